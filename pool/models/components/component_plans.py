@@ -79,7 +79,7 @@ def fitted_plan(family: LocatedFamily, plan: ComponentPlan) -> ComponentPlan:
 def plan_component(
     family: LocatedFamily, role: Role, shapes: Mapping[str, Shape], config: Mapping[str, Any] | None = None
 ) -> ComponentPlan:
-    """Return the plan of the component `role` of `family`, whose tensors have `shapes` (keys as in the file).
+    """Return the plan of the component `role` of `family`, for tensors of `shapes` (keys as in the file).
 
     `config` are the class arguments, if already known. Shapes may still differ from the module's: weights that are
     stored padded do. Raises UnknownArchitecture if there is no such module.

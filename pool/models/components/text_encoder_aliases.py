@@ -1,7 +1,7 @@
 """Detect text encoders that use another naming than the family's own files, or lack unused parts. Torch-free.
 
-Complete checkpoints store CLIP-G and CLIP-H in the naming of open_clip; separate files of the same weights mostly use
-that of transformers. Files converted from diffusers folders lack the last layer of CLIP-H and its projection, as those
+Complete checkpoints store CLIP-G and CLIP-H in open_clip's naming; separate files of the same weights mostly use
+transformers' naming. Files converted from diffusers folders lack the last layer of CLIP-H and its projection, as those
 folders do. Does not know where the tensors come from.
 """
 

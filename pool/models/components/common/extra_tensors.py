@@ -53,7 +53,7 @@ def is_known_leftover(key: str) -> bool:
 
 
 def unexplained(unused: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the `unused` tensors that published files do not have."""
+    """Return the keys in `unused` that published files do not have."""
     return tuple(key for key in unused if not is_known_leftover(key) and not any(part in key for part in _WITHIN))
 
 

@@ -5,7 +5,7 @@ Knows which shape tells which size, and the few facts that no shape determines (
 nothing. Keys have no component prefix.
 
 Facts that shapes do not tell
-1. SD1 attention has 8 heads at every width; that of SD2 and SDXL, whose projections are linear, has heads of 64.
+1. SD1 attention has 8 heads at every width; SD2 and SDXL attention, with linear projections, has heads of 64.
 2. Group norms have 32 groups, or a quarter of the narrowest width if that is fewer.
 3. CLIP attention heads are 64 wide; a model narrower than that has one.
 4. SDXL's micro-conditioning numbers are embedded in 256 each.
@@ -169,7 +169,7 @@ def _clip_config(tokens: Shape, places: Shape) -> Config:
 def check(family: LocatedFamily, shapes: Mapping[str, Shape]) -> None:
     """Check that the components of a checkpoint of `family` with tensors of `shapes` are complete and match each other.
 
-    Raises UnknownArchitecture stating what is missing or does not match.
+    Raises UnknownArchitecture stating the missing part or the mismatch.
     """
     texts = {role: text_config(family, role, shapes) for role in family.text_encoders}
     folder_config = family.configs.get(Role.DIFFUSION_MODEL)
@@ -219,8 +219,8 @@ def image_concat_channels(image_concat: ImageConcat, channels: int, downscale: i
 
 
 def check_latents(family: LocatedFamily, shapes: Mapping[str, Shape]) -> None:
-    """Check that the VAE of a checkpoint of `family` matches the latents of its diffusion model, whose sizes
-    recognition has measured.
+    """Check that the VAE of a checkpoint of `family` matches the latents of its diffusion model.
+    Recognition has measured the model.
 
     Raises UnknownArchitecture stating what does not match.
     """

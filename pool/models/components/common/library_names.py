@@ -49,6 +49,6 @@ def _stand_in(module_name: str, name: str) -> type[nn.Module]:
             f"{name}: {library} {installed} does not have it; install a newer one (pip install -U {library})"
         )
 
-    # callers add arguments of their own to those of the class
+    # callers add arguments of their own to the class arguments
     refuse.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)])  # type: ignore[attr-defined]
     return type(name, (nn.Module,), {"__init__": refuse, "__doc__": f"What {library} lacks.", "_lacking": name})

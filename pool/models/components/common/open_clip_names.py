@@ -38,8 +38,8 @@ _FUSED = tuple(f"self_attn.{name}_proj" for name in "qkv")
 
 
 def open_clip_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters of `transformers.CLIPTextModelWithProjection` from an open_clip text model's `tensors`,
-    whose keys have no prefix. Unknown keys are dropped."""
+    """Return the parameters of `transformers.CLIPTextModelWithProjection` from an open_clip text model's `tensors`
+    (keys without prefix). Unknown keys are dropped."""
     return {name: value for key, tensor in tensors.items() for name, value in _converted(key, tensor)}
 
 
@@ -59,8 +59,8 @@ def _converted(key: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def open_clip_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return the open_clip tensors, without prefix, from which `open_clip_text` produces parameters of `shapes`, whose
-    names may lack the `text_model` level. Parameters that it never produces are dropped."""
+    """Return the open_clip tensors, without prefix, from which `open_clip_text` produces parameters of `shapes`.
+    Parameter names may lack the `text_model` level. Parameters that it never produces are dropped."""
     found: dict[str, Shape] = {}
     for name, shape in shapes.items():
         levelled = name if name.startswith((_LEVEL, _OWN_PROJECTION)) else _LEVEL + name

@@ -1,4 +1,4 @@
-"""VAEs whose parts are in several places of a file. Torch-free and pure.
+"""VAEs with parts in several places of a file. Torch-free and pure.
 
 SV3D p was trained with a video decoder, which its file stores without an encoder where complete files have the VAE; the
 encoder is in the image VAE that encodes its input image. Knows which tensors of each place belong to the VAE, and their

@@ -46,7 +46,7 @@ CONFIGS: Mapping[str, Measure] = {
     "wan22": video_configs.wan22_config,
     "qwen_image_21": video_configs.qwen_image_21_config,
 }
-#: kinds whose files in diffusers' naming suffice without a configuration
+#: kinds that need no configuration for files in diffusers' naming
 DIFFUSERS_CONFIGS: Mapping[str, Measure] = {
     "kl": configs.diffusers_kl_config,
     "flux2": configs.diffusers_kl_config,

@@ -244,8 +244,8 @@ def _ltx_width(shapes: Shapes, block: str) -> int:
 
 
 def cogvideox_config(shapes: Shapes) -> Config:
-    """Return the arguments of `diffusers.AutoencoderKLCogVideoX`, for a file in diffusers' naming or in that of the
-    original code. No shape determines the frames of a cell: they are the published four."""
+    """Return the arguments of `diffusers.AutoencoderKLCogVideoX`, for a file in diffusers' naming or in the original
+    naming. No shape determines the frames of a cell: they are the published four."""
     if any(key.startswith("decoder.mid.") for key in shapes):
         widths, layers = _widths(shapes, "encoder.down"), count(shapes, r"encoder\.down\.0\.block\.(\d+)\.")
     else:

@@ -29,7 +29,7 @@ def projection_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def empty_projection(shapes: Mapping[str, Shape]) -> nn.Module:
     """Return the projection without weights, on the meta device, for the parameters of `shapes`. Raises
-    UnknownArchitecture for others than those of a linear layer."""
+    UnknownArchitecture unless the weight has two dimensions."""
     shape = shapes.get(f"{VIEW_PREFIX}weight", ())
     if len(shape) != 2:
         raise UnknownArchitecture(f"found {VIEW_PREFIX}weight of shape {shape}, expected two dimensions")

@@ -51,7 +51,7 @@ class _ChromaNumbers(ChromaCombinedTimestepTextProjEmbeddings):  # type: ignore[
 
 
 class ChromaTransformer2DModel(diffusers.ChromaTransformer2DModel):  # type: ignore[misc]
-    """Chroma, whose calls copy nothing to the device."""
+    """Chroma, with calls that copy nothing to the device."""
 
     @functools.wraps(diffusers.ChromaTransformer2DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **sizes: Any) -> None:
@@ -69,7 +69,7 @@ class _GlmImageAngles(GlmImageRotaryPosEmbed):  # type: ignore[misc]
 
 
 class GlmImageTransformer2DModel(diffusers.GlmImageTransformer2DModel):  # type: ignore[misc]
-    """GLM-Image, whose blocks copy nothing to the device."""
+    """GLM-Image, with blocks that copy nothing to the device."""
 
     @functools.wraps(diffusers.GlmImageTransformer2DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **sizes: Any) -> None:
@@ -236,7 +236,7 @@ class LTXVideoTransformer3DModel(diffusers.LTXVideoTransformer3DModel):  # type:
 
 
 class _OmniGenPositions(nn.Module):
-    """Rotary positions of OmniGen, whose wavelengths are others in longer sequences.
+    """Rotary positions of OmniGen, with other wavelengths in longer sequences.
 
     diffusers' class reads the length of the sequence back from the device, and waits for a copy to it.
     """
@@ -306,7 +306,7 @@ class _QwenLayerPositions(_SentTables, QwenEmbedLayer3DRope):  # type: ignore[mi
 
 
 class QwenImageTransformer2DModel(diffusers.QwenImageTransformer2DModel):  # type: ignore[misc]
-    """Qwen-Image, whose calls do not wait for the device."""
+    """Qwen-Image, with calls that do not wait for the device."""
 
     @functools.wraps(diffusers.QwenImageTransformer2DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **sizes: Any) -> None:
@@ -316,9 +316,9 @@ class QwenImageTransformer2DModel(diffusers.QwenImageTransformer2DModel):  # typ
 
 
 class StableAudioDiTModel(diffusers.StableAudioDiTModel):  # type: ignore[misc]
-    """diffusers' class, also for files whose norms have no bias; it is zero in the published ones.
+    """diffusers' class, also for files without biases of norms; published biases are zero.
 
-    `norm_bias` is false for those; all else is unchanged.
+    `norm_bias` is false for such files; all else is unchanged.
     """
 
     @functools.wraps(diffusers.StableAudioDiTModel.__init__)  # type: ignore[misc]

@@ -28,7 +28,7 @@ class DiffusionArchitecture:
     call     (module, x, level_B, kwargs) -> the prediction, with the shape of x, which is the latent as the sampler
              has it: [B,C,H,W], video [B,C,T,H,W], audio [B,C,L]. Handles patches, positions, signs and the time scale.
              `level_B` is always float32, since half precision cannot represent a timestep: sigma in 0..1 for flow
-             models, whose prediction is noise - clean; otherwise the timestep, 0..999, and the family's prediction.
+             models, which predict noise - clean; otherwise the timestep, 0..999, and the family's prediction.
              The module gets the same numbers as from diffusers' pipeline
     prepare  what a run does once with its inputs, before the steps; None: nothing
     seconds_model  name in the module of the model that embeds seconds; empty: there is none

@@ -41,7 +41,7 @@ _DurationEmbedder: Any = of_library(
 
 
 class StableAudio3DurationEmbedder(_DurationEmbedder):  # type: ignore[misc]
-    """That of diffusers, whose table of frequencies is computed, as published files do not have it."""
+    """diffusers' class, with a computed table of frequencies, as published files have none."""
 
     def __init__(self, output_dim: int = 768, fourier_dim: int = 256) -> None:
         super().__init__(output_dim, fourier_dim)
@@ -64,8 +64,7 @@ class SecondsPlan:
     key_map: KeyMap
 
     def empty(self) -> nn.Module:
-        """Return the module without weights. Raises UnknownArchitecture if the file's tensors are not those of the
-        class."""
+        """Return the module without weights. Raises UnknownArchitecture if the file's tensors do not fit the class."""
         return self.fitting()[0]
 
     def fitting(self) -> tuple[nn.Module, KeyMap]:

@@ -57,7 +57,7 @@ class DiffusionModelPlan:
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
 
-        Raises UnknownArchitecture if the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file's tensors do not fit the class.
         """
         module, key_map = self.fitting()
         fill(module, key_map.load(tensors))
@@ -87,7 +87,7 @@ def plan_diffusion_model(
 
     Its keys begin with `prefix`, plus any prefix that recognition finds. `config` is its config.json, if one exists: it
     supplies what shapes do not tell. `companions` are key prefixes of parts of the module that are components of their
-    own in diffusers folders; their keys are those of the module.
+    own in diffusers folders; their keys are the module's.
 
     Raises UnknownArchitecture if the model is unknown, incomplete, or not supported by the installed diffusers.
     """
@@ -128,7 +128,7 @@ def architecture_of(recognised: DiffusionFacts) -> DiffusionArchitecture:
 def converted(
     architecture: DiffusionArchitecture, recognised: DiffusionFacts, tensors: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
-    """Return the module's parameters from `tensors`, whose keys are those of the file."""
+    """Return the module's parameters from `tensors` (keys as in the file)."""
     bare = {key.removeprefix(recognised.prefix): tensor for key, tensor in tensors.items()}
     return bare if recognised.naming is Naming.DIFFUSERS else architecture.convert(bare)
 

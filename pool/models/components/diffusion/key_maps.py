@@ -1,4 +1,4 @@
-"""Converters from published names to those of diffusers' modules, shared with LoRA name discovery.
+"""Converters from published names to names of diffusers' modules, shared with LoRA name discovery.
 
 `pool.models.lora_names.discovered` has them for files of any size; here they are functions of tensors, as the
 architecture rows need.

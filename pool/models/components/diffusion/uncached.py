@@ -35,7 +35,7 @@ def _uncached(cls: type[nn.Module]) -> type[nn.Module] | None:
 
 
 def _own_members(cls: type[nn.Module]) -> dict[str, Any]:
-    """Return the members of a class and its bases, except torch's, whose methods cache nothing."""
+    """Return the members of a class and its bases, except `nn.Module`'s, which cache nothing."""
     members: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if not issubclass(nn.Module, base):
@@ -44,7 +44,7 @@ def _own_members(cls: type[nn.Module]) -> dict[str, Any]:
 
 
 def _behind_cache(method: Any) -> Any | None:
-    """Return the function whose results `method` caches, directly or through a closure; None if it caches nothing."""
+    """Return the function that `method` caches, directly or through a closure; None if it caches nothing."""
     if isinstance(method, staticmethod | classmethod):
         own = _behind_cache(method.__func__)
         return None if own is None else type(method)(own)

@@ -70,7 +70,7 @@ class TextEncoderPlan:
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
 
-        Raises UnknownArchitecture if the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file's tensors do not fit the class.
         """
         module, key_map = self.fitting()
         fill(module, key_map.load(tensors))
@@ -87,7 +87,7 @@ class TextEncoderPlan:
 def plan_text_encoder(
     shapes: Mapping[str, Shape], prefix: str = "", *, facts: TextEncoderFacts | None = None
 ) -> TextEncoderPlan:
-    """Plan the text encoder among `shapes` whose keys begin with `prefix`, from shapes alone.
+    """Plan the text encoder among `shapes` with key prefix `prefix`, from shapes alone.
 
     `facts` overrides recognition: the encoder in this role of a model, whatever its size.
 

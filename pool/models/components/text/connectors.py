@@ -86,7 +86,7 @@ def _connected(module: nn.Module, text: ReadText, dtype: torch.dtype) -> ReadTex
 
 
 def _arguments(shapes: Shapes) -> Arguments:
-    """Return the arguments of the class. Those of positions are the published ones."""
+    """Return the arguments of the class, with the published ones for positions."""
     width, states = shapes[_PROJECTION]
     found: Arguments = {"caption_channels": width, "text_proj_in_factor": states // width, "rope_type": "split"}
     for name in ("video_connector", "audio_connector"):

@@ -33,7 +33,7 @@ class ReadLength:
     weighted    some token has a weight other than 1: the empty text is encoded too
     filled      some tokens are padding: a mask tells which
     row_tokens  length of what the encoder reads, with template and padding, which differs between tokenizers; 0 for
-                CLIP, whose chunks have one length
+                CLIP: its chunks have one length
     rows        rows of that length for one text
     """
 
@@ -54,7 +54,7 @@ def length_read(
     is_negative: bool = False,
 ) -> ReadLength:
     """Return how an encoder reads `text`, with images of `counts` states, and `embeddings` of some rows. `tokens` are
-    those of the text, if it is tokenized already. Raises UnusableField as `parse_weights` does."""
+    the text's, if it is tokenized already. Raises UnusableField as `parse_weights` does."""
     if isinstance(tokenizer, ClipTokenizer):
         known = tokens if isinstance(tokens, ClipTokens) else None
         chunks = split_prompt(tokenizer, text, embeddings, reading.chunk_tokens, known)
@@ -90,13 +90,13 @@ def context_tokens(text_set: str, lengths: Sequence[int]) -> int:
 
 
 def _is_appended(text_set: str) -> bool:
-    """Return whether the states of the last encoder follow those of the others."""
+    """Return whether the last encoder's states follow the others' states."""
     join = JOINS.get(ROW_OF[text_set])
     return join is not None and join.is_appended
 
 
 def _place_of_context(readings: Sequence[Reading]) -> int:
-    """Return the place of the first encoder whose states are read; those before it give only a pooled vector."""
+    """Return the place of the first encoder with states to read; encoders before it give only a pooled vector."""
     return next(place for place, reading in enumerate(readings) if reading.reads_states)
 
 

@@ -1,6 +1,6 @@
 """Assemble the text conditioning of a diffusion model from the states of its text encoders.
 
-The names are those of `pool.models.components.diffusion.architecture`: context, context_mask, context_2,
+Names are as in `pool.models.components.diffusion.architecture`: context, context_mask, context_2,
 context_2_mask, pooled. Legend: B texts (1), L tokens, D width of a token's state, V width of the pooled text, S states
 of a token.
 
@@ -73,8 +73,7 @@ def _with_zeros(row: str, read: Read, readings: Sequence[Reading], widths: Mappi
 
 
 def _as_read(readings: Sequence[Reading], read: Sequence[ReadText]) -> Joined:
-    """The states of each encoder whose states are read, in order (context, context_2), and the pooled vector of the one
-    that has it."""
+    """Return the states that are read of each encoder, in order (context, context_2), and the one pooled vector."""
     texts = list(zip(readings, read, strict=True))
     joined: dict[str, Tensor | None] = {}
     for place, text in enumerate((text for reading, text in texts if reading.reads_states), start=1):

@@ -1,6 +1,6 @@
-"""Convert the names of text encoder tensors in files to those of transformers' modules.
+"""Convert the names of text encoder tensors in files to names of transformers' modules.
 
-Converters for `pool.weights.keymaps.key_map.discover`: they rename, and drop what is no weight of the text model
+Converters for `pool.weights.keymaps.key_map.discover` rename, and drop tensors that are no weights of the text model
 (position tables, training heads, vision towers, tokenizers). Reads no files.
 """
 
@@ -32,8 +32,8 @@ _T5_TOKENS = ("shared.weight", "encoder.embed_tokens.weight")
 
 
 def in_known_naming(tensors: Mapping[str, T]) -> dict[str, T]:
-    """Return `tensors` with the names of a language model with a head, from those of a multimodal model or of a model
-    without a head, as in folders."""
+    """Return `tensors` of a multimodal model, or of a model without a head as in folders, with the names of a language
+    model with a head."""
     if "embed_tokens.weight" in tensors:
         return {"model." + key if key.startswith(_DECODER_PARTS) else key: value for key, value in tensors.items()}
     renamed = {}
@@ -59,7 +59,7 @@ def convert_open_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convert_t5(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the encoder of T5 and UMT5, whose token embedding has one of two names in files, or both."""
+    """Convert the encoder of T5 and UMT5; files have its token embedding under one of two names, or both."""
     table = next((key for key in _T5_TOKENS if key in tensors), None)
     parts = {key: x for key, x in tensors.items() if key.startswith("encoder.") and key not in _T5_TOKENS}
     return parts if table is None else {_T5_TOKENS[0]: tensors[table], **parts}
@@ -90,12 +90,12 @@ def convert_t5gemma(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convert_without_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the first layers of a language model, whose last state is read without a norm."""
+    """Convert the first layers of a language model, without a norm for the last state."""
     return {key: value for key, value in convert_decoder(tensors).items() if not key.startswith("norm.")}
 
 
 def convert_words(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a table of words, whose prefix is its name."""
+    """Convert a table of words, which is named by its prefix."""
     return {f"embed_tokens.{key}": value for key, value in tensors.items()}
 
 

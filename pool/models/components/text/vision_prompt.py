@@ -1,8 +1,8 @@
 """Build the prompt of a text encoder that reads images together with text. Torch-free.
 
-Source: the pipelines of diffusers 0.42 for Qwen-Image's editing models, QwenImageEditPipeline and
-QwenImageEditPlusPipeline, whose models are Qwen-Image-Edit, and Qwen-Image-Edit 2509 and later. Other families have a
-template of their own (`Reading.image_template`).
+Source: the pipelines of diffusers 0.42 for Qwen-Image's editing models, QwenImageEditPipeline (for Qwen-Image-Edit) and
+QwenImageEditPlusPipeline (for Qwen-Image-Edit 2509 and later). Other families have a template of their own
+(`Reading.image_template`).
 """
 
 from __future__ import annotations

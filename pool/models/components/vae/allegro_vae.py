@@ -19,7 +19,7 @@ class AutoencoderKLAllegro(diffusers.AutoencoderKLAllegro):  # type: ignore[misc
     """diffusers' autoencoder, which runs in overlapping tiles of time, height and width.
 
     The tiles are a part of the model: its norms are over a tile. diffusers leaves black what no tile reaches, and
-    cannot run what is smaller than a tile. Here the last tile ends with the video, and a smaller video is one tile.
+    cannot run videos smaller than a tile. Here the last tile ends with the video, and a smaller video is one tile.
     Where diffusers' tiles fill the video, the result is equal.
     """
 

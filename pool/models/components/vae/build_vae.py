@@ -74,7 +74,7 @@ class VaePlan:
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
 
-        Raises UnknownArchitecture if the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file's tensors do not fit the class.
         """
         module, key_map = self.fitting()
         fill(module, key_map.load(tensors))
@@ -106,7 +106,7 @@ def plan_vae(
     facts: VaeFacts | None = None,
     dtypes: Mapping[str, str] | None = None,
 ) -> VaePlan:
-    """Plan the VAE among `shapes` whose keys begin with `prefix`, from shapes alone.
+    """Plan the VAE among `shapes` with key prefix `prefix`, from shapes alone.
 
     `facts` overrides recognition (HunyuanImage's refiner has the layout of HunyuanVideo 1.5).
 

@@ -1,6 +1,6 @@
 """Convert pixels to latents and back with any VAE: what each class needs in addition to one call.
 
-Latents are those of the diffusion model, in its `LatentFormat`: scale, shift, means and deviations are applied here.
+Latents are in the `LatentFormat` of the diffusion model: scale, shift, means and deviations are applied here.
 Pixels are -1 to 1, `BCHW` for images and `BCTHW` for video; layers of an image are decoded as a video with opacity as a
 fourth channel. Audio is `BCS`, from -1 to 1. Legend: B batch, C channels, T frames or cells of time, H W height and
 width, S samples of audio.
@@ -158,7 +158,7 @@ class VaeCodec:
                 return (z - mean) * self.latent.scale / std
 
     def _patch_statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and deviation of latents of Flux 2's VAE: those of the family, else those of the VAE."""
+        """Return mean and deviation of latents of Flux 2's VAE: the family's, else the VAE's."""
         if len(self.latent.mean) == 1:
             return _batch_statistics(self.module, like)
         return _as_tensor(self.latent.mean, like), _as_tensor(self.latent.std, like)

@@ -1,11 +1,11 @@
-"""Convert the names of latent diffusion autoencoders in single files to those of diffusers' modules; plain ones also
+"""Convert the names of latent diffusion autoencoders in single files to names of diffusers' modules; plain ones also
 back.
 
 Many VAEs use the names of the first: levels are `encoder.down.N.block.M` and `decoder.up.N.block.M`, and attention is a
 convolution with a kernel of one. Like diffusers' own converters, these functions only rename, split and reshape
 tensors, so that `pool.weights.keymaps.key_map` can trace them. Unknown tensors are dropped.
 
-Source: the key lists of the published files (tests/golden/vae_keys.json.gz) and those of the modules.
+Source: the key lists of the published files (tests/golden/vae_keys.json.gz) and of the modules.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def renamed(key: str, rules: Rules) -> str:
 
 
 def convert_kl(tensors: Tensors) -> dict[str, Tensor]:
-    """Convert autoencoders of Stable Diffusion and Flux, and HunyuanVideo's, whose convolutions have one more level."""
+    """Convert autoencoders of Stable Diffusion and Flux, and HunyuanVideo's, with one more level in convolutions."""
     return _converted(tensors, (*_COMMON, *_ATTENTION), _flat_attention)
 
 

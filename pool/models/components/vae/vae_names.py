@@ -1,10 +1,10 @@
-"""Convert names in single files to those of diffusers' modules, for VAEs outside the latent diffusion naming.
+"""Convert names in single files to names of diffusers' modules, for VAEs outside the latent diffusion naming.
 
 TAESD, Stable Cascade's stage A, Sana, Oobleck (audio), Mochi, LTX-Video and Wan. Like
 `pool.models.components.vae.ldm_names`: tensors are renamed, split and reshaped, unknown ones are dropped, and the order
 of blocks is read off the keys, so that every size of a model converts.
 
-Source: the key lists of the published files (tests/golden/vae_keys.json.gz) and those of the modules.
+Source: the key lists of the published files (tests/golden/vae_keys.json.gz) and of the modules.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _UNIT: Rules = (
 
 
 def convert_oobleck(tensors: Tensors) -> dict[str, Tensor]:
-    """Convert Oobleck: sequences of units, whose activations have three-dimensional parameters in diffusers."""
+    """Convert Oobleck: sequences of units; parameters of activations are three-dimensional in diffusers."""
     last = {half: max((int(key.split(".")[2]) for key in tensors if key.startswith(f"{half}.layers.")), default=0)
             for half in ("encoder", "decoder")}  # fmt: skip
     converted: dict[str, Tensor] = {}

@@ -54,7 +54,7 @@ class VisionPlan:
     def empty(self) -> nn.Module:
         """Return the module without weights, its position table filled.
 
-        Raises UnknownArchitecture if the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file's tensors do not fit the class.
         """
         return self.fitting()[0]
 
@@ -67,7 +67,7 @@ class VisionPlan:
 def plan_vision(
     shapes: Mapping[str, Shape], prefix: str = "", *, folder_config: Mapping[str, Any] | None = None
 ) -> VisionPlan:
-    """Plan the vision encoder among `shapes` whose keys begin with `prefix`, from shapes alone.
+    """Plan the vision encoder among `shapes` with key prefix `prefix`, from shapes alone.
 
     `folder_config` is its config.json, if one exists: it supplies what shapes do not tell, and must match them. Raises
     UnknownArchitecture if it is not a CLIP vision encoder.

@@ -62,7 +62,7 @@ class GlmVisionPlan:
 
     def fitting(self) -> tuple[nn.Module, KeyMap]:
         """Return the module without weights, and the key map without tensors that it has no parameter for. Raises
-        UnknownArchitecture if the file's tensors are not those of the class."""
+        UnknownArchitecture if the file's tensors do not fit the class."""
         try:
             with uninitialised_on_meta():
                 module = GlmImageVision(self.vision, self.codes)
@@ -73,14 +73,14 @@ class GlmVisionPlan:
 
 
 def is_glm_vision(shapes: Mapping[str, Shape], prefix: str) -> bool:
-    """Return whether the vision encoder among `shapes`, whose vision model is under `prefix`, is that of GLM-Image."""
+    """Return whether the vision model under `prefix` in `shapes` is GLM-Image's."""
     return any(key.startswith(f"{prefix}embeddings.") for key in shapes)
 
 
 def plan_glm_vision(shapes: Mapping[str, Shape], prefix: str) -> GlmVisionPlan:
-    """Plan the vision encoder among `shapes`, whose vision model is under `prefix`, from shapes alone.
+    """Plan the vision encoder with a vision model under `prefix` in `shapes`, from shapes alone.
 
-    Raises UnknownArchitecture if it is not that of GLM-Image.
+    Raises UnknownArchitecture if it is not GLM-Image's.
     """
     level = prefix.removesuffix(VISION)
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(level)}

@@ -1,4 +1,4 @@
-"""LLaVA's vision part: CLIP's vision encoder and a projection, whose states are inserted among the text tokens.
+"""LLaVA's vision part: CLIP's vision encoder and a projection to states that are inserted among the text tokens.
 
 Built from the tensors of its file, from shapes alone; nothing is copied. Files hold it alone ("vision_model.",
 "multi_modal_projector."), folders together with the language part ("vision_tower.").
@@ -71,8 +71,7 @@ class ImageWordsPlan:
     key_map: KeyMap
 
     def empty(self) -> nn.Module:
-        """Return the module without weights. Raises UnknownArchitecture if the file's tensors are not those of the
-        class."""
+        """Return the module without weights. Raises UnknownArchitecture if the file's tensors do not fit the class."""
         return self.fitting()[0]
 
     def fitting(self) -> tuple[nn.Module, KeyMap]:

@@ -2,7 +2,7 @@
 their states.
 
 It keeps an image's aspect ratio, as patches of which four become one state; the states are inserted among the tokens
-that the language part reads. Those of Qwen 3 VL are followed, in each row, by what the first layers of the language
+that the language part reads. Each row of Qwen 3 VL's states ends with what the first layers of the language
 part read in addition. Knows neither that part nor files.
 
 The pixel limits of an image are from preprocessor_config.json of Qwen/Qwen2.5-VL-7B-Instruct (and of the processor of
@@ -106,8 +106,7 @@ class QwenVisionPlan:
     is_3: bool = False
 
     def empty(self) -> nn.Module:
-        """Return the module without weights. Raises UnknownArchitecture if the file's tensors are not those of the
-        class."""
+        """Return the module without weights. Raises UnknownArchitecture if the file's tensors do not fit the class."""
         return self.fitting()[0]
 
     def fitting(self) -> tuple[nn.Module, KeyMap]:
@@ -126,7 +125,7 @@ class QwenVisionPlan:
 
 
 def plan_qwen_vision(shapes: Mapping[str, Shape], prefix: str = "") -> QwenVisionPlan:
-    """Plan the vision encoder among `shapes` whose keys begin with `prefix`, from shapes alone.
+    """Plan the vision encoder among `shapes` with key prefix `prefix`, from shapes alone.
 
     Raises UnknownArchitecture if it is not one of Qwen 2.5 VL or Qwen 3 VL.
     """

@@ -1,6 +1,6 @@
 """Images as a language model sees them: dispatches between the vision parts that it may have.
 
-The states of an image are inserted among the tokens of a prompt; those of GLM-Image are its tokens. Shape legend: N
+The states of an image are inserted among the tokens of a prompt; GLM-Image's states are its tokens. Shape legend: N
 patches, P values of a patch, L states, D width of a state.
 """
 

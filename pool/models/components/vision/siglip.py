@@ -1,6 +1,6 @@
 """Build a SigLIP vision encoder from the tensors of its file, in the naming of transformers.
 
-Facts that shapes do not tell are those of google/siglip-so400m-patch14-384: 16 heads, and GELU with tanh.
+Facts that shapes do not tell, from google/siglip-so400m-patch14-384: 16 heads, and GELU with tanh.
 """
 
 from __future__ import annotations

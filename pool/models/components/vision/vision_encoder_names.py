@@ -1,7 +1,7 @@
-"""Convert the names of CLIP vision encoders in files to those of transformers' modules, and back to those of open_clip.
+"""Convert the names of CLIP vision encoders in files to transformers' names, and back to open_clip's.
 
-Converters for `pool.weights.keymaps.key_map.discover`: they rename and split, and drop what is no weight of the encoder
-(position tables, the text model of a complete CLIP). Reads no files.
+Converters for `pool.weights.keymaps.key_map.discover` rename and split, and drop tensors that are no weights of the
+encoder (position tables, the text model of a complete CLIP). Reads no files.
 """
 
 from __future__ import annotations
