@@ -25,7 +25,7 @@ from torch import nn
 from benchmarks.option_images import PROMPTS, SHAPES, psnr_decibels
 from examples.shapes.checker import matches, read_image
 from modelpool.actors.request.run_option_fields import parse_run_options
-from modelpool.pool.engine.stages import sample_batch
+from modelpool.pool.engine.sampling_stage import sample_batch
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.values.core.family_facts import LatentFacts

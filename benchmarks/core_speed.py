@@ -32,7 +32,7 @@ from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import Command, Event
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.simulator.workloads.generators import all_at_once, poisson
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 

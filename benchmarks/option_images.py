@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from examples.shapes.checker import matches, read_image
 from modelpool.actors.request.run_option_fields import parse_run_options
-from modelpool.pool.engine.stages import sample_batch
+from modelpool.pool.engine.sampling_stage import sample_batch
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import (

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from examples.shapes.checker import matches, read_image
 from modelpool.pool.engine.explicit_control import load_checkpoint
-from modelpool.pool.engine.stages import decode_batch, sample_batch
+from modelpool.pool.engine.sampling_stage import sample_batch
+from modelpool.pool.engine.stages import decode_batch
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
 from modelpool.pool.inference.sampling.sampler_step import SamplerSettings
 from modelpool.pool.inference.sampling.samplers import FUNCTIONS

@@ -33,7 +33,8 @@ from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointD
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointFolder
 from modelpool.actors.worker.wire.messages import RunRequest, StateSaved
 from modelpool.pool.inference.conditioning.conditions import Condition
-from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.inference.conditioning.prompts import Prompts
+from modelpool.pool.inference.guidance.guided_steps import ModelCall
 from modelpool.pool.inference.guidance.guiders import ClassifierFreeGuidance
 from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.inference.sampling.partial_run import partial_run_of, run_states

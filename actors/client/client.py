@@ -26,13 +26,11 @@ from modelpool.actors.client.stage_result import StageResult
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
 from modelpool.actors.control.catalog_questions import FILE_NAMES, LORAS, MODELS
-from modelpool.actors.control.connection import Connection
-from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.control.event_reader import EventReader, Listener
 from modelpool.actors.control.inputs.input_images import InputImages
-from modelpool.actors.control.metrics.families import MetricFamily
 from modelpool.actors.control.output_commit import NodeWriters
-from modelpool.actors.control.status import PinnedModel, PoolStatus, WorkerStatus
+from modelpool.actors.control.status_values import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.common.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.layout import OutputLayout
@@ -48,11 +46,10 @@ from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
 from modelpool.actors.worker.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.pool.values.core.argument_checks import whole_number
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UnknownName, UserError, unusable_field
 from modelpool.pool.values.core.previews import INTERVAL_SECONDS, PreviewWish
 from modelpool.pool.values.core.stage_params import Latent
 from modelpool.pool.values.specs.spec import Stage, TaskId, WorkerId
-from modelpool.scheduler.core.history import JobHistory
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -61,8 +58,10 @@ if TYPE_CHECKING:
     from modelpool.actors.client.opening import OpenedPool
     from modelpool.actors.control.detached.job_service import JobsConnection
     from modelpool.actors.control.detached.records import SubmissionRecord
+    from modelpool.actors.control.metrics.families import MetricFamily
     from modelpool.actors.ray.forks import Forks
     from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
+    from modelpool.scheduler.core.history import JobHistory
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
 
@@ -97,14 +96,18 @@ class ModelPool:
         hold_seconds: float = HOLD_SECONDS,
         file_name: str | None = None,
         node_writers: NodeWriters | None = None,
+        ended: Callable[[], str] = str,
     ) -> None:
         """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
         pool's job service; it raises UserError if the pool has none. Attached jobs wait up to `hold_seconds` for an
         output folder that cannot be written. `file_name` is the usual template of the names of outputs; requests that
         lack a field of it have other names. `node_writers` write outputs on the nodes that made them; without them,
-        this process writes all.
+        this process writes all. `ended` as in `OpenedPool`.
         """
         self._connection = connection
+        #: returns why a pool that was joined has ended, once this program has left it; "" while it runs. Calls raise
+        #: PoolLost then, and `connect` joins the next pool. Other pools end with their program
+        self.why_ended = ended
         self._node_writers = node_writers
         self._jobs = jobs
         self._close = close
@@ -123,7 +126,7 @@ class ModelPool:
         self._reader = EventReader(connection, self._client_id)
         #: where another driver on this machine, or of the cluster, can connect
         self.address = address
-        connection.call(Controller.enter, self._client_id)
+        connection.call(CONTROLLER.enter, self._client_id)
         self._reader.start()
 
     @classmethod
@@ -272,7 +275,7 @@ class ModelPool:
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
                 part = Submission(self._client_id, jobs.id, first_index, sent, hold, user_name, given, wish)
-                recipes = self._connection.call(Controller.submit, part)
+                recipes = self._connection.call(CONTROLLER.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
             jobs.abandon()
@@ -379,7 +382,7 @@ class ModelPool:
             usable_ones = iter(images.bring_each([one for one in chunk if isinstance(one, GenerateRequest)]))
             sent = [one if isinstance(one, UserError) else next(usable_ones) for one in chunk]
             usable = tuple(one for one in sent if not isinstance(one, UserError))
-            answers = iter(self._connection.call(Controller.recipes, usable))
+            answers = iter(self._connection.call(CONTROLLER.recipes, usable))
             found += [one if isinstance(one, UserError) else next(answers) for one in sent]
         return tuple(found)
 
@@ -470,16 +473,16 @@ class ModelPool:
 
     def models(self) -> tuple[ModelListing, ...]:
         """Return the checkpoints in the pool's folders."""
-        return self._connection.call(Controller.ask_catalog, MODELS)
+        return self._connection.call(CONTROLLER.ask_catalog, MODELS)
 
     def loras(self) -> tuple[LoraListing, ...]:
         """Return the LoRAs in the pool's folders."""
-        return self._connection.call(Controller.ask_catalog, LORAS)
+        return self._connection.call(CONTROLLER.ask_catalog, LORAS)
 
     def file_names(self) -> FileNames:
         """Return the names of the ControlNets, upscalers, image prompt adapters and embeddings in the pool's
         folders."""
-        return self._connection.call(Controller.ask_catalog, FILE_NAMES)
+        return self._connection.call(CONTROLLER.ask_catalog, FILE_NAMES)
 
     def pin(self, *models: str, replicas: int = 1) -> tuple[PinnedModel, ...]:
         """Keep all weights of these models on `replicas` GPUs each, until `unpin` or the end of the pool: idle workers
@@ -500,35 +503,48 @@ class ModelPool:
         try:
             service = self._job_service()
         except UserError:  # the pool ends with its driver, or has no journal
-            return self._connection.call(Controller.pin, models, replicas)
+            return self._connection.call(CONTROLLER.pin, models, replicas)
         from modelpool.actors.control.detached.job_service import JobService
 
         return service.call(JobService.pin, models, replicas)
 
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""
-        return self._connection.call(Controller.status)
+        return self._connection.call(CONTROLLER.status)
 
     def metrics(self) -> tuple[MetricFamily, ...]:
         """Return the metrics of the pool; `metrics_text` of `modelpool.actors.control.metrics.exposition` writes them
         in Prometheus' format."""
-        return self._connection.call(Controller.metrics)
+        return self._connection.call(CONTROLLER.metrics)
 
     def history(self, job: str) -> JobHistory:
         """Return the history of a job, by its id or a unique part of it: each start of its tasks with the reason,
-        the expected and the measured time. Raises UnknownName.
+        the expected and the measured time. Of jobs that ended before the controller was replaced, the journal has the
+        latest. Raises UnknownName.
         """
-        return self._connection.call(Controller.history, job)
+        try:
+            return self._connection.call(CONTROLLER.history, job)
+        except UnknownName:
+            from modelpool.actors.control.detached.job_service import JobService
+
+            try:
+                service = self._job_service()
+            except UserError:  # the pool ends with its driver, or has no journal
+                service = None
+            kept = None if service is None else service.call(JobService.history, job)
+            if kept is None:
+                raise
+            return kept
 
     def memory(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of each worker's process."""
-        return self._connection.call(Controller.memory_reports)
+        return self._connection.call(CONTROLLER.memory_reports)
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until every worker has started. Raises WorkersFailed if one was given up, and TimeoutError."""
         left = float("inf") if timeout is None else timeout
         while True:
-            status = self._connection.call(Controller.wait_ready, min(left, _READY_SECONDS))
+            status = self._connection.call(CONTROLLER.wait_ready, min(left, _READY_SECONDS))
             failed = [worker for worker in status.workers if worker.state == "given_up"]
             if failed:
                 raise WorkersFailed("; ".join(f"{worker.id}: {worker.trouble}" for worker in failed))
@@ -578,6 +594,7 @@ class ModelPool:
                 opened.jobs,
                 file_name=output.name,
                 node_writers=opened.node_writers if output.by_nodes else None,
+                ended=opened.ended,
             )
         except BaseException:
             opened.close()
@@ -624,7 +641,7 @@ class ModelPool:
             for first, chunk in _runs_of_indexes(wanted):
                 sent, given = images.bring_all(chunk)
                 part = Submission(self._client_id, again_id, first, sent, False, user, given, wish)
-                self._connection.call(Controller.submit, part)
+                self._connection.call(CONTROLLER.submit, part)
 
         def previewed(preview: ImagePreview) -> None:
             if on_preview is not None:
@@ -673,7 +690,7 @@ class ModelPool:
             part = StageSubmission(
                 self._client_id, submission_id, stage, given or {}, self._user if user is None else user, priority
             )
-            _warn(self._connection.call(Controller.submit_stage, part), stacklevel=4)
+            _warn(self._connection.call(CONTROLLER.submit_stage, part), stacklevel=4)
         except BaseException:
             self._reader.forget(submission_id)
             raise
@@ -714,13 +731,13 @@ class _Qos:
 
 def _leave(connection: Connection, client_id: ClientId) -> None:
     with contextlib.suppress(PoolLost):  # the controller ended first
-        connection.call(Controller.leave, client_id)
+        connection.call(CONTROLLER.leave, client_id)
 
 
 def _defaults_of(opened: OpenedPool) -> OutputDefaults:
     """Return how drivers of a pool write outputs; closes the connection if it does not answer."""
     try:
-        return opened.connection.call(Controller.output_defaults)
+        return opened.connection.call(CONTROLLER.output_defaults)
     except BaseException:
         opened.close()
         raise

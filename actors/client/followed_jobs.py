@@ -23,13 +23,14 @@ from weakref import WeakValueDictionary
 
 from modelpool.actors.client.output_writer import ImageWriter
 from modelpool.actors.config.output_address import file_of
-from modelpool.actors.control.connection import Connection, ResultGone
-from modelpool.actors.control.controller import Controller, UnknownDriver
+from modelpool.actors.control.connection import CONTROLLER, Connection, ResultGone, UnknownDriver
+from modelpool.actors.control.detached.records import with_deadline
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.file_content import is_lossless, read_content, read_sound, samples_per_second
 from modelpool.actors.outputs.place import OutputPlace, WrittenOutput, name_values
-from modelpool.actors.outputs.results.job_ledger import EndState, JobLedger, LostOutputs
+from modelpool.actors.outputs.results.job_follower import JobFollower
+from modelpool.actors.outputs.results.job_ledger import EndState, JobLedger
 from modelpool.actors.outputs.results.outcomes import (
     AudioResult,
     ImageResult,
@@ -118,8 +119,9 @@ class FollowedJobs:
         #: guards everything below; notified when a job ends or no more events will come
         self._changed = threading.Condition()
         self._requests: list[GenerateRequest] = []
-        #: which jobs have ended, and how
+        #: which jobs have ended, and how; and where the others are
         self._ledger: JobLedger[EndState] = JobLedger(_itself)
+        self._follower = JobFollower(self._ledger)
         self._waiting: deque[_End] = deque()
         #: jobs whose ends are on their way from there to the program
         self._taking: set[int] = set()
@@ -130,15 +132,11 @@ class FollowedJobs:
         self._lost: Exception | None = None
         #: why the requests could not be taken to their end
         self._stream_problem: Exception | None = None
-        #: submissions of outputs that were lost, and how often each was
+        #: submissions of jobs that were sent again
         self._repeated: list[SubmissionId] = []
-        self._losses = LostOutputs()
         #: written outputs that the object store still keeps, oldest first, and their size
         self._kept: deque[_ReadyOutput] = deque()
         self._kept_bytes = 0
-        #: whether `cancel` was called, and the indexes for which `cancel_job` was
-        self._cancelled = False
-        self._cancelled_jobs: set[int] = set()
         #: ends that were returned and can be returned again, the latest `MOST_RETURNED`; and results that the program
         #: still has
         self._returned: OrderedDict[int, _End] = OrderedDict()
@@ -150,9 +148,8 @@ class FollowedJobs:
         self._previews: dict[int, deque[ImagePreview]] = {}
         #: called after every change
         self._watchers: list[Callable[[], None]] = []
-        #: submissions whose waiting jobs were withdrawn, and the ends of these jobs until they are submitted again
-        self._withdrawn_from: set[SubmissionId] = set()
-        self._withdrawn: list[JobEnded] = []
+        #: the ends of withdrawn jobs until they are submitted again, by index
+        self._withdrawn: dict[int, JobEnded] = {}
         self.write_with(writer)
 
     def results(self) -> Iterator[OutputResult | JobFailure]:
@@ -316,9 +313,7 @@ class FollowedJobs:
         with self._changed:
             if self._over or self._lost is not None:
                 return
-            self._cancelled = True
-            self._ledger.seal()  # no more requests are accepted
-            withdrawn, self._withdrawn = self._withdrawn, []
+            withdrawn = self._take_withdrawn(self._follower.cancel())  # no more requests are accepted
         for job in withdrawn:
             self._finish(self._failure(job), job.tasks)
         if self._writer is not None:
@@ -330,14 +325,12 @@ class FollowedJobs:
         with self._changed:
             if self._ledger.has_ended(index) or self._lost is not None:
                 return
-            self._cancelled_jobs.add(index)
-            withdrawn = [job for job in self._withdrawn if job.index == index]
-            self._withdrawn = [job for job in self._withdrawn if job.index != index]
-            submissions = (self._submission_id, *self._repeated)
+            withdrawn = self._take_withdrawn([index] if self._follower.cancel_job(index) else [])
+            submissions = self._submission_ids
         for job in withdrawn:
             self._finish(self._failure(job), job.tasks)
         for submission_id in submissions:
-            self._connection.call(Controller.cancel_jobs, self._client_id, submission_id, (index,))
+            self._connection.call(CONTROLLER.cancel_jobs, self._client_id, submission_id, (index,))
 
     def progress(self) -> Progress:
         """Return the current progress."""
@@ -347,7 +340,7 @@ class FollowedJobs:
                 done=self._ledger.count("succeeded"),
                 failed=self._ledger.count("failed"),
                 cancelled=self._ledger.count("cancelled"),
-                running=tuple(self._running_job(task) for task in self._running),
+                running=tuple(_running_job(task, self._requests[task.index]) for task in self._running),
                 held=self._held,
             )
 
@@ -358,9 +351,9 @@ class FollowedJobs:
         """
         wish = None if interval_seconds is None else PreviewWish(interval_seconds=interval_seconds)
         with self._changed:
-            submissions = () if self._over else (self._submission_id, *self._repeated)
+            submissions = () if self._over else self._submission_ids
         for submission_id in submissions:
-            self._connection.call(Controller.want_previews, self._client_id, submission_id, wish)
+            self._connection.call(CONTROLLER.want_previews, self._client_id, submission_id, wish)
 
     def preview(self, index: int) -> ImagePreview | None:
         """Return the newest preview of the output at `index`; None if there is none, or if that was returned."""
@@ -380,14 +373,14 @@ class FollowedJobs:
     @property
     def wants_no_outputs(self) -> bool:
         """See `WriteListener`."""
-        return self._cancelled or self._lost is not None
+        return self._follower.is_cancelled or self._lost is not None
 
     def on_written(self, job: JobEnded, outcome: WrittenOutput | Exception) -> None:
         """See `WriteListener`."""
         if isinstance(outcome, WrittenOutput):
             self._finish(self._ready(job, outcome), job.tasks)
-        elif not (isinstance(outcome, ResultGone) and self._repeat(job, ended=False)):
-            failure = self._not_written(job, outcome)
+        elif not (isinstance(outcome, ResultGone) and self._repeat(job)):
+            failure = _not_written(job, self._requests[job.index], outcome)
             if not isinstance(outcome, FolderFailed):
                 self._note_failure(job, failure)
             self._finish(failure, job.tasks)
@@ -395,16 +388,16 @@ class FollowedJobs:
     def on_folder_failed(self, problem: FolderFailed) -> None:
         """See `WriteListener`: withdraw what has not started."""
         with self._changed:
-            if self._over or self._cancelled:
+            if self._over or not self._follower.hold(self._submission_ids):
                 return
             self._held = str(problem)
             self._notify()
-            self._withdrawn_from.update((self._submission_id, *self._repeated))
         self._cancel(withdraw=True)
 
     def on_folder_usable(self) -> None:
         """See `WriteListener`: submit again what was withdrawn."""
         with self._changed:
+            self._follower.release()
             self._held = self._given_up = ""
             self._notify()
         self._submit_withdrawn()
@@ -413,7 +406,7 @@ class FollowedJobs:
         """See `WriteListener`: cancel what is left."""
         with self._changed:
             self._held, self._given_up = "", str(problem)
-            withdrawn, self._withdrawn = self._withdrawn, []
+            withdrawn = self._take_withdrawn(self._follower.give_up())
             self._notify()
         for job in withdrawn:
             self._finish(self._failure(job), job.tasks)
@@ -435,10 +428,10 @@ class FollowedJobs:
         `ModelPool.submit`.
         """
         with self._changed:
-            if self._cancelled:
+            if self._follower.is_cancelled:
                 return False
             self._requests.extend(requests)
-            self._ledger.add(len(requests))
+            self._follower.sent(self._follower.submit(len(requests), time.monotonic()), self._submission_id)
             return True
 
     def leave_out(self, count: int) -> None:
@@ -451,8 +444,7 @@ class FollowedJobs:
         """Cancel all jobs, since no more requests can be taken; `results` raises `problem`."""
         with self._changed:
             self._stream_problem = self._stream_problem or problem
-            self._cancelled = True
-            self._ledger.seal()
+            self._follower.cancel()
             self._notify()
         with contextlib.suppress(PoolLost):
             self._cancel(withdraw=False)
@@ -488,8 +480,8 @@ class FollowedJobs:
     def on_job_ended(self, job: JobEnded) -> None:
         """See `Listener`."""
         with self._changed:
-            if self._ledger.has_ended(job.index):
-                return  # from a submission that was repeated, or a second time
+            if not self._follower.arrived(job.index, job.submission_id):
+                return
         if job.outcome is Outcome.CANCELLED and self._keep_withdrawn(job):
             return
         if job.outcome is not Outcome.SUCCEEDED:
@@ -544,7 +536,7 @@ class FollowedJobs:
 
     def _finish(self, end: _ReadyOutput | JobFailure, tasks: Sequence[TaskSummary]) -> None:
         with self._changed:
-            if not self._ledger.end(_index_of(end), _state_of(end)):
+            if not self._follower.end(_index_of(end), _state_of(end)):
                 return
             self._tasks.extend(task for task in tasks if not task.shared)
             if isinstance(end, JobFailure):
@@ -573,12 +565,10 @@ class FollowedJobs:
     def _keep_withdrawn(self, job: JobEnded) -> bool:
         """Keep the end of a job that was withdrawn, until it is submitted again; False if it was cancelled."""
         with self._changed:
-            if self._cancelled or self._given_up or job.submission_id not in self._withdrawn_from:
+            if not self._follower.withdrawn(job.index, job.submission_id):
                 return False
-            if job.index in self._cancelled_jobs:
-                return False
-            self._withdrawn.append(job)
-            late = not self._held
+            self._withdrawn[job.index] = job
+            late = not self._follower.is_held
         if late and self._writer is not None:
             self._writer.run(self._submit_late)
         return True
@@ -586,34 +576,53 @@ class FollowedJobs:
     def _submit_late(self) -> None:
         """Submit again what was withdrawn late, unless the folder has failed again: then it waits for that, too."""
         with self._changed:
-            if self._held:
+            if self._follower.is_held:
                 return
         self._submit_withdrawn()
 
     def _submit_withdrawn(self) -> None:
         with self._changed:
-            jobs, self._withdrawn = sorted(self._withdrawn, key=lambda job: job.index), []
+            jobs = self._take_withdrawn(sorted(self._follower.take_again()))
             if not jobs:
                 return
-            submission_id = self._new_submission_id()
-        problem = self._submitted_again([job.index for job in jobs], submission_id)
+            indexes = [job.index for job in jobs]
+            submission_id = self._new_submission_id(indexes)
+        problem = self._submitted_again(indexes, submission_id)
         if problem:
             for job in jobs:
-                failure = self._no_image(job, RunErrorKind.CANCELLED, f"not started again: {problem}")
+                failure = _no_image(
+                    job, self._requests[job.index], RunErrorKind.CANCELLED, f"not started again: {problem}"
+                )
                 self._finish(failure, job.tasks)
 
-    def _new_submission_id(self) -> SubmissionId:
-        """Return the id of another submission of some of the requests. Requires the lock."""
+    @property
+    def _submission_ids(self) -> tuple[SubmissionId, ...]:
+        """The ids under which the pool knows its jobs. Requires the lock."""
+        return (self._submission_id, *self._repeated)
+
+    def _take_withdrawn(self, indexes: Sequence[int]) -> list[JobEnded]:
+        """Forget the ends of withdrawn jobs, and return them. Requires the lock."""
+        return [self._withdrawn.pop(index) for index in indexes]
+
+    def _new_submission_id(self, indexes: Sequence[int]) -> SubmissionId:
+        """Return the id of another submission of some of the requests, which is about to be sent. Requires the lock."""
         submission_id = SubmissionId(f"{self._submission_id}r{len(self._repeated) + 1}")
         self._repeated.append(submission_id)
+        self._follower.sent(indexes, submission_id)
         return submission_id
 
     def _submitted_again(self, indexes: Sequence[int], submission_id: SubmissionId) -> str:
-        """Submit requests again; return why that is impossible, or ""."""
+        """Submit requests again, with what is left of their deadlines; return why that is impossible, or ""."""
         if self._submit_again is None:
             return "it cannot be submitted again"
+        with self._changed:
+            now = time.monotonic()
+            requests = [
+                (index, with_deadline(self._requests[index], self._follower.passed_seconds(index, now)))
+                for index in indexes
+            ]
         try:
-            self._submit_again([(index, self._requests[index]) for index in indexes], submission_id)
+            self._submit_again(requests, submission_id)
         except (PoolLost, UserError, UnknownDriver) as problem:
             return str(problem)
         return ""
@@ -621,10 +630,10 @@ class FollowedJobs:
     def _cancel(self, withdraw: bool) -> None:
         """Cancel the jobs of every submission; only those that have not started to `withdraw` them."""
         with self._changed:
-            submissions = (self._submission_id, *self._repeated)
+            submissions = self._submission_ids
         for submission_id in submissions:
             try:
-                self._connection.call(Controller.cancel, self._client_id, submission_id, withdraw)
+                self._connection.call(CONTROLLER.cancel, self._client_id, submission_id, withdraw)
             except PoolLost:
                 if not withdraw:
                     raise
@@ -736,47 +745,38 @@ class FollowedJobs:
 
     def _lost_output(self, job: JobEnded, gone: ResultGone) -> JobFailure | None:
         """Generate an output again that was lost with its node; return its failure if that is impossible."""
-        if self._repeat(job, ended=True):
+        if self._repeat(job):
             return None
-        failure = self._no_image(job, RunErrorKind.INPUT_LOST, str(gone))
+        failure = _no_image(job, self._requests[job.index], RunErrorKind.INPUT_LOST, str(gone))
         with self._changed:
             self._without_image.append(failure)
-            self._ledger.replace(job.index, "failed")
+            if self._ledger.has_ended(job.index):
+                self._ledger.replace(job.index, "failed")
+            else:
+                self._follower.end(job.index, "failed")
+            self._note_over()
         return failure
 
-    def _repeat(self, job: JobEnded, ended: bool) -> bool:
+    def _repeat(self, job: JobEnded) -> bool:
         """Submit a job again whose output was lost with the node that stored it. False if it was lost too often, or if
-        the pool is gone. `ended` jobs were counted as such.
+        the pool is gone.
         """
         with self._changed:
-            if not self._losses.note(job.index) or self._submit_again is None or self._lost is not None:
+            if self._submit_again is None or self._lost is not None or not self._follower.output_lost(job.index):
                 return False
-            submission_id = self._new_submission_id()
-            if ended:
-                self._ledger.reopen(job.index)
+            submission_id = self._new_submission_id([job.index])
         try:
-            self._connection.call(Controller.result_lost, job.wanted)
+            self._connection.call(CONTROLLER.result_lost, job.wanted)
             problem = self._submitted_again([job.index], submission_id)
         except PoolLost as lost:
             problem = str(lost)
-        if problem and ended:
-            with self._changed:
-                self._ledger.end(job.index, "succeeded")
         return not problem
-
-    def _not_written(self, job: JobEnded, problem: Exception) -> JobFailure:
-        message = f"the output could not be written: {problem}"
-        if isinstance(problem, UserError):
-            return self._no_image(job, RunErrorKind.OUTPUT, message)
-        if isinstance(problem, (ResultGone, PoolLost)):
-            return self._no_image(job, RunErrorKind.INPUT_LOST, message)
-        return self._no_image(job, RunErrorKind.INTERNAL, message, "".join(traceback.format_exception(problem)))
 
     def _failure(self, job: JobEnded) -> JobFailure:
         if job.error is None:
             message = f"not started: {self._given_up}" if self._given_up else "cancelled"
-            return self._no_image(job, RunErrorKind.CANCELLED, message)
-        return self._no_image(job, job.error.kind, job.error.message, job.error.traceback_text)
+            return _no_image(job, self._requests[job.index], RunErrorKind.CANCELLED, message)
+        return _no_image(job, self._requests[job.index], job.error.kind, job.error.message, job.error.traceback_text)
 
     def _note_failure(self, job: JobEnded, failure: JobFailure) -> None:
         """Remember a failure where the output would have been written. A cancelled job has not failed."""
@@ -785,14 +785,6 @@ class FollowedJobs:
         labels = labels_of(self._requests[job.index])
         about = job.index, job.job_id, failure.kind.value, failure.message
         self._writer.note_failure(FailedOutput.of(job.recipe, labels, *about, at=time.time()))
-
-    def _no_image(self, job: JobEnded, kind: RunErrorKind, message: str, traceback_text: str = "") -> JobFailure:
-        request = self._requests[job.index]
-        return JobFailure(job.index, job.job_id, request, kind, message, traceback_text)
-
-    def _running_job(self, task: TaskProgress) -> RunningJob:
-        prompt = self._requests[task.index].prompt
-        return RunningJob(task.job_id, task.index, prompt, task.worker, task.stage, task.step, task.steps)
 
     def _summary(self) -> Summary:
         until = self._ended_at if self._over else time.monotonic()
@@ -815,6 +807,25 @@ def _state_of(end: _ReadyOutput | JobFailure) -> EndState:
     if isinstance(end, JobFailure):
         return "cancelled" if end.cancelled else "failed"
     return "succeeded"
+
+
+def _no_image(
+    job: JobEnded, request: GenerateRequest, kind: RunErrorKind, message: str, traceback_text: str = ""
+) -> JobFailure:
+    return JobFailure(job.index, job.job_id, request, kind, message, traceback_text)
+
+
+def _not_written(job: JobEnded, request: GenerateRequest, problem: Exception) -> JobFailure:
+    message = f"the output could not be written: {problem}"
+    if isinstance(problem, UserError):
+        return _no_image(job, request, RunErrorKind.OUTPUT, message)
+    if isinstance(problem, (ResultGone, PoolLost)):
+        return _no_image(job, request, RunErrorKind.INPUT_LOST, message)
+    return _no_image(job, request, RunErrorKind.INTERNAL, message, "".join(traceback.format_exception(problem)))
+
+
+def _running_job(task: TaskProgress, request: GenerateRequest) -> RunningJob:
+    return RunningJob(task.job_id, task.index, request.prompt, task.worker, task.stage, task.step, task.steps)
 
 
 def _itself(value: Any) -> Any:

@@ -20,7 +20,7 @@ from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
 from modelpool.actors.ray.fork_server import ENGINE_MODULES
 from modelpool.actors.ray.forks import Forks
 from modelpool.actors.ray.ray_session import AUTO, RaySession, open_session
-from modelpool.actors.ray.run_file import running_pool
+from modelpool.actors.ray.run_file import RunningPool, is_running, running_pool
 from modelpool.pool.values.core.errors import UserError
 
 DEFAULT_NAME = "modelpool"
@@ -37,6 +37,7 @@ class OpenedPool:
              that started the pool
     service  the job service; for the same process
     node_writers  write outputs for this process on the nodes that made them
+    ended    returns why a pool that was joined has ended, once this process has left its Ray; "" before
     """
 
     connection: Connection
@@ -46,6 +47,7 @@ class OpenedPool:
     restart: Callable[[], None] | None = None
     service: WatchedService | None = None
     node_writers: NodeWriters | None = None
+    ended: Callable[[], str] = str
 
 
 def start_pool(
@@ -141,7 +143,7 @@ def join_pool(name_or_address: str | None) -> OpenedPool:
         raise UserError(
             f"no pool{called} is running on this machine; start one with `modelpool up`, or pass an address (host:port)"
         )
-    return _join(running.address, running.namespace, running.name)
+    return _join(running.address, running.namespace, running.name, running)
 
 
 def join_connected(namespace: str | None, name: str | None) -> OpenedPool:
@@ -150,21 +152,36 @@ def join_connected(namespace: str | None, name: str | None) -> OpenedPool:
     return _join(AUTO, namespace or DEFAULT_NAME, name or DEFAULT_NAME)
 
 
-def _join(address: str, namespace: str, name: str) -> OpenedPool:
+def _join(address: str, namespace: str, name: str, running: RunningPool | None = None) -> OpenedPool:
+    """Connect to a pool: `running`, if it is one of this machine."""
     session: RaySession = open_session(address, namespace)
     try:
         from modelpool.actors.ray.cluster import find_controller
+        from modelpool.actors.ray.control_service import ControlService
         from modelpool.actors.ray.job_actor import find_job_service
         from modelpool.actors.ray.output_writers import RayNodeWriters
+        from modelpool.actors.ray.pool_end import PoolEndWatch
         from modelpool.actors.ray.ray_connection import RayConnection
 
-        connection = RayConnection(find_controller(namespace, name))
-        writers = RayNodeWriters(lambda: connection.controller, _warn_of_writers)
+        control_service = ControlService(session.address)
+        connection = RayConnection(find_controller(namespace, name), control_service=control_service)
+        writers = RayNodeWriters(lambda: connection.controller, _warn_of_writers, control_service)
     except BaseException:
         session.close()
         raise
-    jobs = partial(find_job_service, namespace, name)
-    return OpenedPool(connection, session.address, session.close, jobs, node_writers=writers)
+
+    def leave() -> None:
+        writers.close()
+        session.close()
+
+    watch = PoolEndWatch(name, control_service, lambda: running is None or is_running(running), leave)
+
+    def close() -> None:
+        watch.close()
+        session.close()
+
+    jobs = partial(find_job_service, namespace, name, control_service)
+    return OpenedPool(connection, session.address, close, jobs, node_writers=writers, ended=watch.reason)
 
 
 def _warn_of_writers(problem: str) -> None:

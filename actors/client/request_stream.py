@@ -14,8 +14,7 @@ from typing import TypeAlias
 
 from modelpool.actors.client.followed_jobs import FollowedJobs
 from modelpool.actors.client.output_writer import ImageWriter
-from modelpool.actors.control.connection import Connection
-from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -113,7 +112,7 @@ class RequestStream:
         answers = self._checked(first, chunk)
         impossible = sum(isinstance(answer, UserError) for answer in answers.values())
         if self._jobs.wants_no_outputs:  # cancelled before the pool knew the submission
-            self._connection.call(Controller.cancel, self._client_id, self._jobs.id)
+            self._connection.call(CONTROLLER.cancel, self._client_id, self._jobs.id)
             self._jobs.leave_out(impossible)
             return
         left_out = impossible
@@ -159,12 +158,12 @@ class RequestStream:
             part = Submission(
                 self._client_id, self._jobs.id, first, tuple(requests), True, self._user, given, self._jobs.wish
             )
-            answers |= enumerate(self._connection.call(Controller.check_each, part), start=first)
+            answers |= enumerate(self._connection.call(CONTROLLER.check_each, part), start=first)
 
     def _queue(self, left_out: frozenset[int], hold: bool) -> int:
         """Queue what was checked, without `left_out`; return how many of these were left out."""
         count, warnings = self._connection.call(
-            Controller.queue_checked, self._client_id, self._jobs.id, left_out, hold
+            CONTROLLER.queue_checked, self._client_id, self._jobs.id, left_out, hold
         )
         self._warn(warnings)
         return count

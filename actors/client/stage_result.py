@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from modelpool.actors.control.connection import Connection, ResultGone
-from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.connection import CONTROLLER, Connection, ResultGone
 from modelpool.actors.graph.common.stage_request import StageLike
 from modelpool.actors.outputs.results.outcomes import JobFailed, JobFailure
 from modelpool.actors.worker.wire.messages import (
@@ -64,7 +63,7 @@ class StageResult:
     def cancel(self) -> None:
         """Cancel it, unless it has ended. Idempotent. Raises PoolLost."""
         if not self.done():
-            self._connection.call(Controller.cancel, self._client_id, self._submission_id)
+            self._connection.call(CONTROLLER.cancel, self._client_id, self._submission_id)
 
     def watch(self, ended: Callable[[], None]) -> None:
         """Call `ended` when it has ended, in another thread; at once if it has. It must not block."""

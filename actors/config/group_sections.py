@@ -98,6 +98,7 @@ class AutoscalingSection(Strict):
     max_cost_per_hour: float | None = NO_LIMITS.max_cost_per_hour
     max_cost: float | None = NO_LIMITS.max_cost
     wait_seconds: float = NO_LIMITS.wait_seconds
+    delay_tolerance: float = NO_LIMITS.delay_tolerance
     interval_seconds: float = NO_LIMITS.interval_seconds
 
     @field_validator("*", mode="before")

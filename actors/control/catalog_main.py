@@ -16,8 +16,8 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeAlias
 
 from modelpool.actors.control.catalog_process import Call, answer_of, read_message
-from modelpool.actors.control.catalog_questions import ListingCatalog
 from modelpool.actors.control.catalog_service import CatalogService
+from modelpool.actors.control.opened_catalog import ListingCatalog
 from modelpool.pool.values.core.errors import UserError
 
 _Calls: TypeAlias = "queue.SimpleQueue[Call]"

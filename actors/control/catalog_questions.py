@@ -1,168 +1,38 @@
 """`QUESTIONS`: everything that a catalog can be asked, in one table.
 
-A question is asked through a controller, another process or another node by its name (`CatalogQueries.ask`), and its
-function answers it in the thread of the catalog. A new question is a function of the catalog and an entry here.
+A question is asked through a controller, another process or another node by its name (`CatalogQueries.ask`), and the
+method of this name answers it in the thread of the catalog. A new question is a method of the catalog and an entry
+here. A driver imports this table, and not what answers: that builds task graphs and imports all families.
 """
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast
 
-from modelpool.actors.control.cached_catalog import CACHE_ENTRIES, CachedCatalog
-from modelpool.actors.control.computed_by import computed_by_of
-from modelpool.actors.control.file_listings import FileListings
-from modelpool.actors.control.graph_shapes import BuiltRequest
-from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
-from modelpool.actors.graph.common.graph_catalog import GraphCatalog
-from modelpool.actors.graph.common.stage_request import StageLike
-from modelpool.actors.graph.common.task_collector import JobGraph
-from modelpool.actors.graph.memory_fit import check_fits
-from modelpool.actors.graph.task_files import task_files
-from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.models.loading.file_fingerprint import fingerprint
-from modelpool.pool.models.loading.file_parts import FilePart
-from modelpool.pool.values.core.errors import UserError
-from modelpool.pool.values.core.installed_versions import installed_versions
-from modelpool.pool.values.core.lru_cache import LruCache
-from modelpool.pool.values.core.stage_params import ModelRef
-from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, JobId, Role, RunCost, TaskId, TaskSpec
+if TYPE_CHECKING:
+    from modelpool.actors.control.opened_catalog import ListingCatalog, OpenedCatalog
 
-Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
-
-#: after this time, an answer holds no further requests: other callers get their turn
-TURN_SECONDS = 0.05
-
-
-class ListingCatalog(GraphCatalog, FileListings, Protocol):
-    """The catalog, as a pool needs it; `pool.catalog.catalog.Catalog` implements it from files."""
-
-    def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
-        """Return the files of tiny decoders, for previews, each with the name of the decoder."""
-
-    def learn(self, task: TaskSpec, cost: RunCost) -> None:
-        """Learn from the measured cost of a successful run."""
-
-
-@dataclass(frozen=True, slots=True)
-class PinnableModel:
-    """The components of one model, and the fingerprints of their files as in `JobGraph`."""
-
-    model: ModelRef
-    components: tuple[tuple[Role, ComponentSpec], ...]
-    fingerprints: Mapping[ComponentKey, str]
-
-    @property
-    def keys(self) -> tuple[ComponentKey, ...]:
-        """The components, each once."""
-        return tuple(dict.fromkeys(spec.key for _, spec in self.components))
-
-    @property
-    def parts(self) -> dict[ComponentKey, FilePart]:
-        """The file of each component."""
-        model = self.model
-        return {
-            spec.key: FilePart(model.path, role, model.assembly, model.files, model.sha256)
-            for role, spec in self.components
-        }
-
-
-class OpenedCatalog:
-    """A catalog that is open, and what answers need besides it. Belongs to the thread of the catalog."""
-
-    def __init__(self, files: ListingCatalog, computed_by: Mapping[str, str]) -> None:
-        """`computed_by` is for recipes."""
-        #: the catalog itself, which lists files as they are now
-        self.files = files
-        self._catalog = CachedCatalog(files)
-        self._computed_by = computed_by
-        self._versions = installed_versions()
-        self._fingerprints: LruCache[tuple[ComponentKey, FilePart], str] = LruCache(CACHE_ENTRIES)
-
-    @property
-    def files_address(self) -> str:
-        """The address at which other nodes get files that this node fetched to hash them; "" without sources."""
-        return str(getattr(self.files, "files_address", ""))  # catalogs without sources need not have one
-
-    def forget_names(self) -> None:
-        """Look up names again, as files may have been added or removed."""
-        self._catalog.forget_names()
-
-    def build_some(
-        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool
-    ) -> list[BuiltRequest | UserError]:
-        """Convert requests to task graphs, or return their errors: those of the first, of further ones as long as the
-        answer takes less than `TURN_SECONDS`, and `until_error` of none after one with an error."""
-        built: list[BuiltRequest | UserError] = []
-        over_at = time.monotonic() + TURN_SECONDS
-        for job_id, request in wanted:
-            try:
-                built.append(self._build_request(capacity_bytes, request, job_id))
-            except UserError as problem:
-                built.append(problem)
-                if until_error:
-                    break
-            if time.monotonic() >= over_at:
-                break
-        return built
-
-    def build_stage(
-        self, stage: StageLike, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
-    ) -> JobGraph:
-        """Convert one stage and everything it needs except the `given` results. Raises UserError."""
-        job = build_stage_graph(stage, job_id, self._catalog, given)
-        if capacity_bytes is not None:
-            check_fits(job.job, capacity_bytes)
-        return self._with_fingerprints(job)
-
-    def weights(self, name: str) -> PinnableModel:
-        """Return the weights of a model. Raises UserError if there is none of this name, or if it cannot be read."""
-        model = self._catalog.find_model(name)
-        found = PinnableModel(model, tuple(self._catalog.components(model).items()), {})
-        return replace(found, fingerprints=self._fingerprints_of(found.parts))
-
-    def learn_all(self, measured: Sequence[tuple[TaskSpec, RunCost]]) -> None:
-        """Learn from successful runs, in order."""
-        for task, cost in measured:
-            self.files.learn(task, cost)
-
-    def _build_request(self, capacity_bytes: int | None, request: GenerateRequest, job_id: JobId) -> BuiltRequest:
-        recipe, job = build_graph(request, job_id, self._catalog)
-        if capacity_bytes is not None:
-            check_fits(job.job, capacity_bytes)
-        found = replace(recipe, versions=self._versions, computed_by=computed_by_of(self._computed_by, recipe.model))
-        return BuiltRequest(found, self._with_fingerprints(job))
-
-    def _with_fingerprints(self, graph: JobGraph) -> JobGraph:
-        """Add the fingerprints of all files, so that workers on other machines notice if theirs differ."""
-        parts: dict[ComponentKey, FilePart] = {}
-        for task in graph.job.tasks:
-            parts.update(task_files(task, graph.works[task.task_id]))
-        return replace(graph, fingerprints=self._fingerprints_of(parts))
-
-    def _fingerprints_of(self, parts: Mapping[ComponentKey, FilePart]) -> dict[ComponentKey, str]:
-        """Return the fingerprint of each file. Files that cannot be read here are left out: they are not checked. Those
-        of sources are verified when they are fetched."""
-        found: dict[ComponentKey, str] = {}
-        for key, part in parts.items():
-            if not part.files:
-                with contextlib.suppress(UserError):
-                    found[key] = self._fingerprints.get((key, part), partial(fingerprint, part))
-        return found
+Ts = TypeVarTuple("Ts")
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogQuestion(Generic[*Ts, T]):
-    """A question to a catalog, with the types of its arguments and of its answer. Travels as its name."""
+    """A question to a catalog, with the types of its arguments and of its answer. Travels as its name.
+
+    name      of the method that answers
+    of_files  whether it is a method of the catalog of files itself
+    """
 
     name: str
-    answer: Callable[[OpenedCatalog, *Ts], T]
+    of_files: bool = False
+
+    def answer(self, opened: OpenedCatalog, *arguments: *Ts) -> T:
+        """Return the answer. Raises what the method raises."""
+        return cast("T", getattr(opened.files if self.of_files else opened, self.name)(*arguments))
 
     def __reduce__(self) -> tuple[Callable[[str], CatalogQuestion[*tuple[Any, ...], Any]], tuple[str]]:
         return question_named, (self.name,)
@@ -173,24 +43,41 @@ def question_named(name: str) -> CatalogQuestion[*tuple[Any, ...], Any]:
     return QUESTIONS[name]
 
 
+class _Named:
+    """Stands for a method, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+
+class _ByName:
+    """Stands for a class: its attributes are the names of its methods."""
+
+    def __getattr__(self, name: str) -> _Named:
+        return _Named(name)
+
+
+_OPENED = cast("type[OpenedCatalog]", _ByName())
+_FILES = cast("type[ListingCatalog]", _ByName())
+
+
+def _question(method: Callable[[OpenedCatalog, *Ts], T]) -> CatalogQuestion[*Ts, T]:
+    return CatalogQuestion(method.__name__)
+
+
 def _of_files(method: Callable[[ListingCatalog, *Ts], T]) -> CatalogQuestion[*Ts, T]:
-    """Return the question that a method of the catalog itself answers."""
-
-    def answer(opened: OpenedCatalog, *arguments: *Ts) -> T:
-        return cast("T", getattr(opened.files, method.__name__)(*arguments))
-
-    return CatalogQuestion(method.__name__, answer)
+    return CatalogQuestion(method.__name__, of_files=True)
 
 
-BUILD_SOME = CatalogQuestion("build_some", OpenedCatalog.build_some)
-BUILD_STAGE = CatalogQuestion("build_stage", OpenedCatalog.build_stage)
-WEIGHTS = CatalogQuestion("weights", OpenedCatalog.weights)
-MODELS = _of_files(ListingCatalog.models)
-LORAS = _of_files(ListingCatalog.loras)
-FILE_NAMES = _of_files(ListingCatalog.file_names)
-TINY_DECODERS = _of_files(ListingCatalog.tiny_decoders)
+BUILD_SOME = _question(_OPENED.build_some)
+BUILD_STAGE = _question(_OPENED.build_stage)
+WEIGHTS = _question(_OPENED.weights)
+MODELS = _of_files(_FILES.models)
+LORAS = _of_files(_FILES.loras)
+FILE_NAMES = _of_files(_FILES.file_names)
+TINY_DECODERS = _of_files(_FILES.tiny_decoders)
 #: not a question: sent without waiting for an answer
-LEARN_ALL = CatalogQuestion("learn_all", OpenedCatalog.learn_all)
+LEARN_ALL = _question(_OPENED.learn_all)
 
 #: every question, by its name
 QUESTIONS: Mapping[str, CatalogQuestion[*tuple[Any, ...], Any]] = MappingProxyType(

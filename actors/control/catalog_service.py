@@ -16,7 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar, TypeVarTuple
 
-from modelpool.actors.control.catalog_questions import CatalogQuestion, ListingCatalog, OpenedCatalog
+from modelpool.actors.control.catalog_questions import CatalogQuestion
+from modelpool.actors.control.opened_catalog import ListingCatalog, OpenedCatalog
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.values.core.assembly import Assembly
 from modelpool.pool.values.specs.spec import RunCost, TaskSpec

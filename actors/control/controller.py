@@ -23,18 +23,13 @@ from typing import TypeVar, TypeVarTuple
 
 from modelpool.actors.config.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.control.build_requests import build_requests
-from modelpool.actors.control.catalog_questions import (
-    BUILD_STAGE,
-    TINY_DECODERS,
-    WEIGHTS,
-    CatalogQuestion,
-    PinnableModel,
-)
+from modelpool.actors.control.catalog_questions import BUILD_STAGE, TINY_DECODERS, WEIGHTS, CatalogQuestion
 from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.client_events import ClientEvents
 from modelpool.actors.control.cluster_facts import ClusterFacts, short_name
 from modelpool.actors.control.cluster_view import ClusterView
+from modelpool.actors.control.connection import UnknownDriver
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.growth import workers_for_gpus
@@ -44,7 +39,9 @@ from modelpool.actors.control.metrics.gauges import PoolGauges
 from modelpool.actors.control.metrics.pool_metrics import PoolMetrics
 from modelpool.actors.control.metrics.trace_export import TraceExport
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
+from modelpool.actors.control.opened_catalog import PinnableModel
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
+from modelpool.actors.control.past_jobs import ControllerMemory, PastJobs, memory_in_text, memory_text
 from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.preview_wishes import PreviewWishes
 from modelpool.actors.control.question_turns import QuestionTurns
@@ -112,6 +109,7 @@ from modelpool.scheduler.model.messages import (
     Outcome,
     PinComponents,
     PoolEnding,
+    Remembered,
     ResolveJob,
     ResultLost,
     Submitted,
@@ -123,8 +121,8 @@ Ts = TypeVarTuple("Ts")
 
 logger = logging.getLogger(__name__)
 
-SILENCE_SECONDS = 60.0
-SWEEP_SECONDS = 10.0
+SILENCE_SECONDS = 30.0
+SWEEP_SECONDS = 2.0
 #: the states of stopped runs may take so long to be saved before the pool ends
 ARCHIVE_SECONDS = 4.0
 #: starts of workers whose node is remembered; more than run at a time
@@ -133,10 +131,6 @@ PLACES_KEPT = 4096
 FAILURES_KEPT = 8
 #: sizes of components that the core keeps before unused ones are pruned
 COMPONENTS_KEPT = 20_000
-
-
-class UnknownDriver(RuntimeError):
-    """The pool does not know this driver: it was silent for too long, or the pool was restarted."""
 
 
 class PoolBroken(RuntimeError):
@@ -289,6 +283,13 @@ class Controller:
         self._gauges = PoolGauges()
         #: the latest failed jobs: time, id and message, oldest first
         self._failures: deque[tuple[float, JobId, str]] = deque(maxlen=FAILURES_KEPT)
+        self._past_jobs = PastJobs()
+        #: whether a journal has been asked for the memory of the controller before
+        self._has_memory = False
+        #: of the pool so far, this one included
+        self._controllers = 1
+        #: why detached jobs wait
+        self._jobs_troubles: tuple[str, ...] = ()
         self._traces = records.traces
         self._log = records.log
         if records.traces is not None:
@@ -569,7 +570,8 @@ class Controller:
         """Hold the state of a sampling run, in place of an earlier one, and save it: a checkpoint. `value` is the state
         itself. Ignored if it is of a run of another controller, which has another number here."""
         if saved.epoch == self._epoch and self._dispatcher.state_saved(saved, state):
-            if self._is_saved_here(saved.worker_id, saved.incarnation):
+            node = self._placed.get((saved.worker_id, saved.incarnation))
+            if self._checkpoints.is_shared and node == self._node:  # the worker saves in this folder itself
                 self._checkpoints.note(saved.task_id)
             elif self._checkpoints.takes(saved.task_id):
                 self._checkpoints.save(saved.task_id, value)
@@ -580,6 +582,35 @@ class Controller:
         """Note what a worker of this controller has found out about files of its machine."""
         if epoch == self._epoch:
             self._dispatcher.files_judged(worker_id, incarnation, files)
+
+    async def jobs_troubled(self, troubles: tuple[str, ...]) -> None:
+        """Note why detached jobs wait though the pool could run them, in place of earlier reasons."""
+        if self._log is not None:
+            self._log.jobs_troubled(self._jobs_troubles, troubles)
+        self._jobs_troubles = troubles
+
+    async def remember(self, memory: str, gap_seconds: float, controllers: int) -> None:
+        """Take over the memory of the controller before this one, which ended `gap_seconds` ago, as number
+        `controllers` of the pool; "" if there is none. Only the first call counts. A memory that another version wrote
+        is ignored."""
+        if self._has_memory:
+            return
+        self._has_memory = True
+        self._controllers = controllers + 1
+        if memory:
+            try:
+                remembered = memory_in_text(memory)
+            except ValueError as failed:
+                logger.warning("what the controller before this one has learned is not used: %s", failed)
+                return
+            self._dispatcher.post(Remembered(self._dispatcher.now, remembered, gap_seconds))
+
+    async def memory(self, ended: int) -> ControllerMemory:
+        """Return what a journal keeps for the next controller, with the histories of jobs that have ended since so many
+        had."""
+        now = self._clock.now()
+        past = self._past_jobs.packed(self._state, ended, now, self._facts.names)
+        return ControllerMemory(memory_text(self._state, now), self._controllers, past, self._past_jobs.ended)
 
     async def output_defaults(self) -> OutputDefaults:
         """Return where drivers write outputs unless they choose another place."""
@@ -619,7 +650,14 @@ class Controller:
         ]
         failures = tuple(FailedJob(job_id, message, now - at) for at, job_id, message in self._failures)
         by_model = waiting_by_model(self._state.demand.tasks.values())
-        status = replace(status, pins=tuple(pins), failures=failures, waiting_by_model=by_model)
+        status = replace(
+            status,
+            pins=tuple(pins),
+            failures=failures,
+            waiting_by_model=by_model,
+            jobs_troubles=self._jobs_troubles,
+            controller_restarts=self._controllers - 1,
+        )
         return with_parked(status, self._parked.waiting(), len(self._parked))
 
     async def metrics(self) -> tuple[MetricFamily, ...]:
@@ -686,7 +724,8 @@ class Controller:
         parked = self._parked.jobs_by_id()
         job_id = self._journaled_job(job, parked) or find_job(self._state, job, parked)
         if job_id in parked:
-            return self._history_of_parked(job_id, parked[job_id])
+            pack = parked[job_id]
+            return _parked_history(job_id, pack, self._parked.place_of(job_id, pack), self._clock.now())
         history = history_of(self._state, job_id, self._clock.now())
         nodes = {attempt.node for task in history.tasks for attempt in task.attempts if attempt.node}
         await self._facts.read_names(nodes)
@@ -701,20 +740,6 @@ class Controller:
         # most ids are excluded by their ends, which is faster
         likely = (each for each in known if each.startswith(begins) and each.endswith(ends))
         return max((each for each in likely if journaled_id(each) == job), key=sent_order, default=None)
-
-    def _history_of_parked(self, job_id: JobId, pack: JobPack) -> JobHistory:
-        """Return the history of a job that the core does not know yet."""
-        user, priority = pack.flow
-        before = self._parked.place_of(job_id, pack)
-        return JobHistory(
-            job_id=job_id,
-            status="active",
-            at=self._clock.now(),
-            submitted_at=pack.parked_at,
-            note=f"waits for its turn: {before} earlier jobs of its user and priority have not ended",
-            priority=priority,
-            user=user,
-        )
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""
@@ -857,7 +882,11 @@ class Controller:
             self._parked.entered(job.flow)
         self._send_components(job.graph.components)  # first: it may forget the files of components without a task
         self._tasks.add(spec, job.graph.works, job.given, job.graph.fingerprints)
-        found = [saved for saved, state in job.found if self._hold_found(saved, state)]  # a task may start at once
+        found = [  # first, as a task may start at once; those that a task has a use for
+            saved
+            for saved, state in job.found
+            if self._tasks.needs_state(saved.task_id) and self._tasks.keep_state(saved, state)
+        ]
         self._dispatcher.post(Submitted(self._dispatcher.now, spec, submitted_at))
         for saved in found:
             self._dispatcher.state_kept(saved)
@@ -947,10 +976,6 @@ class Controller:
         if isinstance(state, RunState):  # in any case: its worker may end before it has written its own file
             self._checkpoints.save(report.task_id, state)
 
-    def _is_saved_here(self, worker_id: WorkerId, incarnation: int) -> bool:
-        """Whether a worker saves its checkpoints in the folder of this controller itself."""
-        return self._checkpoints.is_shared and self._placed.get((worker_id, incarnation)) == self._node
-
     async def _found_states(self, graph: JobGraph) -> tuple[tuple[StateSaved, ResultRef], ...]:
         """Return the states that earlier runs of the tasks of a job left, each as a checkpoint of no run."""
         found = []
@@ -960,15 +985,12 @@ class Controller:
             found.append((saved, await self._fleet.hold(state)))
         return tuple(found)
 
-    def _hold_found(self, saved: StateSaved, state: ResultRef) -> bool:
-        """Hold a state that was found, unless its task has no use for it any more."""
-        return self._tasks.needs_state(saved.task_id) and self._tasks.keep_state(saved, state)
-
     def _node_name(self, worker_id: WorkerId, incarnation: int) -> str:
         return short_name(self._placed.get((worker_id, incarnation), NO_NODE), self._facts.names)
 
     def _resolved(self, command: ResolveJob) -> None:
         job = self._jobs.pop(command.job_id)
+        self._past_jobs.note(command.job_id)
         if command.error is not None and command.outcome is Outcome.FAILED:
             self._failures.append((self._clock.now(), command.job_id, command.error.message))
         if self._parked.left(job.flow):
@@ -1058,6 +1080,20 @@ class Controller:
             for client_id, client in tuple(self._clients.items()):
                 if client.events.quiet_seconds(now) > SILENCE_SECONDS:
                     await self.leave(client_id)
+
+
+def _parked_history(job_id: JobId, pack: JobPack, before: int, now: float) -> JobHistory:
+    """Return the history of a job that the core does not know yet, with `before` jobs of its flow before it."""
+    user, priority = pack.flow
+    return JobHistory(
+        job_id=job_id,
+        status="active",
+        at=now,
+        submitted_at=pack.parked_at,
+        note=f"waits for its turn: {before} earlier jobs of its user and priority have not ended",
+        priority=priority,
+        user=user,
+    )
 
 
 def _recipe_of(job: QueuedJob) -> Recipe:

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from modelpool.actors.control.connection import Connection
-from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.worker.wire.messages import (
     ClientId,
@@ -88,7 +87,7 @@ class EventReader:
         cursor = 0
         try:
             while not self._stopping:
-                events = self._connection.call(Controller.events, self._client_id, cursor, POLL_SECONDS)
+                events = self._connection.call(CONTROLLER.events, self._client_id, cursor, POLL_SECONDS)
                 cursor = self._notify(events)
                 del events  # it has references of results, and the next answer may take long
         except Exception as lost:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest, StartedWorker
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result
 from modelpool.pool.values.specs.spec import TaskId, TaskReport, WorkerId

@@ -67,6 +67,14 @@ class PoolLog:
         """Note that the controller has started. `epoch` counts the controllers of one pool."""
         self._write(logging.INFO, "pool_started", f"pool {name} started, controller {epoch}", pool=name, epoch=epoch)
 
+    def jobs_troubled(self, before: Sequence[str], now: Sequence[str]) -> None:
+        """Note why detached jobs wait now: each new reason once, and once that there is none any more."""
+        for trouble in now:
+            if trouble not in before:
+                self._write(logging.WARNING, "jobs_wait", f"detached jobs wait: {_shortened(trouble)}", reason=trouble)
+        if before and not now:
+            self._write(logging.INFO, "jobs_go_on", "detached jobs continue")
+
     def note(self, event: Event, commands: Sequence[Command]) -> None:
         """Note an event of the core, and the commands that answered it."""
         handle = self._of_event.get(type(event))

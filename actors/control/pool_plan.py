@@ -11,10 +11,10 @@ from pathlib import Path
 
 from modelpool.actors.config.config import ObservabilitySection, PoolConfig, PoolSection
 from modelpool.actors.config.output_address import NO_OUTPUT, OutputDefaults
-from modelpool.actors.control.catalog_questions import ListingCatalog
 from modelpool.actors.control.catalog_service import open_catalog
 from modelpool.actors.control.computed_by import AS_USUAL, setting_of
 from modelpool.actors.control.log_file import LogSettings
+from modelpool.actors.control.opened_catalog import ListingCatalog
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings

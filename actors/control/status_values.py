@@ -168,6 +168,8 @@ class PoolStatus:
     failures     the latest jobs that failed, oldest first
     scaling      the groups of nodes; None without groups
     jobs_unverified  live jobs whose result exists, and waits for the hashes of the files that it was made with
+    controller_restarts  how often a controller of the pool was replaced, since `modelpool up` or a regular end
+    jobs_troubles    why detached jobs wait though the pool could run them: their journal, or places of outputs
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -194,3 +196,5 @@ class PoolStatus:
     scaling: NodeCosts | None = None
     waiting_by_model: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     jobs_unverified: int = 0
+    jobs_troubles: tuple[str, ...] = ()
+    controller_restarts: int = 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
-from modelpool.actors.control.catalog_questions import PinnableModel
+from modelpool.actors.control.opened_catalog import PinnableModel
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.outputs.results.outcomes import TaskSummary
 from modelpool.actors.worker.wire.messages import (
@@ -22,7 +22,7 @@ from modelpool.actors.worker.wire.messages import (
     RunRequest,
     StateSaved,
 )
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.remote_file import RemoteFile
 from modelpool.pool.values.core.stage_params import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.stage_params import (
     ControlRef,
     EmbeddingRef,

@@ -22,6 +22,7 @@ from modelpool.actors.http.a1111.a1111_api import a1111_router
 from modelpool.actors.http.a1111.a1111_controls import controlnet_router
 from modelpool.actors.http.comfy.comfy_api import comfy_router
 from modelpool.actors.http.comfy.comfy_prompts import ComfyPrompts
+from modelpool.actors.http.native.health import health_router
 from modelpool.actors.http.native.native_api import native_router, request_schemas
 from modelpool.actors.http.openai.openai_api import openai_router
 from modelpool.actors.http.page.live_view import LiveView
@@ -104,6 +105,7 @@ def application(
     app.state.arriving = shares_of_bodies(settings.upload_bound_bytes)
     webhooks = Webhooks(settings.webhook_secret)
     app.include_router(page_router(services, live))
+    app.include_router(health_router(pool))
     app.include_router(native_router(services, webhooks, start))
     app.include_router(openai_router(services))
     app.include_router(a1111_router(services))

@@ -414,6 +414,14 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "control.detached.journal:MOST_IN_TRANSACTION", "rows of the journal that are written at a time", "", _WAITS
         ),
         Bound("control.detached.job_previews:MOST_KEPT", "previews of detached jobs", "", _OLDEST),
+        Bound("control.detached.journal:MOST_HISTORIES", "histories of ended jobs in the journal", "", _OLDEST),
+        Bound("control.past_jobs:MOST_HISTORIES", "those of them that wait to be written", "", _OLDEST),
+        Bound(
+            "control.detached.job_service:MOST_TROUBLES",
+            "troubles of submissions in `status`",
+            "",
+            "it names their number",
+        ),
         Bound(
             "outputs.results.job_ledger:MOST_REPEATS",
             "runs of a job again since its output was lost",

@@ -6,6 +6,7 @@ import gc
 import math
 import platform
 import sys
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,9 +103,15 @@ def return_freed_memory() -> None:
 
 
 def serve(
-    pool: HttpPool, settings: ServeSection, folder: Path, listening: socket.socket, on_ready: Callable[[str], None]
+    pool: HttpPool,
+    settings: ServeSection,
+    folder: Path,
+    listening: socket.socket,
+    on_ready: Callable[[str], None],
+    wait_for_end: Callable[[], object] | None = None,
 ) -> None:
-    """Answer calls until Ctrl-C or SIGTERM; then end open calls. `on_ready` gets the address. Changes when the threads
+    """Answer calls until Ctrl-C or SIGTERM, or until `wait_for_end` returns, which a thread of its own calls; then end
+    open calls. `on_ready` gets the address. Changes when the threads
     of this process switch, what its garbage collector looks at, when its allocator returns memory, and how many files
     it may open.
     """
@@ -123,4 +130,14 @@ def serve(
     host, port = listening.getsockname()[:2]
     listening.listen(config.backlog)  # who reads the address may call at once
     on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    EndingServer(config).run(sockets=[listening])
+    server = EndingServer(config)
+
+    def end_in_time(wait: Callable[[], object]) -> None:
+        try:
+            wait()
+        finally:
+            server.should_exit = True
+
+    if wait_for_end is not None:
+        threading.Thread(target=end_in_time, args=(wait_for_end,), name="wait for the pool's end", daemon=True).start()
+    server.run(sockets=[listening])

@@ -1,16 +1,24 @@
-"""Atomic file writes: a file exists completely or not at all."""
+"""Atomic file writes: a file exists completely or not at all.
+
+A process that is killed while it writes leaves a temporary file. It holds a lock of that file until it ends, however
+it ends: so whoever opens a folder next removes what no process holds, at once, and never what another one writes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 #: suffix of a file that is being written
 TEMPORARY_SUFFIX = ".partial"
 #: beginning of the names of marks (`place_writer.PlaceMark`)
 MARK_NAME = "mark-"
-#: age after which a temporary file that no lock protects was left by a process that was killed
+#: age after which a temporary object of a store, which has no locks, was left by a process that was killed
 LEFTOVER_SECONDS = 24 * 3600.0
 
 
@@ -19,17 +27,43 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     After a failure the previous file is unchanged. Raises OSError.
     """
-    temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with temporary_file(path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        Path(file.name).replace(path)
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def temporary_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file for writing. It is removed at the end of the block, unless it was renamed: also from a
+    folder that was moved meanwhile. Until then `remove_leftovers` leaves it. Raises OSError."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with _held_file(path) as file:
+            held = os.fstat(file.fileno())
+            try:
+                yield file
+            finally:
+                _remove_same(path.name, held, folder)
+    finally:
+        os.close(folder)
+
+
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Remove the temporary files among `paths` that no process holds: their writers have ended. A file that cannot be
+    opened stays."""
+    for path in paths:
+        with contextlib.suppress(OSError), path.open("rb+") as file:  # a lock over a network needs write access
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # its writer may have renamed it just now
+                path.unlink()
+
+
+def temporary_files(folder: Path) -> Iterator[Path]:
+    """Return the temporary files of atomic writes in a folder, not below it; none if there is no folder."""
+    return folder.glob(f".*{TEMPORARY_SUFFIX}")
 
 
 def make_private_folder(path: Path) -> None:
@@ -68,3 +102,23 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def _held_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, empty, and lock it until the end of the block. Another process may remove it between the two, as a
+    leftover: then it is created again."""
+    while True:
+        with path.open("wb") as file:
+            with contextlib.suppress(OSError):  # a second writer of the same file, or a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_nlink:
+                yield file
+                return
+
+
+def _remove_same(name: str, held: os.stat_result, folder: int) -> None:
+    """Remove a file of an open folder if it is still the held one."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(held, os.stat(name, dir_fd=folder, follow_symlinks=False)):
+            os.unlink(name, dir_fd=folder)

@@ -119,7 +119,10 @@ def wrapped(text: str, width_pixels: int, most_lines: int, font: _Font) -> list[
 
 
 def _shortened(line: str, width_pixels: int, font: _Font) -> str:
-    fits = bisect.bisect_right(range(len(line)), width_pixels, key=lambda end: font.getlength(line[:end] + "..."))
+    def pixels(end: int) -> int:
+        return math.ceil(font.getlength(line[:end] + "..."))
+
+    fits = bisect.bisect_right(range(len(line)), width_pixels, key=pixels)
     line = line[:fits]
     while line and font.getlength(line + "...") > width_pixels:  # a longer text may be narrower: ligatures
         line = line[:-1]

@@ -5,8 +5,8 @@ Knows files and names; not jobs, workers or Ray. Rules
 2. An output counts as finished when its manifest line exists and its file has the size in it; the line is written
    after the file. A line that cannot be used is counted and skipped.
 3. Same recipe and id, same file; it is written again only if the file is damaged, and the last line counts.
-4. Every change happens under one lock (`LOCK_NAME`), so several runs may share the folder, and the holder of the lock
-   knows that any temporary file is left over from a killed run.
+4. Every change happens under one lock (`LOCK_NAME`), so several runs may share the folder. Opening it removes what
+   killed runs were writing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import fcntl
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from modelpool.actors.graph.features.recipe import Recipe
-from modelpool.actors.outputs.atomic_write import LEFTOVER_SECONDS, MARK_NAME
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
+from modelpool.actors.outputs.atomic_write import remove_leftovers, temporary_files
 from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet, mark_of
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
@@ -44,6 +43,7 @@ from modelpool.actors.outputs.output_file import FinishedOutput as FinishedOutpu
 from modelpool.actors.outputs.output_file import OutputFacts, array_of_output, encoded
 from modelpool.actors.outputs.place import (
     MOST_DAMAGED_LINES,
+    THUMBNAIL_FOLDER,
     DamagedOutput,
     KeptImage,
     StoredFacts,
@@ -354,10 +354,8 @@ class OutputFolder:
         return None
 
     def _clear_leftovers(self) -> None:
-        for leftover in self.path.glob(f".*{TEMPORARY_SUFFIX}"):
-            # the lock is only held while files are written: the mark of another process may be in use
-            if not leftover.name.startswith(f".{MARK_NAME}") or _is_old(leftover):
-                leftover.unlink(missing_ok=True)
+        remove_leftovers(temporary_files(self.path))
+        remove_leftovers(temporary_files(self.path / THUMBNAIL_FOLDER))
         self._manifest.repair()
 
     @contextlib.contextmanager
@@ -388,10 +386,3 @@ def _is_usable(line: bytes) -> bool:
     except UserError:
         return False
     return True
-
-
-def _is_old(path: Path) -> bool:
-    try:
-        return time.time() - path.stat().st_mtime > LEFTOVER_SECONDS
-    except FileNotFoundError:
-        return False

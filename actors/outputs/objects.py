@@ -18,9 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
-from modelpool.actors.outputs.atomic_write import LEFTOVER_SECONDS, TEMPORARY_SUFFIX, sync_folder
+from modelpool.actors.outputs.atomic_write import (
+    LEFTOVER_SECONDS,
+    TEMPORARY_SUFFIX,
+    remove_leftovers,
+    sync_folder,
+    temporary_file,
+    temporary_files,
+)
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.pool.files.fetch.file_system import open_file_system
 from modelpool.pool.files.fetch.source_url import FILE_SCHEME, scheme_of, without_credentials
@@ -36,7 +43,8 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     FILE_SCHEME: {"auto_mkdir": True},
 }
 _PROBE_CONTENT = b"modelpool"
-#: objects that are being written, and probes. What is left of a process that was killed is removed a day later
+#: objects that are being written, and probes. What is left of a process that was killed is removed a day later; at
+#: once if no process holds it, in a folder
 TEMPORARY_FOLDER = ".partial/"
 
 
@@ -68,13 +76,16 @@ class ObjectPrefix:
         """Create and remove a small object: only this detects a wrong bucket, missing permissions and what the store's
         conditional puts do. The first call also removes temporary objects of killed processes.
         """
-        name = self._temporary(f"probe-{uuid.uuid4().hex}")
+        name = self._temporary(f"{'.' if self._is_folder else ''}probe-{uuid.uuid4().hex}")
         with self._failures_named():
-            is_conditional = self._is_put_conditional(name)
-            if not is_conditional:
-                self._system.pipe_file(self._key(name), _PROBE_CONTENT)
-            with contextlib.suppress(PermissionError):  # a store that keeps everything: the probe stays
-                self._system.rm_file(self._key(name))
+            is_conditional = not self._is_folder and self._is_put_conditional(name)
+            if self._is_folder:
+                self._with_temporary(Path(self._key(name)), lambda file: file.write(_PROBE_CONTENT), lambda: None)
+            else:
+                if not is_conditional:
+                    self._system.pipe_file(self._key(name), _PROBE_CONTENT)
+                with contextlib.suppress(PermissionError):  # a store that keeps everything: the probe stays
+                    self._system.rm_file(self._key(name))
         if self._is_conditional is None:
             self._remove_leftovers()
         self._is_conditional = is_conditional
@@ -189,9 +200,12 @@ class ObjectPrefix:
         return f"{TEMPORARY_FOLDER}{name}{TEMPORARY_SUFFIX}"
 
     def _remove_leftovers(self) -> None:
-        """Remove old temporary objects, if the library knows how old they are. s3fs may take one that another writer
-        has just removed for a folder.
+        """Remove old temporary objects, if the library knows how old they are; in a folder every temporary file that no
+        process holds. s3fs may take one that another writer has just removed for a folder.
         """
+        if self._is_folder:
+            remove_leftovers(temporary_files(Path(self._root)))  # marks (`place_writer.PlaceMark`)
+            remove_leftovers(temporary_files(Path(self._key(TEMPORARY_FOLDER))))
         ignored = (FileNotFoundError, IsADirectoryError, PermissionError, NotImplementedError)
         with self._failures_named(), contextlib.suppress(*ignored):
             for key in self._system.find(self._key(TEMPORARY_FOLDER).rstrip("/")):
@@ -248,23 +262,26 @@ class ObjectPrefix:
         self._system.mv(self._key(temporary), self._key(name))
         return True
 
-    def _link_new(self, name: str, write: Callable[[BinaryIO], object]) -> bool:
+    def _link_new(self, name: str, write: Callable[[IO[bytes]], object]) -> bool:
         """Create a file of a folder from what `write` writes, synced, unless it exists."""
-        path, temporary = Path(self._key(name)), Path(self._key(self._temporary(uuid.uuid4().hex)))
-        for folder in (path.parent, temporary.parent):
-            folder.mkdir(parents=True, exist_ok=True)
+        path = Path(self._key(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(self._key(self._temporary(f".{uuid.uuid4().hex}")))
         try:
-            with temporary.open("xb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            path.hardlink_to(temporary)
+            self._with_temporary(temporary, write, lambda: path.hardlink_to(temporary))
         except FileExistsError:
             return False
-        finally:
-            temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
         return True
+
+    def _with_temporary(self, path: Path, write: Callable[[IO[bytes]], object], then: Callable[[], object]) -> None:
+        """Write a temporary file of a folder, synced, and call `then` while it exists."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_file(path) as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            then()
 
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:

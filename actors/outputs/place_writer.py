@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelpool.actors.config.output_address import OutputAddress
-from modelpool.actors.outputs.atomic_write import MARK_NAME, TEMPORARY_SUFFIX
+from modelpool.actors.outputs.atomic_write import MARK_NAME, TEMPORARY_SUFFIX, temporary_file
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.outputs.layout import LayoutKind, objects_at, read_layout
 from modelpool.actors.outputs.objects import TEMPORARY_FOLDER
@@ -57,13 +57,32 @@ def is_seen_by_others(address: OutputAddress) -> bool:
 def place_mark(address: OutputAddress) -> Iterator[PlaceMark]:
     """Leave a mark in a place until the end of the block. Raises FolderFailed."""
     name = f"{MARK_NAME}{uuid.uuid4().hex}{TEMPORARY_SUFFIX}"
-    mark = PlaceMark(f".{name}" if isinstance(address, Path) else f"{TEMPORARY_FOLDER}{name}", uuid.uuid4().bytes)
+    if isinstance(address, Path):
+        with _file_mark(address, f".{name}") as mark:
+            yield mark
+        return
+    mark = PlaceMark(f"{TEMPORARY_FOLDER}{name}", uuid.uuid4().bytes)
     objects = objects_at(address)
     objects.replace(mark.name, mark.content)
     try:
         yield mark
     finally:
         objects.remove([mark.name])
+
+
+@contextlib.contextmanager
+def _file_mark(folder: Path, name: str) -> Iterator[PlaceMark]:
+    """As `place_mark`. What a killed process leaves is removed by whoever opens the folder next."""
+    mark = PlaceMark(name, uuid.uuid4().bytes)
+    with contextlib.ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(temporary_file(folder / name))
+            file.write(mark.content)
+            file.flush()
+        except OSError as error:
+            raise FolderFailed(f"{folder}: cannot be written ({error.strerror or error})") from error
+        yield mark
 
 
 class PlaceWriter:

@@ -28,7 +28,6 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from modelpool.actors.config.config import ControllerPlace, ModelsSection
 from modelpool.actors.control.catalog_process import CatalogProcess
-from modelpool.actors.control.catalog_questions import ListingCatalog
 from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
@@ -36,6 +35,7 @@ from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.controller import Controller, NamedModels, PoolIdentity, Records, WatchedCluster
 from modelpool.actors.control.log_file import open_log_file
 from modelpool.actors.control.metrics.trace_export import open_traces
+from modelpool.actors.control.opened_catalog import ListingCatalog
 from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.pool_plan import PoolPlan, worker_kind
 from modelpool.actors.control.recorder import Recorder
@@ -51,7 +51,7 @@ from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, se
 from modelpool.actors.ray.state_folder import own_checkpoints, pool_log_path, trace_folder
 from modelpool.actors.ray.survivors import Succession, detached_options, next_epoch
 from modelpool.actors.worker.gpu_worker import GpuWorker
-from modelpool.actors.worker.node_notices import NoticePoller
+from modelpool.actors.worker.node_notices import NoticePoller, notice_lock
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.wire.messages import (
@@ -121,7 +121,7 @@ class ControllerActor(Controller):
         super().__init__(
             state=SchedulerState(plan.scheduler),
             fleet=RayFleet(
-                create=lambda new: _create_worker(plan, new, me, succession),
+                create=lambda new: _create_worker(plan, new, me, succession, f"{namespace}/{name}"),
                 needs=partial(_needs, plan),
                 examiner=LossExaminer(ray_nodes),
                 recent_view=partial(ray_nodes.recent, plan.nodes.poll_seconds),
@@ -195,7 +195,8 @@ class GpuWorkerActor(GpuWorker):
     """A worker that reports its steps to a controller, leaves traces of its sudden end, passes on notices of its node's
     end, and does not outlive the node's raylet, nor its lease."""
 
-    def __init__(self, new: WorkerOrigin, plan: PoolPlan, controller: ActorHandle[Any]) -> None:
+    def __init__(self, new: WorkerOrigin, plan: PoolPlan, controller: ActorHandle[Any], pool: str) -> None:
+        """`pool` is its name with its namespace."""
         _die_with_raylet()
         trace = open_trace(new.trace)
         self._origin = new
@@ -245,7 +246,7 @@ class GpuWorkerActor(GpuWorker):
         self._notices = NoticePoller(
             plan.nodes.notice_command,
             plan.nodes.notice_seconds,
-            trace_folder() / "notices.lock" if trace else None,
+            notice_lock(trace_folder(), pool, node) if trace else None,
             on_notice,
             trace.refresh if trace else lambda: None,
         )
@@ -399,7 +400,7 @@ def _succession(
 
 
 def _create_worker(
-    plan: PoolPlan, new: WorkerOrigin, controller: ActorHandle[Any], succession: Succession | None
+    plan: PoolPlan, new: WorkerOrigin, controller: ActorHandle[Any], succession: Succession | None, pool: str
 ) -> ActorHandle[Any]:
     detached = {} if succession is None else detached_options(succession.namespace, succession.pool, new)
     actor_class = ray.remote(
@@ -408,7 +409,7 @@ def _create_worker(
         **detached,
         concurrency_groups=worker_threads(plan.overlaps_decode),
     )(GpuWorkerActor)
-    worker: ActorHandle[Any] = actor_class.remote(new, plan, controller)
+    worker: ActorHandle[Any] = actor_class.remote(new, plan, controller, pool)
     return worker
 
 

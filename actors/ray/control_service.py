@@ -8,11 +8,14 @@ Imports Ray at once: import this module after a session is open.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import ray
+
+from modelpool.actors.outputs.results.outcomes import PoolLost
 
 #: limit of one check. Measured with Ray 2.60 on loopback: 1 ms; the whole limit if the service is gone or stopped
 CHECK_SECONDS = 2.0
@@ -21,6 +24,8 @@ INTERVAL_SECONDS = 3.0
 #: silence after which the service counts as lost: well below the 60 s after which Ray aborts, and longer than the start
 #: of a new one (measured: 1.7 s) where the cluster keeps its state (KubeRay with Redis)
 PATIENCE_SECONDS = 30.0
+#: calls that wait look for its end more often
+END_SECONDS = 12.0
 
 
 def answers(timeout_seconds: float = CHECK_SECONDS) -> bool:
@@ -56,12 +61,40 @@ class ControlService:
         self._patience_seconds = patience_seconds
         self._lock = threading.Lock()
         self._checked_at = -INTERVAL_SECONDS
+        self._calls = threading.Condition()
+        #: calls of Ray that are under way, and why no other may begin; "" while others may
+        self._under_way, self._ended = 0, ""
         #: when the silence began, as far as checks tell; None while it answers
         self._silent_since: float | None = None
 
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Have `end` wait for a call of Ray that is made meanwhile. Raises PoolLost after the end: Ray would
+        connect this process to another cluster."""
+        with self._calls:
+            if self._ended:
+                raise PoolLost(self._ended)
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._calls:
+                self._under_way -= 1
+                self._calls.notify_all()
+
+    def end(self, reason: str, limit_seconds: float = END_SECONDS) -> bool:
+        """Let no call begin any more: the service counts as lost, for this reason. Waits for calls under way, and
+        returns whether all have ended in time."""
+        with self._calls:
+            self._ended = self._ended or reason
+            return self._calls.wait_for(lambda: not self._under_way, limit_seconds)
+
     def problem(self) -> str:
-        """Return a sentence if the service has not answered any check for the patience; "" otherwise. Checks now unless
-        the last check is recent, which takes up to `CHECK_SECONDS`."""
+        """Return why calls are of no use any more, as a sentence; "" while they are: the pool has ended, or the service
+        has not answered any check for the patience. Checks now unless the last check is recent, which takes up to
+        `CHECK_SECONDS`."""
+        if self._ended:
+            return self._ended
         with self._lock:
             began = self._now()
             if began - self._checked_at >= INTERVAL_SECONDS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -21,6 +21,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from modelpool.actors.config.config import ControllerPlace
 from modelpool.actors.control.connection import Connection
+from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.detached.job_service import JobService, P, ServiceMethod, T
 from modelpool.actors.control.detached.journal import Journal, JournalFailed
 from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -55,7 +56,8 @@ class JobServiceActor(JobService):
         self._failed: JournalFailed | None = None
         is_again = ray.get_runtime_context().was_current_actor_reconstructed
         try:
-            opened = (_opened_at_last if is_again else _opened)(journal_path(journal, name))
+            path = journal_path(journal, name)
+            opened = _opened_at_last(path, partial(_tell, namespace, name)) if is_again else _opened(path)
         except JournalFailed as failed:
             self._failed = failed  # an error of a constructor would arrive as a text of Ray
             return
@@ -71,15 +73,17 @@ class JobServiceActor(JobService):
 class RayJobsConnection:
     """See `JobsConnection`."""
 
-    def __init__(self, service: ActorHandle[Any]) -> None:
+    def __init__(self, service: ActorHandle[Any], control_service: ControlService | None = None) -> None:
+        """`control_service` as in `RayConnection`."""
         self._service = service
-        self._control_service = ControlService(ray.get_runtime_context().gcs_address)
+        self._control_service = control_service or ControlService(ray.get_runtime_context().gcs_address)
 
     def call(self, question: ServiceMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `JobsConnection`. Without Ray's control service, the pool counts as lost."""
         check(self._control_service)
-        call = getattr(self._service, question.__name__)
-        return cast("T", awaited(call.remote(*args, **kwargs), self._control_service, SERVICE_GONE))
+        with self._control_service.call():
+            call = getattr(self._service, question.__name__)
+            return cast("T", awaited(call.remote(*args, **kwargs), self._control_service, SERVICE_GONE))
 
     def ask(self) -> Future[Any]:
         """Ask the service whether it answers, on a thread of its own."""
@@ -128,10 +132,11 @@ def start_job_service(
     return RayJobsConnection(service)
 
 
-def find_job_service(namespace: str, name: str) -> RayJobsConnection:
-    """Return the service of a running pool. Raises UserError if it has none."""
+def find_job_service(namespace: str, name: str, control_service: ControlService) -> RayJobsConnection:
+    """Return the service of a running pool. Raises UserError if it has none, and PoolLost after the end of the pool."""
     try:
-        return RayJobsConnection(ray.get_actor(service_name(name), namespace))
+        with control_service.call():
+            return RayJobsConnection(ray.get_actor(service_name(name), namespace), control_service)
     except ValueError as missing:
         raise UserError(
             f"pool {name!r} has no detached jobs: it ends with its driver, or has [pool] journal = false; start one "
@@ -159,12 +164,25 @@ def _opened(path: Path) -> Journal:
         time.sleep(0.2)
 
 
-def _opened_at_last(path: Path) -> Journal:
+def _tell(namespace: str, name: str, trouble: str) -> bool:
+    """Have the status of the pool show why detached jobs wait; False if no controller answers now."""
+    try:
+        _controller(namespace, name).call(Controller.jobs_troubled, (trouble,))
+    except (UserError, PoolLost):
+        return False
+    return True
+
+
+def _opened_at_last(path: Path, tell: Callable[[str], bool]) -> Journal:
     """Open the journal of a service that has run before, once its disk has room, say. Ray starts no other process if
-    the constructor of this one raises: the pool would be without its detached jobs."""
+    the constructor of this one raises: the pool would be without its detached jobs. `tell` is given the reason, until
+    it has returned True."""
+    told = ""
     while True:
         try:
             return _opened(path)
         except JournalFailed as failed:
-            logger.warning("detached jobs wait: %s", failed)
+            if told != str(failed) and tell(str(failed)):
+                told = str(failed)
+                logger.warning("detached jobs wait: %s", failed)
         time.sleep(RETRY_SECONDS)

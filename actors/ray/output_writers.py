@@ -149,15 +149,18 @@ class RayNodeWriters:
     """See `NodeWriters`."""
 
     def __init__(
-        self, controller: Callable[[], ActorHandle[Any]], note: Callable[[str], None] = logger.warning
+        self,
+        controller: Callable[[], ActorHandle[Any]],
+        note: Callable[[str], None] = logger.warning,
+        control_service: ControlService | None = None,
     ) -> None:
         """`controller` is that of the pool, whose processes have its code. `note` is called with a sentence, once for
-        each place to which a node that has outputs cannot write.
+        each place to which a node that has outputs cannot write. `control_service` as in `RayConnection`.
         """
         self._controller = controller
         self._note = note
         self._node = this_node()
-        self._control_service = ControlService(ray.get_runtime_context().gcs_address)
+        self._control_service = control_service or ControlService(ray.get_runtime_context().gcs_address)
         self._starters = ThreadPoolExecutor(STARTERS, thread_name_prefix="start output writers")
         self._starting = threading.Lock()
         self._closing = threading.Event()
@@ -318,7 +321,8 @@ class RayNodeWriters:
         until = time.monotonic() + limit_seconds
         while True:
             try:
-                return ray.get(ref, timeout=LOOK_SECONDS)
+                with self._control_service.call():
+                    return ray.get(ref, timeout=LOOK_SECONDS)
             except GetTimeoutError:
                 if self._closing.is_set():
                     raise NoWriter("the pool is closed") from None

@@ -39,10 +39,13 @@ class RayConnection:
     """See `Connection`. Without Ray's control service the pool counts as lost, although it may still answer: Ray is
     about to end this process with an abort."""
 
-    def __init__(self, controller: ActorHandle[Any], epoch: int = 0) -> None:
-        """`epoch` is the controller's; 0 is unknown."""
+    def __init__(
+        self, controller: ActorHandle[Any], epoch: int = 0, control_service: ControlService | None = None
+    ) -> None:
+        """`epoch` is the controller's; 0 is unknown. `control_service` is shared by all connections of this process to
+        the pool."""
         self._controller, self._epoch = controller, epoch
-        self._control_service = ControlService(ray.get_runtime_context().gcs_address)
+        self._control_service = control_service or ControlService(ray.get_runtime_context().gcs_address)
 
     @property
     def controller(self) -> ControllerHandle:
@@ -52,21 +55,24 @@ class RayConnection:
     def call(self, question: ControllerMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Connection`."""
         self._check()
-        call = getattr(self._controller, question.__name__)
-        return cast("T", self._get(call.remote(*args, **kwargs)))
+        with self._control_service.call():
+            call = getattr(self._controller, question.__name__)
+            return cast("T", self._get(call.remote(*args, **kwargs)))
 
     def fetch(self, ref: ResultRef) -> Result:
         """See `Connection`. Large arrays are read-only views of the object store."""
-        try:
-            result: Result = result_of(self._get(ref))
-        except ObjectLostError as lost:
-            raise ResultGone(str(lost).splitlines()[0]) from lost
-        return result
+        with self._control_service.call():
+            try:
+                result: Result = result_of(self._get(ref))
+            except ObjectLostError as lost:
+                raise ResultGone(str(lost).splitlines()[0]) from lost
+            return result
 
     def give(self, result: Result) -> ResultRef:
         """See `Connection`."""
-        ref: ResultRef = ray.put(result)
-        return ref
+        with self._control_service.call():
+            ref: ResultRef = ray.put(result)
+            return ref
 
     def replace(self, controller: ActorHandle[Any], epoch: int) -> None:
         """Continue with another controller."""

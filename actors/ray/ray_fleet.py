@@ -48,7 +48,7 @@ from modelpool.actors.worker.wire.messages import (
 from modelpool.actors.worker.wire.packing import packed, result_of, unpacked
 from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.actors.worker.worker_process import WorkerProcess
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result
 from modelpool.pool.values.specs.spec import NO_NODE, NodeId, TaskId, TaskReport, WorkerId, WorkerSpec

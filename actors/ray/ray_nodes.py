@@ -175,6 +175,8 @@ class RayNodes:
         self._drained: dict[NodeId, None] = {}
         #: the latest poll, or the one that is under way
         self._latest: asyncio.Task[ClusterView] | None = None
+        #: when it was asked, in monotonic seconds: a view must not last longer because the wall clock was set back
+        self._asked_at = 0.0
 
     async def poll(self) -> ClusterView:
         """Return the nodes, waiting demand and the autoscaler's report. Raises TimeoutError or Ray's errors if the
@@ -188,7 +190,8 @@ class RayNodes:
         latest = self._latest
         if latest is not None and latest.done() and (latest.cancelled() or latest.exception() is not None):
             latest = None
-        if latest is None or (latest.done() and time.time() - latest.result().at > max_age_seconds):
+        if latest is None or (latest.done() and time.monotonic() - self._asked_at > max_age_seconds):
+            self._asked_at = time.monotonic()
             latest = self._latest = asyncio.ensure_future(self.poll())
         return await asyncio.shield(latest)
 
@@ -256,8 +259,9 @@ def _draining_nodes(gcs: Any) -> Mapping[str, int]:
     before Ray 2.60, whose client lacks it, from the table of the state, which knows no limit of time."""
     if hasattr(gcs, "get_draining_nodes"):
         found: Mapping[str, int] = gcs.get_draining_nodes(timeout=CALL_SECONDS)
-        return found
-    return ray._private.state.state.get_draining_nodes()
+    else:
+        found = ray._private.state.state.get_draining_nodes()
+    return found
 
 
 def this_node() -> NodeId:

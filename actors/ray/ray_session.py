@@ -46,6 +46,7 @@ from modelpool.actors.ray.session_folder import SessionFolder, remove_abandoned
 from modelpool.actors.ray.small_ray import fewer_processes
 from modelpool.actors.ray.unused_state import remove_unused_state
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.process_identity import found_process, process_start
 from modelpool.pool.values.core.user_folders import former_machine_folders, machine_folder
 
 logger = logging.getLogger(__name__)
@@ -60,8 +61,6 @@ ANSWER_SECONDS = 10.0
 JOIN_ATTEMPTS = 2
 #: limit of Ray's shutdown. Measured with Ray 2.60: 1.4 s; 7 s if its control service is gone, no end if that is stopped
 SHUTDOWN_SECONDS = 15.0
-#: the kernel reports start times in hundredths of a second
-_SAME_START_SECONDS = 0.02
 #: read by Ray at its import; without it, every port of a local Ray is open to the network
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -228,7 +227,9 @@ def _start(namespace: str, local_workers: int, worker_python: Sequence[str], exp
 def write_note(address: str) -> Path:
     """Note that this process has started the Ray at `address`. Returns the file."""
     path = _note_of(address, machine_folder())
-    path.write_text(json.dumps({"pid": os.getpid(), "started_at": psutil.Process().create_time()}))
+    pid = os.getpid()
+    note = {"pid": pid, "started_at": psutil.Process().create_time(), "start": process_start(pid)}
+    path.write_text(json.dumps(note))
     return path
 
 
@@ -242,7 +243,7 @@ def _token_folder(address: str) -> Path | None:
     for folder in (machine_folder(), *former_machine_folders()):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
             note = json.loads(_note_of(address, folder).read_text())
-            if abs(psutil.Process(note["pid"]).create_time() - note["started_at"]) < _SAME_START_SECONDS:
+            if found_process(note["pid"], note.get("start", ""), note["started_at"]) is not None:
                 return folder
     return None
 

@@ -20,10 +20,11 @@ from ray.exceptions import RayError, RayTaskError
 
 from modelpool.actors.config.config import ModelsSection
 from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
-from modelpool.actors.control.catalog_questions import LEARN_ALL, CatalogQuestion, ListingCatalog
+from modelpool.actors.control.catalog_questions import LEARN_ALL, CatalogQuestion
 from modelpool.actors.control.catalog_service import LEARN_BATCH, CatalogService
 from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import NodeView
+from modelpool.actors.control.opened_catalog import ListingCatalog
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_nodes import read_cluster
 from modelpool.pool.values.core.errors import UserError

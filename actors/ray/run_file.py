@@ -1,7 +1,7 @@
 """The run files of pools on this machine, for `modelpool status`, `modelpool down` and `ModelPool.connect`.
 
 One file per pool, written by the process that owns it. A file whose process is gone is stale and ignored; process ids
-are reused, so the process's start time must match too. Knows neither Ray nor how a pool is started.
+are reused, so the process's start must match too. Knows neither Ray nor how a pool is started.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from pathlib import Path
 
 import psutil
 
+from modelpool.pool.values.core.process_identity import found_process
 from modelpool.pool.values.core.user_folders import former_machine_folders, machine_folder
 
 logger = logging.getLogger(__name__)
-
-#: the kernel reports start times in hundredths of a second
-_SAME_START_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class RunningPool:
     """A pool that a process of this machine keeps running.
 
-    started_at  of the process, seconds since the epoch
+    started_at  of the process, in Unix seconds
+    start       of the process, see `process_start`; "" if unknown
     log         output of the process and its workers
     drain_seconds  time that running tasks get when the pool is asked to end
     status_socket  path of a socket that answers with the status of the pool; "" if there is none
@@ -41,6 +40,7 @@ class RunningPool:
     log: str
     drain_seconds: float = 0.0
     status_socket: str = ""
+    start: str = ""
 
 
 def write_run_file(pool: RunningPool) -> None:
@@ -83,9 +83,8 @@ def is_running(pool: RunningPool) -> bool:
 def process_of(pool: RunningPool) -> psutil.Process | None:
     """Return the process of `pool`; None if it has ended, its id was reused, or it is a zombie."""
     try:
-        process = psutil.Process(pool.pid)
-        same = abs(process.create_time() - pool.started_at) < _SAME_START_SECONDS
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        process = found_process(pool.pid, pool.start, pool.started_at)
+        return None if process is None or process.status() == psutil.STATUS_ZOMBIE else process
     except psutil.NoSuchProcess:
         return None
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from modelpool.pool.values.core.errors import OutputFailed
+from modelpool.pool.values.core.process_identity import found_process
 from modelpool.pool.values.core.user_folders import machine_folder
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,10 @@ UPKEEP_SECONDS = 3600.0
 _REMOVED = ".removed-"
 #: files of the own machine that belong to one process or pool. Locks are empty, and one for each name of a pool
 _OF_POOLS = (".log", ".log.1", ".pool.json")
-_OWN_FILES = (*(f"*{suffix}" for suffix in _OF_POOLS), "*.pool.json.*", "ray-at-*.json", "ray_token.*")
-#: the kernel reports start times in hundredths of a second
-_SAME_START_SECONDS = 0.02
+_OWN_FILES = (
+    *(f"*{suffix}" for suffix in _OF_POOLS),
+    *("*.pool.json.*", "ray-at-*.json", "ray_token.*", "traces/notices-*.lock"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,5 +172,5 @@ def _is_process_of(note: Path) -> bool:
     """Whether the process lives that a run file or a note names."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
         named = json.loads(note.read_text())
-        return bool(abs(psutil.Process(named["pid"]).create_time() - named["started_at"]) < _SAME_START_SECONDS)
+        return found_process(named["pid"], named.get("start", ""), named["started_at"]) is not None
     return False

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
+from modelpool.actors.request.bounds import OverBound
 from modelpool.actors.request.other_names import unknown_field
 from modelpool.pool.values.core.errors import UnusableField, UserError, together, unusable_field
 
@@ -79,7 +80,7 @@ def _takes_only_numbers(annotation: Any) -> bool:
 
 def _one_error(model: type[BaseModel], error: ValidationError) -> UserError:
     """Return pydantic's errors, the most specific one of each field, as one UserError: unknown fields first, then the
-    errors that validators raised."""
+    errors that validators raised. A field that has too much is reported alone."""
     details = error.errors()
     found: dict[str, UserError] = {}
     for detail in details:
@@ -93,6 +94,9 @@ def _one_error(model: type[BaseModel], error: ValidationError) -> UserError:
         if detail["type"] != "extra_forbidden":
             found.setdefault(_field(detail), _to_user_error(detail))
     problems = list(found.values())
+    over = next((problem for problem in problems if isinstance(problem, OverBound)), None)
+    if over is not None:  # servers count these by their class
+        return over
     return problems[0] if len(problems) == 1 else WrongValue.of(problems)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 
 from modelpool.actors.worker.wire.messages import ExpectedFile
 from modelpool.pool.models.loading.file_fingerprint import fingerprint
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.errors import CorruptFile, UserError
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import ComponentKey
 
 #: checked files that are remembered, to check them again when a run cannot read one

@@ -35,8 +35,8 @@ from modelpool.pool.catalog.registry.node_hashes import (
     is_unchanged,
     members_of,
 )
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import ComponentKey, FileVerdict, JudgedFile
 
 logger = logging.getLogger(__name__)

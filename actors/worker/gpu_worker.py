@@ -58,9 +58,9 @@ from modelpool.actors.worker.worker_process import WorkerProcess, this_process
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.fast_path import FastPaths
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,

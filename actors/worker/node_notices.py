@@ -2,12 +2,14 @@
 
 Providers announce that through their own means: a metadata service, a file, a message. The command of
 `[cluster] notice_command` asks them. It prints nothing, or fails, as long as there is no notice; else it prints the
-deadline, as `notice_deadline` reads it. Of all workers of a machine, the one that holds a lock runs the command.
+deadline, as `notice_deadline` reads it. Of all workers that a pool has on a node, the one that holds a lock runs the
+command: its notice reaches the controller of that pool, and is one of that node of the cluster.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import re
@@ -48,6 +50,12 @@ def notice_deadline(printed: str, now: float) -> float | None:
     return number if number >= _UNIX_FROM else now + number
 
 
+def notice_lock(folder: Path, pool: str, node: str) -> Path:
+    """Return the lock of the workers that a pool has on a node, one of several of the machine, say."""
+    digest = hashlib.sha256(f"{pool}\0{node}".encode()).hexdigest()
+    return folder / f"notices-{digest[:16]}.lock"
+
+
 class NoticePoller:
     """Runs the command in its own thread, and reports notices that are new, changed or withdrawn (None)."""
 
@@ -60,7 +68,7 @@ class NoticePoller:
         each_time: Callable[[], None] = lambda: None,
     ) -> None:
         """`each_time` is called in the thread once per interval, with or without a command. Without `lock_path`, every
-        worker of the machine runs the command."""
+        worker runs the command."""
         self._command = command
         self._interval_seconds = interval_seconds
         self._lock_path = lock_path
@@ -84,7 +92,7 @@ class NoticePoller:
             self._lock = None
 
     def poll(self) -> None:
-        """Run the command once if no other worker of the machine does, and report what changed."""
+        """Run the command once if no other worker of the pool on this node does, and report what changed."""
         if not self._command or not self._holds_lock():
             return
         deadline = notice_deadline(_output(self._command), time.time())

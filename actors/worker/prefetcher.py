@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from modelpool.actors.worker.storage_meter import THREAD_IO, StorageMeter
 from modelpool.pool.files.formats.byte_ranges import ByteRange
-from modelpool.pool.models.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.file_part import FilePart
 
 #: bytes per read; a newer request takes effect between two reads
 BLOCK_BYTES = 4 << 20

@@ -14,8 +14,9 @@ from modelpool.actors.worker.wire.messages import ExpectedFile, FetchOrder, Load
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.files.fetch.fetch_errors import FETCH_ERRORS
 from modelpool.pool.files.formats.byte_ranges import ByteRange
-from modelpool.pool.models.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.stage_params import Outcome
 from modelpool.pool.values.specs.spec import ComponentKey, FileOnDisk, JudgedFile, NodeId, TaskSpec
 

@@ -1,6 +1,6 @@
 """The process of a worker as other processes of its machine see it: whether it runs, and its end by force.
 
-A process id alone may have been reused; with its start time it names one process.
+A process id alone may have been reused; with its start it names one process.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from enum import Enum
 
 import psutil
 
+from modelpool.pool.values.core.process_identity import found_process, process_start
 from modelpool.pool.values.specs.spec import NO_NODE, NodeId
-
-#: the kernel reports start times in hundredths of a second
-_SAME_START_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A process on a node; `started_at` in Unix seconds."""
+    """A process on a node.
+
+    started_at  in Unix seconds
+    start       see `process_start`; "" if unknown
+    """
 
     pid: int
     started_at: float
     node: NodeId = NO_NODE
+    start: str = ""
 
 
 class ProcessState(Enum):
@@ -46,13 +49,13 @@ _STATES = {
 
 def this_process(node: NodeId = NO_NODE) -> WorkerProcess:
     """Return this process, which is on `node`."""
-    return WorkerProcess(os.getpid(), psutil.Process().create_time(), node)
+    return WorkerProcess(os.getpid(), psutil.Process().create_time(), node, process_start(os.getpid()))
 
 
 def process_state(process: WorkerProcess) -> ProcessState:
     """Return the state of a process of this machine."""
     try:
-        found = _find(process)
+        found = found_process(process.pid, process.start, process.started_at)
         return ProcessState.GONE if found is None else _STATES.get(found.status(), ProcessState.RUNS)
     except psutil.NoSuchProcess:
         return ProcessState.GONE
@@ -61,16 +64,10 @@ def process_state(process: WorkerProcess) -> ProcessState:
 def kill_process(process: WorkerProcess) -> bool:
     """Kill a process of this machine, stopped or not. False if it is gone, or belongs to another user."""
     try:
-        found = _find(process)
+        found = found_process(process.pid, process.start, process.started_at)
         if found is None or found.uids().real != os.getuid():
             return False
         found.kill()
     except psutil.Error:
         return False
     return True
-
-
-def _find(process: WorkerProcess) -> psutil.Process | None:
-    """Return the process; None if its id belongs to another one by now. Raises NoSuchProcess."""
-    found = psutil.Process(process.pid)
-    return found if abs(found.create_time() - process.started_at) < _SAME_START_SECONDS else None

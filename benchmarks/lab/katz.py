@@ -24,7 +24,7 @@ from typing import TypeAlias
 from modelpool.benchmarks.lab.katz_habits import CONTROLNETS, ControlNetHabits, KatzService, LoraHabits
 from modelpool.pool.values.specs.spec import ComponentSpec
 from modelpool.scheduler.model.messages import Submitted
-from modelpool.scheduler.simulator.workloads.arrivals import poisson
+from modelpool.scheduler.simulator.workloads.generators import poisson
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 from modelpool.scheduler.simulator.workloads.sizes import MB, SDXL
 from modelpool.scheduler.simulator.workloads.workload import Workload

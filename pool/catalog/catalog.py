@@ -77,7 +77,7 @@ WEIGHTS_SUFFIX = ".safetensors"
 USES_REMEMBERED = 4096
 #: models that stay mapped and built, without weights; opening one again takes some hundred milliseconds
 MODELS_KEPT = 64
-#: files whose names and sizes are remembered, some KiB each
+#: files that have names and sizes remembered, some KiB each
 FILES_REMEMBERED = 65_536
 #: prior for a step per latent cell and byte of weights, seconds; the scheduler corrects it by measurements
 _PRIOR_SECONDS_PER_CELL_BYTE = 1e-12

@@ -17,7 +17,7 @@ from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse
 
 #: ControlNets that stay mapped and built, without weights
 CONTROLNETS_KEPT = 32
-#: files whose first names are remembered
+#: remembered names, the first of each file
 NAMES_REMEMBERED = 65_536
 
 

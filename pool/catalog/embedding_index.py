@@ -20,7 +20,7 @@ from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.stage_params import EmbeddingRef, LoraRef
 from modelpool.pool.weights.keymaps.adapter_keys import bundled_name
 
-#: embeddings and LoRA files whose facts are kept
+#: embeddings and LoRA files that have their facts kept
 _MOST_FILES = 65_536
 _KINDS = frozenset({FileKind.EMBEDDING})
 

@@ -26,9 +26,9 @@ from modelpool.pool.weights.quant.detect_layers import weight_shapes
 
 #: adapters that stay mapped and built, without weights
 ADAPTERS_KEPT = 32
-#: files whose first names are remembered
+#: remembered names, the first of each file
 NAMES_REMEMBERED = 65_536
-#: vision encoders whose widths are remembered
+#: vision encoders that have their widths remembered
 WIDTHS_REMEMBERED = 1024
 #: name of FaceID Plus of version 2, which nothing in the file tells. Source: h94/IP-Adapter-FaceID
 _VERSION_2 = "plusv2"

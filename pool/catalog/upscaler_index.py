@@ -19,7 +19,7 @@ from modelpool.pool.weights.tracing.activation_bytes import with_margin
 
 #: upscalers that stay mapped and built, without weights
 UPSCALERS_KEPT = 16
-#: files whose first names are remembered
+#: remembered names, the first of each file
 NAMES_REMEMBERED = 65_536
 #: first estimate of seconds for each pixel and byte of weights; the scheduler corrects it by measurements
 _PRIOR_SECONDS_PER_PIXEL_BYTE = 1e-13

@@ -57,7 +57,7 @@ def groups(members: Sequence[BatchMember]) -> list[list[int]]:
 def batch_task(tasks: Sequence[TaskSpec]) -> TaskSpec:
     """Return one task that represents the batch for planning.
 
-    Its activations are at most those of one task times the number of tasks (of the largest, if corrections made them
+    Its activations are at most one task's times the number of tasks (the largest task's, if corrections made them
     differ). It has no execution modes: a batch that does not fit is split instead.
     """
     count = len(tasks)
@@ -110,8 +110,8 @@ def batch_hooks(members: Sequence[BatchMember]) -> RunHooks:
 
 
 def shares(cost: RunCost, count: int) -> tuple[RunCost, ...]:
-    """Split `cost` of one run into the shares of its `count` tasks, which add up to it. Memory peaks are those of the
-    batch; patch switches are assigned to the first task."""
+    """Split `cost` of one run into the shares of its `count` tasks, which add up to it. Memory peaks are the batch's;
+    patch switches are assigned to the first task."""
     if count == 1:
         return (cost,)
     return tuple(

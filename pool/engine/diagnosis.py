@@ -306,7 +306,7 @@ def self_test_problems(seen: Collection[DeviceKind] = ()) -> tuple[Problem, ...]
     """Return the behaviours that the pool requires and this torch lacks.
 
     Registers the device type `sim` for the process, unless the package of a vendor has taken torch's only slot for such
-    types, or `seen` has a device kind whose package takes it.
+    types, or `seen` has a device kind with a package that takes it.
     """
     from modelpool.pool.devices.sim import device as sim
 

@@ -32,11 +32,13 @@ from modelpool.pool.engine.batching import batch_hooks, batch_task, run_batch
 from modelpool.pool.engine.image_stages import begin_decode_images, decode_images, encode_images
 from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
-from modelpool.pool.engine.stages import TextEncoder, encode_batch, sample_batch
+from modelpool.pool.engine.sampling_stage import sample_batch
+from modelpool.pool.engine.stages import TextEncoder, encode_batch
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.families.control_video_models import follows_video
 from modelpool.pool.inference.conditioning.image_embeds import embed_images, use_of
 from modelpool.pool.inference.conditioning.micro_conditioning import pooled_width
+from modelpool.pool.inference.conditioning.run_parts import RunResources
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.inference.guidance.text_loras import TextLoras
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
@@ -466,8 +468,8 @@ class Engine:
         )
 
     def _tools_for(self, component: Component, model: str) -> RunTools:
-        """Return the tools of a component's runs, with the kernel that multiplies its quantized weights, and those of
-        the model's fast path. Of models with equal weights, that of the first one holds."""
+        """Return the tools of a component's runs, with the kernel that multiplies its quantized weights, and the
+        tools of the model's fast path. Of models with equal weights, the first one decides."""
         kernel = products_kernel(stored_formats(component.weights), self._capabilities, self._products)
         path, tools = self._fast_paths.of(model), self._tools
         return replace(
@@ -510,7 +512,7 @@ class Engine:
         """Members of one kind as one run."""
         task, hooks = batch_task([member.task for member in members]), batch_hooks(members)
         caches = _caches_weights(members[0].work)
-        # what is free of the device is for the cache then, so nothing is preloaded
+        # free memory of the device is for the cache then, so nothing is preloaded
         uploading = hooks if caches else replace(hooks, should_stop=lambda: self._stops(hooks))
 
         def compute(division: ExecutionMode | None) -> tuple[Result, ...]:
@@ -622,8 +624,8 @@ class Engine:
                 resumed = [member.resume for member in members if member.resume is not None]
                 at = _patches_in_run(opened, sampled[0])
                 cache_bytes = self._runner.cache_bytes if _caches_weights(works[0]) else 0
-                own = (controls, resumed, at, adapters, cache_bytes, opened.silence())
-                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, *own)
+                resources = RunResources(controls, adapters, resumed, at, cache_bytes, opened.silence())
+                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, resources)
             case VisionEncodeParams():
                 vision_use = use_of(works[0], family.sampling)
                 assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"
@@ -651,7 +653,7 @@ def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | No
 
 
 def _caches_weights(work: StageParams) -> bool:
-    """Whether the weights change from text to text, so that each step needs those of the one before again."""
+    """Whether the weights change from text to text, so that each step needs the weights of the step before again."""
     return isinstance(work, SampleParams) and any(lora.only for lora in work.loras)
 
 

@@ -1,4 +1,4 @@
-"""`ExplicitComponent`: one component whose weights the user moves.
+"""`ExplicitComponent`: one component with weights that the user moves.
 
 Part of `pool.engine.explicit_control`. Counts bytes of weights as on the device; complete modules move.
 """

@@ -192,7 +192,7 @@ class LoadedModel:
     ) -> Latent:
         """Denoise a latent from `seed` (None draws one); the result is on the host.
 
-        Sizes are pixels; `frames` are those of a video. None, or an empty name, is the model's own number or sampler.
+        Sizes are pixels; `frames` is for videos. None, or an empty name, is the model's own number or sampler.
         `negative` may be None only with `cfg` 1, and for models that read none. `sampler` may include a schedule:
         "dpmpp_2m_karras". Raises UserError naming a field, or the family if it reads or makes something else;
         DoesNotFit, RanOutOfMemory, and Stopped after `cancel`.

@@ -34,7 +34,7 @@ from modelpool.pool.weights.quant.quant_codec import FP8_DTYPES
 _DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
 #: formats that the reference arithmetic multiplies: scaled, and plain
 _EIGHT_BIT = (*FP8_DTYPES, "F8_E4M3", "F8_E5M2")
-#: safetensors' names of plain 8-bit floats, and the format whose kernels multiply them
+#: safetensors' names of plain 8-bit floats, and the format with the kernels that multiply them
 PLAIN_FORMATS: Mapping[str, str] = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
 #: the plain weights that have kernels
 _PLAIN_NATIVE = "F8_E4M3"
@@ -72,7 +72,7 @@ class StoredFormat:
 
 
 def stored_formats(weights: Iterable[ModuleWeights]) -> dict[str, StoredFormat]:
-    """Return the formats of the weights of linear layers: those of packed weights, and safetensors' names of dtypes."""
+    """Return the formats of the weights of linear layers: codec names if packed, else safetensors' names of dtypes."""
     found: dict[str, StoredFormat] = {}
     for owner in weights:
         weight = owner.parameters.get("weight")

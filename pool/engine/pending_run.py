@@ -1,4 +1,4 @@
-"""`PendingRun`: a run whose results the device may still compute while the next runs begin.
+"""`PendingRun`: a run that the device may still compute while the next runs begin.
 
 The thread of the engine begins it and releases what it holds; any thread may wait for its results.
 """
@@ -31,7 +31,7 @@ class PendingRun(Generic[ResultT]):
         held: ExitStack,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`bring` moves the results to the host, once they are computed. `cost` is that of the run so far, `end` its
+        """`bring` moves the results to the host, once they are computed. `cost` is the run's so far, `end` its
         end on the device, `held` the lease of its `components`."""
         self.components = components
         self._bring: Callable[[], ResultT] | None = bring
@@ -75,7 +75,7 @@ class PendingRun(Generic[ResultT]):
     def release(self) -> None:
         """Wait for the run, and release what it holds. Its results stay for whoever waits for them. Thread of the
         engine. Does not raise."""
-        with self._held, suppress(Exception):  # an error is that of whoever waits for the results
+        with self._held, suppress(Exception):  # an error goes to whoever waits for the results
             self.result()
 
     def _whole_cost(self) -> RunCost:

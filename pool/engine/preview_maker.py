@@ -28,7 +28,7 @@ from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
 logger = logging.getLogger(__name__)
 
-#: models whose latents are known; a map takes some KiB
+#: models with known latents; a map takes some KiB
 MODELS_KEPT = 64
 #: open decoders, some 5 MB each
 DECODERS_KEPT = 4

@@ -1,4 +1,4 @@
-"""The stages encode, sample and decode on components that are ready to run, for one task or a batch. Plain functions
+"""The stages encode and decode on components that are ready to run, for one task or a batch. Plain functions
 without memory management.
 
 Shape legend: B batch, L tokens, D text width, V width of a pooled text, C latent channels, H W height and width.
@@ -7,55 +7,28 @@ Shape legend: B batch, L tokens, D text width, V width of a pooled text, C laten
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from modelpool.pool.families.parts.audio_tracks import SoundTrack
 from modelpool.pool.families.parts.text_reading import Reading, with_layers_skipped
 from modelpool.pool.families.text_readings import readings_of
-from modelpool.pool.inference.conditioning.conditions import Condition
-from modelpool.pool.inference.conditioning.first_frame import first_frame_inputs
-from modelpool.pool.inference.conditioning.image_concat import ImageInputs, image_inputs, repeats_image
-from modelpool.pool.inference.conditioning.image_embeds import texts_read
-from modelpool.pool.inference.conditioning.micro_conditioning import SILENCE, STEP, UNCONDITIONAL, micro_conditioning
-from modelpool.pool.inference.conditioning.regions import Regions, region_weights
-from modelpool.pool.inference.conditioning.starts import StartLatent, start_of
-from modelpool.pool.inference.controlnets.controlnet_run import controls_of
-from modelpool.pool.inference.extensions.run_extension import run_extension
-from modelpool.pool.inference.extensions.step_clock import StepClock
-from modelpool.pool.inference.guidance.call_model import call_model, model_inputs, step_input, tokens_of
-from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts
-from modelpool.pool.inference.guidance.model_guiders import FirstFrame, guider_of
-from modelpool.pool.inference.guidance.prepared_prompts import prepared_prompts
-from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
-from modelpool.pool.inference.guidance.text_loras import with_text_loras
-from modelpool.pool.inference.image_prompts.prompt_run import NO_IMAGE_PROMPTS, image_prompts_of
 from modelpool.pool.inference.pixels.image_ops import HALF
-from modelpool.pool.inference.pixels.latent_pixels import as_bytes, decoded, encoded, sampled_shape, to_model_scale
+from modelpool.pool.inference.pixels.latent_pixels import as_bytes, decoded, encoded
 from modelpool.pool.inference.pixels.tiled import HOST
 from modelpool.pool.inference.sampling.noise import ImageNoise
-from modelpool.pool.inference.sampling.partial_run import (
-    forgotten_if_failed,
-    partial_run_of,
-    run_states,
-    sampler_states,
-)
-from modelpool.pool.inference.sampling.schedules import FlowTable, levels_of, sigma_table
 from modelpool.pool.models.components.text.connectors import connected
 from modelpool.pool.models.components.text.text_conditioning import text_kwargs
 from modelpool.pool.models.components.text.work_reading import reading_of_work
 from modelpool.pool.models.components.vae.audio_decoders import sound_of
 from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.models.text.embeddings import Embedding
-from modelpool.pool.models.text.encode import AnyTokenizer, ReadText, match_lengths, read_texts
+from modelpool.pool.models.text.encode import AnyTokenizer, ReadText, read_texts
 from modelpool.pool.models.text.image_tokens import ImageStates
 from modelpool.pool.values.core.errors import CorruptFile
 from modelpool.pool.values.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
-from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     Encoded,
@@ -67,16 +40,11 @@ from modelpool.pool.values.core.stage_params import (
     Output,
     PixelArray,
     RunHooks,
-    RunState,
-    SampleParams,
-    SamplerState,
     VideoFrames,
 )
 from modelpool.pool.values.core.stopping import stop_check
-from modelpool.pool.values.core.task_inputs import IMAGE, LYRICS, REGION_MASK, TaskInputs, numbered
 from modelpool.pool.values.specs.spec import ExecutionMode
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
-from modelpool.pool.weights.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
 
 #: amplitude of clips that are taken for silence. Source: diffusers' AceStepPipeline
 SMALLEST_PEAK = 1e-6
@@ -161,220 +129,6 @@ def _encoded(parts: Sequence[ReadText]) -> Encoded:
     context_LD = torch.cat([part.context_LD.to("cpu") for part in parts], dim=-1)
     pooled = [part.pooled_V.to("cpu") for part in parts if part.pooled_V is not None]
     return Encoded(context_LD.numpy(), torch.cat(pooled).numpy() if pooled else None)
-
-
-def sample(
-    work: SampleParams,
-    inputs: TaskInputs,
-    diffusion_model: ModelPatcher,
-    latent: LatentFacts,
-    hooks: RunHooks,
-    division: ExecutionMode | None = None,
-    facts: SamplingFacts = PLAIN_SAMPLING,
-) -> Latent:
-    """Denoise the latent of `work` from its seed, and from its start latent if it has one. Raises Stopped at a step or
-    layer.
-
-    With `division.batch` 1 the two texts are evaluated separately, each with its own length. `facts` are those of the
-    model.
-    """
-    (made,) = sample_batch((work,), (inputs,), diffusion_model, latent, hooks, division, facts)
-    assert isinstance(made, Latent), f"a partial run has no decodable latent: {work}"
-    return made
-
-
-def sample_batch(
-    works: Sequence[SampleParams],
-    inputs: Sequence[TaskInputs],
-    diffusion_model: ModelPatcher,
-    latent: LatentFacts,
-    hooks: RunHooks,
-    division: ExecutionMode | None = None,
-    facts: SamplingFacts = PLAIN_SAMPLING,
-    controls: Sequence[ModelPatcher] = (),
-    resumed: Sequence[RunState] = (),
-    patches_at: PatchesAtStep | None = None,
-    adapters: Sequence[ModelPatcher] = (),
-    cache_bytes: int = 0,
-    silence_1LC: Tensor | None = None,
-) -> tuple[Latent | SamplerState | RunState, ...]:
-    """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_images`. `controls` are
-    the ControlNets of the tasks. Results that another expert continues are `SamplerState`. The run resumes from
-    `resumed`, one state for each task, all at one step; if it pauses (`hooks.should_pause`), its results are such
-    states. `patches_at`: the patches of the diffusion model change over the steps or from text to text. `adapters` are
-    those of the image prompts of the tasks. `cache_bytes` of the device are for patched weights that the next step
-    needs again. `silence_1LC` is the latent of silence, for a model of music whose file has none.
-
-    All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
-    """
-    work = works[0]
-    # a model for one of the texts, and another one for the negative text
-    max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
-    shape_CHW, track = sampled_shape(work, latent), SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
-    cells = latent.sides(work.shape.width, work.shape.height)
-    start = start_of(works, inputs, cells)
-    if not work.schedule.steps_run:
-        return _unsampled(works, start, shape_CHW, latent)
-    image_values = image_inputs(works, inputs, facts, latent, cells)
-    prompts = _prompts(works, inputs, max_batch != 1, facts, image_values, cells, shape_CHW)
-    done = resumed[0].step if resumed else 0
-    image_prompts = image_prompts_of(works, inputs, adapters, stop_check(hooks)) if adapters else NO_IMAGE_PROMPTS
-    prompts, diffusion_model = image_prompts.added_to(prompts), image_prompts.added_to_model(diffusion_model)
-    has_text_loras = any(lora.only for lora in work.loras)
-    prompts = with_text_loras(prompts, work) if has_text_loras else prompts
-    speaking = controls_of(works, inputs, controls, latent, prompts.cond, stop_check(hooks), done)
-    dtype = diffusion_model.compute_dtype
-    device = diffusion_model.device
-    part = partial_run_of(works, inputs, device, resumed)
-    clock, options, extension = StepClock(work.schedule, part), diffusion_model.model_options, None
-    if not work.options.is_empty:
-        extension = run_extension(work.options, options, diffusion_model.module, facts.model, clock, track)
-        hooks, options = extension.limited(hooks), extension.model_options
-        max_batch = 1 if extension.texts_apart else max_batch
-    part.should_pause = hooks.should_pause
-    table = sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps)
-    levels = levels_of(work.schedule, table).tolist() if facts.knows_steps else []
-    # all others change the module by themselves, or read more than the inputs of a call
-    captures = extension is None and not controls and not adapters and patches_at is None
-    with (
-        diffusion_model.running(stop_check(hooks), options, captures) as module,
-        nullcontext() if extension is None else extension.installed(module),
-        scheduled_patches(diffusion_model, patches_at, cache_bytes) as patches,
-    ):
-        more = {} if silence_1LC is None else {SILENCE: silence_1LC}
-        prompts = prepared_prompts(facts, module, prompts, shape_CHW, dtype, device, more)
-
-        def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **kwargs: Tensor) -> Tensor:
-            patches.begin_call(work.schedule.first_step + part.done)
-            image_prompts.begin_call(part.done, kwargs)
-            x_BCHW, context_BLD = x_BCHW.to(dtype), context_BLD.to(dtype)
-            if levels:
-                assert isinstance(table, FlowTable), f"{facts.model} reads the levels of a step, which only flows have"
-                start, end = levels[clock.now : clock.now + 2]
-                kwargs[STEP] = step_input((start, end), table.shift, len(x_BCHW))
-            residuals = speaking.residuals(module, x_BCHW, timestep_B, context_BLD, kwargs)
-            return call_model(facts, module, x_BCHW, timestep_B, context_BLD, kwargs, residuals)
-
-        call = ModelCall(
-            predict_noise,
-            table,
-            facts.prediction,
-            options,
-            apply_hooks=patches.begin_texts if has_text_loras else None,
-            max_batch=max_batch,
-        )
-        with forgotten_if_failed(part):
-            samples_BCHW = denoise_images(
-                ImagesToDenoise(work, [each.seed for each in works], shape_CHW, 0 if track is None else track.cells),
-                prompts,
-                call,
-                guider_of(
-                    facts, work, prompts.cond, (len(works), *shape_CHW), device, part.guidance, lambda: clock.now
-                ),
-                device,
-                speaking.counting(hooks),
-                start,
-                FirstFrame.of(facts, work, prompts.cond),
-                part,
-            )
-    _check_finite(samples_BCHW, work)
-    if part.paused:
-        return run_states(part, work)
-    if work.schedule.switch and not work.schedule.low_noise:
-        return sampler_states(samples_BCHW, part.memory)
-    if track is not None:
-        return _latents_with_sound(samples_BCHW, track)
-    kept_BCHW = samples_BCHW[:, :, work.shape.leading - work.leading_kept :].contiguous()
-    return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())
-
-
-def _check_finite(samples_BCHW: Tensor, work: SampleParams) -> None:
-    """Raise CorruptFile for a latent with NaN or infinity."""
-    if not torch.isfinite(samples_BCHW).all():
-        loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
-        raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
-
-
-def _unsampled(
-    works: Sequence[SampleParams], start: StartLatent, shape_CHW: tuple[int, ...], latent: LatentFacts
-) -> tuple[Latent, ...]:
-    """Return the latents of runs without a step: those that they start from, or latents that are zero for the VAE."""
-    found_BCHW = start.latent_BCHW
-    if found_BCHW is None:
-        found_BCHW = to_model_scale(torch.zeros(len(works), *shape_CHW), latent)
-    kept_BCHW = found_BCHW[:, :, works[0].shape.leading - works[0].leading_kept :].contiguous()
-    return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())
-
-
-def _latents_with_sound(samples_BCTHW: Tensor, track: SoundTrack) -> tuple[Latent, ...]:
-    """Return the latents of videos that were sampled together with their audio."""
-    video_BCTHW, sound_BLA = (part.contiguous() for part in track.parted(samples_BCTHW))
-    pairs = zip(video_BCTHW.unbind(), sound_BLA.unbind(), strict=True)
-    return tuple(Latent(video_CTHW.numpy(), sound_LA.numpy()) for video_CTHW, sound_LA in pairs)
-
-
-def _prompts(
-    works: Sequence[SampleParams],
-    inputs: Sequence[TaskInputs],
-    matched: bool,
-    facts: SamplingFacts,
-    image_values: ImageInputs,
-    cells: tuple[int, int],
-    shape_CHW: tuple[int, ...],
-) -> Prompts:
-    """Conditions of the batch: prompts, negative prompts and region texts, each with the other inputs of the model,
-    for latents of `shape_CHW`."""
-    read = [texts_read(work, each, facts) for work, each in zip(works, inputs, strict=True)]
-    # repeating a text changes nothing with cross-attention (UNets), but does with joint attention
-    count = len(works[0].regions)
-    own = [each[: len(each) - count] for each in read]
-    # of the prompt and of the negative prompt; a third one is that of a prediction without images
-    texts = [_texts(each[:2], matched and not facts.model) for each in own]
-    negative = min(2, len(own[0])) - 1
-    cond_BLD, uncond_BLD = _stacked([cond for cond, _ in texts]), _stacked([uncond for _, uncond in texts])
-    assert cond_BLD is not None, "sampling reads a prompt"
-    width, height = works[0].shape.width, works[0].shape.height
-    if facts.model:
-        model_kwargs = [model_inputs(facts, [each[place] for each in read], works[0]) for place in range(len(read[0]))]
-    else:
-        pooled = [_stacked([_pooled(each[place]) for each in read]) for place in range(len(read[0]))]
-        model_kwargs = [
-            micro_conditioning(facts.size_conditions, p, width, height, 0 < n < len(own[0]))
-            for n, p in enumerate(pooled)
-        ]
-    without, without_image_BLD = image_values.without, None
-    if len(own[0]) > 2:
-        without, without_image_BLD = model_kwargs[2], _stacked_texts([each[2] for each in own])
-    model_kwargs = [{**kwargs, **image_values.model_kwargs} for kwargs in model_kwargs]
-    if facts.reads_lyrics:
-        lyrics_BLD = _stacked_texts([each.read(LYRICS, Encoded) for each in inputs])
-        model_kwargs = [{**kwargs, LYRICS: lyrics_BLD} for kwargs in model_kwargs]
-    if negative:
-        model_kwargs[negative] |= image_values.negative
-        if facts.has_unconditional:
-            model_kwargs[negative] |= {UNCONDITIONAL: torch.ones(len(works), dtype=torch.bool)}
-    if works[0].image is not None and facts.video is not None and not repeats_image(facts):
-        first = torch.stack([torch.from_numpy(each.read(IMAGE, Latent).samples_CHW.copy()) for each in inputs])
-        beginning = first_frame_inputs(facts.video, first, shape_CHW[1], works[0].image.ends)
-        model_kwargs = [{**kwargs, **beginning} for kwargs in model_kwargs]
-    cond, places = Condition(cond_BLD, model_kwargs=model_kwargs[0]), range(len(own[0]), len(read[0]))
-    uncond = None if uncond_BLD is None else Condition(uncond_BLD, model_kwargs=model_kwargs[negative])
-    if facts.learned_negative and works[0].reads_negative:
-        uncond = cond  # until the model replaces it
-    regional = tuple(
-        Condition(_stacked_texts([each[place] for each in read]), model_kwargs=model_kwargs[place]) for place in places
-    )
-    if not regional:
-        return Prompts(cond, uncond, without_image=without, without_image_BLD=without_image_BLD)
-    areas = works[0].regions
-    drawn = [numbered(REGION_MASK, number) for number, area in enumerate(areas) if area.box is None]
-    masks = [[each.read(name, Mask) for name in drawn] for each in inputs]
-    return Prompts(cond, uncond, Regions(regional, region_weights(areas, masks, cells)), without, without_image_BLD)
-
-
-def _stacked_texts(texts: Sequence[Encoded]) -> Tensor:
-    """Stack texts of equal length, one per image, to a batch."""
-    return torch.stack([torch.from_numpy(text.context_LD.copy()) for text in texts])
 
 
 def decode(
@@ -492,26 +246,6 @@ def _finite_latent(samples_BC: Tensor, vae: ModelPatcher) -> Latent:
     return Latent(samples_BC[0].contiguous().numpy())
 
 
-def _texts(inputs: tuple[Encoded, ...], matched: bool) -> tuple[Tensor, Tensor | None]:
-    """Prompt and negative prompt of one image; `matched` brings them to one length if possible."""
-    contexts = [torch.from_numpy(i.context_LD.copy()) for i in inputs]
-    cond_LD, uncond_LD = contexts[0], contexts[1] if len(contexts) > 1 else None
-    if uncond_LD is None or not matched:
-        return cond_LD, uncond_LD
-    return match_lengths(cond_LD, uncond_LD)
-
-
-def _pooled(text: Encoded) -> Tensor | None:
-    return None if text.pooled_V is None else torch.from_numpy(text.pooled_V.copy())
-
-
-def _stacked(texts: Sequence[Tensor | None]) -> Tensor | None:
-    """Stack texts of equal length to a batch; None if there are none."""
-    found = [text_LD for text_LD in texts if text_LD is not None]
-    assert len(found) in (0, len(texts)), "some images of a batch have inputs that others lack"
-    return torch.stack(found) if found else None
-
-
 def _sounds(sampled: Sequence[Latent], vae: ModelPatcher, hooks: RunHooks) -> tuple[AudioSamples | None, ...]:
     """Return the audio track of each of `sampled`; None for those without, and for VAEs that decode none."""
     latents = [torch.from_numpy(each.sound_LA.copy()) for each in sampled if each.sound_LA is not None]
@@ -534,7 +268,7 @@ def _audio(samples_CS: Tensor, count: int, samples_per_second: int, peak: float 
 
 
 def _own(levels: Tensor) -> PixelArray:
-    """The bytes of one image or video, without those of the rest of its batch."""
+    """The bytes of one image or video, without the rest of its batch."""
     found: PixelArray = (
         levels.numpy() if levels.numel() == levels.untyped_storage().nbytes() else levels.clone().numpy()
     )

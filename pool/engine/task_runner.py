@@ -140,14 +140,13 @@ class TaskRunner:
         self._works_around = works_around
         self._graph_calls = graph_calls
         self._thread = ComputeThread(pipeline)
-        #: kinds of runs whose convolutions were chosen while memory was short, with what was free of it without their
-        #: activations
+        #: kinds of runs with convolutions chosen while memory was short, with the bytes free without their activations
         self._short: LruCache[tuple[ActivationKey, int], int] = LruCache(SHORT_KEPT)
         self._has_reported_plans = False
         #: measured against estimated activations
         self.calibration = ActivationCalibration()
         self._has_run_out = False
-        #: the run whose end the device may still compute while the next one begins
+        #: the run that the device may still compute while the next one begins
         self._pending: PendingRun[Any] | None = None
         #: activations and scratch of the last run that was not
         self._usual_bytes = 0
@@ -304,7 +303,7 @@ class TaskRunner:
                 copies_ahead = is_streaming or any(patcher.streams for patcher, _ in run.wanted)
                 taken_ahead_bytes = ahead_bytes if copies_ahead else 0
                 # unknown with preloading and cached weights: the peak includes them; with graphs, which have
-                # activations of their own; and during a pending run, whose results are in it
+                # activations of their own; and during a pending run: its results are in the peak
                 is_measured = not (
                     self.preloader.uploaded_bytes
                     or run.caches_weights
@@ -519,7 +518,7 @@ class TaskRunner:
 
 
 def _short_of_memory(task: TaskSpec, error: Exception) -> RanOutOfMemory:
-    """The error of a run whose weights the user moves."""
+    """The error of a run with weights that the user moves."""
     advice = "unload some weights (partially_unload, to_cpu) or make a smaller image"
     return RanOutOfMemory(f"{task.task_id} ran out of device memory; {advice}. {error}")
 

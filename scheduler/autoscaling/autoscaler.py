@@ -168,6 +168,15 @@ class Autoscaler:
                 pass
         return at >= self.next_at and self._evaluate(at)
 
+    def spent_until(self, at: float) -> float:
+        """Money spent on nodes until `at`, at or after the latest event."""
+        return self.spent + self.cost_per_hour * max(0.0, at - self._at) / HOUR
+
+    def remembered(self, at: float) -> None:
+        """The memory of an earlier core has changed what was spent, and the records of groups."""
+        self._usable = self._usable_groups()
+        self._due(at)
+
     def came_up(self, spec: WorkerSpec, at: float, is_new: bool = True) -> None:
         """A worker introduces itself; the table does not know yet. Workers of groups that were given up are ignored.
         Only the start of a new process (`is_new`) measures how long starts take."""

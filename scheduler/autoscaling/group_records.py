@@ -26,23 +26,23 @@ class GroupRecord:
         self.device_name = group.gpu_type
         #: least memory of a worker that was up; infinity if unknown
         self.gpu_bytes = float(group.gpu_bytes) or inf
-        self._was_up = False
+        self.has_been_up = False
         kind = kind_of(group.gpu_type)
         self._load_bytes_per_second = LINK_BYTES_PER_SECOND if kind is None else kind.link_bytes_per_second
-        self._starts = Estimate()
+        self.starts = Estimate()
         #: the number of the next worker
         self._next_number = 0
         self.requests = 0
         #: starts that failed since the last one that succeeded; and how many of those because a process failed
         self.failures = 0
-        self._crashes = 0
+        self.crashes = 0
         self.blocked_until = -inf
         self.reason = ""
 
     @property
     def start_seconds(self) -> float:
         """From the request to the worker being up."""
-        return self.group.start_seconds if self._starts.value is None else self._starts.value
+        return self.group.start_seconds if self.starts.value is None else self.starts.value
 
     def new_request(self) -> list[WorkerId]:
         """The ids of the workers of a new node."""
@@ -54,14 +54,14 @@ class GroupRecord:
     def came_up(self, spec: WorkerSpec, seconds: float | None) -> None:
         """A worker is up, for the first time after `seconds`."""
         self.device_name = spec.device_name
-        self.gpu_bytes = min(self.gpu_bytes, spec.capacity_bytes) if self._was_up else float(spec.capacity_bytes)
-        self._was_up = True
+        self.gpu_bytes = min(self.gpu_bytes, spec.capacity_bytes) if self.has_been_up else float(spec.capacity_bytes)
+        self.has_been_up = True
         self._load_bytes_per_second = max(1.0, spec.link_bytes_per_second)
         if spec.storage_bytes_per_second > 0.0:
             self._load_bytes_per_second = min(self._load_bytes_per_second, spec.storage_bytes_per_second)
         if seconds is not None:
-            self._starts.add(seconds)
-        self.failures = self._crashes = 0
+            self.starts.add(seconds)
+        self.failures = self.crashes = 0
         self.blocked_until, self.reason = -inf, ""
 
     def start_failed(self, at: float, reason: str, is_crash: bool, crash_limit: int) -> None:
@@ -70,9 +70,9 @@ class GroupRecord:
         if at < self.blocked_until:
             return  # requested together with the one that failed before
         self.failures += 1
-        self._crashes += is_crash
-        if self._crashes >= crash_limit:
-            self.blocked_until, self.reason = inf, f"{self._crashes} starts failed in a row, last: {reason}"
+        self.crashes += is_crash
+        if self.crashes >= crash_limit:
+            self.blocked_until, self.reason = inf, f"{self.crashes} starts failed in a row, last: {reason}"
             return
         seconds = min(BACKOFF_LIMIT_SECONDS, BACKOFF_SECONDS * float(2 ** min(self.failures - 1, 30)))
         self.blocked_until, self.reason = at + seconds, f"backing off for {seconds:.0f} s: {reason}"

@@ -7,7 +7,8 @@ Rules, in this order
 2. Work with a deadline gets the fewest nodes that meet the deadline, and those at once: fewer nodes for longer pay for
    fewer starts.
 3. The group is the one whose nodes do the work for the least money, of those whose GPUs have the memory and that may be
-   requested now; for equal prices the one that is done first.
+   requested now; for equal prices the one that is done first. Work without a deadline may end a little later on nodes
+   that cost less (`delay_tolerance`), even if these start too late to be worth a request of their own.
 4. A node is given up once its idle time has cost as much as restoring it would (start and reload: ski rental). Idle
    time moves from node to node, so it is given up too, while GPUs are idle, once the others would have kept up without
    it for as long (`scheduler.autoscaling.recent_work`). The dearest group goes first, of one group the
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil, floor, inf
+from typing import TypeAlias
 
 from modelpool.scheduler.autoscaling.drain_time import Server, finish_at, merged, servers, shortfalls
 from modelpool.scheduler.autoscaling.outlook import (
@@ -54,6 +56,9 @@ MOST_AT_ONCE = 1024
 #: other groups that a record explains
 MOST_OTHERS = 4
 HOUR = 3600.0
+
+#: a group, how many of its nodes, and why not the others: names and reasons
+Choice: TypeAlias = tuple[GroupOutlook, int, tuple[tuple[str, str], ...]]
 
 
 def wanted(
@@ -316,8 +321,8 @@ class _Evaluation:
                 if not there and not tried:
                     self.make_room(work)
                 return
-            outlook, count, others = chosen
-            tried.add(outlook.group.name)
+            outlook, count, others = self._cheapest_sufficient(work, there, seconds, chosen)
+            tried |= {outlook.group.name, chosen[0].group.name}  # the work ends in time without the dearer nodes
             rule = ScalingRule.BACKLOG if there else ScalingRule.NO_WORKER
             figures: tuple[tuple[str, float], ...] = (("waiting tasks", self.backlog.tasks), ("GPU-seconds", seconds))
             if there:
@@ -326,6 +331,39 @@ class _Evaluation:
                 figures += (("GPU-seconds per second coming", coming),)
             figures += (("seconds to the end", self._finish(there, outlook, work, seconds, count) - self.at),)
             self.request(outlook, count, rule, figures, work.load_bytes, others)
+
+    def _cheapest_sufficient(
+        self, work: WaitingWork, there: Sequence[Server], seconds: float, chosen: Choice
+    ) -> Choice:
+        """Return the nodes that do this work for the least money, of cheaper groups with which it ends little later
+        than with the `chosen` nodes (`delay_tolerance`), or those."""
+        first, first_count, others = chosen
+        first_end = self._finish(there, first, work, seconds, first_count)
+        latest = self.at + (first_end - self.at) * (1.0 + self.limits.delay_tolerance)
+        best, best_price, best_end = chosen, _price(first, first_count, first_end - self.at), first_end
+        rate = first.group.price_per_hour / first.node_speed
+        for outlook in self.able(work):
+            room, _ = self.room(outlook)
+            if not room or outlook.group.price_per_hour / outlook.node_speed >= rate:
+                continue
+
+            def is_late(nodes: int, outlook: GroupOutlook = outlook) -> bool:
+                return self._finish(there, outlook, work, seconds, nodes) > latest
+
+            count = 1 + _most(is_late, min(room, MOST_AT_ONCE))
+            end = self._finish(there, outlook, work, seconds, count)
+            price = _price(outlook, count, end - self.at)
+            if count <= room and end <= latest and price < best_price:
+                best, best_price, best_end = (outlook, count, others), price, end
+        if best is chosen:
+            return chosen
+        outlook, count, _ = best
+        first_price = _price(first, first_count, first_end - self.at)
+        reason = f"{first_price:.4g} for {first_count} nodes, {best_price:.4g} for {count}"
+        if best_end > first_end:
+            reason += f", {best_end - first_end:.0f} s sooner"
+        rest = [other for other in others if other[0] != outlook.group.name]
+        return outlook, count, ((first.group.name, reason), *rest)[:MOST_OTHERS]
 
     def make_room(self, work: WaitingWork) -> None:
         """No GPU can run this work, and limits over all groups prevent one that could: give up the least valuable node
@@ -363,7 +401,7 @@ class _Evaluation:
         tried: set[str],
         count_of: Callable[[GroupOutlook], int],
         use_of: Callable[[GroupOutlook, int], tuple[float, float]],
-    ) -> tuple[GroupOutlook, int, tuple[tuple[str, str], ...]] | None:
+    ) -> Choice | None:
         """The group that does the work for the least money, how many of its nodes, and why not others. `count_of` is
         how many nodes are wanted of a group, `use_of` how many are paid for how many seconds."""
         options: list[tuple[tuple[bool, float, float, str], GroupOutlook, int, float]] = []
@@ -384,7 +422,7 @@ class _Evaluation:
                 continue
             count = min(needed, room)
             nodes, seconds = use_of(outlook, count)
-            price = nodes * outlook.group.price_per_hour * seconds / HOUR
+            price = _price(outlook, nodes, seconds)
             # of groups that can do a part only, the price of the part says little
             done = outlook.node_speed * count * max(seconds - outlook.cold_seconds(work.load_bytes), 1e-3)
             per_work = price / done
@@ -491,6 +529,11 @@ class _Evaluation:
             if shortfalls(there, self.due(share)):
                 return False
         return True
+
+
+def _price(outlook: GroupOutlook, nodes: float, seconds: float) -> float:
+    """The price of so many nodes for this time."""
+    return nodes * outlook.group.price_per_hour * seconds / HOUR
 
 
 def least_cost(group: NodeGroup, start_seconds: float) -> float:

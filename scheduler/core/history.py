@@ -29,7 +29,7 @@ from modelpool.scheduler.core.waiting_task import TaskWait, wait_of
 from modelpool.scheduler.model.jobs import WAITS_FOR_VERDICT, TaskStatus
 from modelpool.scheduler.model.messages import RunEnded, Submitted, TaskRevoked
 from modelpool.scheduler.model.placement_record import TaskStart, Why
-from modelpool.scheduler.model.story import StoryEntry
+from modelpool.scheduler.model.story import Story, StoryBySubject, StoryEntry
 from modelpool.scheduler.model.story_lines import StoryLine
 
 if TYPE_CHECKING:
@@ -130,10 +130,15 @@ def find_job(state: SchedulerState, text: str, others: Iterable[JobId] = ()) -> 
     raise UnknownName(f"unknown job {text!r}; {len(known)} are known, the latest are {_some(known)}")
 
 
-def history_of(state: SchedulerState, job_id: JobId, now: float | None = None) -> JobHistory:
-    """Return the history of a job that `find_job` found, at `now` or else at the last event."""
+def history_of(
+    state: SchedulerState, job_id: JobId, now: float | None = None, log: Story | StoryBySubject | None = None
+) -> JobHistory:
+    """Return the history of a job that `find_job` found, at `now` or else at the last event. `log` is the story of
+    `state`, by subject for the histories of many jobs.
+    """
+    log = log or state.log
     live = state.demand.jobs.get(job_id)
-    mine = list(state.log.entries({job_id}))
+    mine = list(log.entries({job_id}))
     status = live.status.value if live is not None else state.demand.ended[job_id].value
     submitted = next((e for e in mine if e[3] is None), None)
     submitted_at = None if submitted is None else submitted[0]
@@ -155,7 +160,7 @@ def history_of(state: SchedulerState, job_id: JobId, now: float | None = None) -
         note=note,
         complete=submitted is not None,
     )
-    return history if spec is None else _with_tasks(history, spec, state)
+    return history if spec is None else _with_tasks(history, spec, state, log)
 
 
 def with_node_names(history: JobHistory, names: Mapping[NodeId, str]) -> JobHistory:
@@ -172,12 +177,12 @@ def with_node_names(history: JobHistory, names: Mapping[NodeId, str]) -> JobHist
     return replace(history, tasks=tasks)
 
 
-def _with_tasks(history: JobHistory, spec: JobSpec, state: SchedulerState) -> JobHistory:
+def _with_tasks(history: JobHistory, spec: JobSpec, state: SchedulerState, log: Story | StoryBySubject) -> JobHistory:
     by_task: dict[str, list[StoryEntry]] = {task.task_id: [] for task in spec.tasks}
     until = (
         inf if history.ended_at is None else history.ended_at
     )  # what tasks did for other jobs later is not part of it
-    for entry in state.log.entries(by_task):
+    for entry in log.entries(by_task):
         if entry[0] <= until:
             by_task[entry[2]].append(entry)
     return replace(
@@ -186,7 +191,7 @@ def _with_tasks(history: JobHistory, spec: JobSpec, state: SchedulerState) -> Jo
         user=spec.user,
         deadline=spec.deadline,
         tasks=tuple(_task(task, by_task[task.task_id], state, history.at) for task in spec.tasks),
-        lines=tuple(line for line in state.log.lines({history.job_id, *by_task}) if line.at <= until),
+        lines=tuple(line for line in log.lines({history.job_id, *by_task}) if line.at <= until),
     )
 
 

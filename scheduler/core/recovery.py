@@ -1,17 +1,18 @@
-"""Recovery after failed runs: carries out retry verdicts, escalates out-of-memory failures, quarantines harmful tasks.
+"""Recovery after failed runs: retry rules and verdicts, measures against out-of-memory failures, quarantine.
 
-The decisions are in `scheduler.core.retry` and `scheduler.model.oom_escalation`; this applies them to tasks and
-workers.
+`RULES` and `verdict` are the only authority on retries; Ray's own retries are off. `scheduler.model.oom_escalation`
+decides about measures; `Recovery` applies both to tasks and workers. Quarantine refuses work for a while, because
+running it took memory or workers away from all other work.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
 
 from modelpool.pool.values.specs.spec import OomStep, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
-from modelpool.scheduler.core.quarantine import Quarantine
-from modelpool.scheduler.core.retry import Verdict, blamed, verdict
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.cost_classes import sizes_of
@@ -28,6 +29,134 @@ from modelpool.scheduler.model.oom_escalation import (
 )
 from modelpool.scheduler.model.story import Story
 from modelpool.scheduler.model.workers import WorkerTable
+
+
+class RetryRule(Enum):
+    """Rule for a second attempt after a kind of error."""
+
+    AGAIN = "again"  #: it may succeed as things are
+    ESCALATE = "escalate"  #: it may succeed after a measure: `scheduler.model.oom_escalation`
+    FAIL = "fail"  #: it would fail again
+
+
+#: the rule for each kind of error, within the limits
+RULES: Mapping[RunErrorKind, RetryRule] = {
+    RunErrorKind.OUT_OF_VRAM: RetryRule.ESCALATE,  # the worker took all its measures
+    RunErrorKind.OUT_OF_HOST_MEMORY: RetryRule.ESCALATE,
+    RunErrorKind.WORKER_LOST: RetryRule.AGAIN,  # mostly not the task's fault; a limit stops a task that causes it
+    RunErrorKind.INPUT_LOST: RetryRule.AGAIN,  # its inputs are computed again first
+    RunErrorKind.FILE_UNAVAILABLE: RetryRule.AGAIN,  # on another machine: that one lacks the file
+    RunErrorKind.BAD_INPUT: RetryRule.FAIL,
+    RunErrorKind.CANCELLED: RetryRule.FAIL,  # not requested: see `verdict`
+    RunErrorKind.OUTPUT: RetryRule.FAIL,  # of a driver, which could not write the file; no run ends so
+    RunErrorKind.INTERNAL: RetryRule.FAIL,  # a bug of modelpool: report it at once
+}
+
+
+class Verdict(Enum):
+    """Decision about a task whose run failed."""
+
+    AGAIN = "again"  #: run it again, and count the failure
+    AGAIN_FREE = "again_free"  #: run it again, and count nothing: it was stopped on request, or is not the cause
+    ESCALATE = "escalate"  #: count the failure, and take the next measure
+    QUARANTINE = "quarantine"  #: its jobs fail, and equal work is refused for a while
+    FAIL = "fail"  #: its jobs fail
+
+
+def verdict(
+    kind: RunErrorKind,
+    stop_requested: bool,
+    failures: int,
+    max_attempts: int,
+    crashes: int = 0,
+    crash_limit: int = 1,
+    is_shared: bool = False,
+    is_external: bool = False,
+) -> Verdict:
+    """Decide about a run that ended with `kind`, while a live job needs the task.
+
+    failures    failed runs of this task, including this one
+    crashes     workers that were lost with it, including this one
+    is_shared   it shared this run with others, which may be the cause: it is suspected only after a run alone
+    is_external  nothing that it did can be the cause
+
+    ESCALATE is not stopped by the limit here: its last measure, quarantine, follows from it.
+    """
+    if (kind is RunErrorKind.CANCELLED and stop_requested) or is_external:
+        return Verdict.AGAIN_FREE
+    match RULES[kind]:
+        case RetryRule.ESCALATE:
+            return Verdict.ESCALATE
+        case RetryRule.AGAIN if kind is RunErrorKind.WORKER_LOST and crashes >= crash_limit and not is_shared:
+            return Verdict.QUARANTINE
+        case RetryRule.AGAIN if failures < max_attempts:
+            return Verdict.AGAIN
+        case _:
+            return Verdict.FAIL
+
+
+def blamed(error: RunError, stop_requested: bool, timed_out: bool = False) -> RunError:
+    """Return `error`, or INTERNAL for a cancellation that was not requested, or WORKER_LOST if the run was stopped
+    because it took too long: a hanging run and one that crashes its worker are handled alike."""
+    if error.kind is not RunErrorKind.CANCELLED or stop_requested:
+        return error
+    if timed_out:
+        return RunError(RunErrorKind.WORKER_LOST, "it took longer than run_timeout_seconds and was stopped")
+    return RunError(RunErrorKind.INTERNAL, f"the run was cancelled without a request: {error.message}")
+
+
+#: keys that are remembered, the oldest forgotten first
+MOST_KEYS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The reason why work is refused, and until when.
+
+    capacity_bytes  most memory of any worker at that time
+    """
+
+    until: float
+    capacity_bytes: int
+    kind: RunErrorKind
+    reason: str
+
+
+class Quarantine:
+    """Keys of refused work, each for a configured time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._entries: OrderedDict[Hashable, Refusal] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, key: Hashable, at: float, capacity_bytes: int, kind: RunErrorKind, reason: str) -> None:
+        """Refuse `key` from now on; `capacity_bytes` is the most memory that a worker of the pool has."""
+        self._entries.pop(key, None)
+        self._entries[key] = Refusal(at + self._seconds, capacity_bytes, kind, reason)
+        if len(self._entries) > MOST_KEYS:
+            self._entries.popitem(last=False)
+
+    def refusal(self, keys: Iterable[Hashable], at: float) -> Refusal | None:
+        """The refusal of the first of `keys` that is refused; None if none is."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None and at < entry.until:
+                return entry
+            self._entries.pop(key, None)
+        return None
+
+    def lift(self, key: Hashable) -> None:
+        """Stop refusing work with this key: it succeeded."""
+        self._entries.pop(key, None)
+
+    def grown(self, capacity_bytes: int) -> None:
+        """A worker with this much memory is up: drop refusals that were for lack of it."""
+        for key in [k for k, entry in self._entries.items() if entry.capacity_bytes < capacity_bytes]:
+            del self._entries[key]
+
 
 #: how long a task waits for the one worker that suits it best; then any will do
 PIN_SECONDS = 120.0

@@ -48,6 +48,7 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
     FilesJudged      for a live worker. Results that were made with a file that is not the expected one are computed
                      again, and what its machine holds of it is not used any more
     WeightsLoaded    also if the load was ended early; dropped if its worker is gone
+    Remembered       at most once, soon after the start
     PoolEnding       once; RunEnded of what runs still follows
     Tick             answers a ScheduleTick, one each; nothing else has happened
     ResultLost       the shell no longer holds the result: forget it; no ReleaseResult follows for this copy
@@ -83,6 +84,7 @@ from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.leaving import Leaving
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.core.recovery import Recovery
+from modelpool.scheduler.core.remembering import remember
 from modelpool.scheduler.core.send_ahead import Calls, SendAhead, soonest_free
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
 from modelpool.scheduler.core.timeouts import Timeouts
@@ -118,6 +120,7 @@ from modelpool.scheduler.model.messages import (
     PoolEnding,
     PruneComponents,
     ReleaseResult,
+    Remembered,
     ResultLost,
     RunEnded,
     RunTask,
@@ -273,6 +276,8 @@ class SchedulerState:
                 self.pinned_loads.pin(event.components, event.replicas)
             case WeightsLoaded():
                 self._weights_loaded(event)
+            case Remembered():
+                remember(self, event.memory, event.gap_seconds)
             case PoolEnding():
                 self.ends_at = event.deadline
             case Tick():

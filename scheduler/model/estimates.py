@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterable
 
 #: measurements that count. Of seven, four agree on a change, and three may be wrong
 REMEMBERED = 7
@@ -29,6 +30,17 @@ class Estimate:
 
     def __len__(self) -> int:
         return len(self._latest)
+
+    @property
+    def measurements(self) -> tuple[float, ...]:
+        """The measurements that count, oldest first."""
+        return tuple(self._latest)
+
+    def fill(self, measurements: Iterable[float]) -> None:
+        """Take in measurements from before, unless there are newer ones."""
+        if not self._latest:
+            for measured in measurements:
+                self.add(measured)
 
     def add(self, measured: float) -> None:
         """Take in one measurement."""

@@ -30,6 +30,7 @@ from modelpool.pool.values.specs.spec import (
 from modelpool.pool.values.specs.wire_value import WireValue
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.model.placement_record import Why
+from modelpool.scheduler.model.pool_memory import PoolMemory
 from modelpool.scheduler.model.scaling_record import ScalingWhy
 
 
@@ -200,6 +201,15 @@ class ResultLost(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class Remembered(WireValue):
+    """Take over what an earlier core of the pool, which ended `gap_seconds` ago, has learned, counted and spent."""
+
+    at: float
+    memory: PoolMemory
+    gap_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class PinComponents(WireValue):
     """Keep this set of components resident on at least `replicas` workers: idle workers load them, what is there is
     evicted last, nodes that hold them are not given up, and nodes are requested for workers that are missing. 0
@@ -258,6 +268,7 @@ Event: TypeAlias = (
     | PinComponents
     | PoolEnding
     | WeightsLoaded
+    | Remembered
     | Tick
 )
 

@@ -99,6 +99,8 @@ class AutoscalingConfig(WireValue):
                        spent, minimum or not; None: no limit
     wait_seconds       how long work without a deadline may queue for fewer GPUs: a node ends although it is used, if
                        the others would have kept up within this time. 0 keeps nodes for the busiest moments
+    delay_tolerance    part of the time until waiting work without a deadline ends by which it may end later on nodes
+                       that cost less. 0 takes the nodes with which it ends first
     interval_seconds   between two evaluations without another cause
     """
 
@@ -106,6 +108,7 @@ class AutoscalingConfig(WireValue):
     max_cost_per_hour: float | None = None
     max_cost: float | None = None
     wait_seconds: float = 10.0
+    delay_tolerance: float = 0.25
     interval_seconds: float = 10.0
 
     def __post_init__(self) -> None:
@@ -115,6 +118,7 @@ class AutoscalingConfig(WireValue):
             if getattr(self, field) is not None:
                 _require_number(field, getattr(self, field))
         _require_number("wait_seconds", self.wait_seconds)
+        _require_number("delay_tolerance", self.delay_tolerance)
         _require_number("interval_seconds", self.interval_seconds, least=0.1)
 
 

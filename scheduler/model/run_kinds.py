@@ -9,12 +9,13 @@ of the GPU in the table. Knows no workers, and bytes only as a measure of size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from modelpool.pool.values.specs.spec import ComponentKey, Stage, TaskSpec, WorkerSpec
 from modelpool.scheduler.model.estimates import Estimate
 from modelpool.scheduler.model.gpu_kinds import kind_of
+from modelpool.scheduler.model.pool_memory import RememberedRuns, RememberedSize
 
 #: measurements of one size before they count more than those of all sizes: of three, one may be wrong
 LEAST_OF_SIZE = 3
@@ -25,6 +26,8 @@ LEAST_DIFFERENCE = 0.05
 #: tasks in smaller runs, for each task of a batch, after which what was measured of that batch is forgotten: other load
 #: on the machine decides that it did not pay, or drivers and temperatures change. A sixteenth of the tasks tries it
 FORGOTTEN_AFTER = 32
+#: kinds of run whose times outlive the core
+MOST_REMEMBERED = 2048
 #: device names that are remembered
 MOST_NAMES = 256
 
@@ -142,6 +145,41 @@ class RunKinds:
             for other in kind.measured:
                 if other != gpu:
                     self._compare(kind, gpu, other)
+
+    def remembered(self) -> tuple[RememberedRuns, ...]:
+        """Return what was measured, of at most `MOST_REMEMBERED` kinds of run, those that came last."""
+        kinds = tuple(self._kinds.values())[-MOST_REMEMBERED:]
+        return tuple(
+            RememberedRuns(
+                kind.stage,
+                kind.components,
+                gpu,
+                measured.all_sizes.measurements,
+                (
+                    *(RememberedSize(size, 1, each.measurements) for size, each in measured.of_size.items()),
+                    *(
+                        RememberedSize(size, members, each.measurements)
+                        for (members, size), each in measured.of_batch.items()
+                    ),
+                ),
+            )
+            for kind in kinds
+            for gpu, measured in kind.measured.items()
+        )
+
+    def remember(self, runs: Iterable[RememberedRuns]) -> None:
+        """Take over what an earlier core has measured, where nothing was measured since."""
+        for each in runs:
+            kind = self.kind(each.stage, each.components)
+            record = kind.measured.setdefault(each.gpu, Measured())
+            record.all_sizes.fill(each.ratios)
+            for one in each.sizes:
+                if one.members == 1:
+                    record.of_size.setdefault(one.size, Estimate()).fill(one.ratios)
+                else:
+                    record.of_batch.setdefault((one.members, one.size), Estimate()).fill(one.ratios)
+                    record.since_batch.setdefault((one.members, one.size), 0)
+            kind.forget_ratios()
 
     def batch_share(self, kind: RunKind, device_name: str, members: int, size: int) -> float:
         """Time per task in a batch of this many tasks of this size, as a multiple of the time of one alone. 1 until

@@ -6,8 +6,9 @@ Entries are stored as values and formatted when read. `Story.move` is the only w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from enum import Enum
+from operator import itemgetter
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from modelpool.pool.values.core.errors import counted
@@ -21,6 +22,7 @@ from modelpool.scheduler.model.messages import (
     PinComponents,
     PoolEnding,
     PruneComponents,
+    Remembered,
     ResultLost,
     RunEnded,
     StartFailed,
@@ -100,6 +102,10 @@ class Story:
         """The kept entries of these subjects (of all if None) as text lines, oldest first."""
         return tuple(map(_in_words, self.entries(subjects)))
 
+    def by_subject(self) -> StoryBySubject:
+        """The kept entries, for many questions at one moment."""
+        return StoryBySubject(self._entries)
+
     def of_job(self, job_id: JobId) -> tuple[StoryLine, ...]:
         """The kept lines of the job and of every task that it was submitted with."""
         subjects: set[str] = {job_id}
@@ -107,6 +113,24 @@ class Story:
             if isinstance(cause, Submitted) and cause.job.job_id == job_id:
                 subjects.update(task.task_id for task in cause.job.tasks)
         return self.lines(subjects)
+
+
+class StoryBySubject:
+    """The entries of a story at one moment, by subject: each question costs as much as its answer."""
+
+    def __init__(self, entries: Iterable[StoryEntry]) -> None:
+        self._of: dict[str, list[tuple[int, StoryEntry]]] = {}
+        for place, entry in enumerate(entries):
+            self._of.setdefault(entry[2], []).append((place, entry))
+
+    def entries(self, subjects: Iterable[str]) -> Iterator[StoryEntry]:
+        """The kept entries of these subjects as values, oldest first."""
+        found = [each for subject in subjects for each in self._of.get(subject, ())]
+        return (entry for _, entry in sorted(found, key=itemgetter(0)))
+
+    def lines(self, subjects: Iterable[str]) -> tuple[StoryLine, ...]:
+        """The kept entries of these subjects as text lines, oldest first."""
+        return tuple(map(_in_words, self.entries(subjects)))
 
 
 def _in_words(entry: StoryEntry) -> StoryLine:
@@ -146,6 +170,8 @@ def describe(event: Event) -> str:
             return f"result of {event.task_id} lost"
         case NodeDraining():
             return f"{event.node} ends at {event.deadline:.1f} s: {event.reason}"
+        case Remembered():
+            return "an earlier controller's memory"
         case PinComponents():
             return f"{counted(len(event.components), 'component')} pinned to {counted(event.replicas, 'worker')}"
         case PoolEnding():

@@ -423,8 +423,8 @@ class WorkerTable:
         if not worker.wanted:
             self._forget(worker)
         elif worker.failures >= self._config.start_retry_limit:
-            failures = counted(worker.failures, "failure")
-            self._story.move(worker, WorkerState.GIVEN_UP, f"{failures} in a row, last: {reason}")
+            count = counted(worker.failures, "failure")
+            self._story.move(worker, WorkerState.GIVEN_UP, f"{count} in a row, last: {reason}")
         else:
             self._story.move(worker, WorkerState.STARTING, f"#{worker.incarnation + 1}: {reason}")
             failures = worker.external_losses if cause.is_external else worker.failures

@@ -47,6 +47,7 @@ from modelpool.scheduler.model.messages import (
     Preload,
     PruneComponents,
     ReleaseResult,
+    Remembered,
     ResolveJob,
     ResultLost,
     RevokeTask,
@@ -258,7 +259,9 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.held.discard(task_id)
                 else:
                     self.states.pop(owner, None)
-            case PruneComponents() | CancelRequested() | WorkersWanted() | PinComponents() | FilesJudged() | Tick():
+            case PruneComponents() | CancelRequested() | WorkersWanted() | PinComponents():
+                pass
+            case FilesJudged() | Remembered() | Tick():
                 pass
         return event
 

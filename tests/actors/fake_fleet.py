@@ -32,7 +32,7 @@ from modelpool.actors.worker.wire.messages import (
     Submission,
     SubmissionId,
 )
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result, RunHooks
 from modelpool.pool.values.core.task_inputs import TaskInputs
@@ -500,6 +500,13 @@ class Desk:
             self.cursor = news.cursor
             if not news.ended:
                 return self.ended
+
+    async def pass_time(self, seconds: float) -> None:
+        """Time passes, and the driver goes on asking for news, as living ones do."""
+        while seconds > 0.0:
+            await self.clock.advance(min(seconds, 10.0))
+            await self.hear()
+            seconds -= 10.0
 
     async def tell_step(self, sent: Sent, step: int, steps: int) -> None:
         await self.controller.step_done(

@@ -17,13 +17,13 @@ from typing import Any
 from modelpool.actors.client.client import ModelPool
 from modelpool.actors.client.output_writer import HOLD_SECONDS
 from modelpool.actors.config.config import PoolConfig
-from modelpool.actors.control.catalog_questions import ListingCatalog
 from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.controller import Controller, NamedModels, PoolIdentity, Records
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns
 from modelpool.actors.control.losses import Loss
+from modelpool.actors.control.opened_catalog import ListingCatalog
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -39,7 +39,7 @@ from modelpool.actors.worker.wire.messages import (
     StepDone,
 )
 from modelpool.actors.worker.worker_lease import WorkerLease
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result, RunState
 from modelpool.pool.values.specs.spec import JudgedFile, TaskId, WorkerId

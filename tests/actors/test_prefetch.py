@@ -4,7 +4,7 @@ weights are to come beside a run, with their work and the number of that run."""
 from __future__ import annotations
 
 from modelpool.actors.request.requests import LoraChoice
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import ComponentKey, Role, TaskId, WorkerId
 from modelpool.scheduler.model.messages import Prefetch, Preload
 from tests.actors.control.test_controller import request

@@ -47,6 +47,24 @@ for name in json.loads(sys.argv[1]):
     os.wait()
 print(json.dumps({name: heavy for name, heavy in found.items() if heavy != "[]"}))
 """
+#: what a driver imports; and what it does not need until it is called, by the start of the name: libraries of the GPU
+#: and of the cluster, the controller with the scheduler's decisions, and what reads weights and builds graphs
+DRIVER = "modelpool.actors.client.client"
+NOT_IN_DRIVERS = (
+    "torch", "diffusers", "transformers", "safetensors", "ray", "typer", "rich", "psutil", "http.client",
+    "modelpool.scheduler.core", "modelpool.scheduler.decisions", "modelpool.scheduler.autoscaling",
+    "modelpool.scheduler.simulator", "modelpool.actors.control.controller", "modelpool.actors.control.status",
+    "modelpool.actors.graph.all_features", "modelpool.actors.graph.build_graph", "modelpool.actors.worker.gpu_worker",
+    "modelpool.actors.ray", "modelpool.actors.http", "modelpool.actors.cli", "modelpool.pool.families.definitions",
+    "modelpool.pool.families.detection", "modelpool.pool.models.loading", "modelpool.pool.models.components",
+    "modelpool.pool.catalog", "modelpool.pool.engine", "modelpool.pool.weights.patcher", "modelpool.pool.weights.vram",
+)  # fmt: skip
+DRIVER_MODULES = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(json.dumps(sorted(sys.modules)))
+"""
 
 
 def offenders(modules: list[Module], forbidden: set[str]) -> list[str]:
@@ -155,6 +173,36 @@ def test_torch_free_modules_load_neither_torch_nor_ray() -> None:
         cwd=ROOT, check=True, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert json.loads(done.stdout) == {}
+
+
+def not_for_drivers(imported: Iterable[str]) -> list[str]:
+    """The modules that a driver must not import, in front of what it uses them for."""
+    return [name for name in imported if any(f"{name}.".startswith(f"{start}.") for start in NOT_IN_DRIVERS)]
+
+
+def imported_by(*names: str) -> list[str]:
+    """All modules that a fresh interpreter has after it imported these."""
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER_MODULES, *names],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+def test_a_driver_imports_neither_the_controller_nor_libraries_of_the_gpu() -> None:
+    """Half of the modules, and of the CPU time of the import, were the controller's and the families'."""
+    assert not_for_drivers(imported_by(DRIVER, "modelpool.actors.client.jobs", "modelpool")) == []
+
+
+def test_an_import_that_drivers_do_not_need_is_found() -> None:
+    imported = imported_by(DRIVER, "modelpool.scheduler.core.state", "modelpool.pool.models.loading.file_parts")
+    found = not_for_drivers(imported)
+    assert {"modelpool.scheduler.core.state", "modelpool.pool.models.loading.file_parts"} < set(found)
 
 
 def test_no_top_level_module_has_a_name_of_the_standard_library() -> None:

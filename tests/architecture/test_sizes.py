@@ -13,7 +13,7 @@ PACKAGES = ("pool", "scheduler", "actors")
 MOST_LINES, MOST_METHODS, MOST_PARAMETERS = 80, 40, 10
 #: classes with more methods, and how many they may have: states of the scheduler's and the controller's shells
 CLASSES = {
-    "actors/client/followed_jobs.py:FollowedJobs": 73,
+    "actors/client/followed_jobs.py:FollowedJobs": 72,
     "actors/control/controller.py:Controller": 67,
     "scheduler/core/state.py:SchedulerState": 51,
     "actors/control/dispatcher.py:Dispatcher": 47,
@@ -26,7 +26,6 @@ PARAMETERS = {
     "scheduler/model/messages.py:__init__": 14,
     "scheduler/model/placement_record.py:__init__": 12,
     "actors/client/client.py:sample": 14,
-    "pool/engine/stages.py:sample_batch": 13,
     "pool/engine/engine.py:__init__": 13,
     "pool/models/text/encode.py:read_texts": 11,
 }

@@ -24,7 +24,16 @@ import pytest
 
 from benchmarks.compiled_core import ROOT, build, why_not
 from modelpool.pool.values.core.errors import GIB
-from modelpool.pool.values.specs.spec import FileVerdict, JobSpec, JudgedFile, NodeId, RunErrorKind, UserId, WorkerId
+from modelpool.pool.values.specs.spec import (
+    FileVerdict,
+    JobSpec,
+    JudgedFile,
+    NodeId,
+    RunErrorKind,
+    Stage,
+    UserId,
+    WorkerId,
+)
 from modelpool.pool.values.specs.wire_value import WireValue
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.history import JobHistory
@@ -40,6 +49,14 @@ from modelpool.scheduler.model.messages import (
     PinComponents,
     PoolEnding,
     PruneComponents,
+    Remembered,
+)
+from modelpool.scheduler.model.pool_memory import (
+    PoolMemory,
+    RememberedPatches,
+    RememberedRuns,
+    RememberedSize,
+    RememberedUser,
 )
 from modelpool.scheduler.model.story_lines import StoryLine
 from modelpool.scheduler.model.user_share import EVERYBODY, UserShare
@@ -48,7 +65,7 @@ from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.record.replay import Replayed
-from modelpool.scheduler.simulator.workloads.arrivals import poisson
+from modelpool.scheduler.simulator.workloads.generators import poisson
 from tests.scheduler.decided import Stream, answer
 from tests.simulation.worlds import mix
 
@@ -130,6 +147,10 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
     cluster.post(PinComponents(last / 3, (what.models[-1].components[0].key,), 2))
     cluster.post(NodeDraining(last / 2, node, last / 2 + 2.0))
     cluster.post(NodeDraining(last / 2 + 4.0, node, math.inf))
+    runs = RememberedRuns(Stage.SAMPLE, (), "H100", (2.0, 3.0), (RememberedSize(20, 4, (1.5,)),))
+    users = (RememberedUser(UserId("ann"), 1.0, 2.0, 3.0),)
+    memory = PoolMemory(deadlines_met=1, users=users, runs=(runs,), patches=(RememberedPatches("H100", (1.2,)),))
+    cluster.post(Remembered(last / 4, memory, 5.0))
     for number, gpu in enumerate(gpus):
         key = rng.choice(what.models).components[0].key
         for at, verdict in ((last * rng.random(), FileVerdict.DIFFERS), (last, FileVerdict.RIGHT)):

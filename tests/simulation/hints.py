@@ -11,7 +11,7 @@ from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.messages import Command, Event, RunTask
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.simulator.workloads.arrivals import bursts
+from modelpool.scheduler.simulator.workloads.generators import bursts
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 

@@ -20,7 +20,7 @@ from modelpool.scheduler.model.messages import Command, Event, Outcome, RunTask,
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.metrics import figures
-from modelpool.scheduler.simulator.workloads.arrivals import poisson
+from modelpool.scheduler.simulator.workloads.generators import poisson
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 from tests.simulation.scripted import Scripted, Step, component, task
 from tests.simulation.worlds import gpus, mix, troubled

@@ -16,7 +16,7 @@ from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.simulator.closed_loop import run_closed_loop
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.simulator.workloads.arrivals import all_at_once
+from modelpool.scheduler.simulator.workloads.generators import all_at_once
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 

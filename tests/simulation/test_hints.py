@@ -6,7 +6,7 @@ from random import Random
 
 from modelpool.pool.values.core.errors import GIB
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.simulator.workloads.arrivals import bursts
+from modelpool.scheduler.simulator.workloads.generators import bursts
 from tests.simulation.hints import tight
 
 #: of a GiB that crosses the link in a twentieth of a second or more

@@ -25,9 +25,16 @@ from modelpool.pool.values.specs.spec import (
     WorkerId,
 )
 from modelpool.scheduler.model.messages import Outcome, Submitted
-from modelpool.scheduler.simulator.fairness import ServiceSpan, fair_shares, jain, service_ratios
 from modelpool.scheduler.simulator.hosts import StorageReads
-from modelpool.scheduler.simulator.metrics import figures, latency, percentile
+from modelpool.scheduler.simulator.metrics import (
+    ServiceSpan,
+    fair_shares,
+    figures,
+    jain,
+    latency,
+    percentile,
+    service_ratios,
+)
 from modelpool.scheduler.simulator.records import SimulationTotals
 
 ANNA, BEN = UserId("anna"), UserId("ben")

@@ -11,7 +11,7 @@ from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import Submitted
 from modelpool.scheduler.simulator.cluster import VirtualCluster
-from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.simulator.workloads.generators import all_at_once, poisson
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 from tests.simulation.worlds import gpus, mix
 

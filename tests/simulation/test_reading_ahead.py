@@ -18,7 +18,7 @@ from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import Outcome, Prefetch, RunTask
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
 from modelpool.scheduler.simulator.metrics import Figures, figures
-from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.simulator.workloads.generators import all_at_once, poisson
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 

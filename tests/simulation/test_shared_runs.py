@@ -21,7 +21,7 @@ from modelpool.scheduler.model.messages import Submitted
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.simulator.workloads.arrivals import all_at_once
+from modelpool.scheduler.simulator.workloads.generators import all_at_once
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 

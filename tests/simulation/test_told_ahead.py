@@ -12,7 +12,7 @@ from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.decisions.placement.prefetch import PrefetchPlanner
 from modelpool.scheduler.model.messages import Prefetch, RunTask
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
-from modelpool.scheduler.simulator.workloads.arrivals import poisson
+from modelpool.scheduler.simulator.workloads.generators import poisson
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 

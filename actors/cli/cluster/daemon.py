@@ -35,6 +35,7 @@ from modelpool.actors.ray.session_folder import SessionFolder
 from modelpool.actors.ray.state_folder import pool_log_path
 from modelpool.actors.ray.unused_state import StateUpkeep
 from modelpool.pool.values.core.errors import UserError, counted
+from modelpool.pool.values.core.process_identity import process_start
 from modelpool.pool.values.core.user_folders import machine_folder
 
 if TYPE_CHECKING:
@@ -63,9 +64,11 @@ def start_in_background(config: PoolConfig) -> RunningPool:
             f"a pool called {name!r} is already running (process {known.pid}); stop it with `modelpool down`"
         )
     log = pool_log_path(None, name)
-    log.write_bytes(b"")
     reading_end, say = os.pipe()
-    with log.open("ab") as output, os.fdopen(reading_end) as answer:
+    # behind what earlier pools of the name have written: that says why they ended
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "ab") as output, os.fdopen(reading_end) as answer:
+        before_bytes = os.fstat(descriptor).st_size
         daemon = subprocess.Popen(
             [sys.executable, "-P", "-m", "modelpool.actors.cli.cluster.daemon", "--ready-fd", str(say)],
             stdin=subprocess.PIPE,
@@ -83,7 +86,7 @@ def start_in_background(config: PoolConfig) -> RunningPool:
         answer_text = answer.read()  # ends when the daemon reports, or when it exits
     if answer_text != _READY:
         daemon.wait()
-        raise UserError(answer_text or f"the pool did not start; last lines of {log}:\n{_tail(log)}")
+        raise UserError(answer_text or f"the pool did not start; last lines of {log}:\n{_tail(log, before_bytes)}")
     running = running_pool(name)
     assert running is not None, "the daemon writes its run file before it reports that it is ready"
     return running
@@ -203,6 +206,7 @@ def _serve_until(
         log=str(pool_log_path(None, config.cluster.name)),
         drain_seconds=config.cluster.drain_seconds,
         status_socket=status_socket,
+        start=process_start(me.pid),
     )
     write_run_file(running)
     upkeep = StateUpkeep(_lock_file(config.cluster.name), time.monotonic())
@@ -299,8 +303,11 @@ def _drain(opened: OpenedPool, seconds: float, hurry: threading.Event) -> None:
         draining.join(CHECK_SECONDS)
 
 
-def _tail(log: Path, lines: int = 20) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+def _tail(log: Path, begin_bytes: int, lines: int = 20) -> str:
+    """Return the last lines of a log, of those behind its first `begin_bytes`."""
+    content = log.read_bytes()
+    new = content[begin_bytes:] if len(content) >= begin_bytes else content  # it was rotated meanwhile
+    return "\n".join(new.decode(errors="replace").splitlines()[-lines:])
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from typing import Annotated
 
 import typer
@@ -27,7 +26,10 @@ def metrics(
     ] = DEFAULT_PORT,
     once: Annotated[bool, typer.Option("--once", help="Print the metrics and exit.", metavar=" ")] = False,
 ) -> None:
-    """Serve the metrics of a running pool at http://127.0.0.1:PORT/metrics for Prometheus, until Ctrl-C."""
+    """Serve the metrics of a running pool at http://127.0.0.1:PORT/metrics for Prometheus, until Ctrl-C. When the pool
+    ends, answers are 503 until the next `modelpool up`.
+    """
+    from modelpool.actors.cli.cluster.rejoin import Rejoining
     from modelpool.actors.cli.cluster.serve import name_of_running
     from modelpool.actors.cli.terminal.screen import say, user_console
     from modelpool.actors.control.metrics.exposition import metrics_text
@@ -36,11 +38,16 @@ def metrics(
     if not 0 <= port <= MOST_PORT:
         raise unusable_field("--port", port, f"a number from 0 to {MOST_PORT}")
     metrics_text(())  # whether the extra is installed
-    with session_of(context).open_pool(PoolOptions(pool=pool or name_of_running())) as running:
-        if once:
+    called = pool or name_of_running()
+    if once:
+        with session_of(context).open_pool(PoolOptions(pool=called)) as running:
             sys.stdout.write(metrics_text(running.metrics()).decode())
-            return
-        with MetricsServer(lambda: metrics_text(running.metrics()), port) as server:
-            say(user_console(), f"serving {server.url}; Ctrl-C ends it, the pool keeps running")
-            with contextlib.suppress(KeyboardInterrupt):
-                threading.Event().wait()
+        return
+    console = user_console()
+    with (
+        contextlib.closing(Rejoining(session_of(context), called, console)) as joined,
+        MetricsServer(lambda: metrics_text(joined.pool.metrics()), port) as server,
+    ):
+        say(console, f"serving {server.url}; Ctrl-C ends it, the pool keeps running")
+        with contextlib.suppress(KeyboardInterrupt):
+            joined.keep_joined()

@@ -99,6 +99,7 @@ def down(name: Name = None) -> None:
 
 def status_facts(status: PoolStatus) -> list[tuple[str, str]]:
     """Return the figures of a pool that belong to no worker."""
+    from modelpool.actors.cli.terminal.screen import duration
     from modelpool.actors.cli.terminal.tables import qos_facts, worker_facts
 
     waiting = ", ".join(f"{count} {stage}" for stage, count in status.waiting.items() if count)
@@ -113,7 +114,12 @@ def status_facts(status: PoolStatus) -> list[tuple[str, str]]:
     ]
     facts += [("pinned", f"{pinned.model} {pinned.words}") for pinned in status.pins]
     facts += qos_facts(status)
-    facts += [("controller", f"on {status.controller}")] if status.controller else []
+    if status.controller_restarts:
+        times = "once" if status.controller_restarts == 1 else f"{status.controller_restarts} times"
+        since = f"{f'on {status.controller}, ' if status.controller else ''}restarted {times}"
+        facts.append(("controller", f"{since}, the last time {duration(status.seconds)} ago"))
+    elif status.controller:
+        facts.append(("controller", f"on {status.controller}"))
     return facts + worker_facts(status)
 
 

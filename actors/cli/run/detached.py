@@ -32,6 +32,8 @@ EXIT_FAILED = 1
 _DRAW_SECONDS = 0.5
 #: outcomes of a submission that `jobs show` prints; --json prints all
 MOST_SHOWN = 40
+#: submissions that `jobs` names with one reason why they wait
+MOST_NAMED = 8
 #: invalid lines of a job file that are printed; more of them have a common cause
 MOST_REPORTED = 1000
 
@@ -259,7 +261,7 @@ def list_jobs(context: typer.Context, as_json: options.AsJson = False, pool: opt
     """List all submissions of a running pool, oldest first."""
     if context.invoked_subcommand is not None:
         return
-    from modelpool.actors.cli.terminal.screen import print_json, show, user_console
+    from modelpool.actors.cli.terminal.screen import print_json, say, show, user_console
     from modelpool.actors.cli.terminal.tables import rows_table
 
     with joined_pool(context, pool) as joined:
@@ -272,7 +274,15 @@ def list_jobs(context: typer.Context, as_json: options.AsJson = False, pool: opt
         [record.submission_id, record.state.value, counts(record), _time(record.created_at), record.user, record.output]
         for record in records
     ]
-    show(user_console(sys.stdout), rows_table(["id", "state", "jobs", "submitted", "user", "output"], rows))
+    console = user_console(sys.stdout)
+    show(console, rows_table(["id", "state", "jobs", "submitted", "user", "output"], rows))
+    waiting: dict[str, list[str]] = {}
+    for record in records:
+        if record.pending and record.trouble:
+            waiting.setdefault(record.trouble, []).append(record.submission_id)
+    for trouble, names in waiting.items():
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        say(console, f"{', '.join(names[:MOST_NAMED])}{more}: {trouble}", "yellow")
 
 
 def show_jobs(

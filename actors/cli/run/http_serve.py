@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -45,20 +47,25 @@ def serve(
     pool: options.PoolName = None,
 ) -> None:
     """Serve a web page and the HTTP interfaces (native, OpenAI, A1111, ComfyUI) of a running pool (--pool), or of a
-    pool that ends with this command. Keys and limits are in [serve] of the configuration.
+    pool that ends with this command. Keys and limits are in [serve] of the configuration. When a running pool
+    ends, calls get 503 until the next `modelpool up`, with which the server starts again.
     """
+    from modelpool.actors.cli.cluster.rejoin import wait_for_end, wait_for_next
     from modelpool.actors.cli.run.run_jobs import started
     from modelpool.actors.cli.terminal.open_pool import settings_for
     from modelpool.actors.cli.terminal.screen import say, user_console
     from modelpool.actors.http import server
     from modelpool.actors.outputs.atomic_write import make_private_folder
+    from modelpool.actors.outputs.results.outcomes import PoolLost
 
     # the configuration has [serve] also for a running pool, which has its own configuration otherwise
     settings = settings_for(PoolOptions(config=config)).override(host=host, port=port)
     server.check_packages()
     folder = served_folder(out, settings)
     where = replace(where, config=None if pool else config, pool=pool)
-    console = user_console()
+    console, environment = user_console(), dict(os.environ)
+    lost: list[PoolLost] = []
+    ended: list[str] = []
     with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
         make_private_folder(folder)
     with server.listen(settings.serve) as listening, started(session_of(context), where) as opened:
@@ -67,7 +74,21 @@ def serve(
             say(console, f"listening on {address}; outputs: {folder}", "bold")
             say(console, f"Describe it:  {address}/docs   Ctrl-C ends it", "dim")
 
-        server.serve(cast("HttpPool", opened), settings.serve, folder.absolute(), listening, ready)
+        def wait_for_next_pool() -> None:
+            reason = wait_for_end(opened)
+            try:
+                wait_for_next(pool or "", reason, console)
+            except PoolLost as gone:
+                lost.append(gone)
+            ended.append(reason)
+
+        wait = None if pool is None else wait_for_next_pool
+        server.serve(cast("HttpPool", opened), settings.serve, folder.absolute(), listening, ready, wait)
+    if lost:
+        raise lost[0]
+    if ended:  # all of its state is on disk, and a new process knows nothing of the Ray that has ended
+        say(console, f"pool {pool!r} runs again; the server starts again")
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def served_folder(out: str | None, settings: PoolConfig) -> Path:

@@ -109,9 +109,10 @@ def qos_facts(status: PoolStatus) -> list[tuple[str, str]]:
 
 
 def worker_facts(status: PoolStatus) -> list[tuple[str, str]]:
-    """Return what workers without a GPU wait for, how many jobs wait for hashes, and for each worker why it is not up,
-    that it does not answer, that its node is drained or lacks files, or its latest trouble."""
+    """Return what workers without a GPU and detached jobs wait for, how many jobs wait for hashes, and for each worker
+    why it is not up, that it does not answer, that its node is drained or lacks files, or its latest trouble."""
     facts = [("GPUs", status.waiting_for)] if status.waiting_for else []
+    facts += [("detached jobs", f"wait: {trouble}") for trouble in status.jobs_troubles]
     if status.jobs_unverified:
         verb = "job waits" if status.jobs_unverified == 1 else "jobs wait"
         facts.append(("files", f"{status.jobs_unverified} {verb} for the hashes of files that nodes are computing"))

@@ -11,7 +11,9 @@ Rules
    window is small until the pool is faster than it, and again while outputs wait for a slow disk: until they are
    written, they occupy the object store.
 3. A lost controller loses nothing: its unfinished requests are sent to the next one.
-4. An output folder that cannot be written holds its submission: nothing more of it is sent until it can be. It is
+4. While the journal takes no writes, nothing is sent, what is in the pool runs, and outcomes wait in memory, at most a
+   window of each submission. A probe of the journal ends that: nothing is cancelled, and nothing runs twice.
+5. An output folder that cannot be written holds its submission: nothing more of it is sent until it can be. It is
    opened by a thread of its own, since a store that does not answer must not hold up the others.
 """
 
@@ -21,17 +23,17 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.config.output_address import file_of, output_address
-from modelpool.actors.control.connection import Connection, ResultGone
-from modelpool.actors.control.controller import Controller, UnknownDriver
+from modelpool.actors.control.connection import CONTROLLER, Connection, ResultGone, UnknownDriver
 from modelpool.actors.control.detached.job_previews import DetachedPreviews
 from modelpool.actors.control.detached.journal import Fenced, Journal, JournalFailed
+from modelpool.actors.control.detached.left_memory import ended_memory, left_memory, stored_memory
 from modelpool.actors.control.detached.records import (
     NewSubmission,
     PendingRequest,
@@ -46,12 +48,13 @@ from modelpool.actors.control.detached.records import (
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
+from modelpool.actors.control.past_jobs import unpacked_history
 from modelpool.actors.control.status import PinnedModel
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import declare_layout
 from modelpool.actors.outputs.open_outputs import open_outputs
 from modelpool.actors.outputs.place import KeptImage, OutputPlace, name_values
-from modelpool.actors.outputs.results.job_ledger import LostOutputs
+from modelpool.actors.outputs.results.job_follower import JobFollower
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.sharded import ShardedOutputs
@@ -59,10 +62,19 @@ from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels, labels_of, output_key
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.worker.wire.messages import ClientId, JobEnded, JobPreview, Submission, SubmissionId, TaskProgress
+from modelpool.actors.worker.wire.messages import (
+    ClientId,
+    JobEnded,
+    JobPreview,
+    Submission,
+    SubmissionId,
+    TaskProgress,
+    journaled_id,
+)
 from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UserError, unknown_name
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.specs.spec import RunErrorKind
+from modelpool.scheduler.core.history import JobHistory
 from modelpool.scheduler.model.messages import Outcome
 
 logger = logging.getLogger(__name__)
@@ -90,6 +102,12 @@ RETRY_SECONDS = 1.0
 FOLDER_RETRY_SECONDS = 10.0
 #: interval of looking for work that nobody announced
 IDLE_SECONDS = 5.0
+#: interval of asking the controller what a journal keeps for the next one
+MEMORY_SECONDS = 2.0
+#: interval of asking whether a journal that could not be written can be written again
+PROBE_SECONDS = 5.0
+#: troubles that the status of the pool names
+MOST_TROUBLES = 4
 #: longest wait of one call
 LONGEST_WAIT_SECONDS = 10.0
 
@@ -125,13 +143,12 @@ class _Feed:
     window      requests that may be in the pool
     was_full    whether so many were in the pool since the window changed
     last_place  everything up to it was sent or has an outcome
-    in_pool     places that were sent and have no outcome
-    unwritten   those of them that have ended
-    again       places to send again, soonest first
+    jobs        which places are in the pool or have to be sent again; outcomes are in the journal
+    unwritten   places in the pool that have ended and wait for a thread that writes
+    uncommitted outcomes for which the journal had no room
     place        of its outputs
     kept         what that had when this feed began, by key (`output_key`)
     committer    writes outputs there
-    lost         how often the output of a place was lost
     name         template of the names of its outputs; None for the usual ones
     committing   held while outcomes are committed that may be the last ones
     """
@@ -141,14 +158,13 @@ class _Feed:
     kept: dict[str, KeptImage]
     window: int
     committer: OutputCommitter
+    jobs: JobFollower[RequestOutcome]
     name: NameTemplate | None = None
     committing: threading.Lock = field(default_factory=threading.Lock)
     was_full: bool = False
     last_place: int = -1
-    in_pool: set[int] = field(default_factory=set)
     unwritten: int = 0
-    again: list[int] = field(default_factory=list)
-    lost: LostOutputs = field(default_factory=LostOutputs)
+    uncommitted: list[RequestOutcome] = field(default_factory=list)
 
 
 class JobService:
@@ -171,8 +187,10 @@ class JobService:
         self._feeds: dict[str, _Feed] = {}
         #: submissions whose jobs in the pool have to be cancelled
         self._to_cancel: set[str] = set()
-        #: submissions whose folder cannot be written, and when to try again, on the monotonic clock
-        self._held: dict[str, float] = {}
+        #: submissions whose folder cannot be written, when to try again, on the monotonic clock, and why
+        self._held: dict[str, tuple[float, str]] = {}
+        #: when to probe a journal that could not be written, on the monotonic clock
+        self._probe_at = 0.0
         #: submissions whose place of outputs is being opened
         self._opening: dict[str, Future[_Feed]] = {}
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
@@ -216,12 +234,16 @@ class JobService:
 
     def submissions(self) -> tuple[SubmissionRecord, ...]:
         """Return all submissions, oldest first."""
-        return self._journal.submissions()
+        with self._changed:
+            held = dict(self._held)
+        return tuple(_with_trouble(record, self._journal.trouble, held) for record in self._journal.submissions())
 
     def progress(self, submission_id: str) -> JobsProgress:
         """Return the progress of a submission, by its id or the start of it. Raises UnknownName."""
         record = self._journal.find(submission_id)
+        broken = self._journal.trouble if record.pending else ""
         with self._changed:
+            record = _with_trouble(record, broken, self._held)
             feed = self._feeds.get(record.submission_id)
             running = tuple(
                 task
@@ -233,9 +255,16 @@ class JobService:
             return JobsProgress(
                 record=record,
                 running=running if record.pending else (),
-                in_pool=0 if feed is None else len(feed.in_pool),
-                waiting_for="" if running or not record.pending else record.trouble or self._trouble or opening,
+                in_pool=0 if feed is None else feed.jobs.in_pool,
+                waiting_for=broken
+                or ("" if running or not record.pending else record.trouble or self._trouble or opening),
             )
+
+    def history(self, job: str) -> JobHistory | None:
+        """Return the history of a job that has ended, of this controller of the pool or an earlier one, by its id or a
+        unique part of it. None if the journal has none that this version reads."""
+        content = self._journal.history(job)
+        return None if content is None else unpacked_history(content)
 
     def previews(self, submission_id: str) -> tuple[ImagePreview, ...]:
         """Return the newest previews of running jobs of a submission, and have some made for the next seconds. Raises
@@ -284,32 +313,23 @@ class JobService:
         with self._pinning:
             connection = self._connect()
             try:
-                pinned = connection.call(Controller.pin, tuple(models), replicas)
+                pinned = connection.call(CONTROLLER.pin, tuple(models), replicas)
             except UnknownName:
                 if replicas:
                     raise
-                pinned = self._unpin_known(connection, models)
+                pinned = _unpin_known(self._journal, connection, models)
             self._journal.keep_pins(models, replicas)
         return pinned
 
-    def _unpin_known(self, connection: Connection, models: Sequence[str]) -> tuple[PinnedModel, ...]:
-        """Unpin those of `models` that the controller has pinned. The others may be in the journal only: their file was
-        gone when the controller started, or the service was lost before it noted that they are unpinned. Raises
-        UnknownName for any other; nothing changes then."""
-        known = {pinned.model for pinned in connection.call(Controller.status).pins}
-        kept = self._journal.pins()
-        unknown = next((model for model in models if model not in known and model not in kept), None)
-        if unknown is not None:
-            raise unknown_name("pinned model", unknown, known | {model for model in kept if kept[model]})
-        return connection.call(Controller.pin, tuple(model for model in models if model in known), 0)
-
-    def pin_again(self, connection: Connection) -> None:
-        """Have a controller pin what users have pinned, in place of what its configuration says. A model whose file is
-        gone is left out."""
+    def remind(self, connection: Connection) -> None:
+        """Give a controller what the one before it has left in the journal, and have it pin what users have pinned, in
+        place of what its configuration says. A model whose file is gone is left out."""
+        left = left_memory(self._journal.memory())
+        connection.call(CONTROLLER.remember, left.memory, left.gap_seconds(), left.controllers)
         with self._pinning:
             for model, replicas in self._journal.pins().items():
                 try:
-                    connection.call(Controller.pin, (model,), replicas)
+                    connection.call(CONTROLLER.pin, (model,), replicas)
                 except UserError as problem:
                     if replicas:  # else it is not pinned, as it should be
                         logger.warning("model %s is not pinned again: %s", model, problem)
@@ -321,6 +341,7 @@ class JobService:
         if not self._stopping:
             with suppress(JournalFailed):
                 self._journal.drop_pins()
+                self._journal.keep_memory(ended_memory(self._journal.memory()))
         self._stopping = True
         self._wake.set()
         with self._changed:
@@ -369,7 +390,13 @@ class JobService:
                 self._wake.clear()
                 self._cancel_in_pool(link)
                 link.want_previews(self._previews.wanted())
-                if not self._send_some(link):
+                takes_writes = self._takes_writes()
+                with self._changed:
+                    held = dict(self._held)
+                link.tell(_troubles(self._journal.trouble, held))
+                if takes_writes:
+                    link.keep_memory(self._journal)
+                if not (takes_writes and self._send_some(link)):
                     self._wake.wait(IDLE_SECONDS)
         finally:
             if self._stopping:  # outputs that have arrived are written before the pool may release them
@@ -383,6 +410,28 @@ class JobService:
             if self._feeds.pop(name, None) is not None:
                 self._to_cancel.add(name)
         self._wake.set()
+
+    def _takes_writes(self) -> bool:
+        """Whether the journal takes writes, as far as is known. One that did not is probed at intervals; once it does,
+        outcomes that wait are committed."""
+        if self._journal.trouble:
+            if time.monotonic() < self._probe_at:
+                return False
+            self._probe_at = time.monotonic() + PROBE_SECONDS
+            if not self._journal.probe():
+                return False
+        with self._changed:
+            kept = [(feed, outcomes) for feed in self._feeds.values() if (outcomes := feed.uncommitted)]
+            for feed, _ in kept:
+                feed.uncommitted = []
+        for feed, outcomes in kept:
+            self._commit_or_hold(feed, outcomes)
+            with self._changed:
+                waiting = {each.place for each in feed.uncommitted}
+                for each in outcomes:
+                    if each.place not in waiting:
+                        feed.jobs.end(each.place, each)
+        return not self._journal.trouble
 
     def _cancel_in_pool(self, link: _Link) -> None:
         with self._changed:
@@ -407,11 +456,11 @@ class JobService:
     def _forget_ended(self, link: _Link, active: Container[str]) -> None:
         with self._changed:
             ended = {name: self._feeds.pop(name) for name in tuple(self._feeds) if name not in active}
-            self._held = {name: at for name, at in self._held.items() if name in active}
+            self._held = {name: held for name, held in self._held.items() if name in active}
             for name in [name for name in self._opening if name not in active]:
                 self._opening.pop(name).cancel()
         for name, feed in ended.items():
-            if feed.in_pool:  # it was cancelled in the journal a moment ago
+            if feed.jobs.in_pool:  # it was cancelled in the journal a moment ago
                 link.cancel(name)
             else:
                 link.forget(name)
@@ -422,7 +471,7 @@ class JobService:
         with self._changed:
             if name in self._feeds:
                 return self._feeds[name]
-            if time.monotonic() < self._held.get(name, 0.0):
+            if name in self._held and time.monotonic() < self._held[name][0]:
                 return None
             opening = self._opening.get(name)
         if opening is None:
@@ -446,31 +495,28 @@ class JobService:
             self._feeds[name] = feed
         return feed
 
-    def _hold(self, name: str, trouble: str) -> None:
-        """Nothing of a submission can be written: take it from the pool, and try again later."""
+    def _hold_for(self, name: str, problem: Exception) -> None:
+        """Hold a submission whose outputs cannot be opened or completed: take it from the pool, and try again later."""
+        if not isinstance(problem, (UserError, JournalFailed)):
+            logger.error("the outputs of submission %s cannot be written", name, exc_info=problem)
+        trouble = str(problem) or type(problem).__name__
         with self._changed:
-            self._held[name] = time.monotonic() + FOLDER_RETRY_SECONDS
+            self._held[name] = time.monotonic() + FOLDER_RETRY_SECONDS, trouble
         self._drop(name)
         with suppress(JournalFailed):  # of the same full disk
             self._journal.note_trouble(name, trouble)
-
-    def _hold_for(self, name: str, problem: Exception) -> None:
-        """Hold a submission whose outputs cannot be opened or completed."""
-        if not isinstance(problem, (UserError, JournalFailed)):
-            logger.error("the outputs of submission %s cannot be written", name, exc_info=problem)
-        self._hold(name, str(problem) or type(problem).__name__)
 
     def _next_chunks(self, feed: _Feed) -> Iterator[tuple[bool, list[PendingRequest]]]:
         """The next requests of `feed`, in runs of consecutive places, and whether they were sent before. Empty if the
         pool has enough.
         """
         with self._changed:
-            total = sum(len(each.in_pool) for each in self._feeds.values())
-            if (window := window_after(feed.window, feed.was_full, len(feed.in_pool), feed.unwritten)) != feed.window:
+            total = sum(each.jobs.in_pool for each in self._feeds.values())
+            if (window := window_after(feed.window, feed.was_full, feed.jobs.in_pool, feed.unwritten)) != feed.window:
                 feed.window, feed.was_full = window, False
-            room = min(feed.window - len(feed.in_pool), TOTAL_WINDOW - total)
+            room = min(feed.window - feed.jobs.in_pool, TOTAL_WINDOW - total)
             feed.was_full = feed.was_full or room < CHUNK
-            again, feed.again = feed.again[:CHUNK], feed.again[CHUNK:]
+            again = feed.jobs.take_again(CHUNK)
         if room < CHUNK and not again:
             return
         for place in again:
@@ -492,11 +538,13 @@ class JobService:
 
     def _send(self, link: _Link, feed: _Feed, chunk: Sequence[PendingRequest], is_again: bool) -> None:
         """Send consecutive requests; end those that cannot run, and those whose output exists."""
-        name, passed_seconds = feed.record.submission_id, time.time() - feed.record.created_at
+        # the only clock that goes on while the machine is off
+        name, now = feed.record.submission_id, time.time()
         usable: list[tuple[int, GenerateRequest]] = []
         ended: list[RequestOutcome] = []
         for each in chunk:
             try:
+                passed_seconds = feed.jobs.passed_seconds(each.place, now)
                 usable.append((each.place, with_deadline(restored_request(each.text), passed_seconds)))
             except ValueError as problem:
                 ended.append(_failed(name, each.place, RunErrorKind.BAD_INPUT, str(problem)))
@@ -513,14 +561,15 @@ class JobService:
         self, link: _Link, feed: _Feed, part: Sequence[tuple[int, GenerateRequest]], is_again: bool
     ) -> list[RequestOutcome]:
         """Send requests at consecutive places; return the outcomes of those that are refused."""
-        places = {place for place, _ in part}
+        places = [place for place, _ in part]
+        submission_id = link.id_for(feed.record.submission_id, is_again)
         with self._changed:
-            feed.in_pool |= places
+            feed.jobs.sent(places, submission_id)
         try:
-            link.submit(feed.record, part, is_again)
+            link.submit(submission_id, feed.record.user, part)
         except UserError as problem:
             with self._changed:
-                feed.in_pool -= places
+                feed.jobs.refused(places)
             if len(part) == 1:
                 return [_failed(feed.record.submission_id, part[0][0], RunErrorKind.BAD_INPUT, str(problem))]
             return [ended for one in part for ended in self._send_run(link, feed, [one], is_again)]
@@ -546,8 +595,9 @@ class JobService:
         """A job ended; called by the reader's thread, which must not wait."""
         with self._changed:
             feed = self._feeds.get(name_of(job.submission_id))
-            if feed is not None:
-                feed.unwritten += 1
+            if feed is None or not feed.jobs.arrived(job.index, job.submission_id):
+                return  # cancelled, or from before the controller was lost
+            feed.unwritten += 1
         with suppress(RuntimeError):  # the service stops: the request runs again
             self._writers.submit(self._finish, link, feed, job)
 
@@ -561,14 +611,12 @@ class JobService:
         """The controller is gone."""
         self._wake.set()
 
-    def _finish(self, link: _Link, feed: _Feed | None, job: JobEnded) -> None:
+    def _finish(self, link: _Link, feed: _Feed, job: JobEnded) -> None:
         """Write the output of a job that ended, and commit it."""
-        if feed is None:
-            return
         with self._changed:
             feed.unwritten -= 1
-            if self._feeds.get(feed.record.submission_id) is not feed or job.index not in feed.in_pool:
-                return  # cancelled, or from before the controller was lost
+            if self._feeds.get(feed.record.submission_id) is not feed:
+                return  # cancelled meanwhile, or the controller was lost
         self._write_and_commit(link, feed, job)
 
     def _write_and_commit(self, link: _Link, feed: _Feed, job: JobEnded) -> None:
@@ -584,12 +632,11 @@ class JobService:
                 logger.exception("the output of %s could not be written", job.job_id)
                 text = f"the output could not be written: {type(mistake).__name__}: {mistake}"
                 outcome = _failed(name, job.index, RunErrorKind.INTERNAL, text)
+            if outcome is not None and not self._commit_or_keep(feed, [outcome]):
+                return
             if outcome is not None:
-                self._commit(feed, [outcome])
-            with self._changed:
-                feed.in_pool.discard(job.index)
-                if outcome is None:
-                    feed.again.append(job.index)
+                with self._changed:
+                    feed.jobs.end(job.index, outcome)
             self._wake.set()
         except (PoolLost, UnknownDriver, Fenced):
             return  # the service's thread notices, too; the request has no outcome
@@ -602,11 +649,13 @@ class JobService:
         """
         name = feed.record.submission_id
         if job.outcome is Outcome.CANCELLED:
-            return None  # not by the submission's driver, since it is still known here
+            with self._changed:  # not by the submission's driver, since it is still known here
+                feed.jobs.withdrawn(job.index, job.submission_id)
+            return None
         if job.outcome is Outcome.FAILED:
             kind = RunErrorKind.INTERNAL if job.error is None else job.error.kind
             message = "" if job.error is None else job.error.message
-            self._note_failure(feed, job, kind, message)
+            _note_failure(feed, job, kind, message, self._journal.request_text(name, job.index))
             return _failed(name, job.index, kind, message)
 
         def labels_of_request(job: JobEnded) -> Labels:
@@ -620,31 +669,36 @@ class JobService:
         try:
             written = feed.committer.write(link.connection, job, labels_of_request)
         except ResultGone as gone:
-            runs_again = feed.lost.note(job.index)
-            link.connection.call(Controller.result_lost, job.wanted)
+            link.connection.call(CONTROLLER.result_lost, job.wanted)  # first: it may be sent again at once
+            with self._changed:
+                runs_again = feed.jobs.output_lost(job.index)
             if not runs_again:
                 return _failed(name, job.index, RunErrorKind.INPUT_LOST, str(gone))
             return None
         file, sha256 = file_of(written.path), written.pixels_sha256
         return RequestOutcome(name, job.index, Outcome.SUCCEEDED, file, written.file_bytes, sha256)
 
-    def _note_failure(self, feed: _Feed, job: JobEnded, kind: RunErrorKind, message: str) -> None:
-        """Remember a failure where the output would have been written, for reports about the place."""
-        if job.recipe is None:
-            return
-        labels = labels_in_text(self._journal.request_text(feed.record.submission_id, job.index))
-        failure = FailedOutput.of(job.recipe, labels, job.index, job.job_id, kind.value, message, time.time())
-        with suppress(OutputFailed):  # the journal has it, too
-            feed.place.note_failures([failure])
-
     def _commit_or_hold(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
-        """Commit outcomes of requests that did not run."""
+        """Commit outcomes, or keep them until the journal takes them."""
         try:
-            self._commit(feed, outcomes)
+            self._commit_or_keep(feed, outcomes)
         except Fenced:
             return  # the service's thread notices, too
         except Exception as problem:
             self._hold_for(feed.record.submission_id, problem)
+
+    def _commit_or_keep(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> bool:
+        """As `_commit`. If the journal takes no writes, keep the outcomes until it does, and return False."""
+        try:
+            self._commit(feed, outcomes)
+        except JournalFailed:
+            if not self._journal.trouble:
+                raise
+            with self._changed:
+                feed.uncommitted += outcomes
+            self._wake.set()
+            return False
+        return True
 
     def _commit(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
         """Commit outcomes. Before the last one, complete what the place writes in parts: a submission that has ended
@@ -675,12 +729,18 @@ class _Link:
         self._ids: dict[str, list[SubmissionId]] = {}
         #: those of them of which the controller has previews made
         self._previewed: set[SubmissionId] = set()
+        #: the troubles that the controller knows; None before the first: it may know those of an earlier service
+        self._told: tuple[str, ...] | None = None
+        #: number of ended jobs that the controller had at the last `keep_memory`, and when the next one is due
+        self._ended, self._memory_at = 0, 0.0
+        #: the memory that was stored last
+        self._stored = ""
 
     def enter(self) -> None:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
-        self.connection.call(Controller.leave, CLIENT)
-        self._service.pin_again(self.connection)  # first: it may take long, and a driver that has entered must poll
-        self.connection.call(Controller.enter, CLIENT)
+        self.connection.call(CONTROLLER.leave, CLIENT)
+        self._service.remind(self.connection)  # first: it may take long, and a driver that has entered must poll
+        self.connection.call(CONTROLLER.enter, CLIENT)
         # the loss of the controller is noticed without submissions, too
         self._reader.listen(_NO_SUBMISSION, _Listener(self, _NO_SUBMISSION, self._service))
         self._reader.start()
@@ -690,34 +750,56 @@ class _Link:
 
         def wake() -> None:
             with suppress(PoolLost):
-                self.connection.call(Controller.leave, CLIENT)
+                self.connection.call(CONTROLLER.leave, CLIENT)
 
         self._reader.stop(wake)
 
-    def submit(self, record: SubmissionRecord, part: Sequence[tuple[int, GenerateRequest]], is_again: bool) -> None:
+    def id_for(self, name: str, is_again: bool) -> SubmissionId:
+        """Return the id under which the next requests of a submission are sent, and listen to it."""
+        ids = self._ids.setdefault(name, [])
+        if is_again or not ids:
+            ids.append(self._service.new_id(name))
+            self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
+        return ids[-1]
+
+    def submit(self, submission_id: SubmissionId, user: str, part: Sequence[tuple[int, GenerateRequest]]) -> None:
         """Send requests at consecutive places. Raises UserError if one of them cannot run: then none was sent."""
         requests, given = self._images.bring_all([request for _, request in part])
-        ids = self._ids.setdefault(record.submission_id, [])
-        if is_again or not ids:
-            ids.append(self._service.new_id(record.submission_id))
-            self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
-        sent = Submission(CLIENT, ids[-1], part[0][0], tuple(requests), False, record.user, given)
-        self.connection.call(Controller.submit, sent)
-        self._previewed.discard(ids[-1])  # the controller forgets it whenever all jobs of an id have ended
+        sent = Submission(CLIENT, submission_id, part[0][0], tuple(requests), False, user, given)
+        self.connection.call(CONTROLLER.submit, sent)
+        self._previewed.discard(submission_id)  # the controller forgets it whenever all jobs of an id have ended
 
     def want_previews(self, names: Container[str]) -> None:
         """Have previews made of these submissions, and of no others."""
         wanted = {each for name, ids in self._ids.items() if name in names for each in ids}
         for submission_id in wanted - self._previewed:
-            self.connection.call(Controller.want_previews, CLIENT, submission_id, PreviewWish())
+            self.connection.call(CONTROLLER.want_previews, CLIENT, submission_id, PreviewWish())
         for submission_id in self._previewed - wanted:
-            self.connection.call(Controller.want_previews, CLIENT, submission_id, None)
+            self.connection.call(CONTROLLER.want_previews, CLIENT, submission_id, None)
         self._previewed = wanted
+
+    def keep_memory(self, journal: Journal) -> None:
+        """Store at intervals what the controller hands to the next one. Raises JournalFailed."""
+        if time.monotonic() < self._memory_at:
+            return
+        self._memory_at = time.monotonic() + MEMORY_SECONDS
+        found = self.connection.call(CONTROLLER.memory, self._ended)
+        if not found.past_jobs and found.memory == self._stored:
+            return
+        past = [(journaled_id(each.job_id), str(each.job_id), each.history) for each in found.past_jobs]
+        journal.keep_memory(stored_memory(found.memory, found.controllers), past)
+        self._ended, self._stored = found.ended, found.memory
+
+    def tell(self, troubles: tuple[str, ...]) -> None:
+        """Have the status of the pool show these troubles of detached jobs."""
+        if troubles != self._told:
+            self.connection.call(CONTROLLER.jobs_troubled, troubles)
+            self._told = troubles
 
     def cancel(self, name: str) -> None:
         """Cancel what is in the pool of a submission."""
         for submission_id in self.forget(name):
-            self.connection.call(Controller.cancel, CLIENT, submission_id)
+            self.connection.call(CONTROLLER.cancel, CLIENT, submission_id)
 
     def forget(self, name: str) -> list[SubmissionId]:
         """Listen to a submission no longer; return its ids."""
@@ -752,11 +834,53 @@ class _Listener:
         self._service.note_lost()
 
 
+def _unpin_known(journal: Journal, connection: Connection, models: Sequence[str]) -> tuple[PinnedModel, ...]:
+    """Unpin those of `models` that the controller has pinned. The others may be in the journal only: their file was
+    gone when the controller started, or the service was lost before it noted that they are unpinned. Raises
+    UnknownName for any other; nothing changes then."""
+    known = {pinned.model for pinned in connection.call(CONTROLLER.status).pins}
+    kept = journal.pins()
+    unknown = next((model for model in models if model not in known and model not in kept), None)
+    if unknown is not None:
+        raise unknown_name("pinned model", unknown, known | {model for model in kept if kept[model]})
+    return connection.call(CONTROLLER.pin, tuple(model for model in models if model in known), 0)
+
+
+def _note_failure(feed: _Feed, job: JobEnded, kind: RunErrorKind, message: str, text: str) -> None:
+    """Remember a failure of the request in `text` where its output would have been written, for reports about the
+    place."""
+    if job.recipe is None:
+        return
+    labels = labels_in_text(text)
+    failure = FailedOutput.of(job.recipe, labels, job.index, job.job_id, kind.value, message, time.time())
+    with suppress(OutputFailed):  # the journal has it, too
+        feed.place.note_failures([failure])
+
+
+def _with_trouble(
+    record: SubmissionRecord, journal_trouble: str, held: Mapping[str, tuple[float, str]]
+) -> SubmissionRecord:
+    """Return a submission with the present reason why nothing of it starts, which a full disk may not have taken."""
+    if not record.pending:
+        return record
+    _, here = held.get(record.submission_id, (0.0, ""))
+    return replace(record, trouble=journal_trouble or here or record.trouble)
+
+
+def _troubles(journal_trouble: str, held: Mapping[str, tuple[float, str]]) -> tuple[str, ...]:
+    """Return why detached jobs wait though the pool could run them: the journal, or places of outputs."""
+    named = [f"submission {name}: {trouble}" for name, (_, trouble) in held.items()]
+    more = [f"{len(named) - MOST_TROUBLES} more submissions wait"] if len(named) > MOST_TROUBLES else []
+    return (*filter(None, (journal_trouble,)), *named[:MOST_TROUBLES], *more)
+
+
 def _opened_feed(record: SubmissionRecord, node_writers: NodeWriters | None) -> _Feed:
     """Open the place of a submission's outputs, and find what is there. Raises OutputFailed."""
     place = open_outputs(output_address(record.output))
     name = NameTemplate.of(record.file_name) if record.file_name else None
-    return _Feed(record, place, place.kept(), LEAST_WINDOW, OutputCommitter(place, node_writers), name)
+    jobs: JobFollower[RequestOutcome] = JobFollower()
+    jobs.submit(record.request_count, record.created_at)
+    return _Feed(record, place, place.kept(), LEAST_WINDOW, OutputCommitter(place, node_writers), jobs, name)
 
 
 def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> int:
@@ -781,7 +905,7 @@ def _without_finished(
     ended: list[RequestOutcome] = []
     brought = images.bring_each([request for _, request in usable])
     checked = tuple(request for request in brought if not isinstance(request, UserError))
-    recipes = iter(link.connection.call(Controller.recipes, checked))
+    recipes = iter(link.connection.call(CONTROLLER.recipes, checked))
     for (place, request), one in zip(usable, brought, strict=True):
         recipe = one if isinstance(one, UserError) else next(recipes)
         kept = None if isinstance(recipe, UserError) else feed.kept.get(output_key(recipe.digest, request.id or ""))

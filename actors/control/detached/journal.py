@@ -1,4 +1,5 @@
-"""`Journal`: what a pool has promised, in one SQLite file: submissions, requests, outcomes, output commits, pins.
+"""`Journal`: what a pool has promised, in one SQLite file: submissions, requests, outcomes, output commits, pins; and
+what a controller hands to the next one.
 
 Rules
 1. A method that writes returns after the data is on disk (`synchronous=FULL`). Writes of several threads that arrive
@@ -8,7 +9,12 @@ Rules
 3. One driver at a time hands over the submission of an id. It names itself in each call.
 4. A request has at most one outcome: the first one counts, and a second one is reported as such.
 5. Times are wall-clock times.
-6. The oldest ended submissions are removed when more than `most_requests` requests are stored.
+6. The oldest ended submissions are removed when more than `most_requests` requests are stored, and the oldest histories
+   of jobs when there are more than MOST_HISTORIES.
+7. Rows have checksums, and submissions know how many requests they have: a file whose contents were altered is refused
+   when it is opened. The lock file has the number of the latest epoch: an emptied file is refused, too. A file that is
+   not there begins anew. Rows of earlier versions have no checksums and are read as they are.
+8. Once a statement has failed, `trouble` says why, until `probe` has found that the file takes writes again.
 
 Knows no pool and no output folder.
 """
@@ -17,11 +23,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import queue
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -39,6 +47,8 @@ from modelpool.actors.control.detached.records import (
 from modelpool.pool.values.core.errors import UserError, unknown_name
 from modelpool.scheduler.model.messages import Outcome
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 #: requests that are kept: about 1 GiB
@@ -49,6 +59,12 @@ MOST_IN_TRANSACTION = 256
 SILENCE_SECONDS = 30.0
 #: how long a statement waits for another process's lock, which only a backup or a person's sqlite3 holds
 BUSY_SECONDS = 10.0
+
+#: histories of jobs that are kept: some 10 MB
+MOST_HISTORIES = 5_000
+#: bytes that a probe writes: more than a group of outcomes takes, so that a disk with less room is not tried again and
+#: again
+PROBE_BYTES = 1 << 16
 
 #: the statements that bring a journal from version N to N + 1
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -85,6 +101,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("CREATE TABLE pin (model TEXT PRIMARY KEY, replicas INTEGER NOT NULL)",),
     ("ALTER TABLE submission ADD COLUMN file_name TEXT NOT NULL DEFAULT ''",),
+    ("CREATE TABLE probe (one INTEGER PRIMARY KEY, content BLOB NOT NULL)",),
+    (
+        "CREATE TABLE memory (one INTEGER PRIMARY KEY, content TEXT NOT NULL)",
+        "CREATE TABLE history (number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, sent TEXT NOT NULL, "
+        "content BLOB NOT NULL)",
+        "CREATE INDEX history_of_job ON history (job)",
+    ),
+    (
+        "ALTER TABLE submission ADD COLUMN checksum INTEGER",
+        "ALTER TABLE request ADD COLUMN checksum INTEGER",
+        "ALTER TABLE request ADD COLUMN outcome_checksum INTEGER",
+        "ALTER TABLE memory ADD COLUMN checksum INTEGER",
+    ),
 )
 VERSION = len(MIGRATIONS)
 
@@ -134,13 +163,18 @@ class Journal:
         self.path = path
         self._most_requests = most_requests
         self._wall_clock = wall_clock
+        had_file = path.exists()
         self._lock_file = _locked(path)
+        opened = contextlib.ExitStack()
         try:
             with _failures_named(path):
-                self._connection = _opened(path)
-                self.epoch = _begin_epoch(self._connection)
+                self._connection = opened.enter_context(contextlib.closing(_opened(path)))
+                known_epoch = _noted_epoch(self._lock_file) if had_file else 0
+                self.epoch = _begin_epoch(self._connection, known_epoch)
                 self._readers = _opened(path)
+            _note_epoch(self._lock_file, self.epoch)
         except BaseException:
+            opened.close()
             self._lock_file.close()
             raise
         self._reading = threading.Lock()
@@ -148,6 +182,8 @@ class Journal:
         #: by id, of submissions that are being received; only the thread below uses it
         self._receivers: dict[str, _Receiver] = {}
         self._closed = False
+        #: why the latest statement failed, until a probe succeeds; "" if none has
+        self.trouble = ""
         self._thread = threading.Thread(target=self._write_all, name="modelpool journal", daemon=True)
         self._thread.start()
 
@@ -178,8 +214,8 @@ class Journal:
             connection.execute("DELETE FROM submission WHERE id = ?", (new.submission_id,))
             values = (new.submission_id, SubmissionState.RECEIVING, new.output, new.user, new.request_count)
             connection.execute(
-                "INSERT INTO submission (id, state, output, user, request_count, file_name, created_at) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO submission (id, state, output, user, request_count, file_name, created_at, checksum) "
+                "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, checksum_of(?1, ?3, ?4, ?6))",
                 (*values, new.file_name, self._wall_clock()),
             )
             return _required(connection, new.submission_id)
@@ -198,7 +234,11 @@ class Journal:
             self._note_sender(submission_id, driver)
             number = _number(connection, submission_id)
             rows = [(number, place, text) for place, text in enumerate(texts, start=first_place)]
-            connection.executemany("INSERT OR REPLACE INTO request (submission, place, request) VALUES (?, ?, ?)", rows)
+            connection.executemany(
+                "INSERT OR REPLACE INTO request (submission, place, request, checksum) "
+                "VALUES (?1, ?2, ?3, checksum_of(?1, ?2, ?3))",
+                rows,
+            )
 
         self._write(change)
 
@@ -334,7 +374,9 @@ class Journal:
         def change(connection: sqlite3.Connection) -> int:
             number = _number(connection, submission_id)
             cancelled = connection.execute(
-                "UPDATE request SET outcome = ?, epoch = ? WHERE submission = ? AND outcome IS NULL",
+                "UPDATE request SET outcome = ?1, epoch = ?2, "
+                "outcome_checksum = checksum_of(place, ?1, '', 0, '', '', '') "
+                "WHERE submission = ?3 AND outcome IS NULL",
                 (Outcome.CANCELLED.value, self.epoch, number),
             ).rowcount
             _count(connection, number, Outcome.CANCELLED, cancelled)
@@ -361,7 +403,56 @@ class Journal:
         """Forget all pins: the pool ends."""
         self._write(lambda connection: connection.execute("DELETE FROM pin").rowcount)
 
+    # ---- controllers ----------------------------------------------------------------------------------------------
+
+    def memory(self) -> str:
+        """Return the text that `keep_memory` has stored last; "" if there is none."""
+        return next((str(text) for (text,) in self._read("SELECT content FROM memory", ())), "")
+
+    def keep_memory(self, memory: str, histories: Sequence[tuple[str, str, bytes]] = ()) -> None:
+        """Store what the next controller is given, in place of the last text, and histories of jobs that have ended:
+        the id of each job in the journal and in the pool, and its history."""
+
+        def change(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO memory VALUES (1, ?1, checksum_of(?1))", (memory,))
+            connection.executemany("INSERT INTO history (job, sent, content) VALUES (?, ?, ?)", histories)
+            connection.execute(
+                "DELETE FROM history WHERE number <= (SELECT coalesce(max(number), 0) FROM history) - ?",
+                (MOST_HISTORIES,),
+            )
+
+        self._write(change)
+
+    def history(self, job: str) -> bytes | None:
+        """Return the latest history of the job with this id, or of the only job whose id contains it; None if there is
+        none."""
+        found = self._read(
+            "SELECT content FROM history WHERE job = ?1 OR sent = ?1 ORDER BY number DESC LIMIT 1", (job,)
+        )
+        if not found and job:
+            part = "%" + job.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+            like = "FROM history WHERE job LIKE ?1 ESCAPE '\\' OR sent LIKE ?1 ESCAPE '\\'"
+            if len(self._read(f"SELECT DISTINCT job {like} LIMIT 2", (part,))) == 1:
+                found = self._read(f"SELECT content {like} ORDER BY number DESC LIMIT 1", (part,))
+        return next((bytes(content) for (content,) in found), None)
+
     # ---- upkeep ---------------------------------------------------------------------------------------------------
+
+    def probe(self) -> bool:
+        """Whether the journal takes writes: writes `PROBE_BYTES` in place of those of the last probe, and reads. Ends
+        its `trouble` if so, and renews it otherwise.
+        """
+
+        def change(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO probe VALUES (1, zeroblob(?))", (PROBE_BYTES,))
+
+        try:
+            self._write(change)
+            self._read("SELECT one FROM probe", ())
+        except JournalFailed:
+            return False
+        self.trouble = ""
+        return True
 
     def close(self) -> None:
         """Write what waits, and release the journal. Idempotent."""
@@ -390,8 +481,9 @@ class Journal:
         if found is None:  # it was removed
             return False
         ended = connection.execute(
-            "UPDATE request SET outcome = ?, file = ?, file_bytes = ?, pixels_sha256 = ?, error_kind = ?, message = ?, "
-            "epoch = ? WHERE submission = ? AND place = ? AND outcome IS NULL",
+            "UPDATE request SET outcome = ?1, file = ?2, file_bytes = ?3, pixels_sha256 = ?4, error_kind = ?5, "
+            "message = ?6, epoch = ?7, outcome_checksum = checksum_of(?9, ?1, ?2, ?3, ?4, ?5, ?6) "
+            "WHERE submission = ?8 AND place = ?9 AND outcome IS NULL",
             (
                 each.outcome.value,
                 each.file,
@@ -422,8 +514,16 @@ class Journal:
             stored -= count
 
     def _read(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._reading, _failures_named(self.path):
+        with self._reading, self._failures_noted(), _failures_named(self.path):
             return self._readers.execute(statement, values).fetchall()
+
+    @contextlib.contextmanager
+    def _failures_noted(self) -> Iterator[None]:
+        try:
+            yield
+        except JournalFailed as failed:
+            self.trouble = str(failed)
+            raise
 
     def _write(self, change: Callable[[sqlite3.Connection], T]) -> T:
         """Have the journal's thread apply `change`, and wait until it is on disk."""
@@ -451,7 +551,7 @@ class Journal:
         """Apply the changes in one transaction. A change that raises is undone alone."""
         answers: list[tuple[_Write, Any, BaseException | None]] = []
         try:
-            with _failures_named(self.path), _transaction(self._connection):
+            with self._failures_noted(), _failures_named(self.path), _transaction(self._connection):
                 (epoch,) = self._connection.execute("SELECT number FROM epoch").fetchone()
                 if epoch != self.epoch:
                     raise Fenced(f"{self.path}: opened by another process (epoch {epoch}, this is {self.epoch})")
@@ -487,7 +587,7 @@ def _locked(path: Path) -> IO[bytes]:
         # requests of all users are in the file, and in those that SQLite makes beside it with the same permissions
         for each in (path, lock):
             os.close(os.open(each, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        file = lock.open("ab")
+        file = lock.open("r+b")
     except OSError as error:
         raise JournalFailed(f"{path}: the journal cannot be opened ({error.strerror or error})") from error
     try:
@@ -506,14 +606,60 @@ def _opened(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.create_function("checksum_of", -1, _checksum, deterministic=True)
     return connection
 
 
-def _begin_epoch(connection: sqlite3.Connection) -> int:
-    """Bring the file to this version and start an epoch; drop submissions that were never acknowledged."""
+def _checksum(*values: str | int | None) -> int:
+    """Return the CRC-32 of values of a row."""
+    return zlib.crc32("\x1f".join(map(str, values)).encode("utf-8", "surrogatepass"))
+
+
+def _noted_epoch(lock_file: IO[bytes]) -> int:
+    """Return the epoch that the last process with the lock has noted; 0 if none has."""
+    lock_file.seek(0)
+    noted = lock_file.read(32).strip()
+    return int(noted) if noted.isdigit() else 0
+
+
+def _note_epoch(lock_file: IO[bytes], epoch: int) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the one before stays, which is as good
+        lock_file.seek(0)
+        lock_file.write(f"{epoch}\n".encode())
+        lock_file.flush()
+        os.fsync(lock_file.fileno())
+
+
+#: what finds rows that were altered: their place, for the message
+_ALTERED = (
+    """SELECT 'submission ' || id FROM submission WHERE checksum != checksum_of(id, output, user, file_name)""",
+    """SELECT 'request ' || place || ' of submission ' || submission FROM request
+       WHERE checksum != checksum_of(submission, place, request)""",
+    """SELECT 'the outcome of request ' || place || ' of submission ' || submission FROM request
+       WHERE outcome_checksum != checksum_of(place, outcome, file, file_bytes, pixels_sha256, error_kind, message)""",
+    f"""SELECT 'the requests of submission ' || id FROM submission WHERE state != '{SubmissionState.RECEIVING}' AND
+        request_count != (SELECT count(*) FROM request WHERE request.submission = submission.number)""",
+    "SELECT 'the memory of the last controller' FROM memory WHERE checksum != checksum_of(content)",
+)
+
+
+def _require_unaltered(connection: sqlite3.Connection) -> None:
+    """Raise sqlite3.DatabaseError for a file whose rows do not agree with their checksums."""
+    for statement in _ALTERED:
+        found = connection.execute(f"{statement} LIMIT 1").fetchone()
+        if found is not None:
+            raise sqlite3.DatabaseError(f"altered since it was written: {found[0]}")
+
+
+def _begin_epoch(connection: sqlite3.Connection, known_epoch: int) -> int:
+    """Bring the file to this version and start an epoch; drop submissions that were never acknowledged. `known_epoch`
+    is the latest one that is known besides the file; 0 if none is."""
     (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if problem != "ok":
         raise sqlite3.DatabaseError(f"damaged: {problem}")
+    (before,) = connection.execute("PRAGMA user_version").fetchone()
+    if known_epoch and not before:
+        raise sqlite3.DatabaseError(f"it is empty, and was in use: opened {known_epoch} times")
     with _transaction(connection):
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if not 0 <= version <= VERSION:
@@ -522,7 +668,16 @@ def _begin_epoch(connection: sqlite3.Connection) -> int:
             for statement in statements:
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {VERSION}")
-        connection.execute("UPDATE epoch SET number = number + 1")
+        _require_unaltered(connection)
+        (written,) = connection.execute("SELECT number FROM epoch").fetchone()
+        if written < known_epoch:
+            logger.warning(
+                "the journal is an older copy: it was opened %d times, and the last one %d times; what ended since "
+                "runs again, unless its output is there",
+                written,
+                known_epoch,
+            )
+        connection.execute("UPDATE epoch SET number = max(number, ?) + 1", (known_epoch,))
         connection.execute("DELETE FROM submission WHERE state = ?", (SubmissionState.RECEIVING,))
         (epoch,) = connection.execute("SELECT number FROM epoch").fetchone()
     return int(epoch)

@@ -16,7 +16,6 @@ from modelpool.actors.graph.features.schedule_guidance import schedule_of
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
-from modelpool.pool.families.two_experts import TWO_EXPERTS
 from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.core.expert_names import HIGH, LOW, expert_named
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
@@ -97,6 +96,8 @@ def expert_lora_warnings(runs: Sequence[SamplingRun]) -> Iterator[str]:
 
 
 def _one_model(facts: SamplingFacts) -> str:
+    from modelpool.pool.families.two_experts import TWO_EXPERTS  # all families, which drivers do not need
+
     reason = "has a single diffusion model for all noise levels"
     if facts.model in TWO_EXPERTS:
         reason += ". If it is one of two experts, `modelpool models assemble --low-noise` combines them into one model"

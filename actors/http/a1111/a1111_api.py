@@ -337,8 +337,8 @@ def _progress(active: Sequence[HttpSubmission]) -> dict[str, Any]:
     running = [task for each in active for task in each.running if task.steps]
     done = sum(len(each.ends) for each in active) + sum(task.step / task.steps for task in running)
     share = min(done / total, 1.0) if total else 0.0
-    began = min((each.created_at for each in active), default=0.0)
-    left = (time.time() - began) * (1 - share) / share if share else 0.0
+    began = min((each.began_at for each in active), default=0.0)
+    left = (time.monotonic() - began) * (1 - share) / share if share else 0.0
     state = {
         "skipped": False,
         "interrupted": any(each.cancelled for each in active),

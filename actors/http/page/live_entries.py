@@ -45,7 +45,7 @@ def pool_entry(status: PoolStatus | None, now: float, user: str | None, trouble:
         "uploaded_bytes": status.uploaded_bytes,
         "streamed_bytes": status.streamed_bytes,
         "restarts": status.restarts,
-        "waiting_for": status.waiting_for,
+        "waiting_for": "; ".join(filter(None, (status.waiting_for, *map(shown_message, status.jobs_troubles)))),
         "pins": [{"model": pin.model, "words": pin.words} for pin in status.pins],
         "failures": [
             {"job": job.job_id, "message": _short(shown_message(job.message)), "at": round(now - job.seconds)}

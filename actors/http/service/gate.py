@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 SIGNED_PATH = "/files/"
 #: the files of the web page, which ask for a key themselves and hold no data
 PAGE_PATH, PAGE_FILES_PATH = "/", "/page/"
+#: calls of probes, which tell nothing but counts
+PROBE_PATHS = LIVE_PATH, READY_PATH = "/livez", "/readyz"
 #: names of this machine, under which a server without keys may be called
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 #: close code of a web socket that is refused by policy. Source: RFC 6455, section 7.4.1
@@ -70,7 +72,7 @@ class Gate:
 
     def _checked(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         _check_origin(headers, self._settings, self._any_host)
-        if scope["path"].startswith((SIGNED_PATH, PAGE_FILES_PATH)) or scope["path"] == PAGE_PATH:
+        if scope["path"].startswith((SIGNED_PATH, PAGE_FILES_PATH)) or scope["path"] in (PAGE_PATH, *PROBE_PATHS):
             return Caller()
         caller = self._access.caller(headers)
         self._access.admit_call(caller)

@@ -28,6 +28,7 @@ from modelpool.actors.http.service.shares import HeldShare, of_the_largest
 from modelpool.actors.http.service.shown_messages import shown_message
 from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER
 from modelpool.actors.outputs.atomic_write import make_private_folder
+from modelpool.actors.outputs.results.job_follower import JobFollower
 from modelpool.actors.outputs.results.job_ledger import JobLedger
 from modelpool.actors.outputs.results.outcomes import JobFailure, OutputResult, PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
@@ -128,6 +129,8 @@ class HttpSubmission:
         self.total = total
         self.detached = detached
         self.created_at = time.time()
+        #: the same moment, in monotonic seconds
+        self.began_at = time.monotonic()
         self.ends: list[JobEnd] = []
         #: of each of `ends`: its number, and when this server saw it, in seconds since 1970
         self.end_marks: list[tuple[int, float]] = []
@@ -136,7 +139,6 @@ class HttpSubmission:
         self.held = ""
         #: why the rest will never end, or ""
         self.lost = ""
-        self.cancelled = False
         #: the newest previews of running jobs, by index, the latest last
         self.previews: dict[int, ImagePreview] = {}
         #: readers that want previews, and the time of the event loop until when callers do
@@ -148,12 +150,18 @@ class HttpSubmission:
         self.on_ended: Callable[[HttpSubmission, int], None] = lambda submission, count: None
         self._pixels: HeldShare | None = None
         self._ledger: JobLedger[JobEnd] = JobLedger(_state_of)
-        self._ledger.add(total)
+        self._follower = JobFollower(self._ledger)
+        self._follower.submit(total)
         self._ledger.seal()
         self._by_file: dict[str, JobEnd] = {}
         self._numbers = itertools.count() if numbers is None else numbers
         self._cancel = cancel
         self._changed = asyncio.Event()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._follower.is_cancelled
 
     @property
     def over(self) -> bool:
@@ -185,7 +193,7 @@ class HttpSubmission:
     def note(self, ends: Sequence[JobEnd], running: tuple[RunningTask, ...], held: str = "", lost: str = "") -> None:
         """Take what happened, and wake the readers."""
         before = self.unfinished
-        new = [end for end in ends if self._ledger.end(end.index, end)]
+        new = [end for end in ends if self._follower.end(end.index, end)]
         self.ends += new
         at = time.time()
         self.end_marks += ((next(self._numbers), at) for _ in new)
@@ -282,7 +290,7 @@ class HttpSubmission:
 
     async def cancel(self) -> None:
         """Cancel what has not ended."""
-        self.cancelled = True
+        self._follower.cancel()
         await asyncio.to_thread(self._cancel)
 
 
@@ -347,10 +355,10 @@ class Submissions:
             requests=requests,
             numbers=self._end_numbers,
         )
-        follower = _Follower(submission, jobs, asyncio.get_running_loop(), self._start)
+        reader = _Reader(submission, jobs, asyncio.get_running_loop(), self._start)
         self._add(submission)
-        jobs.watch(follower.wake)
-        follower.read()
+        jobs.watch(reader.wake)
+        reader.read()
         return submission
 
     async def submit_detached(
@@ -487,7 +495,7 @@ async def _removed(folder: Path) -> None:
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-class _Follower:
+class _Reader:
     """Reads the results of a submission on the loop whenever the pool has changed something."""
 
     def __init__(

@@ -19,7 +19,12 @@ from modelpool.actors.http.service.shown_names import (
     numbered_name,
     shown_name,
 )
-from modelpool.actors.outputs.atomic_write import make_private_folder, write_atomically
+from modelpool.actors.outputs.atomic_write import (
+    TEMPORARY_SUFFIX,
+    make_private_folder,
+    remove_leftovers,
+    write_atomically,
+)
 from modelpool.actors.request.image_decoding import image_of_bytes
 from modelpool.pool.values.core.errors import UserError, unusable_field
 
@@ -110,6 +115,7 @@ class Uploads:
         """Count a file of an owner's folder as the newest."""
         if self._files is None:
             self._files = {}
+            remove_leftovers(self._folder.rglob(f".*{TEMPORARY_SUFFIX}"))
             found = sorted((path.stat().st_mtime, path) for path in _files(self._folder))
             for _, each in found:
                 self._note(each.relative_to(self._folder).parts[0], each, each.stat().st_size)

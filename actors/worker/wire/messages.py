@@ -15,7 +15,7 @@ from modelpool.actors.graph.common.stage_request import StageLike
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.results.outcomes import TaskSummary
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import Preview, PreviewWish
 from modelpool.pool.values.core.remote_file import RemoteFile
 from modelpool.pool.values.core.stage_params import ModelRef, StageParams

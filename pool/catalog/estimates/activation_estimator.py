@@ -184,8 +184,8 @@ class ActivationEstimator:
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
         """Calibrate with a successful run of `task` with the cost `cost`.
 
-        Runs that ran out of memory are not used here: device, other load and division are known to the worker, whose
-        own calibration uses them. Nor are batches: the memory of a single task in a batch is unknown.
+        Runs that ran out of memory are not used here: the worker knows device, other load and division, and uses such
+        runs in its own calibration. Nor are batches: the memory of a single task in a batch is unknown.
         """
         if cost.batched > 1:
             return
@@ -208,7 +208,7 @@ class ActivationEstimator:
             shape, latent = work.shape if isinstance(work, DecodeParams) else work, self._open(model).latent
             cells: tuple[int, ...] = latent.sides(shape.width, shape.height)
             tiles = TILES
-            if latent.audio is not None and not latent.audio.cells:  # those of one length are short
+            if latent.audio is not None and not latent.audio.cells:  # audio of one length is short
                 cells, tiles = (self._audio_cells(model, work),), AUDIO_TILES
             yield from (ExecutionMode(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in tiles if t < max(cells))
 
@@ -523,7 +523,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
 
 
 def _roles_read(opened: OpenModel, work: ModelStageParams) -> tuple[Role, ...]:
-    """The components whose modules a dry run of `work` reads: what it runs, and what its inputs come from."""
+    """The components that a dry run of `work` reads: what it runs, and what its inputs come from."""
     family = opened.checkpoint.family
     if isinstance(work, VisionEncodeParams | EncodeImageParams | DecodeParams):
         return (role_of(work),)

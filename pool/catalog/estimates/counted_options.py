@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from modelpool.pool.families.parts.audio_tracks import SoundTrack
 from modelpool.pool.inference.conditioning.conditions import COND, UNCOND
 from modelpool.pool.inference.extensions.run_extension import RunExtension, run_extension
-from modelpool.pool.inference.extensions.step_clock import StepClock
 from modelpool.pool.inference.sampling.partial_run import PartialRun
+from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.values.core.run_options import RUN_OPTIONS, RunOptions, limits_of
 from modelpool.pool.values.core.stage_params import SampleParams
 from modelpool.pool.weights.options.model_options import ModelOptions
@@ -68,7 +68,7 @@ class CountedOptions:
 
     @classmethod
     def of(cls, work: SampleParams, module: nn.Module, row: str, track: SoundTrack | None = None) -> CountedOptions:
-        """Return those of a run of `module`, a model of the row `row`. Raises UnusableField."""
+        """Return the counted options of a run of `module`, a model of the row `row`. Raises UnusableField."""
         options = replace(counted_options(work.options), fbcache=None, teacache=None)
         if options.is_empty:
             return cls(work)
@@ -77,7 +77,7 @@ class CountedOptions:
 
     @property
     def model_options(self) -> ModelOptions:
-        """The options of the model, whose sampler functions the loop of the run calls."""
+        """The options of the model; the run's loop calls their sampler functions."""
         return ModelOptions() if self.extension is None else self.extension.model_options
 
     def call_shape(self, shape_CHW: tuple[int, ...]) -> tuple[int, ...]:

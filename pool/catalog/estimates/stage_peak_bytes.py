@@ -1,7 +1,8 @@
 """Peak device bytes of each stage without weights, in full and divided execution, by dry runs of the stage's own code.
 
-Mirrors the device calls of `pool.engine.stages`: the text encoder over all chunks of a text, the sampler loop around
-the diffusion model, the VAE over a latent or one tile. Device-independent, without margin.
+Mirrors the device calls of `pool.engine.stages` and `pool.engine.sampling_stage`: the text encoder over all chunks of a
+text, the sampler loop around the diffusion model, the VAE over a latent or one tile. Device-independent, without
+margin.
 
 Shape legend: B batch, C latent channels, H W height and width of a latent, L tokens, D text width.
 """
@@ -36,6 +37,7 @@ from modelpool.pool.inference.conditioning.micro_conditioning import (
     Residuals,
     empty_micro_conditioning,
 )
+from modelpool.pool.inference.conditioning.prompts import Prompts
 from modelpool.pool.inference.conditioning.regions import Regions
 from modelpool.pool.inference.conditioning.starts import StartLatent
 from modelpool.pool.inference.controlnets.calls import ControlInputs
@@ -46,7 +48,7 @@ from modelpool.pool.inference.controlnets.controlnet_bytes import (
     reads_prompt_only,
 )
 from modelpool.pool.inference.guidance.call_model import call_model, number_inputs
-from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.inference.guidance.guided_steps import ModelCall
 from modelpool.pool.inference.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.inference.pixels.latent_pixels import KL, codec_of, sampled_shape, sound_length_of
@@ -89,7 +91,7 @@ from modelpool.pool.weights.tracing.dry_run import META
 
 #: tile edges of a VAE in latent cells, largest first
 TILES: tuple[int, ...] = (64, 48, 32, 24, 16, 12, 8)
-#: the same for audio, whose cells depend on some ten others
+#: the same for audio; an audio cell depends on some ten others
 AUDIO_TILES: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 128)
 #: steps of the dry run: the history and noise of a sampler are allocated by the fifth step
 _STEPS, _STEPS_LOOKED_AT = 8, 5
@@ -300,7 +302,7 @@ def decode_bytes(
 def encode_image_bytes(
     vae: StageModule, cells: tuple[int, int], latent: LatentFacts, tile: int = 0, frames: int = 0
 ) -> int:
-    """Return the device memory of encoding an image whose latent has `cells` (height, width), without weights; by tiles
+    """Return the device memory of encoding an image to a latent of `cells` (height, width), without weights; by tiles
     of `tile` cells unless 0; with `frames` a video. The latent is merged on the host."""
     if tile:
         edges, _ = Tiling(tile).edges(cells)
@@ -317,7 +319,7 @@ def encode_image_bytes(
 @dataclass(frozen=True, slots=True)
 class AdapterStage:
     """An image prompt adapter in a run: its module, its call, the bytes of keys and values that stay until the end of
-    the run, and those of the queries that stay during a block of the model; 0 for UNets."""
+    the run, and the bytes of queries that stay during a block of the model; 0 for UNets."""
 
     stage: StageModule
     call: Callable[[nn.Module], object]
@@ -399,8 +401,8 @@ def stage_call(
 
 
 def _read_bytes(encoder: TextStage, work: EncodeParams, before: Sequence[ReadText]) -> tuple[int, int, list[ReadText]]:
-    """Peak bytes of encoding the text of `work`, bytes of the result, and the result, without values. `before` is that
-    of the encoder before it."""
+    """Peak bytes of encoding the text of `work`, bytes of the result, and the result, without values. `before` is the
+    result of the encoder before it."""
     read: list[ReadText] = []
 
     def call(module: nn.Module) -> None:

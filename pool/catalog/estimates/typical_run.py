@@ -1,4 +1,4 @@
-"""A typical run of each component of a model, whose share of operations per module resembles that of any run.
+"""A typical run of each component of a model, with shares of operations per module close to any run's.
 
 Used to plan which weights stay on a device; never executed.
 """

@@ -83,7 +83,7 @@ def assemble(
     """Write the description of the model `name`, made of the `chosen` files, to `folder`, which must contain them; by
     default to the model folder that contains them all.
 
-    Raises MissingParts naming what is missing and which of the known files would fit, UnknownName for an unknown file,
+    Raises MissingParts naming the missing parts and the known files that would fit, UnknownName for an unknown file,
     UnsafeFile for a file outside the folder, OutputFailed if the path exists.
     """
     plain_name(name, "the name of a model")

@@ -84,7 +84,7 @@ _PREFIX_KINDS: tuple[tuple[str, FileKind], ...] = (
 def kind_of_keys(keys: Collection[str], is_diffusion_model: bool) -> FileKind | None:
     """Return the kind of a file with tensors named `keys`; None if they do not determine it.
 
-    `is_diffusion_model`: the keys are those of a known diffusion model, under any prefix.
+    `is_diffusion_model`: the keys belong to a known diffusion model, under any prefix.
     """
     if (found := other_file(keys)) is not None:
         return found.kind

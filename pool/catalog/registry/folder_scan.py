@@ -86,7 +86,7 @@ class WeightsFile:
     """A file of weights, or what counts as one. Not read yet.
 
     path       as found, absolute
-    real_path  with all links resolved; of an index, only those of its folder, since its parts are next to its name
+    real_path  with all links resolved; of an index, only the links of its folder, since its parts are next to its name
     members    the existing files that it is made of; itself, for a single file
     assembly   for separate files named by a configuration: the role of each. `path` is then no file
     """
@@ -235,7 +235,7 @@ class _Scanner:
                 self._entry(path, place, names)
 
     def _confirmed_parts(self, index: Path, names: set[str], indexed: set[str]) -> set[str]:
-        """Return those of `names` that are parts of `index` and not separate models. An index may name unrelated files:
+        """Return the `names` that are parts of `index` and not separate models. An index may name unrelated files:
         a file without the name of a part counts as one only if the index and its parts agree."""
         parts = {part.name for part in _parts_of(index)[1:]} & names
         if all(_model_name_of_shard(name) in indexed for name in parts):
@@ -355,7 +355,7 @@ def _is_multi_file(path: Path) -> bool:
 
 
 def _names_safetensors(path: Path) -> bool:
-    """Whether the name is that of a file that lists safetensors files: a description, or an index."""
+    """Whether the file, by its name, lists safetensors files: a description, or an index."""
     return is_description(path) or (is_index(path) and SAFETENSORS_SUFFIXES[0] in path.name.lower())
 
 

@@ -1,7 +1,7 @@
 """Finds models and LoRAs by their names on the Hugging Face hub, ORG/NAME, in the hub's cache on this machine.
 
-Downloads nothing: a misspelled name in a request must not fetch files of any size. The cache is that of
-huggingface_hub, with its environment variables (HF_HOME, HF_HUB_CACHE).
+Downloads nothing: a misspelled name in a request must not fetch files of any size. The cache is
+huggingface_hub's, with its environment variables (HF_HOME, HF_HUB_CACHE).
 """
 
 from __future__ import annotations

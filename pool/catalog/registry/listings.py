@@ -26,7 +26,7 @@ class ModelListing:
 
 @dataclass(frozen=True, slots=True)
 class LoraListing:
-    """One LoRA file in the folders. `trigger_words` are those of its metadata (`pool.models.loading.trigger_words`)."""
+    """One LoRA file in the folders. `trigger_words` come from its metadata (`pool.models.loading.trigger_words`)."""
 
     name: str
     path: str

@@ -1,4 +1,4 @@
-"""Computes the hashes of models in several files from those of their files. Torch-free; reads nothing itself."""
+"""Computes the hashes of models in several files from the hashes of the files. Torch-free; reads nothing itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelpool.pool.weights.quant.file_hash import assembly_sha256, weights_sha2
 
 
 def assembly_hash(file: WeightsFile, hash_part: Callable[[str], str]) -> str:
-    """Return the SHA-256 of a model in separate files; `hash_part` returns that of the weights at a path. Raises
+    """Return the SHA-256 of a model in separate files; `hash_part` hashes the weights at a path. Raises
     CorruptFile as `read_description` does."""
     return assembly_sha256(file.assembly or read_description(file.path), hash_part)
 

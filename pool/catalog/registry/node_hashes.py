@@ -1,9 +1,9 @@
 """`NodeHashes`: the SHA-256 of the files that a machine has, each computed once for all processes of the machine.
 
-A pool names files by their SHA-256. A machine whose copy was not hashed by this pool may have another file of that
+A pool names files by their SHA-256. A machine with a copy not hashed by this pool may have another file of that
 name, so its workers hash what they use, in the background. Torch-free. Rules
 1. One process of a machine hashes at a time, one file: the holder of a lock file. The others find its result.
-2. A hash is valid for one state of a file: size, times, inode and device. Files whose state is so young that they may
+2. A hash is valid for one state of a file: size, times, inode and device. Files with a state so young that they may
    change again with equal times are not remembered on the disk.
 3. What the registry of this machine has hashed is not hashed again.
 """
@@ -27,8 +27,8 @@ from modelpool.pool.catalog.registry.hashes import FileHashes, hash_file
 from modelpool.pool.catalog.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.catalog.registry.registry import SETTLED_NS
 from modelpool.pool.catalog.registry.registry_store import RegistryStore, open_store
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.errors import CorruptFile, OutputFailed
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.user_folders import machine_folder
 from modelpool.pool.weights.patches.adapter_config import config_beside
@@ -133,7 +133,7 @@ class NodeHashes:
         now_ns: Callable[[], int] = time.time_ns,
         bytes_per_second: float = BYTES_PER_SECOND,
     ) -> None:
-        """`folder` is of this machine, and `registry` that of this user; None: the defaults."""
+        """`folder` is this machine's, and `registry` this user's; None: the defaults."""
         self._folder = folder
         self._registry = registry
         self._now_ns = now_ns
@@ -277,7 +277,7 @@ def _hash_of(
     hash_member: Callable[[str | os.PathLike[str]], str],
     registered: Callable[[WeightsFile], str | None],
 ) -> str:
-    """Return the hash of `part` from those of its files."""
+    """Return the hash of `part` from the hashes of its files."""
 
     def whole(path: str) -> str:
         try:

@@ -50,8 +50,8 @@ ReadRange = Callable[[int, int], bytes]
 def write_outline(path: Path, size_bytes: int, read: ReadRange) -> int:
     """Write the outline of a file of weights to `path`, which must not exist. Return the bytes that were read.
 
-    A file that is no complete file of weights gets an outline of its beginning, whose problem is found when that is
-    read. Raises as `read`, and OSError.
+    A file that is no complete file of weights gets an outline of its beginning; reading the outline finds the
+    problem. Raises as `read`, and OSError.
     """
     with open(path, "xb") as file:
         written = _Written(file.fileno(), read)

@@ -102,7 +102,7 @@ def open_registry(
     assemblies: Sequence[Assembly] = (),
     remote: RemoteModels | None = None,
 ) -> Registry:
-    """Open the registry of these configured folders and models, whose database is in `folder` (None: the user's
+    """Open the registry of these configured folders and models, with its database in `folder` (None: the user's
     default), and of the `remote` ones."""
     locations = [ModelLocation(path, FileKind.CHECKPOINT) for path in model_folders]
     locations += [ModelLocation(path, FileKind.LORA) for path in lora_folders]
@@ -232,7 +232,7 @@ class Registry:
 
     def find(self, name: str, kinds: Collection[FileKind | None] = ANY_KIND, what: str = "file") -> WeightsFile:
         """Return the one file of `kinds` that `name` means: a path, an alias of a known file, a name, a hash as Civitai
-        writes them, or a name on the Hugging Face hub whose files are in the hub's cache.
+        writes them, or a name on the Hugging Face hub with files in the hub's cache.
 
         `what` is the user's term for these kinds. Raises UnknownName, AmbiguousName, or CorruptFile for a file that
         cannot be read: UnsafeFile for one that may not be.
@@ -448,7 +448,7 @@ class Registry:
         return self._hashed.get((file.real_path, file.fingerprint)) or _valid(file, record)
 
     def _known_assembly_hash(self, file: WeightsFile) -> FileHashes | None:
-        """Return the hash of separate files if that of each is known."""
+        """Return the hash of separate files if the hash of each is known."""
 
         def known(part: str) -> str:
             part_file = weights_file(Path(part))
@@ -497,7 +497,7 @@ def _file_at_path(name: str) -> WeightsFile | None:
 
 
 def _names(kinds: Mapping[Path, FileKind | None], taken: Collection[str]) -> dict[PurePath, str]:
-    """Return the shortest name of each file among those of its kind."""
+    """Return the shortest name of each file among the files of its kind."""
     groups: dict[object, list[PurePath]] = {}
     for path, kind in kinds.items():
         groups.setdefault(MODELS if kind in MODELS else kind, []).append(path)

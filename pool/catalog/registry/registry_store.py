@@ -206,7 +206,7 @@ class RegistryStore:
 
 
 def open_store(folder: Path | None = None) -> RegistryStore:
-    """Return the store in `folder`; without one that of the user, in the folders of the user's state and caches."""
+    """Return the store in `folder`; without one the user's store, in the folders of the user's state and caches."""
     return RegistryStore(state_folder(), cache_folder()) if folder is None else RegistryStore(folder)
 
 

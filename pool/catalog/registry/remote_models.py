@@ -38,7 +38,7 @@ LISTED_SECONDS = 60.0
 OUTLINED_AT_ONCE = 8
 #: maximum size of the outlines of one source on the disk
 MAX_OUTLINE_BYTES = 4 << 30
-#: maximum number of models whose outline is remembered by the path on the nodes
+#: maximum number of models with an outline remembered by the path on the nodes
 MAX_LOCATED = 65_536
 #: files next to weights that belong to a model: tokenizers and configurations
 COMPANIONS = frozenset(
@@ -97,11 +97,11 @@ class RemoteModels:
         return tuple(source.folder for source in self._sources)
 
     def has(self, path: str | os.PathLike[str]) -> bool:
-        """Whether `path` is that of an outline."""
+        """Whether an outline is at `path`."""
         return self._found(path) is not None
 
     def sha256(self, path: str | os.PathLike[str]) -> str:
-        """Return the SHA-256 of the file whose outline is at `path`; fetches it if its source publishes none.
+        """Return the SHA-256 of the file with the outline at `path`; fetches it if its source publishes none.
 
         Raises SourceFailed, CacheFull, WrongContent.
         """
@@ -207,7 +207,7 @@ class _OutlinedSource:
         return path.relative_to(self.folder).as_posix()
 
     def update(self, must: bool) -> None:
-        """List the source again, write missing outlines, and remove those of files that are gone."""
+        """List the source again, write missing outlines, and remove outlines of files that are gone."""
         self.folder.mkdir(parents=True, exist_ok=True)
         known = self._read_index()
         try:

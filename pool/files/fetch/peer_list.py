@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable
+from math import inf
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -42,9 +43,9 @@ class PeerList:
 
     def add(self, addresses: Iterable[str]) -> None:
         """Note addresses of other nodes."""
-        now = time.time()
+        now = time.monotonic()
         for address in addresses:
-            if address in self._own or now - self._noted.get(address, 0.0) < _RENEWED_SECONDS:
+            if address in self._own or now - self._noted.get(address, -inf) < _RENEWED_SECONDS:
                 continue
             if len(self._noted) > 4 * MAX_PEERS:
                 self._noted.clear()

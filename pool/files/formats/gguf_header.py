@@ -23,7 +23,6 @@ from pathlib import Path
 
 from modelpool.pool.files.formats.containment import contained
 from modelpool.pool.files.formats.ggml_types import PLAIN_NAMES, block_size, is_readable, type_names
-from modelpool.pool.files.formats.gguf_checkpoint_names import published_entries
 from modelpool.pool.files.formats.gguf_entries import (
     GgufEntries,
     GgufReader,
@@ -32,7 +31,7 @@ from modelpool.pool.files.formats.gguf_entries import (
     Values,
     read_entries,
 )
-from modelpool.pool.files.formats.gguf_names import transformers_entry
+from modelpool.pool.files.formats.gguf_names import published_entries, transformers_entry
 from modelpool.pool.files.formats.gguf_parts import MAX_PARTS, part_name, parts_of
 from modelpool.pool.files.formats.regular_file import open_regular
 from modelpool.pool.files.formats.safetensors_file import MAX_ELEMENTS, Header, Shape, TensorEntry, is_countable

@@ -1,9 +1,15 @@
-"""Maps tensor names of GGUF text encoders (llama.cpp's) to those of transformers; diffusion models keep their names.
+"""Maps tensor names of GGUF files to those of published files: of text encoders (llama.cpp's) and of whole checkpoints
+(stable-diffusion.cpp's). Diffusion models keep their names. Torch-free and pure.
 
 Also marks the changes that llama.cpp makes to values when it converts, which are undone when they are read: the rows of
 Llama's and Mistral's queries and keys are permuted, and the norms of Gemma are larger by one.
-Source: the tables of the `gguf` package 0.19 (MIT), and the GGUF reader of transformers 5.23; the tests compare with
-both.
+
+In whole checkpoints, diffusion models (`model.diffusion_model.`), VAEs (`first_stage_model.`) and the encoders of
+transformers (`text_encoders.NAME.transformer.`) keep their names. The converter writes the CLIP encoders of UNet models
+in the naming of transformers below `cond_stage_model.`, whichever place their published files have. ggml does not store
+leading dimensions of size 1.
+Sources: the tables of the `gguf` package 0.19 (MIT), and the GGUF reader of transformers 5.23; the tests compare with
+both. The names that stable-diffusion.cpp documents for its GGUF files; the GGUF specification for dimensions.
 """
 
 from __future__ import annotations
@@ -18,6 +24,40 @@ from modelpool.pool.files.formats.ggml_types import block_size, is_block_type
 from modelpool.pool.files.formats.safetensors_file import TensorEntry
 from modelpool.pool.files.formats.strict_json import brief
 from modelpool.pool.values.core.errors import UnknownArchitecture
+
+#: where the converter puts the first and the second CLIP of a UNet model
+_FIRST, _SECOND = "cond_stage_model.transformer.", "cond_stage_model.1.transformer."
+#: where files of SDXL have them, and those of SD2 the only one
+_SDXL_FIRST, _SDXL_SECOND, _SD2 = (
+    "conditioner.embedders.0.transformer.",
+    "conditioner.embedders.1.model.",
+    "cond_stage_model.model.",
+)
+#: linear in SD2, a convolution in SD1
+_PROJECTION_IN = "model.diffusion_model.input_blocks.1.1.proj_in.weight"
+_MODEL = "model.diffusion_model."
+#: weights of diffusion models whose first of three dimensions is 1: position tables, modulations of Wan
+_THREE_DIMENSIONS = ("pos_embed", "positional_encoding", ".modulation")
+
+
+def published_entries(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Return the `tensors` of a file under the names and with the dimensions of published files; those of other files
+    than whole checkpoints are returned as they are."""
+    beginnings = _beginnings(tensors)
+    found: dict[str, TensorEntry] = {}
+    for key, entry in tensors.items():
+        name = next((new + key.removeprefix(old) for old, new in beginnings.items() if key.startswith(old)), key)
+        is_flat = len(entry.shape) == 2 and key.startswith(_MODEL) and key.endswith(_THREE_DIMENSIONS)
+        found[name] = replace(entry, name=name, shape=(1, *entry.shape) if is_flat else entry.shape)
+    return found
+
+
+def _beginnings(tensors: Mapping[str, TensorEntry]) -> Mapping[str, str]:
+    """Return the beginnings of names to replace, with their replacements."""
+    if any(key.startswith(_SECOND) for key in tensors):
+        return {_FIRST: _SDXL_FIRST, _SECOND: _SDXL_SECOND}
+    entry = tensors.get(_PROJECTION_IN)
+    return {_FIRST: _SD2} if entry is not None and len(entry.shape) == 2 else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.devices.pinned_memory import empty_to_send, sent
+from modelpool.pool.inference.conditioning.image_concat import repeats_image
 from modelpool.pool.inference.conditioning.micro_conditioning import IMAGE, ModelKwargs
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
 from modelpool.pool.inference.sampling.predictions import input_scale
 from modelpool.pool.inference.sampling.samplers import Denoise
+from modelpool.pool.values.core import task_inputs
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode, VideoFacts
+from modelpool.pool.values.core.stage_params import Latent
 
 IMAGE_MASK = "image_mask"
 #: standard deviation of the noise on a first frame that is passed with noise; below all levels of such models' runs.
@@ -27,6 +31,17 @@ IMAGE_MASK = "image_mask"
 FIRST_FRAME_SIGMA = 0.001
 #: share of noise in the initial latent of a video that an image leads
 LEADING_NOISE_SHARE = 0.999
+
+
+def first_frame_part(run: DenoisingRun) -> RunPart | None:
+    """Add the first frame of a video to the inputs of its model."""
+    image, video = run.work.image, run.facts.video
+    if image is None or video is None or repeats_image(run.facts):
+        return None
+    read = [each.read(task_inputs.IMAGE, Latent).samples_CHW.copy() for each in run.inputs]
+    first_BC = torch.stack([torch.from_numpy(samples) for samples in read])
+    run.prompts = run.prompts.with_inputs(first_frame_inputs(video, first_BC, run.shape_CHW[1], image.ends))
+    return None
 
 
 def first_frame_inputs(

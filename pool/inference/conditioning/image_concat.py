@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from modelpool.pool.inference.conditioning.micro_conditioning import (
     IMAGE_LATENT,
     IMAGE_PLACES,
 )
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.pixels.image_ops import HALF, covering, there_and_back
 from modelpool.pool.inference.pixels.latent_pixels import to_vae_scale
 from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
@@ -71,6 +72,16 @@ class ImageInputs:
     model_kwargs: Mapping[str, Tensor] = field(default_factory=dict)
     negative: Mapping[str, Tensor] = field(default_factory=dict)
     without: Mapping[str, Tensor] | None = None
+
+
+def image_inputs_part(run: DenoisingRun) -> RunPart | None:
+    """Add the images that the model reads to its inputs."""
+    cells = run.latent.sides(run.work.shape.width, run.work.shape.height)
+    found = image_inputs(run.works, run.inputs, run.facts, run.latent, cells)
+    run.prompts = run.prompts.with_inputs(found.model_kwargs, found.negative)
+    if found.without is not None:
+        run.prompts = replace(run.prompts, without_image=found.without)
+    return None
 
 
 def image_inputs(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.inference.conditioning.conditions import Condition
 from modelpool.pool.inference.conditioning.micro_conditioning import ModelKwargs, Residuals
+from modelpool.pool.inference.conditioning.run_parts import CallInputs, DenoisingRun, RunPart
 from modelpool.pool.inference.controlnets.block_samples import ControlResiduals, blocks_of
 from modelpool.pool.inference.controlnets.calls import ControlInputs
 from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind, kind_of
@@ -35,6 +36,7 @@ from modelpool.pool.values.core.stage_params import (
     SampleParams,
 )
 from modelpool.pool.values.core.step_shares import lies_within
+from modelpool.pool.values.core.stopping import stop_check
 from modelpool.pool.values.core.task_inputs import CONTROL, CONTROL_MASK, CONTROL_MASKED_IMAGE, TaskInputs, numbered
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
@@ -88,8 +90,6 @@ class RunControlNets:
 
     def counting(self, hooks: RunHooks) -> RunHooks:
         """Return `hooks` that also count steps here."""
-        if not self._controls:
-            return hooks
 
         def on_step(done: int, steps: int) -> None:
             self._done = done
@@ -102,8 +102,6 @@ class RunControlNets:
     ) -> Residuals | None:
         """Return the residuals for `model`, which runs, of the ControlNets that are active in this step, in the dtype
         of `x_BCHW`; None if none is active."""
-        if not self._controls:
-            return None
         if self._prompt is None:
             residuals = self._sum_residuals(model, ControlInputs(x_BCHW, level_B, context_BLD, x_BCHW, model_kwargs))
             return None if residuals is None else self._spread(residuals, model)
@@ -176,6 +174,29 @@ class RunControlNets:
         )
         with patcher.running(self._interrupt) as module:
             return ControlResiduals(kind.call(module, scaled_inputs.to(dtype)), kind)
+
+
+def controlnets_part(run: DenoisingRun) -> RunPart | None:
+    """Add the residuals of the ControlNets to the inputs of each call. Behind the parts that change the prompts, which
+    ControlNets read, and the weights or inputs of a call."""
+    if not run.work.controls:
+        return None
+    done = run.partial_run.done - run.partial_run.begin
+    found = controls_of(
+        run.works,
+        run.inputs,
+        run.resources.controls,
+        run.latent,
+        run.prompts.cond,
+        stop_check(run.hooks),
+        done,
+    )
+    run.hooks = found.counting(run.hooks)
+
+    def add_residuals(call: CallInputs) -> None:
+        call.residuals = found.residuals(call.module, call.x_BCHW, call.level_B, call.context_BLD, call.model_kwargs)
+
+    return RunPart(before_call=add_residuals)
 
 
 def controls_of(

@@ -1,35 +1,150 @@
 """`OpenControlNet`: a ControlNet file, mapped and built, with its sizes, like `pool.models.loading.open_model` for
 checkpoints.
 
-Used by the engine and the catalog. Weights are read only when they are used.
+Used by the engine and the catalog. Weights are read only when they are used: the module uses the mapped bytes of the
+file. Published layouts differ in key names, configuration and key map; how a ControlNet is called is in
+`pool.inference.controlnets.calls`. Equal files may have other names and other configurations next to them, so what
+follows from the location belongs to the requested file and is never taken from a copy of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.families.detection.other_files import CONTROL_PREFIX as PREFIX
+from modelpool.pool.families.detection.recognize import mistaken
+from modelpool.pool.files.formats.regular_file import read_text_file
 from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
+from modelpool.pool.files.formats.strict_json import BadJson, read_object
+from modelpool.pool.inference.controlnets.config import Config
 from modelpool.pool.inference.controlnets.controlnet_bytes import typical_call
+from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind, kind_among
 from modelpool.pool.inference.controlnets.controlnet_names import EDGES, IMAGE_KIND
-from modelpool.pool.inference.controlnets.file_place import is_named, settings_beside
 from modelpool.pool.inference.controlnets.fits import check_fits, mode_of
 from modelpool.pool.inference.controlnets.inpainting_controlnets import INPAINT, mask_form
 from modelpool.pool.models.components.common.extra_tensors import check_extra_tensors
-from modelpool.pool.models.components.common.fitted_key_map import within
+from modelpool.pool.models.components.common.fitted_key_map import fitted, within
+from modelpool.pool.models.components.diffusion.meta_module import empty_module
 from modelpool.pool.models.loading.open_model import OpenModel, form_of
 from modelpool.pool.values.core.errors import CorruptFile, UnknownArchitecture
 from modelpool.pool.values.core.stage_params import ControlMaskMode, ControlRef, control_key
 from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, Role
+from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
+from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
 from modelpool.pool.weights.patcher.weight_bytes import component_spec, component_use, module_weights
 from modelpool.pool.weights.patches.patch_set import PatchSet
 from modelpool.pool.weights.quant.open_weights import OpenWeights, open_weights
+
+#: weights of a diffusers folder, and the configuration next to them
+_FOLDER_WEIGHTS, _FOLDER_CONFIG = "diffusion_pytorch_model", "config.json"
+#: folder names in the cache of a model hub
+_REVISIONS, _REPOSITORY = "snapshots", "models--"
+#: settings that are read from a configuration: those that shapes do not determine
+CONFIG_SETTINGS = frozenset({"force_zeros_for_pooled_projection"})
+
+
+def settings_beside(path: Path, config: Mapping[str, Any]) -> tuple[tuple[str, bool], ...]:
+    """Return the settings, by name, in which the configuration in the diffusers folder of the file at `path` differs
+    from `config`, the arguments that follow from shapes. It is read only if the class has such settings, and only those
+    count. Raises CorruptFile for invalid JSON or a setting that is not a boolean."""
+    names, place = sorted(CONFIG_SETTINGS & config.keys()), path.parent / _FOLDER_CONFIG
+    if not names or not path.name.startswith(_FOLDER_WEIGHTS) or not place.is_file():
+        return ()
+    try:
+        settings = read_object(read_text_file(place, "the configuration of a ControlNet"))
+    except BadJson as error:
+        raise CorruptFile(f"{place}: {error}") from None
+    for name in names:
+        if not isinstance(settings.get(name, False), bool):
+            raise CorruptFile(f"{place}: {name}: found {str(settings[name])[:80]!r}, expected true or false")
+    return tuple((name, settings[name]) for name in names if name in settings and settings[name] != config[name])
+
+
+def is_named(path: Path, word: str) -> bool:
+    """Whether the name of the file, or of its folder if the file name is generic, contains `word`."""
+    return word in _own_name(path).lower()
+
+
+def _own_name(path: Path) -> str:
+    """Return the name of a ControlNet: that of its file, or of its folder; in the cache of a hub, whose folders are
+    named by revision, the repository (`models--OWNER--NAME/snapshots/REVISION`)."""
+    if not path.name.startswith(_FOLDER_WEIGHTS):
+        return path.name
+    folder = path.parent
+    is_revision = folder.parent.name == _REVISIONS and folder.parent.parent.name.startswith(_REPOSITORY)
+    return folder.parent.parent.name if is_revision else folder.name
+
+
+@dataclass(frozen=True, slots=True)
+class ControlNetPlan:
+    """The plan for building the ControlNet of a file: its kind, the arguments of its class, and the key map between the
+    file's tensors and the module's parameters."""
+
+    kind: ControlKind
+    config: Config
+    key_map: KeyMap
+
+    def empty(self) -> nn.Module:
+        """Return the module without weights. Raises UnknownArchitecture if the file lacks tensors of the class, has
+        some in other shapes, or has more layers."""
+        return self.fitting()[0]
+
+    def fitting(self) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
+        try:
+            module = empty_module(self.kind.module, self.config)
+        except UnknownArchitecture as error:
+            raise UnknownArchitecture(
+                f"recognised as a ControlNet for {self.kind.title}, but with impossible sizes: {error}"
+            ) from error
+        return module, fitted(self.key_map, module, f"recognised as a ControlNet for {self.kind.title}, but")
+
+    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients. Raises as
+        `empty`."""
+        module, key_map = self.fitting()
+        fill(module, key_map.load(tensors))
+        assert_filled(module)
+        return module
+
+    def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the file's tensors from `module`'s parameters; those that it does not use are taken from `tensors`."""
+        key_map = within(self.key_map, module.state_dict())
+        return key_map.save(module.state_dict()) | {key: tensors[key] for key in key_map.unused}
+
+
+def plan_controlnet(shapes: Mapping[str, Shape], overrides: Mapping[str, bool] | None = None) -> ControlNetPlan:
+    """Return how to build the ControlNet among `shapes`; `overrides` overrides arguments that shapes do not determine
+    (`pool.values.core.refs.ControlRef.config_overrides`). Raises UnknownArchitecture if there is no ControlNet."""
+    has_prefix = any(key.startswith(PREFIX) for key in shapes)
+    control_shapes = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(PREFIX) or not has_prefix}
+    bare = {key.removeprefix(PREFIX): shape for key, shape in control_shapes.items()}
+    kind = kind_among(bare)
+    if kind is None:
+        first = ", ".join(list(shapes)[:3]) or "none"
+        unknown = f"its {len(shapes)} tensors are not a ControlNet (the first are {first})"
+        raise UnknownArchitecture(mistaken(shapes, "a ControlNet that this version runs", unknown))
+    convert = kind.convert(bare)
+    try:
+        key_map = discover(
+            control_shapes, lambda tensors: convert({key.removeprefix(PREFIX): x for key, x in tensors.items()})
+        )
+        config = kind.config(key_map.shapes)
+    except UnknownArchitecture:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(
+            f"recognised as a ControlNet for {kind.title}, but with unexpected tensors: {error}"
+        ) from error
+    return ControlNetPlan(kind, {**config, **(overrides or {})}, key_map)
+
 
 #: a key of layers that some files contain but do not use
 _UNTRAINED = "control_noise_refiner.0.before_proj.bias"

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from modelpool.pool.inference.extensions.step_clock import StepClock
+from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.models.lora_names.blocks import MID
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.run_options import AttentionScale, BlockFactors, BlockScale, RunOptions

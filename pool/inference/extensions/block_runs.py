@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.teacache_facts import TEACACHE_FACTS, teacache_facts
-from modelpool.pool.inference.extensions.step_clock import StepClock
 from modelpool.pool.inference.extensions.unet_attention import PERTURBED
+from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.run_options import FirstBlockCache, RunOptions, SkipLayers, TeaCache
 from modelpool.pool.weights.options.transformer_options import BlockKey, Patch, ReplacePoint, TransformerOptions

@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelpool.pool.inference.conditioning.micro_conditioning import FEATURES
-from modelpool.pool.inference.extensions.step_clock import StepClock
 from modelpool.pool.inference.extensions.unet_attention import PERTURBED
+from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.run_options import DeepCache
 from modelpool.pool.weights.options.run_context import extra_options

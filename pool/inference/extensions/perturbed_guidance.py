@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, joined
-from modelpool.pool.inference.extensions.step_clock import StepClock
 from modelpool.pool.inference.extensions.unet_attention import PERTURBED, AttendedTokens, map_of
 from modelpool.pool.inference.guidance.cfg_rescale import rescale_by_part, rescale_to_deviation
+from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.values.core.run_options import Isolation, PerturbedAttention, SelfAttention, SkipLayers
 from modelpool.pool.weights.options.model_options import Args, PostCfgFunction
 from modelpool.pool.weights.options.run_context import call_facts, extra_options

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from modelpool.pool.families.parts.audio_tracks import SoundTrack
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.extensions.block_factors import check_block_factors, with_block_factors
 from modelpool.pool.inference.extensions.block_runs import check_published, unknown_blocks, with_block_runs
 from modelpool.pool.inference.extensions.deep_cache import DeepLayers, check_layers
@@ -21,9 +22,9 @@ from modelpool.pool.inference.extensions.perturbed_guidance import (
     perturbed_guidance,
     self_attention_guidance,
 )
-from modelpool.pool.inference.extensions.step_clock import StepClock
 from modelpool.pool.inference.extensions.tiled_diffusion import tiled_model
 from modelpool.pool.inference.extensions.unet_attention import AttendedTokens, check_attention, with_unet_attention
+from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.run_options import RotaryPositions, RunOptions
 from modelpool.pool.values.core.stage_params import RunHooks
@@ -116,6 +117,19 @@ def check_rope(option: RotaryPositions, module: nn.Module) -> None:
         if not axes[0] and getattr(option, name) != getattr(RotaryPositions(), name):
             expected = f"only x and y: the positions of this {type(module).__name__} have two coordinates"
             raise unusable_field(f"options.rope.{name}", getattr(option, name), expected)
+
+
+def run_options_part(run: DenoisingRun) -> RunPart | None:
+    """Give the model and the hooks of the run its options. Raises UnusableField."""
+    work = run.work
+    if work.options.is_empty:
+        return None
+    track = SoundTrack.of(run.facts.video, work.shape.frames, work.shape.frame_rate)
+    extension = run_extension(work.options, run.options, run.model.module, run.facts.model, run.clock, track)
+    run.hooks, run.options = extension.limited(run.hooks), extension.model_options
+    if extension.texts_apart:
+        run.max_batch = 1
+    return RunPart(around=extension.installed)
 
 
 def run_extension(

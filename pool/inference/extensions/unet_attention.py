@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.inference.conditioning.conditions import COND, UNCOND
-from modelpool.pool.inference.extensions.step_clock import StepClock
+from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.run_options import HyperTile, RunOptions, SelfAttention
 from modelpool.pool.weights.options.transformer_options import Extra, Patch, ReplacePoint, TransformerOptions

@@ -26,8 +26,10 @@ from modelpool.pool.inference.conditioning.micro_conditioning import (
     Residuals,
     call_unet,
 )
+from modelpool.pool.inference.conditioning.run_parts import CallInputs, DenoisingRun, RunPart
 from modelpool.pool.inference.conditioning.video_numbers import NUMBERS, numbers_of_video
 from modelpool.pool.inference.guidance.controlled_transformer import ControlledTransformer
+from modelpool.pool.inference.sampling.schedules import FlowTable, levels_of
 from modelpool.pool.models.components.diffusion.rows import ARCHITECTURES
 from modelpool.pool.values.core.sampling_facts import SamplingFacts, VideoFacts
 from modelpool.pool.values.core.stage_params import Encoded, FloatArray, SampleParams
@@ -115,6 +117,22 @@ def step_input(levels: tuple[float, float], shift: float, count: int) -> Tensor:
     """Return the input "step" for `count` images: the levels at the start and at the end of a step, and the shift of
     the flow; [B,3], on the CPU."""
     return torch.tensor([[*levels, shift]], dtype=torch.float32).repeat(count, 1)
+
+
+def step_levels_part(run: DenoisingRun) -> RunPart | None:
+    """Pass the levels at the start and at the end of each step to models that read them."""
+    if not run.facts.knows_steps:
+        return None
+    clock, table = run.clock, run.table
+    levels = levels_of(run.work.schedule, table).tolist()
+    assert isinstance(table, FlowTable), f"{run.facts.model} reads the levels of a step, which only flows have"
+    shift = table.shift
+
+    def pass_levels(call: CallInputs) -> None:
+        start, end = levels[clock.now : clock.now + 2]
+        call.model_kwargs[STEP] = step_input((start, end), shift, len(call.x_BCHW))
+
+    return RunPart(before_call=pass_levels, captures=True)
 
 
 def _pooled(text: Encoded) -> FloatArray:

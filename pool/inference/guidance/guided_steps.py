@@ -21,11 +21,10 @@ from modelpool.pool.inference.conditioning.conditions import (
     Batch,
     Condition,
     batches,
-    inputs_on,
     join_kwargs,
 )
 from modelpool.pool.inference.conditioning.micro_conditioning import ModelKwargs
-from modelpool.pool.inference.conditioning.regions import NO_REGIONS, Regions
+from modelpool.pool.inference.conditioning.prompts import Prompts
 from modelpool.pool.inference.guidance.guiders import Guider, Predictions
 from modelpool.pool.inference.sampling.predictions import clean_latent, input_scale
 from modelpool.pool.inference.sampling.samplers import Denoise
@@ -66,34 +65,6 @@ class ModelCall:
     options: ModelOptions = field(default_factory=ModelOptions)
     apply_hooks: ApplyHooks | None = None
     max_batch: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prompts:
-    """The conditions of a run; texts are [B, L, D] with the B of its latents.
-
-    uncond         the negative prompt; None with a guidance scale of 1
-    regions        prompts for parts of the image in addition to `cond`
-    without_image  model inputs that replace those of the same names for a prediction of `uncond` without an image
-    without_image_BLD  the text of that prediction; None: that of `uncond`
-    """
-
-    cond: Condition
-    uncond: Condition | None = None
-    regions: Regions = NO_REGIONS
-    without_image: ModelKwargs | None = None
-    without_image_BLD: Tensor | None = None
-
-    def to(self, device: torch.device) -> Prompts:
-        """Return the same on `device`."""
-        without = self.without_image
-        return Prompts(
-            self.cond.to(device),
-            None if self.uncond is None else self.uncond.to(device),
-            self.regions.to(device),
-            None if without is None else inputs_on(without, device),
-            None if self.without_image_BLD is None else self.without_image_BLD.to(device),
-        )
 
 
 @dataclass(slots=True, eq=False)

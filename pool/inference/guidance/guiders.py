@@ -1,6 +1,7 @@
-"""The interface of guiders, which combine the predictions of a step, and the ones that need no state.
+"""The interface of guiders, which combine the predictions of a step, and the ones that need no state, with scales for
+each frame of a video, too.
 
-Shape legend: B batch, C latent channels, H W latent height and width.
+Shape legend: B batch, C latent channels, T latent frames, H W latent height and width.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, joined
 from modelpool.pool.inference.guidance.cfg_rescale import rescale, rescale_by_part, rescale_to_deviation
 from modelpool.pool.inference.sampling.predictions import clean_latent, prediction_of
-from modelpool.pool.values.core.sampling_facts import CfgRescale, Prediction
+from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, Prediction
 
 #: one of so many steps, rounded up, is one of the last, in which some models are guided less. Source: the presets of
 #: Ideogram 4 for 48, 20 and 12 steps have 3, 2 and 1 of these
@@ -198,3 +199,39 @@ class ZeroStarGuidance(Guider):
 def classifier_free_guidance(cond_BCHW: Tensor, uncond_BCHW: Tensor, scales: float | Tensor) -> Tensor:
     """Return `uncond_BCHW` plus `scales` times the difference to `cond_BCHW`."""
     return uncond_BCHW + (cond_BCHW - uncond_BCHW) * scales
+
+
+#: the lowest guidance scale of a video: no guidance
+MIN_GUIDANCE = 1.0
+
+
+#: the kinds of guidance with a scale for each frame
+PER_FRAME = frozenset({Guidance.RISING_WITH_FRAMES, Guidance.RISING_AND_FALLING})
+
+
+class PerFrameGuidance(ClassifierFreeGuidance):
+    """Classifier-free guidance with a scale for each latent frame, of which `scale` is the largest."""
+
+    def __init__(self, scale: float, scales_11T11: Tensor) -> None:
+        super().__init__(scale)
+        self._scales_11T11 = scales_11T11
+
+    @property
+    def scales(self) -> Tensor:
+        """The guidance scale of each latent frame."""
+        return self._scales_11T11
+
+
+def frame_guidance_scales(guidance: Guidance, most: float, cells: int, device: torch.device) -> Tensor:
+    """Return the guidance scale of each of `cells` latent frames, [1, 1, T, 1, 1] on `device`, at most `most`, for one
+    of the kinds `PER_FRAME`.
+
+    Sources: diffusers, StableVideoDiffusionPipeline; TrianglePredictionGuider of Stability-AI/generative-models.
+    """
+    assert guidance in PER_FRAME, f"{guidance} has one scale"
+    if guidance is Guidance.RISING_WITH_FRAMES:
+        scales_T = torch.linspace(MIN_GUIDANCE, most, cells)
+    else:
+        position_T = torch.linspace(0.0, 1.0, cells)
+        scales_T = MIN_GUIDANCE + (most - MIN_GUIDANCE) * 2.0 * (position_T - (position_T + 0.5).floor()).abs()
+    return scales_T[None, None, :, None, None].to(device)

@@ -22,16 +22,18 @@ from modelpool.pool.inference.conditioning.micro_conditioning import IMAGE, Mode
 from modelpool.pool.inference.guidance.apg import AdaptiveProjectedGuidance, ChannelProjectedGuidance, cfg_steps
 from modelpool.pool.inference.guidance.guiders import (
     LAST_STEPS_SHARE,
+    PER_FRAME,
     ClassifierFreeGuidance,
     DeviationRescaledGuidance,
     EasedGuidance,
     Guider,
+    PerFrameGuidance,
     RescaledGuidance,
     SoundGuidance,
     TextAndImageGuidance,
     ZeroStarGuidance,
+    frame_guidance_scales,
 )
-from modelpool.pool.inference.guidance.per_frame_guidance import PER_FRAME, PerFrameGuidance, frame_guidance_scales
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
 from modelpool.pool.inference.sampling.samplers import Denoise
 from modelpool.pool.values.core.sampling_facts import CfgRescale, FirstFrameMode, Guidance, SamplingFacts

@@ -6,16 +6,43 @@ is a part of their weights. Shape legend: C latent channels, H W latent height a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import nn
 
-from modelpool.pool.inference.conditioning.micro_conditioning import CONTEXT, NO_KWARGS, ModelKwargs
+from modelpool.pool.inference.conditioning.micro_conditioning import CONTEXT, NO_KWARGS, SILENCE, ModelKwargs
+from modelpool.pool.inference.conditioning.prompts import Prompts
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.guidance.call_model import as_input
-from modelpool.pool.inference.guidance.guided_steps import Prompts
 from modelpool.pool.models.components.diffusion.rows import ARCHITECTURES
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
+
+
+def learned_negative_part(run: DenoisingRun) -> RunPart | None:
+    """Give a run whose model learned its negative prompt the prompt in place of it, until the model replaces it."""
+    if run.facts.learned_negative and run.work.reads_negative:
+        run.prompts = replace(run.prompts, uncond=run.prompts.cond)
+    return None
+
+
+def prepared_prompts_part(run: DenoisingRun) -> RunPart | None:
+    """Let the model prepare the prompts before the first step, with the latent of silence if it reads one. Behind all
+    parts that change the prompts or the model."""
+    if not run.facts.model or ARCHITECTURES[run.facts.model].prepare is None:
+        return None
+    silence_1LC = run.resources.silence_1LC
+    more = {} if silence_1LC is None else {SILENCE: silence_1LC}
+
+    @contextmanager
+    def prepared(module: nn.Module) -> Iterator[None]:
+        dtype, device = run.model.compute_dtype, run.model.device
+        run.prompts = prepared_prompts(run.facts, module, run.prompts, run.shape_CHW, dtype, device, more)
+        yield
+
+    return RunPart(around=prepared, captures=True)
 
 
 def prepared_prompts(

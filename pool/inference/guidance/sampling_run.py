@@ -8,22 +8,25 @@ order changes an image except in the last bits, where kernels round differently 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modelpool.pool.devices.pinned_memory import empty_to_send, sent
 from modelpool.pool.inference.conditioning.inpainting import Inpainting, masked_denoiser
+from modelpool.pool.inference.conditioning.prompts import Prompts
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart, RunResults
 from modelpool.pool.inference.conditioning.starts import NOISE_ONLY, StartLatent
-from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts, Unconditional, guided_denoiser
+from modelpool.pool.inference.guidance.guided_steps import ModelCall, Unconditional, guided_denoiser
 from modelpool.pool.inference.guidance.guiders import Guider
 from modelpool.pool.inference.guidance.model_guiders import NO_FIRST_FRAME, FirstFrame
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.inference.sampling.noise_path import EXPLODING, flow_path
-from modelpool.pool.inference.sampling.partial_run import GuidanceMemory, PartialRun, run_states
+from modelpool.pool.inference.sampling.partial_run import GuidanceMemory, PartialRun, run_states, sampler_states
 from modelpool.pool.inference.sampling.sampler_step import SamplerSettings
 from modelpool.pool.inference.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise
 from modelpool.pool.inference.sampling.schedules import SigmaTable, levels_of
@@ -100,6 +103,30 @@ def denoise_images(
         noise = _noise_of(images.seeds, images.shape_CHW, device)
         latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(noise, sigmas)
         return latent_BCHW.to("cpu")
+
+
+def partial_run_part(run: DenoisingRun) -> RunPart:
+    """Let a run pause as its hooks say, and return its state if it pauses, or for the expert that continues it. A run
+    that fails forgets its tensors."""
+    partial_run, work = run.partial_run, run.work
+
+    @contextmanager
+    def pausing(module: nn.Module) -> Iterator[None]:
+        partial_run.should_pause = run.hooks.should_pause
+        try:
+            yield
+        except BaseException:
+            partial_run.forget()
+            raise
+
+    def states(samples_BCHW: Tensor) -> RunResults | None:
+        if partial_run.paused:
+            return run_states(partial_run, work)
+        if work.schedule.switch and not work.schedule.low_noise:
+            return sampler_states(samples_BCHW, partial_run.memory)
+        return None
+
+    return RunPart(around=pausing, results=states, captures=True)
 
 
 def _previewed(denoise: Denoise, hooks: RunHooks, cells: int) -> Denoise:

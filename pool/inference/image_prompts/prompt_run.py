@@ -21,12 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.inference.conditioning.conditions import Condition
-from modelpool.pool.inference.guidance.guided_steps import Prompts
+from modelpool.pool.inference.conditioning.prompts import Prompts
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.image_prompts.adapter import ImagePromptAdapter
 from modelpool.pool.inference.image_prompts.layouts import BlockReading
 from modelpool.pool.inference.pixels.image_ops import stretched
 from modelpool.pool.values.core.image_prompt_blocks import block_factor
 from modelpool.pool.values.core.stage_params import ImageEmbeds, ImagePromptRef, Mask, SampleParams
+from modelpool.pool.values.core.stopping import stop_check
 from modelpool.pool.values.core.task_inputs import (
     IMAGE_PROMPT,
     IMAGE_PROMPT_BLANK,
@@ -35,6 +37,7 @@ from modelpool.pool.values.core.task_inputs import (
     TaskInputs,
     numbered,
 )
+from modelpool.pool.weights.options.model_options import ModelOptions
 from modelpool.pool.weights.options.transformer_options import Extra, TransformerOptions
 from modelpool.pool.weights.patcher.blocks.diffusers_names import block_lists, cross_attentions, is_unet
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
@@ -91,20 +94,17 @@ class RunImagePrompts:
         uncond = None if uncond is None else _with_rows(uncond, 0)
         return replace(prompts, cond=_with_rows(cond, 1), uncond=uncond, regions=regions)
 
-    def added_to_model(self, model: ModelPatcher) -> ModelPatcher:
-        """Return a clone of `model` whose cross-attentions read the image prompts; itself if there is nothing to
-        read."""
+    def added_to_options(self, options: ModelOptions, module: nn.Module) -> ModelOptions:
+        """Return `options` of a run of `module` whose attentions read the image prompts."""
         if not self._attended:
-            return model
+            return options
         self._layers = [
             (place, tuple(block_factor(each.ref.blocks, name) for each in self._attended))
-            for name, place in _places(model.module)
+            for name, place in _places(module)
         ]
-        clone = model.clone()
-        clone.state = replace(clone.state, options=clone.model_options.with_transformer(self._added_to_options))
-        return clone
+        return options.with_transformer(self._with_readings)
 
-    def _added_to_options(self, options: TransformerOptions) -> TransformerOptions:
+    def _with_readings(self, options: TransformerOptions) -> TransformerOptions:
         readings = {each.blocks for each in self._attended}
         if None in readings:
             options = options.with_attn2_addition(self._attend)
@@ -163,7 +163,15 @@ class RunImagePrompts:
         return self._shares[key]
 
 
-NO_IMAGE_PROMPTS = RunImagePrompts((), (), 1)
+def image_prompts_part(run: DenoisingRun) -> RunPart | None:
+    """Call the adapters of the image prompts, and let the model read their tokens."""
+    if not run.work.image_prompts:
+        return None
+    partial_run = run.partial_run
+    found = image_prompts_of(run.works, run.inputs, run.resources.adapters, stop_check(run.hooks))
+    run.prompts = found.added_to(run.prompts)
+    run.options = found.added_to_options(run.options, run.model.module)
+    return RunPart(before_call=lambda call: found.begin_call(partial_run.done, call.model_kwargs))
 
 
 def image_prompts_of(

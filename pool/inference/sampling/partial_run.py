@@ -11,7 +11,6 @@ H.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
@@ -162,16 +161,6 @@ def partial_run_of(
         predictions = [each.predictions_NCHW[place] for each in found if each.predictions_NCHW is not None]
         part.memory.predictions.append((level, _stacked(predictions, device)))
     return part
-
-
-@contextmanager
-def forgotten_if_failed(part: PartialRun) -> Iterator[None]:
-    """`PartialRun.forget` if the block raises."""
-    try:
-        yield
-    except BaseException:
-        part.forget()
-        raise
 
 
 def run_states(part: PartialRun, work: SampleParams) -> tuple[RunState, ...]:

@@ -3,6 +3,12 @@
 Three layouts of `RRDBNet` are in circulation: that of the first ESRGAN (`model.1.sub.0.RDB1.conv1.0.weight`), that of
 its later code, BSRGAN and RealSR (`RRDB_trunk.0.RDB1.conv1.weight`), and that of Real-ESRGAN
 (`body.0.rdb1.conv1.weight`). Nothing is copied: the module uses the mapped bytes of the file.
+
+`CompactNet` has the small networks of Real-ESRGAN for videos and drawings (SRVGGNetCompact). Source: the published
+networks: convolutions with activations in a row, in the size of the input, then a pixel shuffle whose result is added
+to the enlarged input.
+
+Shape legend: B batch, C channels, H W height and width.
 """
 
 from __future__ import annotations
@@ -13,14 +19,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from modelpool.pool.families.detection.recognize import mistaken
 from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.inference.upscalers.compact import CompactNet
 from modelpool.pool.inference.upscalers.rrdbnet import RRDBNet
 from modelpool.pool.models.components.diffusion.meta_module import empty_module
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
+
+
+class CompactNet(nn.Module):
+    """Enlarges RGB images by `scale`.
+
+    channels  features of the convolutions
+    hidden    convolutions between the first and the last one
+    """
+
+    def __init__(self, channels: int, hidden: int, scale: int) -> None:
+        super().__init__()
+        self.scale = scale
+        layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1), nn.PReLU(channels)]
+        for _ in range(hidden):
+            layers += [nn.Conv2d(channels, channels, 3, padding=1), nn.PReLU(channels)]
+        self.body = nn.Sequential(*layers, nn.Conv2d(channels, 3 * scale**2, 3, padding=1))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Enlarge images with values from 0 to 1."""
+        details_BCHW = functional.pixel_shuffle(self.body(x_BCHW), self.scale)
+        return details_BCHW + functional.interpolate(x_BCHW, scale_factor=float(self.scale), mode="nearest")
+
 
 #: prefixes of all keys in some files: a network that was trained on several devices
 PREFIXES = ("module.",)

@@ -12,8 +12,9 @@ import os
 from modelpool.pool.files.formats.byte_ranges import ByteRange
 from modelpool.pool.files.formats.regular_file import open_regular
 from modelpool.pool.files.formats.safetensors_file import MAX_HEADER_BYTES, SIZE_BYTES
-from modelpool.pool.models.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.file_part import FilePart
 
 #: samples of each file, evenly spaced over the ranges of the component, and bytes of each. Training changes nearly
 #: every weight, so other weights of the same shapes differ in every sample

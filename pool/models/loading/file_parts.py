@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from modelpool.pool.files.formats.byte_ranges import ByteRange, merge_ranges
 from modelpool.pool.files.formats.gguf_parts import is_split
@@ -15,22 +14,7 @@ from modelpool.pool.files.formats.shard_index import is_index
 from modelpool.pool.models.loading.detect_family import detect
 from modelpool.pool.models.loading.vision_checkpoint import vision_family
 from modelpool.pool.models.loading.weights_header import read_weights_header
-from modelpool.pool.values.core.assembly import Assembly
-from modelpool.pool.values.core.remote_file import RemoteFile
-from modelpool.pool.values.specs.spec import Role
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """The file that contains a component, or the file that lists the files that do. `role` is None if the component is
-    the complete file, such as a LoRA; `assembly` has the files of its model if a configuration specifies them; `files`
-    are those to fetch first, if it is of a source; `sha256` is of all of the files, as a reference to them names it."""
-
-    path: str
-    role: Role | None = None
-    assembly: Assembly | None = None
-    files: tuple[RemoteFile, ...] = ()
-    sha256: str = ""
+from modelpool.pool.values.core.file_part import FilePart
 
 
 def byte_ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:

@@ -1,5 +1,5 @@
-"""`install_command`: the command that installs an extra of this installation. modelpool is not on PyPI, so that
-`pip install modelpool[...]` finds nothing.
+"""`install_command`: the command that installs an extra of this installation. pip does not find modelpool by its name:
+it is not on PyPI.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class WorkerSpec(WireValue):
 
 
 class RunErrorKind(Enum):
-    """The reason why a task failed. The retry policy is a table over these (`scheduler.core.retry`)."""
+    """The reason why a task failed. The retry policy is a table over these (`scheduler.core.recovery`)."""
 
     OUT_OF_VRAM = "out_of_vram"
     OUT_OF_HOST_MEMORY = "out_of_host_memory"

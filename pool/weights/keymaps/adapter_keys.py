@@ -175,8 +175,8 @@ def normalized_keys(shapes: Mapping[str, Shape]) -> AdapterKeys:
     """Return the keys of a file with tensors of `shapes`, with published namings converted to the common one.
 
     BFL's control LoRAs use the model's keys without a prefix, keep norms as they are and widen a weight; XLabs' and
-    USO's use the names of attention processors; Wan-Fun's have an extra underscore. Some trainers save a module inside
-    wrappers of torch (`_orig_mod.`, `module.`) or of a checkpoint (`state_dict.`), whose names are removed.
+    USO's use the names of attention processors; Wan-Fun's have an extra underscore. Removed are the
+    wrappers in which some trainers save a module: torch's (`_orig_mod.`, `module.`) and a checkpoint's (`state_dict.`).
     """
     unwrapped = {_unwrapped(key): key for key in shapes}
     if len(unwrapped) < len(shapes):  # two keys of one name: reported with their own

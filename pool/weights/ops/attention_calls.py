@@ -21,7 +21,7 @@ from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.weights.ops.attention import AttentionBackend, reordered
 from modelpool.pool.weights.ops.attention_choices import CallShape, KernelChoices, shape_of
 
-#: shapes whose refusal is remembered
+#: maximum number of refused shapes that are remembered
 REFUSALS_KEPT = 1024
 
 #: what cuDNN's attention raises for shapes that it has no kernel for although torch chose it. Source: cudnn-frontend,
@@ -35,8 +35,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class AttentionKernels:
-    """The order of attention kernels of one engine, and where it is another one: for shapes that cuDNN's kernel refused
-    and, with `choices`, for those whose fastest kernel was measured.
+    """The order of attention kernels of one engine, and its exceptions: shapes that cuDNN's kernel refused and, with
+    `choices`, shapes with a measured fastest kernel.
 
     A shape that cuDNN refuses is computed at once by the next kernel, then and from then on; other shapes are not
     affected.
@@ -99,7 +99,7 @@ def is_refusal(error: BaseException) -> bool:
 def routed(kernels: AttentionKernels) -> Iterator[None]:
     """Let `kernels` make the calls of attention of this thread inside the block. No effect without an order.
 
-    Blocks nest, and those of several threads may overlap: torch's function is back when the last one ends.
+    Blocks nest, and blocks of several threads may overlap: torch's function is back when the last one ends.
     """
     if not kernels.order:
         yield

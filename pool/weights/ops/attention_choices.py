@@ -73,7 +73,7 @@ def shape_of(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> CallShape:
-    """Return the shape of a call; the arguments are those of torch's function."""
+    """Return the shape of a call; takes the arguments of torch's function."""
     mask = "unmasked"
     if attn_mask is not None:
         rows = "rows" if attn_mask.ndim > 1 and attn_mask.shape[-2] > 1 else "row"
@@ -142,7 +142,7 @@ class KernelChoices:
         return fastest if seconds[fastest] < CLEARLY_FASTER * seconds[default] else default
 
     def _keep(self, name: str, chosen: AttentionBackend) -> AttentionBackend:
-        """Append a choice to the file; returns that of the process that was first."""
+        """Append a choice to the file; returns the choice of the process that was first."""
         self.known[name] = chosen
         if self._file is not None:
             try:

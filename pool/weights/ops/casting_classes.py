@@ -1,7 +1,7 @@
 """Replaces the classes of a module tree by casting layers, which compute with weights of another device or dtype.
 
 Each instance gets a cached subclass of its class, so `isinstance`, `state_dict`, `named_parameters`, `deepcopy` and
-`.to()` keep working. Stock layers get a new forward, whose weights follow the input. Every other parameter or buffer
+`.to()` keep working. Stock layers get a new forward that casts weights like the input. Every other parameter or buffer
 that a forward reads is cast while a `compute` context is open; the context also answers code that asks a module for its
 dtype or device. Knows no patch and no plan.
 """
@@ -92,9 +92,9 @@ def set_weight_functions(module: nn.Module, parameter: str, functions: Sequence[
 
 @functools.cache
 def casting_class(cls: type[nn.Module], has_weight: bool) -> type[nn.Module]:
-    """Return the casting subclass of `cls`, with a new forward if torch's is that of a stock layer.
+    """Return the casting subclass of `cls`, with a new forward if `cls` has the forward of a stock layer.
 
-    A stock layer without `has_weight`, whose weight is computed from others (a weight norm), keeps torch's forward.
+    A stock layer without `has_weight` computes its weight from others (a weight norm) and keeps torch's forward.
     The subclass has the name of `cls`: transformers finds the outputs that a model can record (its hidden states) by
     class name.
     """

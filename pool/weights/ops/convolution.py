@@ -15,8 +15,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 #: by number of dimensions
 _CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
-#: cuDNN versions (as torch numbers them) and torch minor versions whose 3D convolutions in half precision are affected:
-#: from the first to below the second. Source: comfyui-behaviour facts, section 1.
+#: cuDNN versions (as torch numbers them) and torch minor versions with faulty 3D convolutions in half precision: from
+#: the first to below the second. Source: comfyui-behaviour facts, section 1.
 FAULTY_CUDNN = (91002, 91500)
 FAULTY_TORCH = ((2, 9), (2, 11))
 _HALVES = (torch.float16, torch.bfloat16)
@@ -26,7 +26,7 @@ Convolve: TypeAlias = Callable[..., Tensor]
 
 
 def conv_nd(dims: int, *args: Any, **kwargs: Any) -> nn.Module:
-    """Return a convolution of `dims` dimensions, 1 to 3; the other arguments are those of `torch.nn.Conv2d`.
+    """Return a convolution of `dims` dimensions, 1 to 3; takes the other arguments of `torch.nn.Conv2d`.
 
     Raises ValueError for any other number.
     """

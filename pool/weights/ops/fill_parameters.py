@@ -1,6 +1,6 @@
 """Assigns values to modules that were built on the meta device.
 
-Does the work of `nn.Module.load_state_dict(assign=True)` for modules whose keys and shapes are known to match, in less
+Does the work of `nn.Module.load_state_dict(assign=True)` for modules with keys and shapes known to match, in less
 than a third of its time: torch scans all values again at each level of the tree. Calls no load hooks, and a module in
 two places has one name, the first. Knows torch's modules; no other classes and no files.
 """

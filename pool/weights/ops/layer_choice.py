@@ -66,7 +66,7 @@ class Operations:
     compute_dtype  dtype of the computation
     reasons        why this kind and not another, as text, in the order of the decisions
     native         formats of quantized weights that the card multiplies packed
-    emulated       formats whose weights are unpacked at each use instead
+    emulated       formats that are unpacked at each use instead
     """
 
     kind: OperationsKind

@@ -56,7 +56,7 @@ def _linear(self: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _linear_low_rank(self: nn.Linear, x: Tensor, context: ComputeContext | None) -> Tensor:
-    """A linear layer whose weight functions are computed as a separate low-rank product."""
+    """A linear layer that computes its weight functions as a separate low-rank product."""
     parameters = self._parameters
     weight, bias = parameters["weight"], parameters.get("bias")
     assert weight is not None

@@ -1,4 +1,4 @@
-"""A tensor subclass for quantized weights, whose values are computed from several stored tensors.
+"""A tensor subclass for quantized weights: computes its values from several stored tensors.
 
 From outside a `PackedWeight` is one tensor with the shape of the weight and its nominal dtype; inside are the tensors
 of the file. It moves between devices packed and is unpacked only for computation. Knows no format: a `Codec` does

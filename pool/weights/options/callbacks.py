@@ -1,6 +1,6 @@
 """Callbacks: functions that are called at events of a patcher.
 
-Stores the callbacks; `pool.weights.patcher.model_patcher` calls them. Names are those of ComfyUI.
+Stores the callbacks; `pool.weights.patcher.model_patcher` calls them. Names are ComfyUI's.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Injections:
         return Injections(MappingProxyType({**self.entries, key: pairs}))
 
     def without(self, key: str) -> Injections:
-        """Return these without those of `key`."""
+        """Return the injections without the pairs of `key`."""
         return Injections(MappingProxyType({k: v for k, v in self.entries.items() if k != key}))
 
     @property

@@ -50,7 +50,7 @@ def active_run(run: ModuleRun) -> Iterator[None]:
 def call_facts(**facts: Any) -> Iterator[None]:
     """Add `facts` to the `extra` dictionary of every function that a model call inside the block calls.
 
-    Adds to those of outer blocks. Customary names: "sigmas" (float32 [B]), "sample_sigmas" (all noise levels of the
+    Adds to the facts of outer blocks. Customary names: "sigmas" (float32 [B]), "sample_sigmas" (all noise levels of the
     run), "cond_or_uncond" (for each part of the batch, 0 for the prompt and 1 for the negative prompt), "members" (the
     place of each part among the texts of the run), "has_negative" (whether the run reads a negative prompt).
     """

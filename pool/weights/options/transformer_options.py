@@ -1,6 +1,6 @@
 """`TransformerOptions`: changes of a run inside the diffusion model, as an immutable value.
 
-Names and signatures are those of ComfyUI. Defines functions and where they apply; `pool.patcher.blocks` applies them. A
+Names and signatures are ComfyUI's. Defines functions and where they apply; `pool.patcher.blocks` applies them. A
 builder returns a new value that shares everything unchanged.
 
 Every function gets `extra`, a new dictionary: "block" (("input"|"middle"|"output", n), or ("double_block", i)),
@@ -160,7 +160,7 @@ class TransformerOptions:
 
     def with_dit_attention_addition(self, patch: Patch) -> TransformerOptions:
         """`(q, extra) -> out or None`, added to the result of the attention of every block of a DiT like Flux before
-        its output projection. `q` are the queries of the image, and in single blocks those of the text before them,
+        its output projection. `q` are the queries of the image (in single blocks of the text, then the image),
         normalized, without rotary positions."""
         return _with(self, PatchPoint.DIT_ATTENTION_ADDITION, patch)
 

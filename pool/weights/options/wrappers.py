@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 
 class WrapperPoint(Enum):
-    """Point of a wrapper, outermost first. The arguments are those of the function that is wrapped there.
+    """Point of a wrapper, outermost first, with the arguments and result of the function that is wrapped there.
 
     OUTER_SAMPLE      the complete run of one image, including preparation: (noise_source, sigmas) -> latent
     PREPARE_SAMPLING  creation of the `denoise` function: () -> denoise
@@ -71,7 +71,7 @@ class Wrappers:
         return self._with(point, tuple(e for e in self.entries.get(point, ()) if e[0] != key))
 
     def merged(self, other: Wrappers) -> Wrappers:
-        """Return these with those of `other` inside them."""
+        """Return these wrappers around the wrappers of `other`."""
         joined = dict(self.entries)
         for point, entries in other.entries.items():
             joined[point] = (*joined.get(point, ()), *entries)

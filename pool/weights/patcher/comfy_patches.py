@@ -98,7 +98,7 @@ def patches_from(
     strength_model: float = 1.0,
     identity: str | None = None,
 ) -> Iterator[WeightPatch]:
-    """Yield the patches of `keyed` whose key is one of `weights` (parameter -> unpatched weight, on the host), in
+    """Yield the patches of `keyed` for parameters in `weights` (parameter -> unpatched weight, on the host), in
     order. `identity` names the values for digests, and the functions on deltas too: the same identity with the same
     keys in the same order must mean equal values and equal functions.
 
@@ -147,7 +147,7 @@ def _number(what: str, found: Any) -> float:
 
 
 def _delta_function(key: str, function: Any, identity: str) -> DeltaFunction | None:
-    """Return `function` under the `identity` of its patch, whose digest includes it."""
+    """Return `function` under the `identity` of its patch, for the digest of the patch."""
     if function is None or isinstance(function, DeltaFunction):
         return function
     if not callable(function):
@@ -157,7 +157,7 @@ def _delta_function(key: str, function: Any, identity: str) -> DeltaFunction | N
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads values for one parameter, whose unpatched weight is `weight`."""
+    """Reads values for one parameter with the unpatched weight `weight`."""
 
     key: str
     weight: Tensor

@@ -66,7 +66,7 @@ class BlockCompiler:
 
     @classmethod
     def open(cls, device_name: str) -> BlockCompiler:
-        """Return a compiler whose code is kept in the user's cache folder, also for later processes: in a folder for
+        """Return a compiler that keeps code in the user's cache folder, also for later processes: in a folder for
         each kind of GPU and version of torch, which may be copied to other machines or removed. Sets the environment
         variable by which torch finds that folder, unless it is set.
 

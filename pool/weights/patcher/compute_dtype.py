@@ -71,7 +71,7 @@ def diffusion_storage_dtype(
 ) -> torch.dtype:
     """Return the dtype that a diffusion model of `parameters` parameters is stored in on a device.
 
-    `supported` are the dtypes that the architecture computes well in, best first; `stored` that of the file, None if
+    `supported` are the dtypes that the architecture computes well in, best first; `stored` the file's dtype, None if
     unknown. Source: comfyui-behaviour facts, section 3, `unet_dtype`; checked against a table of 540 decisions.
     """
     if capabilities.kind.computes_on_host:

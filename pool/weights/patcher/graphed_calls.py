@@ -95,7 +95,7 @@ class GraphStore:
         return len(self._entries)
 
     def drop(self, component: ComponentKey) -> None:
-        """Drop the graphs of a component, whose tensors are about to be replaced or freed."""
+        """Drop the graphs of a component before its tensors are replaced or freed."""
         for key in [key for key in self._entries if key[0] == component]:
             del self._entries[key]
 
@@ -202,8 +202,8 @@ class GraphedCalls:
 
 
 def _shape_of(leaves: list[Any], tree: Any, device: torch.device) -> Hashable | None:
-    """The arguments of a call but for the values of tensors; None if a tensor is on another device, whose values would
-    become part of a graph, or if an argument cannot be compared."""
+    """The arguments of a call but for the values of tensors; None if a tensor is on another device (its values would
+    become part of a graph), or if an argument cannot be compared."""
     found: list[Hashable] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):

@@ -1,4 +1,4 @@
-"""One run whose weights change between model calls, as the hooks of its conditions require.
+"""One run that changes weights between model calls, as the hooks of its conditions require.
 
 Weights on the device are a function of (host weights, patch set); a hook only selects the patch set. So each change is
 one `realize`, and the end of the run is another, with the patcher's patches. Does not decide about guidance.
@@ -30,8 +30,8 @@ def hooked_run(
     """Yield `apply_hooks(group, sigma)`, which gives the weights the patches of `group` at noise level `sigma`.
 
     `group` is a HookGroup, or None for the weights with only the patcher's patches, which are realized when the run
-    begins. What is resident then stays resident. Enter it inside `patcher.running()`: a group's transformer options act
-    until the next `apply_hooks`, in addition to those of the run. `max_sigma` is the noise level of the first step,
+    begins. Resident modules then stay resident. Enter it inside `patcher.running()`: a group's transformer options act
+    until the next `apply_hooks`, in addition to the run's. `max_sigma` is the noise level of the first step,
     `sigma_at` defines where keyframes start. `cache_bytes` is device memory for weights that are likely to be needed
     again: 0 saves memory at the price of an upload for each change (ComfyUI's "min VRAM"), more saves time ("max
     speed"). The cache is dropped if the device runs out of memory. `HookMode.cache_bytes` computes how many there can
@@ -89,7 +89,7 @@ class _HookedRun:
         self._in_force = (None, ())
 
     def leave_options(self) -> None:
-        """Remove the options of the group; those of the run remain."""
+        """Remove the options of the group; the run's options remain."""
         self._options.close()
         self._transformer = TransformerOptions()
 

@@ -40,7 +40,7 @@ class HookGroup:
     """All hooks of one condition. Conditions with equal groups can be batched.
 
     hooks        in the order in which their patches are applied
-    transformer  transformer options for this condition, in addition to those of the run
+    transformer  transformer options for this condition, in addition to the run's
     """
 
     hooks: tuple[WeightHook, ...] = ()

@@ -122,7 +122,7 @@ class PatcherState:
             return
         # another thread has no record of this run: from there, injections count as inserted
         known = active_injections(patcher) or (InjectionState(self.injections, patcher, is_injected=True),)
-        # the innermost that is inserted; enclosing blocks handle those of outer runs
+        # the innermost that is inserted; enclosing blocks handle outer runs
         placement = next((p for p in known if p.is_injected), None)
         if placement is None:  # could not be inserted again the last time
             yield
@@ -180,7 +180,7 @@ class ModelPatcher:
         tools: RunTools | None = None,
         typical_call: Callable[[nn.Module], object] | None = None,
     ) -> ModelPatcher:
-        """Return a patcher over `module`, whose parameters are host tensors that nobody writes from now on.
+        """Return a patcher over `module`. Its parameters are host tensors that nobody writes from now on.
 
         Gives every instance in `module` its casting class. Moves nothing. `typical_call` calls the module with inputs
         of a typical size on the meta device, to count the FLOPs of each module (`modules_with_flops`).
@@ -245,8 +245,8 @@ class ModelPatcher:
         """Append `patches` to the patch set; they take effect at the next `realize`. Other clones are not affected.
 
         Takes ready patches as they are, or ComfyUI's form: key, (key, offset) or (key, offset, function) -> value. Of
-        the latter it takes those whose key is a parameter, with both strengths; `identity` names the values for
-        digests, and without it they never equal those of another call. Weight wrappers
+        the latter it takes the values for parameters, with both strengths; `identity` names the values for digests, and
+        without it they never equal the values of another call. Weight wrappers
         (`pool.weights.patcher.comfy_patches.weight_wrapper`) stay after all other patches, including those added later.
         Returns the parameters that got a patch, in order. Raises PatchFailed, and adds nothing, for a value of an
         unknown kind and for a patch that fits no parameter.
@@ -261,8 +261,8 @@ class ModelPatcher:
         return tuple(dict.fromkeys(patch.parameter for patch in added))
 
     def get_key_patches(self, prefix: str = "") -> dict[str, PatchedWeight]:
-        """Return each parameter whose name begins with `prefix`: its host weight with its patches, usable as the value
-        of another patch. Model merging is built on this."""
+        """Return each parameter with a name that begins with `prefix`: its host weight with its patches, usable as the
+        value of another patch. Model merging is built on this."""
         return {
             name: PatchedWeight(host, self.patches.patches_for(name))
             for name, host in self._weights.host_parameters.items()
@@ -274,7 +274,7 @@ class ModelPatcher:
         return self._weights.spec
 
     def use(self, passes: int = 1) -> ComponentUse:
-        """Return what a run with this patch set needs. Sizes are those of the host weights, resident or not."""
+        """Return what a run with this patch set needs. Sizes count the host weights, resident or not."""
         return self._weights.use(self.patches, passes)
 
     @property
@@ -318,7 +318,7 @@ class ModelPatcher:
         return self._weights.stream_history is not None
 
     def resident(self) -> Resident:
-        """Return what is on the device now and the patch set it was realized with (not necessarily this clone's)."""
+        """Return the bytes on the device now and the patch set they were realized with (maybe another clone's)."""
         return self._weights.resident()
 
     def realize(self, target: WeightsTarget, cache: PatchedWeightCache | None = None) -> RealizeReport:

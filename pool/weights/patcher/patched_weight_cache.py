@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 
 class HookMode(StrEnum):
-    """Whether a run whose weights change should save time or memory."""
+    """Whether a run with changing weights should save time or memory."""
 
     MAX_SPEED = "max_speed"
     MIN_VRAM = "min_vram"
 
     def cache_bytes(self, free_bytes: int, activation_bytes: int) -> int:
-        """Return the size of the cache on a device with `free_bytes` left next to the weights, for a run whose forward
-        pass takes `activation_bytes`: all free bytes except twice that, or 0. Source: ComfyUI's margin for its hook
+        """Return the size of the cache on a device with `free_bytes` left next to the weights, for a forward pass of
+        `activation_bytes`: all free bytes except twice that, or 0. Source: ComfyUI's margin for its hook
         cache."""
         return max(0, free_bytes - 2 * activation_bytes) if self is HookMode.MAX_SPEED else 0
 

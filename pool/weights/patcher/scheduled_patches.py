@@ -1,8 +1,8 @@
-"""One run whose patches change between model calls: over its steps, such as LoRAs that act in a part of the schedule,
+"""One run that changes patches between model calls: over its steps, such as LoRAs that act in a part of the schedule,
 and from text to text, such as LoRAs of one region.
 
 The patch set of a call is a function of the step and of the texts alone, so a run that resumes at a step has the
-weights that it would have had there. Hooks of conditions that a program composes, whose keyframes count noise levels,
+weights that it would have had there. Hooks of conditions that a program composes, with keyframes by noise level,
 are in `pool.weights.patcher.hooked_run`.
 """
 
@@ -23,12 +23,16 @@ PatchesAtStep: TypeAlias = Callable[[int, object | None], PatchSet]
 
 
 class ScheduledPatches:
-    """The patches of one run. With `patches_at` None they never change."""
+    """The patches of one run of `patcher`.
 
-    def __init__(
-        self, patcher: ModelPatcher, patches_at: PatchesAtStep | None, cache: PatchedWeightCache | None
-    ) -> None:
-        self._patcher, self._patches_at, self._cache = patcher, patches_at, cache
+    Resident modules stay resident; only weights with other patches move. `cache_bytes` of the device are for weights
+    with the patches of other texts, which the next step needs again; they are given up if the device runs out of
+    memory.
+    """
+
+    def __init__(self, patcher: ModelPatcher, patches_at: PatchesAtStep, cache_bytes: int = 0) -> None:
+        self._patcher, self._patches_at = patcher, patches_at
+        self._cache = PatchedWeightCache(cache_bytes) if cache_bytes else None
         self._hooks: object | None = None
         self._at: tuple[int, object | None] | None = None
 
@@ -39,34 +43,24 @@ class ScheduledPatches:
 
     def begin_call(self, step: int) -> None:
         """Give the weights the patches of a call in the step after `step` steps."""
-        if self._patches_at is None or self._at == (step, self._hooks):
+        if self._at == (step, self._hooks):
             return
         patches = self._patches_at(step, self._hooks)
         if patches.digest != self._patcher.patches.digest:
             realize_cached(self._patcher, WeightsTarget(self._patcher.resident_modules(), patches), self._cache)
         self._at = (step, self._hooks)
 
-
-@contextmanager
-def scheduled_patches(
-    patcher: ModelPatcher, patches_at: PatchesAtStep | None, cache_bytes: int = 0
-) -> Iterator[ScheduledPatches]:
-    """Yield the patches of a run, which does nothing for None.
-
-    Enter it inside `patcher.running()`. What is resident stays resident; only weights whose patches differ move.
-    `cache_bytes` of the device are for weights with the patches of other texts, which the next step needs again; they
-    are given up if the device runs out of memory. On exit, the patcher has its own patches again; the weights keep
-    those of the last call until somebody needs others.
-    """
-    own = patcher.patches
-    cache = PatchedWeightCache(cache_bytes) if cache_bytes and patches_at is not None else None
-    try:
-        yield ScheduledPatches(patcher, patches_at, cache)
-    finally:
-        if patches_at is not None:
-            patcher.patches = own
-        if cache is not None:
-            cache.clear()
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Give the patcher its own patches again after the block, and free the cache; the weights keep the patches of
+        the last call until another run needs others. Enter it inside `patcher.running()`."""
+        own = self._patcher.patches
+        try:
+            yield
+        finally:
+            self._patcher.patches = own
+            if self._cache is not None:
+                self._cache.clear()
 
 
 def realize_cached(patcher: ModelPatcher, target: WeightsTarget, cache: PatchedWeightCache | None) -> None:

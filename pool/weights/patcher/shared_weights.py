@@ -51,7 +51,7 @@ from modelpool.pool.weights.tracing.module_flops import module_work
 
 CHANNELS_LAST = torch.channels_last
 
-#: patch sets whose sizes are kept
+#: patch sets that have their sizes kept
 USES_KEPT = 64
 
 
@@ -83,7 +83,7 @@ class _PatchPlacement:
 
     merged         names of its parameters with patches that are merged into their resident bytes
     merged_digest  digest of those patches
-    lazy           names of its parameters whose patches are computed at each use
+    lazy           names of its parameters with patches that are computed at each use
     lazy_digest    digest of those
     """
 
@@ -106,7 +106,7 @@ class SharedWeights:
         tools: RunTools | None = None,
         typical_call: Callable[[nn.Module], object] | None = None,
     ) -> None:
-        """Take `module`, whose parameters are host tensors that nobody writes from now on.
+        """Take `module`. Its parameters are host tensors that nobody writes from now on.
 
         Gives every instance in `module` its casting class. Moves nothing. `typical_call` is for `sizes_with_flops`.
         """
@@ -149,7 +149,7 @@ class SharedWeights:
         graphs = self.tools.graphs if role.is_diffusion_model else None
         #: None if no call is ever captured
         self.graphed = None if graphs is None else GraphedCalls(key, module, device, graphs)
-        #: number of changes to the addresses of what is on the device
+        #: number of changes to the addresses of weights on the device
         self._address_changes = 0
 
     @cached_property
@@ -209,7 +209,7 @@ class SharedWeights:
         return any(digest != UNPATCHED for digest in self._lazy_digests.values())
 
     def resident(self) -> Resident:
-        """Return what is on the device now and the patch set it was realized with."""
+        """Return the bytes on the device now and the patch set they were realized with."""
         held_bytes = sum(self.sizes[name].resident_bytes for name in self._merged_digests)
         return Resident(self.key, held_bytes, self._realized.digest, self._merged_bytes)
 

@@ -19,7 +19,7 @@ from modelpool.pool.weights.ops.packed import PackedWeight, stored_bytes
 from modelpool.pool.weights.patcher.compute_dtype import LARGE_TEXT_ENCODER, stored_in_half
 from modelpool.pool.weights.quant.quantize import can_requantize
 
-#: with patches at run time, most operations of their product, of those of the layer: a merged patch costs nothing
+#: most operations of the product of patches at run time, as a share of the layer's: a merged patch costs nothing
 MOST_PRODUCT_SHARE = 0.25
 
 

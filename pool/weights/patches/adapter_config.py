@@ -31,7 +31,7 @@ _SCALED_KINDS = ("LORA", "LOHA", "LOKR")
 NEUMANN_TERMS = 5
 #: far larger than any configuration
 _MOST_CONFIG_BYTES = 1 << 20
-#: PEFT's names of alpha: in the configuration of LoRA, and in those of LoHa and LoKr
+#: PEFT's names of alpha in configurations: of LoRA, and of LoHa and LoKr
 _ALPHAS = ("lora_alpha", "alpha")
 #: repeated groups can take exponential time to match, and no module name needs one
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
@@ -72,7 +72,7 @@ class _Config:
 @dataclass(frozen=True, slots=True)
 class SavedStrengths:
     """The strengths in a file's header, by component: "unet", "transformer", "text_encoder_2", or "" for a file of one
-    component whose names have no prefix.
+    component with names without a prefix.
 
     terms  of the series of PEFT's OFTs; 0 if their rotations are exact
     """

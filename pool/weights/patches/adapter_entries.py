@@ -69,7 +69,7 @@ class AdapterEntry:
     alpha     None if missing
     scale     factor of its delta from the file's header, if there is no alpha; of the numbers of an OFT of inputs
     reshaped  shape that the weight is padded to first
-    by_peft   whether PEFT wrote it, whose OFTs rotate convolutions the other way than OneTrainer's
+    by_peft   whether PEFT wrote it: PEFT's OFTs rotate convolutions the other way than OneTrainer's
     terms     of the series of an OFT of inputs, or 0 if its rotations are exact
     """
 
@@ -165,7 +165,7 @@ _RECIPES = (
 )
 #: how the kinds that have other parts are called
 _KINDS = "LoHa, LoKr, GLoRA, OFT, BOFT, VeRA or differences"
-#: kinds whose alpha has a meaning: a factor of the delta, or the limit of a rotation
+#: kinds that use alpha: as a factor of the delta, or as the limit of a rotation
 _ALPHA_KINDS = {AdapterKind.LORA, AdapterKind.LOHA, AdapterKind.LOKR, AdapterKind.GLORA, AdapterKind.OFT}
 
 
@@ -258,7 +258,7 @@ class _NamedTensors:
 
 
 def _none_known(unmatched: Sequence[UnmatchedEntry], shared: Mapping[str, str]) -> str:
-    """Return an error message for a file without a known kind of adapter: what it has, and what is expected."""
+    """Return an error message for a file without a known kind of adapter: the keys found and expected."""
     keys = [entry.name for entry in unmatched] + sorted(shared.values())
     of_adapters = [key for key in keys if _ADAPTER_WORDS.search(key)]
     listed = of_adapters or keys

@@ -23,9 +23,9 @@ from modelpool.pool.weights.patches.oft import BOFT, OFT, InputOFT
 from modelpool.pool.weights.patches.vera import VeRA
 from modelpool.pool.weights.patches.weight_patch import Offset, PatchValue, Shape
 
-#: kinds whose strength is alpha over the rank; a LoKr that is not decomposed has no rank and ignores alpha
+#: kinds with strength alpha over the rank; a LoKr that is not decomposed has no rank and ignores alpha
 _SCALED = (AdapterKind.LORA, AdapterKind.LOHA, AdapterKind.LOKR, AdapterKind.GLORA)
-#: kinds whose one tensor is as large as the weight
+#: kinds with one tensor, as large as the weight
 _FULL_WEIGHT = (AdapterKind.NORM, AdapterKind.DIFFERENCE, AdapterKind.REPLACEMENT)
 
 

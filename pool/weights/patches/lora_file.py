@@ -51,8 +51,8 @@ class LoraMatch:
 
     @property
     def warning(self) -> str | None:
-        """Warning for a file that is used in part: counts and the unused entries, of those whose names differ by
-        numbers only the first. None if all are used."""
+        """Warning for a file that is used in part: counts and the unused entries, only the first of entries
+        with names that differ by numbers. None if all are used."""
         if not self.unmatched:
             return None
         groups: dict[tuple[str, str], list[UnmatchedEntry]] = {}
@@ -65,11 +65,11 @@ class LoraMatch:
 
 
 def match_lora(path: Path, sha256: str, key_maps: KeyMaps, shapes: Shapes, *, has_experts: bool = False) -> LoraMatch:
-    """Find the rows that each entry of the file is for. Entries that do not fit their weight, or whose weight another
-    entry already patches, are unmatched.
+    """Find the rows that each entry of the file is for. Entries that do not fit their weight, or come after an
+    entry for the same rows, are unmatched.
 
-    A model that `has_experts` has a second diffusion model with the same names and shapes. An entry whose name says
-    which of both it is for patches that one. Other entries patch the first one if the file has entries for the second,
+    A model that `has_experts` has a second diffusion model with the same names and shapes. An entry that names one
+    of both models patches that one. Other entries patch the first one if the file has entries for the second,
     else both.
 
     Checks the matched factors for numbers that are not finite: once per file and process, when the user still gets the

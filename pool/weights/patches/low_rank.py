@@ -196,7 +196,7 @@ def rank_of(patches: Sequence[WeightPatch]) -> int | None:
 
 
 def factors_of(patches: Sequence[WeightPatch], shape: Shape | None) -> tuple[Tensor, Tensor] | None:
-    """Return up (O, R), including all strengths, and down (R, I), float32 on the host, whose product is the sum of
+    """Return up (O, R), including all strengths, and down (R, I), float32 on the host; their product is the sum of
     plain `patches`.
 
     None when one of them is not plain, or applies to a part of the weight and `shape` is not passed.

@@ -139,7 +139,7 @@ class InputOFT(Additive):
         if not self.terms:
             exact: Tensor = torch.linalg.solve(identity + skew, identity - skew, left=False)
             return exact
-        # PEFT's series: I + 2 Q + 2 Q^2 .. + Q^n, whose last term counts once; 3 terms make the same as 4
+        # PEFT's series: I + 2 Q + 2 Q^2 .. + Q^n, with the last term once; 3 terms make the same as 4
         rotation, power, last = identity + 2 * skew, skew, max(3, self.terms - 1) if self.terms > 2 else 1
         for exponent in range(2, last + 1):
             power = power @ skew

@@ -28,7 +28,7 @@ class RunAttempt:
     oom_steps: tuple[OomStep, ...] = ()
 
 
-#: an allocator whose cache was smaller when a run ran out was not fragmented: torch takes segments of this size
+#: an allocator that had a smaller cache when a run ran out was not fragmented: torch takes segments of this size
 FRAGMENTED_BYTES = 20 << 20
 
 

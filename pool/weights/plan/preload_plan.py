@@ -1,13 +1,13 @@
 """Plan which weights of the next task to preload while the current task runs. Pure byte arithmetic.
 
-The worker moves what is decided here, the scheduler predicts with it, the simulator charges time for it: one source, as
+The worker moves weights by this plan, the scheduler predicts with it, the simulator charges time for it: one source, as
 `pool.weights.plan.eviction_plan` is for moves before a run. Standard library only.
 
 Rules
 1. Nothing that the current run uses moves: leased components are neither shrunk nor re-patched. Its activations and
    scratch stay free, with a margin because they are estimates, and so does the scratch of the arriving weights.
 2. Evicted are the components that the next task's own plan would evict after the run, in that order and no more than
-   needed; never those of the current run.
+   needed; never components of the current run.
 3. The component with the most bytes on the bus arrives first: it saves most seconds.
 4. Only components that will be fully resident for the next task: for a partly streamed one, its own plan selects the
    part.

@@ -1,6 +1,6 @@
 """Explains a plan: one sentence for each eviction and each component that streams. Pure and torch-free.
 
-The rules and the eviction candidates are those of `pool.weights.plan.eviction_plan`.
+Takes the rules and the eviction candidates from `pool.weights.plan.eviction_plan`.
 """
 
 from __future__ import annotations

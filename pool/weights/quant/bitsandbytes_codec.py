@@ -58,7 +58,7 @@ class BitsAndBytesCodec:
 
     @property
     def row_step(self) -> int:
-        """The least number of rows whose codes, scales and factors of scales are separate; 0 if blocks cross rows."""
+        """The least number of rows with separate codes, scales and factors of scales; 0 if blocks cross rows."""
         if not self.columns or self.columns % self.block_values:
             return 0
         blocks = self.columns // self.block_values

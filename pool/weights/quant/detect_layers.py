@@ -1,7 +1,7 @@
 """Detects the quantized layers of a file and their formats from names, shapes and markers. Torch-free.
 
 Knows the published conventions: a `comfy_quant` marker next to a layer's weight (JSON as bytes), the
-`_quantization_metadata` entry of a safetensors header, the older `scaled_fp8` files, whose parts have other names, and
+`_quantization_metadata` entry of a safetensors header, the older `scaled_fp8` files, with other names of parts, and
 the `quant_state` of the 4-bit layers of bitsandbytes. Checks that every layer is stored as its format requires. Reads
 no weights.
 Source: comfyui-behaviour facts, section 2 (`convert_old_quants`, `detect_layer_quantization`).
@@ -220,9 +220,9 @@ def logical_shapes(shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLa
 
 
 def plain_factors(keys: Collection[str], layers: Mapping[str, QuantizedLayer]) -> set[str]:
-    """Return those of `keys` that are scales of weights that are none of `layers`: they have no effect.
+    """Return the `keys` of scales of weights that are none of `layers`: they have no effect.
 
-    `find_layers` has checked that those of weights are 1; those of activations are for 8-bit products only.
+    `find_layers` has checked that scales of weights are 1; scales of activations are for 8-bit products only.
     """
     known = dict.fromkeys(keys)
     inner = {part for layer in layers.values() for part in (*layer.parts.values(), *layer.other)}

@@ -33,8 +33,8 @@ FULL_PRECISION = "full_precision_matrix_mult"
 _FLOATS = ("F32", "F16", "BF16")
 #: the part with the factors of the codes
 WEIGHT_SCALE = "weight_scale"
-#: formats without a published marker whose weight is its codes times the factors of their blocks, or times factors
-#: that a GGUF file has beside weights of any type; and the factors of LLM.int8
+#: formats without a published marker: a weight is its codes times the factors of their blocks, or times factors that a
+#: GGUF file has beside weights of any type; and the factors of LLM.int8
 BLOCKS_OF: Mapping[str, str] = MappingProxyType(
     {
         "float8_e4m3fn": "float8_e4m3fn_blocks",
@@ -129,8 +129,8 @@ def rotates(format_name: str, settings: Mapping[str, object]) -> bool:
 
 
 def misfit(format_name: str, columns: int, settings: Mapping[str, object]) -> str | None:
-    """Return what is wrong with these settings for a weight of `columns` columns, as "found ..., expected ..."; None if
-    nothing.
+    """Return the problem with these settings for a weight of `columns` columns, as "found ..., expected ..."; None if
+    there is none.
 
     A rotation is a Hadamard matrix of a power of 4; asym_w4a8_int8 has groups of 4 to 16, or of a multiple of 16;
     convrot_w4a4 multiplies 64 columns at a time.

@@ -102,7 +102,7 @@ def scaled_product(
     """Return `(codes * scale_a) @ (weight_t * scale_b) + bias` in `out_dtype` by torch's product of 8-bit floats.
 
     On CUDA it accumulates fast: tensor cores keep partial sums in fewer bits, which the Ada and Hopper generations need
-    for full speed. The rounding of the inputs is larger than that of the sums.
+    for full speed. The inputs are rounded more than the sums.
     """
     is_fast = codes.device.type == "cuda"
     return torch._scaled_mm(

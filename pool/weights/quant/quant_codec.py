@@ -30,7 +30,7 @@ BLOCK_SCRATCH_BYTES = 16
 
 #: parts without an entry per row, whatever their shape
 _PER_WEIGHT = ("input_scale", "weight_scale_2", "pre_quant_scale", "weight_codebook")
-#: parts whose second dimension runs over the rows
+#: parts with the rows in their second dimension
 _ROWS_IN_SECOND_DIM = {"asym_w4a8_int8": ("weight_correction",), "awq_w4a16": ("weight_scale", "weight_zeros")}
 
 
@@ -56,7 +56,7 @@ class QuantCodec:
 
     @property
     def row_step(self) -> int:
-        """128 for block scales, which are tiled by 128 rows; 1 for formats whose rows are independent."""
+        """128 for block scales, which are tiled by 128 rows; 1 for formats with independent rows."""
         return 128 if self.format.pads_to > 1 else 1
 
     @property
@@ -127,7 +127,7 @@ def codec(name: str, settings: Mapping[str, object] | None = None, marker: str |
 
 
 def _fp8_product_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32 for float16 weights, whose scales are often too small to be exact in float16."""
+    """float32 for float16 weights: their scales are often too small to be exact in float16."""
     return torch.float32 if dtype is torch.float16 else dtype
 
 

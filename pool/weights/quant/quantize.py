@@ -59,7 +59,7 @@ def quantize(
     """Quantize `weight` to the format `format_name`, on its device, with its dtype as nominal dtype. `weight` is not
     modified.
 
-    settings  override the format's defaults; also those of QUANTIZE_SETTINGS
+    settings  override the defaults of the format and of QUANTIZE_SETTINGS
     seed      for stochastic rounding; None rounds to nearest
     scale     factor of a scaled format (one number, or one per row); None computes the smallest that holds the weight.
               Other formats compute their scales and ignore it
@@ -96,10 +96,9 @@ def requantize(values: Tensor, like: PackedWeight, seed: int | None = None, name
     """Pack `values` in the form of `like`, with new scales; parts that do not depend on values (input factors) are
     kept.
 
-    The parts have the shapes and dtypes of those of `like`, and so the same size, and are on the device of `values`,
-    wherever `like` is. `values` are not modified. This is
-    how a patched weight is stored again: pass the seed of its name for stochastic rounding. Raises BadQuantization
-    unless `can_requantize`.
+    The parts have the shapes and dtypes of the parts of `like`, and so the same size, and are on the device of
+    `values`, wherever `like` is. `values` are not modified. This is how a patched weight is stored again: pass the seed
+    of its name for stochastic rounding. Raises BadQuantization unless `can_requantize`.
     """
     kind = like.codec
     if not isinstance(kind, QuantCodec) or not can_requantize(like):

@@ -140,8 +140,8 @@ def _expect_finite_scales(layer: QuantizedLayer, parts: Mapping[str, Tensor], fi
 def save(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `tensors` with each packed weight replaced by its parts and marker, in the published form.
 
-    Raises BadQuantization for a packed weight whose name does not end in "weight", and for formats that safetensors
-    files do not have.
+    Raises BadQuantization for a packed weight with a name that does not end in "weight", and for formats that
+    safetensors files do not have.
     """
     saved: dict[str, Tensor] = {}
     for key, tensor in tensors.items():

@@ -22,7 +22,7 @@ from typing import Protocol
 from modelpool.pool.values.core.errors import BadQuantization
 from modelpool.pool.weights.quant.formats import INPUT_SCALE, LLM_INT8_SCALE, WEIGHT, Shape
 
-#: the older name of a scale, whose layer has no other part of that name
+#: the older name of a scale; its layer has no other part of that name
 SCALE_WEIGHT, SCALE_INPUT = "scale_weight", "scale_input"
 #: what follows the name of a weight in the name of its scale
 SCALE_INVERSE = "_scale_inv"
@@ -33,7 +33,7 @@ ACTIVATION_SCALES = (SCALE_INPUT, INPUT_SCALE, "activation_scale", "output_scale
 _OF_LAYER = ("." + SCALE_WEIGHT, "." + LLM_INT8_SCALE)
 _WEIGHT_SCALE_ENDS = (*_OF_LAYER, *_AFTER_WEIGHT)
 SCALE_ENDS = (*_WEIGHT_SCALE_ENDS, *("." + name for name in ACTIVATION_SCALES))
-#: types whose numbers are codes, unless the weight has no scale: plain 8-bit floats
+#: types of codes, unless the weight has no scale: plain 8-bit floats
 EIGHT_BIT_FLOATS: Mapping[str, str] = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
 INTEGERS = ("I8", "U8")
 #: names that say scale or zero point, in the last part of a key; the largest size of inputs or outputs has no effect
@@ -73,13 +73,13 @@ class StoredTensor(Protocol):
 
 
 def are_codes(entry: StoredTensor) -> bool:
-    """Whether a scale of the tensor must be applied: it has 8 bits, or is in a GGUF file, whose weights of any type
+    """Whether a scale of the tensor must be applied: it has 8 bits, or is in a GGUF file, where weights of any type
     were converted without their scales."""
     return entry.dtype in EIGHT_BIT_FLOATS or entry.dtype in INTEGERS or entry.is_ggml
 
 
 def weight_of_scale(key: str, keys: Mapping[str, object]) -> str | None:
-    """Return the tensor among `keys` whose scale `key` is by its name; None if there is none."""
+    """Return the tensor among `keys` that `key` scales by its name; None if there is none."""
     if not key.endswith(_WEIGHT_SCALE_ENDS):
         return None
     if key.endswith(_OF_LAYER):
@@ -92,7 +92,7 @@ def weight_of_scale(key: str, keys: Mapping[str, object]) -> str | None:
 
 
 def weight_of_activation_scale(key: str, keys: Mapping[str, object]) -> str | None:
-    """Return the weight among `keys` whose layer has `key` as a scale of its activations; None if there is none."""
+    """Return the weight among `keys` of the layer with `key` as a scale of its activations; None if there is none."""
     module, _, name = key.rpartition(".")
     weight = f"{module}.{WEIGHT}"
     return weight if name in ACTIVATION_SCALES and weight in keys else None
@@ -240,7 +240,7 @@ def _places(key: str) -> tuple[str, ...]:
 
 
 def _named(module: list[str], name: str) -> list[str]:
-    """Return the module, what is called `name` in it, and that without `weight`."""
+    """Return the names of the module, and of `name` in it with and without `weight`."""
     parent = ".".join(module)
     stem = f"{parent}.{name}".strip("._")
     return [place for place in (parent, stem, stem.removesuffix(WEIGHT).rstrip("._")) if place]

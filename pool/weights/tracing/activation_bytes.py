@@ -30,10 +30,10 @@ GPU_MARGIN_FRACTION = 0.25
 GPU_MARGIN_BYTES = 128 * MIB
 
 
-#: kinds of device whose scaled dot product attention never holds the matrix of scores. Source: torch's own kernels;
+#: kinds of device that never hold the matrix of scores of scaled dot product attention. Source: torch's own kernels;
 #: the simulated device computes with the CPU's. Every other kind counts as one that holds it: MPS does
 #: (`_scaled_dot_product_attention_math_for_mps`); ROCm's kernels are built for some cards only, XPU's depend on the
-#: release, and those of other packages are not torch's
+#: release, and kernels of other packages are not torch's
 WITH_FUSED_ATTENTION = frozenset({"cuda", "sim", "cpu"})
 
 

@@ -25,8 +25,8 @@ def module_work(
 ) -> Mapping[str, int]:
     """Return the multiplications and additions of each module with its own weights, in order of first use.
 
-    `call` creates its inputs on the meta device. Names are those of `pool.weights.patcher.weight_bytes.own_weights`. An
-    operation belongs to the module whose weight it reads; without a weight (attention), to the module used last,
+    `call` creates its inputs on the meta device. Names are as in `pool.weights.patcher.weight_bytes.own_weights`. An
+    operation belongs to the owner of the weight that it reads; without a weight (attention), to the module used last,
     because it overlaps the same copies. Operations without a formula (norms, sums, activations) count as zero. Modules
     that share a weight each get an entry; the first of them gets the operations. Modules that did not run are missing.
     The module is unchanged afterwards; no other thread may use it meanwhile.
@@ -57,7 +57,7 @@ def _own_names(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 class _WorkCounter(TorchDispatchMode):
-    """Adds the operations to the modules whose weights they read."""
+    """Adds the operations to the owners of the weights that they read."""
 
     def __init__(self, owners: Mapping[int, tuple[str, ...]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-#: values whose repr states their type and value
+#: types with a repr that states type and value
 _SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes, type(Ellipsis)})
-#: values of torch whose repr is their name
+#: types of torch with the name as the repr
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 #: attributes that every module has; empty ones are left out
 _BASE = frozenset(nn.Module().__dict__)
@@ -29,7 +29,7 @@ _END = "\n)"
 
 
 def structure_digest(*values: object) -> str | None:
-    """Return a digest of `values`: modules, and values of any nesting. None if they contain an object whose meaning is
+    """Return a digest of `values`: modules, and values of any nesting. None if they contain an object with a meaning
     unknown here; such values must not be taken for equal to others.
 
     Values with different digests may still be equal. Reads no parameter and no buffer.
@@ -44,7 +44,7 @@ def structure_digest(*values: object) -> str | None:
 
 
 class _Unknown(Exception):
-    """An object whose attributes may not be all of it."""
+    """An object that may have more than its attributes."""
 
 
 class _Writer:
@@ -85,7 +85,7 @@ class _Writer:
             self._once(value)
 
     def _apart(self, value: object) -> str:
-        """One line for a member of a set, whose order has no meaning."""
+        """One line for a member of a set: sets have no order."""
         other = _Writer()
         if type(value) not in _SIMPLE and not isinstance(value, Enum | tuple | frozenset | type | torch.dtype):
             raise _Unknown
@@ -135,7 +135,7 @@ class _Writer:
         self.parts.append(_END)
 
     def _weight(self, tensor: Tensor | None) -> None:
-        """A parameter or buffer, whose values are never read."""
+        """A parameter or buffer; its values are never read."""
         if tensor is None:
             self.parts.append("None")
         elif (number := self._numbers.get(id(tensor))) is not None:

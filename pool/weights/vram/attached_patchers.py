@@ -1,5 +1,5 @@
-"""The open modules of one kind that an engine has besides those of checkpoints, as patchers: ControlNets, image prompt
-adapters, upscalers."""
+"""The open modules of one kind that an engine has besides modules of checkpoints, as patchers: ControlNets, image
+prompt adapters, upscalers."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class Lease:
     uploaded_bytes   bytes that it moved over the bus
     patch_switches   components that were resident with another patch set
     all_resident     every component was already fully resident with the right patches
-    planned_bytes    maximum device memory that the plan allows for: weights, activations and scratch, including those
-                     of outer leases
+    planned_bytes    maximum device memory that the plan allows for: weights, activations and scratch, outer leases
+                     included
     kept_bytes       of that, for factors of LoRAs that its runs keep on the device
     """
 

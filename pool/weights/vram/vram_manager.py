@@ -65,10 +65,10 @@ class VramManager:
         self._free_bytes = free_bytes
         self._graphs = graphs
         if graphs is not None:
-            # a graph holds the activations of a call in addition to those of a run that is planned
+            # a graph holds the activations of a call in addition to the activations of a planned run
             graphs.has_room = lambda: self.room_bytes >= self._leases.run_bytes
         self._patchers: dict[ComponentKey, ModelPatcher] = {}  # least recently used first
-        #: the clone whose patches the resident bytes have: it is notified of evictions
+        #: the clone with the patches of the resident bytes: it is notified of evictions
         self._holders: dict[ComponentKey, ModelPatcher] = {}
         self._specs: dict[ComponentKey, ComponentSpec] = {}
         self._leases = HeldLeases()
@@ -138,7 +138,7 @@ class VramManager:
         return self._rules.keeps_idle and self._rules.weights_share >= 1
 
     def has_room(self, wanted: Sequence[PatcherUse], run_bytes: int) -> bool:
-        """Whether all weights of a run fit next to what is there and to the runs of held leases, with `run_bytes` for
+        """Whether all weights of a run fit next to resident weights and the runs of held leases, with `run_bytes` for
         its activations and scratch: nothing would leave, stream, or be divided for it."""
         missing_bytes = sum(
             patcher.spec().weight_bytes - patcher.resident().resident_bytes for patcher, _ in merged_uses(wanted)
@@ -155,7 +155,7 @@ class VramManager:
     ) -> Iterator[Lease]:
         """Make room, load the weights, and keep them until the block is left.
 
-        `wanted` are clones, each with its `ModelPatcher.use` (`with_dependents` collects those of a run); of clones of
+        `wanted` are clones, each with its `ModelPatcher.use` (`with_dependents` collects a run's clones); of clones of
         one component the first is loaded, the others stream their patches. Components that are not managed are added if
         the run fits. `needed_next` are components expected to be needed afterwards, soonest first; at most
         `most_weight_bytes` of weights are resident during the lease, except for those that may not leave. Leases may be

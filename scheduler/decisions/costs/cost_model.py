@@ -41,6 +41,7 @@ from modelpool.scheduler.model.cost_classes import (
 from modelpool.scheduler.model.estimates import Estimate
 from modelpool.scheduler.model.fetched_files import FetchedFiles
 from modelpool.scheduler.model.nodes import ExpectedReads, Node, Nodes, Reads
+from modelpool.scheduler.model.pool_memory import RememberedPatches
 from modelpool.scheduler.model.run_kinds import RunKinds, gpu_name, size_class
 from modelpool.scheduler.model.workers import Worker
 
@@ -415,6 +416,17 @@ class Costs:
             measured = min(max(cost.uploaded_bytes / link_seconds, cached / MOST_STEP), cached * MOST_STEP)
             if abs(measured - cached) > LEAST_DIFFERENCE * measured:
                 worker.learn_link(NEWEST, measured)
+
+    def remembered_patches(self) -> tuple[RememberedPatches, ...]:
+        """Return the measured seconds of switches of patches."""
+        return tuple(RememberedPatches(gpu, each.measurements) for gpu, each in self._patch_estimates.items())
+
+    def remember_patches(self, patches: Iterable[RememberedPatches]) -> None:
+        """Take over what an earlier core has measured, where nothing was measured since."""
+        for each in patches:
+            if each.device_name not in self._patch_estimates:
+                for seconds in each.seconds:
+                    self._learn_patches(each.device_name, seconds)
 
     def _learn_patches(self, gpu: str, seconds: float) -> None:
         estimate = self._patch_estimates.setdefault(gpu, Estimate())

@@ -1,22 +1,38 @@
 """Generates workloads of every kind that a pool meets, from a few numbers and a passed Random.
 
-`per_second` None means all at once. The workload after a published trace is `benchmarks.lab.katz`.
+Arrival times are ascending, in seconds from the start: steady, all at once, in bursts. `per_second` None means all at
+once. The workload after a published trace is `benchmarks.lab.katz`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
 from random import Random
 from typing import TypeVar
 
 from modelpool.scheduler.model.messages import Submitted
-from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, poisson
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 from modelpool.scheduler.simulator.workloads.sizes import FLUX, SD15, SDXL, VIDEO
 from modelpool.scheduler.simulator.workloads.workload import Workload
+
+
+def all_at_once(count: int) -> Iterator[float]:
+    """A batch: every job at time 0."""
+    return iter([0.0] * count)
+
+
+def poisson(count: int, per_second: float, rng: Random) -> Iterator[float]:
+    """Independent arrivals at a steady rate."""
+    return accumulate(rng.expovariate(per_second) for _ in range(count))
+
+
+def bursts(count: int, size: int, gap_seconds: float) -> Iterator[float]:
+    """Batches of `size` jobs, one every `gap_seconds`."""
+    return (number // size * gap_seconds for number in range(count))
+
 
 T = TypeVar("T")
 

@@ -185,6 +185,9 @@ class FakePool:
     def __exit__(self, *_: object) -> None:
         self.closed = True
 
+    def why_ended(self) -> str:
+        return ""
+
     def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
         """Each, or what is wrong with it."""
         return tuple(self._recipe(request) for request in requests)

@@ -29,7 +29,7 @@ def test_serve_opens_the_pool_and_serves_it(command: Command, monkeypatch: pytes
     ended = command("serve", "--port", "0", "--pool", "mine", "--out", "here")
     assert ended.code == 0
     assert [options.pool for options in ended.opened] == ["mine"]
-    ((pool, settings, folder, listening, _),) = served
+    ((pool, settings, folder, listening, *_),) = served
     assert isinstance(pool, FakePool)
     assert pool.closed
     assert (settings.port, folder, listening.fileno()) == (0, tmp_path / "here", -1)

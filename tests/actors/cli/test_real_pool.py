@@ -117,6 +117,31 @@ def test_ctrl_c_in_the_middle_of_a_batch_and_the_same_command_again(pool: ModelP
     assert len((tmp_path / "p" / "manifest.jsonl").read_text().splitlines()) == 3
 
 
+def test_kill_9_in_the_middle_of_a_batch_and_the_same_command_again(pool: ModelPool, tmp_path: Path) -> None:
+    """1. One image is written, and another one is being sampled. 2. The command is killed. 3. The same command skips
+    what is there and makes the rest, each image once; nothing is left of the killed one."""
+    lines = [{"prompt": "a blue square", "seed": seed, "steps": 60} for seed in range(3)]
+    (tmp_path / "jobs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ("batch", "jobs.jsonl", "--model", "shapes", "--out", "p", "--pool", pool.address)
+    process = started(tmp_path, *command)
+    manifest = tmp_path / "p" / "manifest.jsonl"
+    wait_until(lambda: manifest.exists() and manifest.read_text().count("\n") >= 1, process)
+    process.kill()
+    process.communicate()
+    entries = list(map(json.loads, manifest.read_text().splitlines()))
+    assert all(entry["job_id"] and entry["worker"] for entry in entries), "the ends and ids of its jobs are there"
+    assert 1 <= len(entries) < 3
+
+    again = images(ended(tmp_path, *command, "--json"))
+    assert [again[index]["skipped"] for index in range(3)].count(True) >= len(entries)
+    assert all(again[entry["recipe"]["seed"] - again[0]["seed"]]["job"] == entry["job_id"] for entry in entries)
+    assert len(manifest.read_text().splitlines()) == 3
+    assert list((tmp_path / "p").glob("*.partial")) == []
+    assert {path.name for path in (tmp_path / "p").glob("*.png")} - {"contact_sheet.png"} == {
+        json.loads(line)["file"] for line in manifest.read_text().splitlines()
+    }
+
+
 def test_what_only_the_pool_can_know_is_one_line(pool: ModelPool, tmp_path: Path) -> None:
     for arguments, complaint in (
         (("--model", "shape"), "unknown model 'shape'; did you mean 'shapes'?"),

@@ -6,6 +6,8 @@ import asyncio
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -748,6 +750,75 @@ def test_an_image_that_was_lost_is_generated_again(pool) -> None:
     assert images[gone.index].job_id != gone.job_id
     summary = jobs.summary()
     assert (summary.succeeded, summary.failed) == (2, 0)
+
+
+def test_a_job_that_runs_again_keeps_its_deadline(pool, monkeypatch) -> None:
+    """It was sent again with all of it, and went before jobs that were submitted meanwhile."""
+    jobs = pool.submit([request(seed=1), request(seed=2, deadline=1000.0)])
+    jobs.wait(60)
+    followed = jobs._followed
+    sent = []
+
+    def submit_again(wanted, submission_id) -> None:
+        sent.extend((index, again.deadline) for index, again in wanted)
+        submit(wanted, submission_id)
+
+    submit = followed._submit_again
+    monkeypatch.setattr(followed, "_submit_again", submit_again)
+    followed._follower._times[0] -= 600.0  # it was submitted ten minutes ago
+    for ready in followed._waiting:
+        ready.job.result.lost = True
+    assert len(list(jobs.images())) == 2
+    deadlines = dict(sent)
+    assert deadlines[0] is None
+    assert 1.0 <= deadlines[1] <= 400.0
+
+
+def test_an_output_that_is_lost_after_a_cancellation_is_not_generated_again(endless_pool) -> None:
+    """The pool ran it although its program wanted nothing more, and nobody cancelled it."""
+    jobs = endless_pool.submit([request(seed=1), request(ENDLESS)])
+    while not jobs.progress().done:
+        time.sleep(0.01)
+    jobs._followed._waiting[0].job.result.lost = True
+    jobs.cancel()
+    ends = sorted(jobs.results(), key=lambda end: end.index)
+    assert [(end.index, end.kind) for end in ends] == [(0, RunErrorKind.INPUT_LOST), (1, RunErrorKind.CANCELLED)]
+    summary = jobs.summary()
+    assert (summary.succeeded, summary.failed, summary.cancelled) == (0, 1, 1)
+
+
+#: ends when it is killed: after two outputs and a failure, while another job runs
+KILLED_DRIVER = """
+import os, signal, sys, time
+from pathlib import Path
+from modelpool.actors.outputs.open_outputs import existing_outputs
+from tests.actors.client.test_client import ENDLESS, FAIL, SignallingEngine, request
+from tests.actors.loop_connection import open_pool
+folder = Path(sys.argv[1])
+with open_pool(output=folder, workers=1, make_engine=SignallingEngine) as pool:
+    jobs = pool.submit([request(seed=1), request(FAIL, seed=2), request(seed=3)])
+    jobs.wait(60)
+    running = pool.submit(request(ENDLESS))
+    while not existing_outputs(folder).failures() or not running.progress().running:
+        time.sleep(0.01)
+    print(jobs.id, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_folder_of_a_killed_driver_has_the_ends_failures_and_ids_of_its_jobs(tmp_path) -> None:
+    """All that a journal of attached jobs would have: the same batch again runs the job that was running, and the one
+    that had failed."""
+    command = [sys.executable, "-c", KILLED_DRIVER, str(tmp_path)]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    name = killed.stdout.strip()
+    place = existing_outputs(tmp_path)
+    assert {entry.fields["job_id"] for entry in place.entries()} == {f"{name}-0", f"{name}-2"}
+    (failure,) = place.failures()
+    assert (failure.job_id, failure.index, failure.kind) == (f"{name}-1", 1, RunErrorKind.INTERNAL.value)
+    assert "the engine was asked to fail" in failure.message
+    assert not list(place.damaged())
 
 
 def test_an_end_that_arrives_twice_counts_once(endless_pool) -> None:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import uvloop
 
-from modelpool.actors.control import catalog_process, catalog_questions
+from modelpool.actors.control import catalog_process, catalog_questions, opened_catalog
 from modelpool.actors.control.build_requests import MOST_ASKED, build_requests
 from modelpool.actors.control.catalog_process import CatalogProcess, answer_of
 from modelpool.actors.control.catalog_questions import (
@@ -214,7 +214,7 @@ def test_questions_are_on_their_way_while_another_is_answered(python, tmp_path) 
 
 
 def test_requests_that_cost_nothing_share_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_questions, "TURN_SECONDS", float("inf"))
+    monkeypatch.setattr(opened_catalog, "TURN_SECONDS", float("inf"))
     asked: list[int] = []
 
     class Counting(CatalogService):

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from modelpool.actors.control.controller import SILENCE_SECONDS, PoolBroken, UnknownDriver
+from modelpool.actors.control.connection import UnknownDriver
+from modelpool.actors.control.controller import SILENCE_SECONDS, PoolBroken
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.common.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
@@ -190,7 +191,7 @@ async def test_workers_that_do_not_start_are_given_up_and_jobs_are_told_why() ->
         (starting,) = desk.fleet.starting.values()
         starting.set_exception(RuntimeError("no such device"))
         await settle()
-    await desk.clock.advance(40.0)
+    await desk.pass_time(40.0)
     assert not desk.fleet.starting
     (ended,) = await desk.hear()
     assert ended.outcome is Outcome.FAILED
@@ -309,7 +310,7 @@ async def test_a_run_that_hangs_is_asked_to_stop_and_then_its_worker_is_ended() 
     desk = await Desk(config=SchedulerConfig(run_timeout_seconds=60.0, stop_grace_seconds=5.0)).open()
     await desk.submit(request())
     hanging = desk.fleet.running[0]
-    await desk.clock.advance(61.0)
+    await desk.pass_time(61.0)
     assert hanging.stop_asked
     await desk.clock.advance(6.0)
     assert (hanging.worker_id, hanging.incarnation) in desk.fleet.ended
@@ -330,7 +331,7 @@ def test_nothing_is_remembered_of_a_run_that_hung_when_nobody_wants_it_any_more(
         hanging = desk.fleet.running[0]
         if ends == "cancelled":
             await desk.controller.cancel(ME, SubmissionId("s"))
-        await desk.clock.advance(61.0)
+        await desk.pass_time(61.0)
         await desk.clock.advance(6.0)
         assert (hanging.worker_id, hanging.incarnation) in desk.fleet.ended
         (ended,) = await desk.run_dry()

@@ -201,8 +201,7 @@ async def test_jobs_count_as_submitted_from_their_submission_wherever_they_wait(
     await desk.submit(request(1000, priority=9), submission="high")
     high = await run_of(desk, 1000)
     for _ in range(7):
-        await desk.clock.advance(0.5 * ageing_seconds)
-        await desk.hear()
+        await desk.pass_time(0.5 * ageing_seconds)
     while last not in desk.controller._jobs:
         await desk.finish(*(sent for sent in desk.fleet.running if sent is not high))
     history = await desk.controller.history(last)

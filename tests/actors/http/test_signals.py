@@ -179,9 +179,12 @@ def test_images_that_a_killed_server_left_are_removed_when_no_job_needs_them(tmp
     assert {folder.name for folder in inputs.iterdir()} == set(made)
     with opened(tmp_path) as service:
         assert [service.pool.attach(each).wait(WAIT_SECONDS).succeeded for each in made] == [1, 0]
-    with server_process(str(tmp_path), "journal"):
+    with server_process(str(tmp_path), "journal") as (_, address):
         for _ in range(int(WAIT_SECONDS * 100)):
             if not (inputs / made[0]).exists():
                 break
             time.sleep(0.01)
+        answers = [json.loads(urllib.request.urlopen(f"{address}/api/jobs/{each}").read()) for each in made]
+        ends = [(each["state"], [end["state"] for end in each["ends"]]) for each in answers]
+        assert ends == [("ended", ["succeeded"]), ("ended", ["failed"])], "each job has ended once"
         assert [folder.name for folder in inputs.iterdir()] == [made[1]], "a failed job may be submitted again"

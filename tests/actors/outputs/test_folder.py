@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import multiprocessing
 import os
@@ -155,15 +156,19 @@ def break_at(monkeypatch: pytest.MonkeyPatch, point: str, failure: BaseException
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    def half_written(self: Path, mode: str = "r", *rest: object, **options: object) -> object:
-        file = original_open(self, mode, *rest, **options)
-        if self.name.endswith(".png" + folder_module.TEMPORARY_SUFFIX):
-            if point == "open":
-                fail()
-            file.write(b"half")
-            file.flush()
+    class HalfWritten(io.BufferedWriter):
+        def write(self, content: object) -> int:
+            super().write(b"half")
+            self.flush()
             fail()
-        return file
+            return 0
+
+    def half_written(self: Path, mode: str = "r", *rest: object, **options: object) -> object:
+        if not self.name.endswith(".png" + folder_module.TEMPORARY_SUFFIX):
+            return original_open(self, mode, *rest, **options)
+        if point == "open":
+            fail()
+        return HalfWritten(io.FileIO(self, "w"))
 
     original_open = Path.open
     if point in ("open", "write"):
@@ -177,10 +182,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch, point: str, failure: BaseException
     else:
         monkeypatch.setattr(folder_module.Manifest, "append", fail)
     if isinstance(failure, Killed):
-        original_unlink = Path.unlink
-        monkeypatch.setattr(
-            Path, "unlink", lambda self, missing_ok=False: None if ".png" in self.name else original_unlink(self)
-        )
+        monkeypatch.setattr(whole_file, "_remove_same", lambda *_: None)
 
 
 def test_a_failure_at_any_step_leaves_nothing_or_a_whole_image(

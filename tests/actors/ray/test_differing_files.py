@@ -15,7 +15,7 @@ import pytest
 from modelpool import ModelPool
 from modelpool.pool.files.formats.weights_file import read_single_header
 from modelpool.pool.models.loading.file_fingerprint import fingerprint
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.quant.file_hash import file_sha256
 from tests.actors.ray.local_cluster import (

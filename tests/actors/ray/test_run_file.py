@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
+from modelpool.actors.worker.worker_process import ProcessState, WorkerProcess, kill_process, process_state
+from modelpool.pool.values.core.process_identity import process_start
 from modelpool.pool.values.core.user_folders import machine_folder
 
 
@@ -111,3 +113,25 @@ def test_a_pool_that_an_earlier_version_started_is_found_with_a_line_that_says_s
     caplog.clear()
     assert running_pool("old") == old
     assert not caplog.text
+
+
+def test_a_step_of_the_wall_clock_hides_no_process(other, monkeypatch, tmp_path) -> None:
+    """`status` and `down` denied that the pool existed, while `up` refused to start one: the time of a process's start
+    moves with the clock, since the kernel has it from the start of the machine."""
+    process = psutil.Process(other.pid)
+    pool = replace(pool_of(process), start=process_start(other.pid))
+    write_run_file(pool)
+    worker = WorkerProcess(other.pid, process.create_time(), start=process_start(other.pid))
+    create_time = psutil.Process.create_time
+    for step_seconds in (-3600.0, 0.0, 7200.0):
+        monkeypatch.setattr(psutil.Process, "create_time", lambda self, step=step_seconds: create_time(self) + step)
+        assert running_pool("modelpool") == pool
+        assert process_of(pool) is not None
+        assert process_state(worker) is ProcessState.RUNS
+    boot, ticks = pool.start.split("/")
+    for reused in (f"{boot}/{int(ticks) + 1}", f"another boot/{ticks}"):
+        assert process_of(replace(pool, start=reused)) is None
+        assert process_state(replace(worker, start=reused)) is ProcessState.GONE
+    assert kill_process(worker)
+    other.wait()
+    assert process_of(pool) is None

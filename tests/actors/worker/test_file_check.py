@@ -9,8 +9,8 @@ import pytest
 from modelpool.actors.worker.file_check import FILES_REMEMBERED, FileCheck, FilesUnavailable
 from modelpool.actors.worker.wire.messages import ExpectedFile, RunRequest
 from modelpool.pool.models.loading.file_fingerprint import fingerprint
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import ComponentKey, RunErrorKind
 from tests.actors.worker.one_run import run_one
 from tests.actors.worker.test_gpu_worker import Bench, RaisingEngine

@@ -20,7 +20,7 @@ from modelpool.actors.worker.wire.messages import ExpectedFile, LoadRequest, Run
 from modelpool.pool.catalog.registry.node_hashes import HashingStopped, NodeHashes
 from modelpool.pool.catalog.registry.registry_store import RegistryStore
 from modelpool.pool.models.loading.file_fingerprint import fingerprint
-from modelpool.pool.models.loading.file_parts import FilePart
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import ComponentKey, FileVerdict, JudgedFile, RunErrorKind
 from tests.actors.worker.one_run import run_one
 from tests.actors.worker.test_gpu_worker import Bench

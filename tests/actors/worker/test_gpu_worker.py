@@ -12,8 +12,8 @@ from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes
 from modelpool.actors.worker.wire.messages import RunRequest, StepDone
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.errors import CorruptFile, DoesNotFit
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Latent, PreloadRequest, SampleParams, Stopped
 from modelpool.pool.values.core.task_inputs import TaskInputs
 from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, OomStep, RunErrorKind, Stage, WorkerId

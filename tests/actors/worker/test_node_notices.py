@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from modelpool.actors.worker.node_notices import NoticePoller, notice_deadline
+from modelpool.actors.worker.node_notices import NoticePoller, notice_deadline, notice_lock
 
 NOW = 1_800_000_000.0
 
@@ -71,6 +71,15 @@ def test_one_worker_of_a_machine_runs_the_command_and_another_takes_over(tmp_pat
     ran = runs.read_text()
     second.poll()
     assert runs.read_text() == f"{ran}x\n"
+
+
+def test_each_pool_and_each_node_of_a_machine_reads_the_notice(tmp_path) -> None:
+    """One lock was shared by all pools and nodes of a machine: only the pool of the first worker drained its node."""
+    told: list[tuple[str, str]] = []
+    for place in (("ns/a", "n1"), ("ns/a", "n1"), ("ns/b", "n1"), ("ns/a", "n2")):
+        lock = notice_lock(tmp_path, *place)
+        NoticePoller("echo 1900000000", 3600.0, lock, lambda deadline, reason, place=place: told.append(place)).poll()
+    assert told == [("ns/a", "n1"), ("ns/b", "n1"), ("ns/a", "n2")]
 
 
 def test_without_a_folder_for_the_lock_every_worker_runs_the_command() -> None:

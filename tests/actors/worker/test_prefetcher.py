@@ -11,8 +11,8 @@ import pytest
 from modelpool.actors.worker.prefetcher import BLOCK_BYTES, Prefetcher
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.pool.files.formats.byte_ranges import ByteRange
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.file_part import FilePart
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
 
 MIB = 1 << 20

@@ -23,7 +23,7 @@ from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, bursts
+from modelpool.scheduler.simulator.workloads.generators import all_at_once, bursts
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 from modelpool.scheduler.simulator.workloads.workload import Workload

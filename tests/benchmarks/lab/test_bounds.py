@@ -22,7 +22,7 @@ from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, Execut
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.simulator.workloads.arrivals import all_at_once
+from modelpool.scheduler.simulator.workloads.generators import all_at_once
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 from tests.benchmarks.lab.scenes import job, model, play, workers

@@ -22,9 +22,10 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.task_runner import TaskRunner
 from modelpool.pool.inference.conditioning.conditions import Condition
+from modelpool.pool.inference.conditioning.prompts import Prompts
 from modelpool.pool.inference.conditioning.regions import Regions, region_weights
 from modelpool.pool.inference.guidance.call_model import call_model
-from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.inference.guidance.guided_steps import ModelCall
 from modelpool.pool.inference.guidance.guiders import ClassifierFreeGuidance
 from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.inference.sampling.schedules import make_sigmas, sd1_sigma_table

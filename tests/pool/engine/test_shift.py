@@ -10,7 +10,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from modelpool.pool.engine import stages
+from modelpool.pool.engine.sampling_stage import sample_batch
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.inference.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.values.core.family_facts import LatentFacts
@@ -62,7 +62,7 @@ def sampled(model: ModelPatcher, schedule: SamplingSchedule, noise: NoiseFacts |
     facts = facts if noise is None else replace(facts, noise=noise)
     work = replace(WORK, schedule=schedule)
     texts = [Encoded(latents(7, 32, seed=seed).numpy(), latents(64, seed=seed).numpy()) for seed in (1, 2)]
-    (latent,) = stages.sample_batch(
+    (latent,) = sample_batch(
         [work], [inputs_of(work, *texts)], model, LatentFacts(4, 8, 1.0), RunHooks(quiet, lambda: False), facts=facts
     )
     return latent.samples_CHW

@@ -17,7 +17,8 @@ import torch
 
 from examples.shapes.drawing import Scene, ShapeInScene, draw
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.engine.stages import TextEncoder, decode, encode, sample, vae_encode
+from modelpool.pool.engine.sampling_stage import sample
+from modelpool.pool.engine.stages import TextEncoder, decode, encode, vae_encode
 from modelpool.pool.inference.pixels.latent_pixels import as_bytes
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer

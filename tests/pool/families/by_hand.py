@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from modelpool.pool.engine.stages import sample_batch
+from modelpool.pool.engine.sampling_stage import sample_batch
 from modelpool.pool.values.core.run_options import NO_OPTIONS
 from modelpool.pool.values.core.stage_params import FloatArray, Latent, SampleParams
 from modelpool.pool.values.core.task_inputs import TaskInputs

@@ -15,8 +15,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
 from modelpool.pool.inference.controlnets.config import controlnet_config
+from modelpool.pool.inference.controlnets.open_controlnet import plan_controlnet
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import BatchMember, ControlMaskMode, Latent
 from modelpool.pool.values.specs.spec import Role, Stage

@@ -23,7 +23,7 @@ from modelpool.pool.catalog.estimates.typical_run import typical_call
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.inference.guidance.per_frame_guidance import frame_guidance_scales
+from modelpool.pool.inference.guidance.guiders import frame_guidance_scales
 from modelpool.pool.inference.pixels.latent_pixels import to_vae_scale
 from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.inference.sampling.schedules import make_sigmas, sigma_table

@@ -296,7 +296,7 @@ def test_stage_b_is_found_beside_stage_c_or_alone_or_named(tmp_path: Path) -> No
     assert decoder() == "one"
     other = {key: value + 1 if key.endswith("clf.1.bias") else value for key, value in stage_b_file().items()}
     save_file(other, far / "two.safetensors")
-    with pytest.raises(UnusableField, match="decoder: found 'nothing', expected one of 'one', 'two'"):
+    with pytest.raises(UnusableField, match="decoder: missing, expected one of 'one', 'two'"):
         decoder()
     assert decoder("two") == "two"
     third = {key: value + 2 if key.endswith("clf.1.bias") else value for key, value in stage_b_file().items()}

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.catalog.registry.file_purpose import FileKind, kind_of_keys
-from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
+from modelpool.pool.inference.controlnets.open_controlnet import plan_controlnet
 from modelpool.pool.inference.controlnets.t2i_adapters import t2i_adapter_config
 from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.values.specs.spec import Role

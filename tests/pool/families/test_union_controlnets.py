@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
 from modelpool.pool.inference.controlnets.config import controlnet_config
+from modelpool.pool.inference.controlnets.open_controlnet import plan_controlnet
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_controlnets import CFG, FIELDS, IMAGES, SEED, SIZE, STEPS, assert_equal

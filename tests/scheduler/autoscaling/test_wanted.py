@@ -193,3 +193,27 @@ def test_a_burst_is_no_rate_and_steady_work_is() -> None:
         rate = steady.note(10.0 * n, [20.0])
         assert burst.note(10.0 * n, [1000.0 if n == 6 else 0.0]) == [0.0]
     assert rate == [2.0]
+
+
+def test_work_that_cheaper_nodes_end_a_little_later_is_theirs_as_far_as_the_tolerance_says() -> None:
+    """Nodes at twice the price were requested because the cheaper ones would come seconds later: 73% more money for
+    work that ended 5% sooner. One node works for 400 s; a dear one more ends that in 250 s, a cheap one in 290 s."""
+    cheap = replace(OUTLOOK, start_seconds=179.0)
+    dear = replace(OUTLOOK, group=replace(GROUP, name="b", price_per_hour=4.0))
+
+    def groups(tolerance: float, work_seconds: float = 400.0, cheap: GroupOutlook = cheap) -> list[tuple[str, int]]:
+        limits = AutoscalingConfig(delay_tolerance=tolerance)
+        decisions = wanted(work(work_seconds), [cheap, dear], Fleet((node(),)), AT, limits)
+        return [(one.group, one.nodes) for one in decisions if isinstance(one, RequestNodes)]
+
+    assert groups(0.0) == groups(0.15) == [("b", 1)]
+    assert groups(0.17) == groups(0.25) == [("a", 1)]
+    assert groups(1.0) == [("a", 1)]
+    # 3 cheap nodes are worth it for more work, and then 7 dear ones that come sooner: 6 cheap ones end it in time, too
+    assert groups(0.3, 1000.0) == [("a", 3), ("a", 6)]
+    assert groups(0.0, 1000.0) == [("a", 3), ("b", 7)]
+    late = replace(cheap, start_seconds=1000.0)
+    assert groups(0.25, cheap=late) == [("b", 1)], "the work would be over before they come"
+    assert groups(0.25, cheap=replace(cheap, blocked_until=AT + 1.0)) == [("b", 1)]
+    short = replace(cheap, group=replace(GROUP, max_nodes=0))
+    assert groups(0.25, cheap=short) == [("b", 1)]

@@ -6,7 +6,7 @@ import pytest
 
 from modelpool.pool.values.specs.spec import RunErrorKind, TaskId, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
-from modelpool.scheduler.core.retry import RULES, RetryRule, Verdict, verdict
+from modelpool.scheduler.core.recovery import RULES, RetryRule, Verdict, verdict
 from modelpool.scheduler.decisions.queue.demand import MOST_LOSSES
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import Outcome, ReleaseResult, RunTask

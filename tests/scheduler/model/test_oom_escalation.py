@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from modelpool.pool.values.specs.spec import JobId, OomStep, RunErrorKind, TaskId, WorkerId
-from modelpool.scheduler.core.quarantine import MOST_KEYS, Quarantine
-from modelpool.scheduler.core.recovery import PIN_SECONDS
-from modelpool.scheduler.core.retry import RULES, RetryRule
+from modelpool.scheduler.core.recovery import MOST_KEYS, PIN_SECONDS, RULES, Quarantine, RetryRule
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import ComponentsKnown, EndWorker, Outcome, RunTask, ScheduleTick, StartWorker
 from modelpool.scheduler.model.oom_escalation import (

@@ -7,17 +7,35 @@ Reads no files, and knows no prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 from transformers.models.glm_image.configuration_glm_image import GlmImageTextConfig
 from transformers.models.glm_image.modeling_glm_image import GlmImageTextModel
 
 from modelpool.pool.models.components.text.configs import Config
-from modelpool.pool.models.components.text.word_table import WordTable
 from modelpool.pool.values.core.errors import UnknownArchitecture
+
+
+class WordTable(nn.Module):
+    """The token embedding of a language model; `config` has its sizes."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the table."""
+        return self.embed_tokens
+
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:
+        """Return the embedding of each token as `last_hidden_state`, as text encoders do."""
+        return SimpleNamespace(last_hidden_state=self.embed_tokens(input_ids))
 
 
 def _clip(config: Config) -> nn.Module:

@@ -263,7 +263,7 @@ def self_test() -> None:
 
 
 def _rope_problems() -> Iterator[str]:
-    """Yield the classes whose embeddings of a small grid are not what `rotary_table` makes of its positions."""
+    """Yield the classes that embed a small grid differently from `rotary_table`."""
     axes = (4, 4, 4)
     ropes: tuple[nn.Module, ...] = (
         transformers.transformer_wan.WanRotaryPosEmbed(12, (1, 2, 2), 8),

@@ -1,7 +1,7 @@
 """Applies a run's options to a diffusion transformer: replaced blocks, patched results and first inputs, rotary
 positions.
 
-Works on every transformer of diffusers whose blocks are in lists: argument names come from a block's signature, the
+Works on every transformer of diffusers with blocks in lists: argument names come from a block's signature, the
 order of its results from `diffusers_names`.
 
 Shape legend: B batch, L tokens, D model width, H heads, E width of a head.
@@ -92,7 +92,7 @@ class DitInstaller:
                 raise unusable_field("block replacement", key, f"a block of this {kind}: {sorted(known)}")
 
     def _install_additions(self, place: int, key: tuple[str, int], block: nn.Module) -> None:
-        """Install what is added to the attention of `block`, and to its image after it."""
+        """Install the additions to the attention of `block`, and to its image after it."""
         inside = self._options.patches.get(PatchPoint.DIT_ATTENTION_ADDITION, ())
         is_double = key[0] == "double_block"
         after = self._options.patches.get(PatchPoint.DIT_BLOCK_ADDITION, ()) if is_double else ()

@@ -27,7 +27,7 @@ def grid_rope(module: nn.Module) -> nn.Module | None:
 
 @dataclass(slots=True, eq=False)
 class PlacedGrid:
-    """Replaces the forward of the module `grid_rope`, whose positions `options` scale and shift."""
+    """Replaces the forward of the module `rope`: scales and shifts its positions by `options`."""
 
     rope: nn.Module
     options: RopeOptions

@@ -9,11 +9,14 @@ import errno
 import itertools
 import json
 import os
+import signal
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,15 @@ import pytest
 
 from modelpool import GenerateRequest, ModelPool, UserError
 from modelpool.actors.client import detached_jobs
-from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.connection import CONTROLLER
 from modelpool.actors.control.detached import job_service, journal
 from modelpool.actors.control.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.control.detached.journal import BeingReceived, Journal
+from modelpool.actors.control.detached.left_memory import left_memory
 from modelpool.actors.control.detached.records import NewSubmission, SubmissionState
-from modelpool.actors.control.status import PinnedModel
+from modelpool.actors.control.past_jobs import memory_in_text
+from modelpool.actors.control.pool_log import PoolLog
+from modelpool.actors.control.status import PinnedModel, PoolStatus
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout
 from modelpool.actors.outputs.objects import ObjectPrefix
@@ -47,8 +53,9 @@ WAIT_SECONDS = 60.0
 class Service:
     """A job service on one pool, which can crash. Also its own `JobsConnection`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, journal: Path | None = None) -> None:
         self.folder = folder
+        self.journal = journal or folder / "journal.sqlite"
         self.out = folder / "out"
         self.line = LoopConnection(2, partial(FakeEngine, self.folder))
         self.lines = [self.line]
@@ -58,7 +65,7 @@ class Service:
         self.pool = ModelPool(self.line, lambda: None, None, jobs=lambda: self)
 
     def _opened(self) -> JobService:
-        return JobService(Journal(self.folder / "journal.sqlite"), self._connect)
+        return JobService(Journal(self.journal), self._connect)
 
     def _connect(self) -> LoopConnection:
         if not self.connected.is_set():
@@ -94,6 +101,7 @@ class Service:
     def new_controller(self, pins: tuple[tuple[str, int], ...] = ()) -> None:
         self.line = LoopConnection(2, partial(FakeEngine, self.folder), predecessor=self.line, pins=pins)
         self.lines.append(self.line)
+        self.pool._connection = self.line
         self.connected.set()
 
     def submit(self, prompts: list[str], **terms: Any) -> Any:
@@ -122,8 +130,8 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Service]:
-    found = Service(folder)
+def opened(folder: Path, journal: Path | None = None) -> Iterator[Service]:
+    found = Service(folder, journal)
     try:
         yield found
     finally:
@@ -271,7 +279,7 @@ def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(servi
     """Also the unpinning of what the configuration pins."""
 
     def pins() -> dict[str, int]:
-        return {pinned.model: pinned.replicas for pinned in service.line.call(Controller.status).pins}
+        return {pinned.model: pinned.replicas for pinned in service.line.call(CONTROLLER.status).pins}
 
     assert [pinned.model for pinned in service.pool.pin("shapes", "forms")] == ["shapes", "forms"]
     service.pool.pin("shapes", replicas=2)
@@ -291,6 +299,66 @@ def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(servi
     service.service.close()
     service.reopen()
     assert service.service._journal.pins() == {}
+
+
+def test_counts_shares_and_histories_outlive_the_controller_and_the_service(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPU time of users and deadlines started at 0 with each controller, and `why` knew no job from before."""
+    monkeypatch.setattr(job_service, "MEMORY_SECONDS", 0.02)
+    requests = [
+        GenerateRequest(model="shapes", prompt=f"a thing {seed}", seed=seed, steps=3, user="ann", deadline=600.0)
+        for seed in range(5)
+    ]
+    jobs = service.pool.submit_detached(requests, output=service.out, jobs_id="first")
+    require_complete(service, jobs, 5)
+    before = service.pool.status()
+    told = service.pool.history("first-3")
+    assert (before.deadlines_met, before.controller_restarts, before.seconds_by_user["ann"] > 0.0) == (5, 0, True)
+
+    def kept() -> bool:
+        stored = left_memory(service.service._journal.memory()).memory
+        if not stored or service.service.history("first-3") is None:
+            return False
+        memory = memory_in_text(stored)  # of all five: it is stored at intervals
+        return memory.deadlines_met == 5 and [user.seconds for user in memory.users] == [
+            pytest.approx(before.seconds_by_user["ann"])
+        ]
+
+    service.until(kept)
+    service.lose_controller()
+    service.crash()
+    service.reopen()
+    service.new_controller()
+    service.until(lambda: service.pool.status().controller_restarts == 1)
+    now = service.pool.status()
+    assert (now.deadlines_met, now.seconds_by_user["ann"]) == (5, pytest.approx(before.seconds_by_user["ann"]))
+    for name in ("first-3", str(told.job_id), "irst-3"):
+        again = service.pool.history(name)
+        assert (again.job_id, again.status, again.tasks, again.lines) == (
+            told.job_id,
+            "succeeded",
+            told.tasks,
+            told.lines,
+        )
+    with pytest.raises(UserError, match="unknown job 'second-3'"):
+        service.pool.history("second-3")
+    service.crash()
+    service.reopen()  # the controller has the memory already: it must not count twice
+    assert service.submit(prompts(2)).wait(WAIT_SECONDS).succeeded == 2
+    service.until(kept)
+    now = service.pool.status()
+    assert (now.controller_restarts, now.deadlines_met) == (1, 5)
+    assert now.seconds_by_user["ann"] == pytest.approx(before.seconds_by_user["ann"])
+    service.service.close()  # the pool ends in order: what was measured stays
+    service.lose_controller()
+    service.new_controller()
+    service.reopen()
+    assert service.submit(["another thing"]).wait(WAIT_SECONDS).succeeded == 1
+    now = service.pool.status()
+    assert (now.controller_restarts, now.deadlines_met, now.seconds_by_user.get("ann")) == (0, 0, None)
+    measured = {kind.stage for kind in service.line.controller._state.costs.run_kinds if kind.measured}
+    assert len(measured) == 3
 
 
 def test_a_pin_that_only_the_journal_has_is_unpinned(service: Service) -> None:
@@ -507,6 +575,38 @@ def test_an_output_that_was_written_before_the_crash_is_committed_without_a_run(
     assert "submit" not in service.line.asked[asked:]
 
 
+#: a process with a pool and its job service, which is killed after the fifth output
+KILLED_SERVICE = """
+import os, signal, sys
+from pathlib import Path
+from modelpool.actors.control.detached import job_service
+from tests.actors.control.detached.test_job_service import opened, prompts
+job_service.CHUNK = 4
+with opened(Path(sys.argv[1])) as service:
+    jobs = service.submit(prompts(24), jobs_id="lasting")
+    service.until(lambda: jobs.progress().record.succeeded >= 5)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_service_whose_process_is_killed_commits_each_output_once(tmp_path: Path) -> None:
+    """The next one continues from the journal, three times; what is committed stays, and nothing is left behind."""
+    command = [sys.executable, "-c", KILLED_SERVICE, str(tmp_path)]
+    for _ in range(3):  # the same command hands over the same submission
+        killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with opened(tmp_path) as service:
+        jobs = service.pool.attach("lasting")
+        committed = {each.place: each for each in jobs.outcomes()}
+        record = jobs.wait(WAIT_SECONDS)
+        assert (record.succeeded, record.pending) == (24, 0)
+        outcomes = {each.place: each for each in jobs.outcomes()}
+        assert committed.items() <= outcomes.items()
+        files = sorted(each.file for each in outcomes.values())
+        assert sorted(entry["file"] for entry in service.manifest()) == files
+        assert sorted(path.name for path in service.out.iterdir()) == sorted([".lock", "manifest.jsonl", *files])
+
+
 class ServiceKilled(BaseException):
     """The process ends here."""
 
@@ -579,7 +679,7 @@ def test_a_service_that_its_controller_has_dropped_sends_its_requests_again(serv
     service.until(lambda: jobs.progress().record.succeeded == 6)
     service.until(lambda: len(jobs.progress().running) == 1)
     dropped = set(service.service._running)
-    service.line.call(Controller.leave, CLIENT)
+    service.line.call(CONTROLLER.leave, CLIENT)
     # not that nothing runs in between: that may be over before this thread looks
     service.until(lambda: len(jobs.progress().running) == 1 and dropped.isdisjoint(service.service._running))
     jobs.cancel()
@@ -662,6 +762,75 @@ def test_a_folder_that_cannot_be_written_holds_its_submission_only(service: Serv
     record = jobs.wait(WAIT_SECONDS)
     assert (record.succeeded, record.trouble) == (30, "")
     assert len(service.manifest()) >= missing
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Callable[[bool], None]]:
+    """A disk of 8 MiB at `folder`; yields a function that fills it, or makes room again."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"this user may mount no disk: {mounted.stderr.decode()}")
+
+    def fill(full: bool) -> None:
+        (folder / "fill").unlink(missing_ok=True)
+        with suppress(OSError), (folder / "fill").open("wb", buffering=0) as file:
+            while full:
+                file.write(bytes(4096))
+
+    try:
+        yield fill
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_while_the_disk_of_the_journal_is_full_nothing_is_sent_and_everybody_reads_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No reason was shown anywhere, and jobs were submitted and cancelled every 10 s for ever, thousands of lines of
+    the log."""
+    for name in ("RETRY_SECONDS", "FOLDER_RETRY_SECONDS", "IDLE_SECONDS", "PROBE_SECONDS"):
+        monkeypatch.setattr(job_service, name, 0.02)
+    caplog.set_level("INFO", "modelpool.actors.control.pool_log")
+    with small_disk(tmp_path / "disk") as fill, opened(tmp_path, tmp_path / "disk" / "journal.sqlite") as service:
+        service.line.controller._log = PoolLog()
+        jobs = service.submit(prompts(200))
+        service.until(lambda: jobs.progress().record.succeeded >= 2)
+        fill(True)
+
+        def status() -> PoolStatus:
+            return service.line.call(CONTROLLER.status)
+
+        service.until(lambda: "disk is full" in "".join(status().jobs_troubles))
+        service.until(lambda: status().jobs["live"] == 0)  # the pool runs what it has
+        before = status()
+        assert "disk is full" in jobs.progress().waiting_for
+        (record,) = service.pool.detached()
+        assert (record.pending > 0, "disk is full" in record.trouble) == (True, True)
+        for _ in range(5):
+            with pytest.raises(UserError, match="disk is full"):
+                service.submit(prompts(1))
+        threading.Event().wait(0.5)  # 25 times the intervals after which jobs were sent again
+        assert status().jobs == before.jobs
+        assert (before.jobs["cancelled"], before.jobs["failed"]) == (0, 0)
+        fill(False)
+        require_complete(service, jobs, 200)
+        service.until(lambda: status().jobs_troubles == ())
+        assert status().jobs == {"live": 0, "succeeded": 200, "failed": 0, "cancelled": 0}
+        assert jobs.progress().waiting_for == ""
+        (record,) = service.pool.detached()
+        assert record.trouble == ""
+    about = [each.message.split(":")[0] for each in caplog.records if "detached jobs" in each.message]
+    assert about == ["detached jobs wait", "detached jobs continue"]
+
+
+def test_a_service_that_could_open_its_journal_again_ends_the_trouble_of_the_one_before(service: Service) -> None:
+    """`status` said for ever that jobs wait, though they ran."""
+    service.crash()
+    service.line.call(CONTROLLER.jobs_troubled, ("the journal cannot be opened",))
+    assert service.line.call(CONTROLLER.status).jobs_troubles == ("the journal cannot be opened",)
+    service.reopen()
+    service.until(lambda: service.line.call(CONTROLLER.status).jobs_troubles == ())
 
 
 def test_a_store_that_does_not_answer_holds_up_its_submission_only(

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from modelpool import GenerateRequest
-from modelpool.actors.control.controller import Controller, UnknownDriver
+from modelpool.actors.control.connection import UnknownDriver
+from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.detached import job_service
 from modelpool.actors.control.detached.job_service import CLIENT, JobService, _Link
 from modelpool.actors.control.detached.journal import Journal

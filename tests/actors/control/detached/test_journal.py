@@ -222,6 +222,7 @@ def test_a_journal_of_every_version_is_brought_to_this_one(tmp_path: Path) -> No
     assert [(r.submission_id, r.succeeded, r.pending) for r in journal.submissions()] == [("first", 1, 1)]
     assert [each.text for each in journal.pending("first", -1, 5)] == [TEXT]
     assert journal.pins() == {}, "the table is of version 2"
+    assert (journal.probe(), journal.memory(), journal.history("a")) == (True, "", None), "tables of versions 4 and 5"
     journal.keep_pins(["shapes", "forms"], 2)
     journal.close()
 
@@ -336,3 +337,64 @@ class JournalMachine(RuleBasedStateMachine):
 
 TestJournal = JournalMachine.TestCase
 TestJournal.settings = settings(max_examples=10, stateful_step_count=12, deadline=None)
+
+
+def test_an_altered_or_emptied_journal_is_refused_and_names_what_is_wrong(tmp_path: Path) -> None:
+    """Its requests ran with other texts, its outcomes counted, or everything was forgotten without a word."""
+    whole = Journal(tmp_path / "whole" / "journal.sqlite")
+    submit(whole, "a", 3)
+    whole.end([succeeded("a", 1)])
+    submit(whole, "b", 2)
+    whole.cancel("b")
+    whole.keep_memory('{"spent": 1}')
+    whole.close()
+    cases = {
+        "UPDATE request SET request = replace(request, 'red', 'rad') WHERE place = 2": "request 2 of submission 1",
+        "UPDATE request SET file = 'b.png' WHERE place = 1": "the outcome of request 1 of submission 1",
+        "UPDATE request SET outcome = 'succeeded' WHERE submission = 2 AND place = 0": "request 0 of submission 2",
+        "UPDATE submission SET output = '/elsewhere' WHERE id = 'b'": "submission b",
+        "DELETE FROM request WHERE place = 2": "the requests of submission a",
+        """UPDATE memory SET content = '{"spent": 0}'""": "the memory of the last controller",
+    }
+    for number, (statement, named) in enumerate(cases.items()):
+        path = crashed(whole.path, tmp_path / str(number))
+        with sqlite3.connect(path) as other:
+            other.execute(statement)
+        other.close()
+        with pytest.raises(JournalFailed, match=rf"journal\.sqlite.*altered since it was written: .*{named}"):
+            Journal(path)
+    for _ in range(2):
+        whole.path.write_bytes(b"")
+        with pytest.raises(JournalFailed, match="it is empty, and was in use: opened 1 times"):
+            Journal(whole.path)
+    whole.path.unlink()  # moved away, as the message says
+    again = Journal(whole.path)
+    assert (again.submissions(), again.epoch) == ((), 1)
+    again.close()
+
+
+def test_an_older_copy_is_used_with_a_warning_and_a_larger_epoch(
+    journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit(journal, "a", 1)
+    copy = crashed(journal.path, tmp_path / "copy")
+    path = tmp_path / "used" / "journal.sqlite"
+    for _ in range(3):
+        Journal(path).close()
+    for file in copy.parent.iterdir():
+        shutil.copy(file, path.parent / file.name)
+    restored = Journal(path)
+    assert ([each.submission_id for each in restored.submissions()], restored.epoch) == (["a"], 4)
+    assert "the journal is an older copy: it was opened 1 times, and the last one 3 times" in caplog.text
+    restored.close()
+
+
+def test_histories_are_found_by_ids_and_by_parts_and_the_oldest_are_removed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "MOST_HISTORIES", 3)
+    journal.keep_memory("1", [("a-1", "a.1.1-1", b"old"), ("a%-2", "a%.1.1-2", b"other")])
+    journal.keep_memory("2", [("a-1", "a.2.1-1", b"new"), ("b-1", "b.1.1-1", b"last")])
+    found = [journal.history(job) for job in ("a-1", "a.2.1-1", "a.1.1-1", "a%", "b", "-1", "", "c")]
+    assert found == [b"new", b"new", None, b"other", b"last", None, None, None]
+    assert journal.memory() == "2"

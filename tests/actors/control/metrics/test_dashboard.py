@@ -63,6 +63,7 @@ async def work(desk: Desk, round_number: int) -> None:
         for sent in desk.fleet.running:
             desk.fleet.finish(sent, run_seconds=0.5, load_seconds=0.1)
         await settle()
+    await desk.hear()
 
 
 def get(url: str, **query: Any) -> Any:

@@ -18,7 +18,8 @@ import torch
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.catalog.estimates.stage_peak_bytes import TILES, tile_slowdown
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.engine.stages import TextEncoder, decode, encode, sample
+from modelpool.pool.engine.sampling_stage import sample
+from modelpool.pool.engine.stages import TextEncoder, decode, encode
 from modelpool.pool.inference.pixels.tiled import count_tiles
 from modelpool.pool.inference.pixels.tiled_vae import Tiling
 from modelpool.pool.inference.sampling.samplers import FUNCTIONS

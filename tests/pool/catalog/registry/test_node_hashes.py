@@ -22,9 +22,9 @@ from modelpool.pool.catalog.registry.node_hashes import (
 )
 from modelpool.pool.catalog.registry.registry import Registry
 from modelpool.pool.catalog.registry.registry_store import RegistryStore
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.assembly import Assembly
 from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import Role
 
 LATER_NS = 60_000_000_000

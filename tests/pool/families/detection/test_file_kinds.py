@@ -41,7 +41,7 @@ from modelpool.pool.families.detection.other_files import (
     other_file,
 )
 from modelpool.pool.families.detection.recognize import recognise_contents, what_is
-from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
+from modelpool.pool.inference.controlnets.open_controlnet import plan_controlnet
 from modelpool.pool.inference.image_prompts.adapter import plan_adapter
 from modelpool.pool.inference.upscalers.build_upscaler import plan_upscaler
 from modelpool.pool.models.loading.open_model import OpenModel

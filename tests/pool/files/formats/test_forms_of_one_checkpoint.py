@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.loading.describe import describe
 from modelpool.pool.models.loading.detect_family import detect
-from modelpool.pool.models.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.values.core.errors import UnsafeFile
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.quant.mapped_file import MappedFile
 from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint

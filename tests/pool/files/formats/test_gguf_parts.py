@@ -18,10 +18,11 @@ from modelpool.pool.catalog.registry.weight_file_names import without_suffix
 from modelpool.pool.files.formats.gguf_header import read_gguf_header
 from modelpool.pool.files.formats.gguf_parts import MAX_PARTS, is_split, part_name, parts_of
 from modelpool.pool.files.formats.weights_file import files_of, read_single_header
-from modelpool.pool.models.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.models.loading.recognition_input import recognise_folder
 from modelpool.pool.models.loading.weights_header import read_weights_header
 from modelpool.pool.values.core.errors import CorruptFile, UnknownArchitecture, UnsafeFile
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.weights.ops.packed import PackedWeight
 from modelpool.pool.weights.quant.file_hash import file_sha256, weights_sha256
 from modelpool.pool.weights.quant.mapped_file import MappedFile, find_non_finite

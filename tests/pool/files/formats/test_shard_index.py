@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 
 from modelpool.pool.files.formats.shard_index import is_index
 from modelpool.pool.files.formats.weights_file import files_of
-from modelpool.pool.models.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.models.loading.weights_header import read_weights_header
 from modelpool.pool.values.core.errors import CorruptFile, UnsafeFile
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.weights.quant.file_hash import file_sha256, weights_sha256
 from modelpool.pool.weights.quant.mapped_file import MappedFile, find_non_finite
 

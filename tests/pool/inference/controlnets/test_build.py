@@ -9,8 +9,7 @@ import torch
 from diffusers import ControlNetModel
 from safetensors.torch import load_file, save_file
 
-from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
-from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet, plan_controlnet
 from modelpool.pool.models.components.common.diffusers_private import differing_keys
 from modelpool.pool.values.core.errors import CorruptFile, UnknownArchitecture
 from modelpool.pool.values.core.stage_params import ControlRef

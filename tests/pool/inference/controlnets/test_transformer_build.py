@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
 from modelpool.pool.inference.controlnets.controlnet_kinds import KINDS, evenly, in_proportion, in_turn, kind_of
-from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet, plan_controlnet
 from modelpool.pool.models.components.common.diffusers_private import differing_keys
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.stage_params import ControlRef

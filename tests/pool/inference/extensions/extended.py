@@ -1,4 +1,4 @@
-"""Predictions of a bare module with options of a run, as `pool.engine.stages` combines both."""
+"""Predictions of a bare module with options of a run, as `pool.engine.sampling_stage` combines both."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.inference.extensions.run_extension import RunExtension, run_extension
-from modelpool.pool.inference.extensions.step_clock import StepClock
 from modelpool.pool.inference.sampling.partial_run import PartialRun
+from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.values.core.run_options import RunOptions
 from modelpool.pool.values.core.stage_params import SamplingSchedule
 from modelpool.pool.weights.options.model_options import ModelOptions

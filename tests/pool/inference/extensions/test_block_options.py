@@ -22,7 +22,6 @@ from modelpool.pool.families.supported import running_families
 from modelpool.pool.families.teacache_facts import TEACACHE_FACTS, teacache_facts
 from modelpool.pool.inference.extensions.block_runs import ModulatedInputs, polynomial
 from modelpool.pool.inference.extensions.run_extension import check_fits
-from modelpool.pool.inference.extensions.step_clock import StepClock
 from modelpool.pool.inference.guidance.guiders import (
     ClassifierFreeGuidance,
     DeviationRescaledGuidance,
@@ -32,6 +31,7 @@ from modelpool.pool.inference.guidance.guiders import (
 from modelpool.pool.inference.sampling.partial_run import PartialRun
 from modelpool.pool.inference.sampling.predictions import clean_latent
 from modelpool.pool.inference.sampling.schedules import sd1_sigma_table
+from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.run_options import FirstBlockCache, RunOptions, SkipLayers, TeaCache
 from modelpool.pool.values.core.sampling_facts import Prediction

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.engine import stages
+from modelpool.pool.engine.sampling_stage import sample_batch
 from modelpool.pool.families.supported import running_families
-from modelpool.pool.inference.guidance import guided_steps
+from modelpool.pool.inference.conditioning.run_parts import RunResources
+from modelpool.pool.inference.extensions import run_extension
+from modelpool.pool.inference.guidance import guided_steps, text_loras
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.family_facts import LatentFacts
@@ -101,7 +103,9 @@ class Runs:
         works = [replace(work, seed=seed) for seed in seeds]
         inputs = [inputs_of(each, *self.texts) for each in works]
         made = RunHooks(**{"on_step": quiet, "should_stop": lambda: False, **hooks})
-        return stages.sample_batch(works, inputs, self.model, self.latent, made, facts=self.facts, resumed=resumed)
+        return sample_batch(
+            works, inputs, self.model, self.latent, made, facts=self.facts, resources=RunResources(resumed=resumed)
+        )
 
     def states(self, work: SampleParams) -> tuple[Latent, list[RunState]]:
         """The result of a run, and its checkpoints."""
@@ -201,7 +205,7 @@ def test_a_run_without_options_uses_nothing_of_them(unet_runs: Runs, monkeypatch
         raise AssertionError("an option was prepared")
 
     with monkeypatch.context() as patched:
-        patched.setattr(stages, "run_extension", used)
+        patched.setattr(run_extension, "run_extension", used)
         unet_runs.run(replace(WORK, schedule=replace(WORK.schedule, steps=1)))
         with pytest.raises(AssertionError, match="an option was prepared"):
             unet_runs.run(replace(WORK, options=RunOptions(freeu=FreeU())))
@@ -223,7 +227,7 @@ def test_a_run_without_changing_loras_changes_no_weights(unet_runs: Runs, monkey
 
     monkeypatch.setattr(guided_steps, "batches", counted_batches)
     monkeypatch.setattr(ModelPatcher, "realize", counted_realize)
-    monkeypatch.setattr(stages, "with_text_loras", lambda *_: calls.append("texts"))
+    monkeypatch.setattr(text_loras, "with_text_loras", lambda *_: calls.append("texts"))
     unet_runs.run(WORK)
     assert calls == ["1 batches"]
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from modelpool.pool.inference.conditioning.conditions import ApplyHooks, Condition
 from modelpool.pool.inference.conditioning.micro_conditioning import ModelKwargs
+from modelpool.pool.inference.conditioning.prompts import Prompts
 from modelpool.pool.inference.conditioning.regions import NO_REGIONS, Regions
-from modelpool.pool.inference.guidance.guided_steps import ModelCall, PredictNoise, Prompts, guided_denoiser
+from modelpool.pool.inference.guidance.guided_steps import ModelCall, PredictNoise, guided_denoiser
 from modelpool.pool.inference.guidance.guiders import ClassifierFreeGuidance, Guider
 from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.inference.sampling.samplers import Denoise

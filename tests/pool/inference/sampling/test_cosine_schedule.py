@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.inference.conditioning.conditions import Condition
-from modelpool.pool.inference.guidance.guided_steps import ModelCall, PredictNoise, Prompts
+from modelpool.pool.inference.conditioning.prompts import Prompts
+from modelpool.pool.inference.guidance.guided_steps import ModelCall, PredictNoise
 from modelpool.pool.inference.guidance.guiders import ClassifierFreeGuidance
 from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.inference.sampling import cosine_schedule as cosine

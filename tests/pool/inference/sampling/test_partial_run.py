@@ -13,9 +13,10 @@ from torch import Tensor
 from modelpool.pool.inference.conditioning.conditions import Condition
 from modelpool.pool.inference.conditioning.first_frame import noised_image
 from modelpool.pool.inference.conditioning.inpainting import Inpainting
+from modelpool.pool.inference.conditioning.prompts import Prompts
 from modelpool.pool.inference.conditioning.starts import StartLatent
 from modelpool.pool.inference.guidance.apg import AdaptiveProjectedGuidance
-from modelpool.pool.inference.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.inference.guidance.guided_steps import ModelCall
 from modelpool.pool.inference.guidance.guiders import ClassifierFreeGuidance, Predictions
 from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.inference.sampling.partial_run import (

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from modelpool.pool.inference.controlnets.build_controlnet import plan_controlnet
-from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet, plan_controlnet
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.inference.upscalers.open_upscaler import OpenUpscaler
 from modelpool.pool.models.components.diffusion.build_diffusion_model import plan_diffusion_model

@@ -16,11 +16,12 @@ from modelpool.pool.models.components.text_encoder_aliases import with_detected_
 from modelpool.pool.models.loading.assembled_checkpoint import assembled_header
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.loading.detect_family import detect
-from modelpool.pool.models.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.models.loading.weights_header import read_weights_header
 from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.values.core.assembly import Assembly
 from modelpool.pool.values.core.errors import MissingParts, UnknownArchitecture, UnsafeFile
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.quant.detect_layers import MARKER, METADATA_KEY
 from modelpool.pool.weights.quant.quantize import quantize

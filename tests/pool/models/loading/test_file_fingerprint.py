@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.pool.files.formats.weights_file import read_single_header
 from modelpool.pool.models.loading.file_fingerprint import fingerprint
-from modelpool.pool.models.loading.file_parts import FilePart
 from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import Role
 
 SHAPES = Path("examples/shapes")

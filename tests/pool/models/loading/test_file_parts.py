@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from modelpool.pool.files.formats import byte_ranges as ranges_module
 from modelpool.pool.files.formats.byte_ranges import MIN_GAP_BYTES
 from modelpool.pool.files.formats.safetensors_file import read_header
-from modelpool.pool.models.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.specs.spec import Role
 from tests.pool.models.loading import layouts
 from tests.pool.models.loading.tiny_checkpoint import write_hollow_checkpoint

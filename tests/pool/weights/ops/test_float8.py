@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.weights.ops.float8 import MIN_ELEMENTS, converted
+from modelpool.pool.weights.ops.cast import MIN_ELEMENTS, converted
 
 NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
 WIDE = (torch.float16, torch.bfloat16, torch.float32)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.engine.stages import sample
+from modelpool.pool.engine.sampling_stage import sample
 from modelpool.pool.inference.sampling.schedules import make_sigmas, sd1_sigma_table
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import (

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.weights.quant.gguf_blocks import BLOCKS
-from modelpool.pool.weights.quant.gguf_codec import GgufCodec
+from modelpool.pool.weights.quant.gguf_codec import BLOCKS, GgufCodec
 
 KINDS = gguf.GGMLQuantizationType
 BY_PACKAGE = ("IQ4_NL", "IQ4_XS", "IQ2_S", "TQ2_0")

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from modelpool.scheduler.model.jobs import problem_with
-from modelpool.scheduler.simulator.workloads.arrivals import all_at_once, bursts, poisson
+from modelpool.scheduler.simulator.workloads.generators import all_at_once, bursts, poisson
 from modelpool.scheduler.simulator.workloads.mix import Mix, zipf_weights
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 from tests.simulation.worlds import mix

@@ -26,7 +26,7 @@ from modelpool.pool.values.specs.spec import (
 )
 from modelpool.scheduler.model.jobs import problem_with
 from modelpool.scheduler.model.messages import Submitted
-from modelpool.scheduler.simulator.workloads.arrivals import poisson
+from modelpool.scheduler.simulator.workloads.generators import poisson
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
 from modelpool.scheduler.simulator.workloads.trace_lines import from_lines, to_lines

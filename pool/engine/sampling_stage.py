@@ -1,0 +1,166 @@
+"""The stage that samples, for one task or a batch: goes through the parts of a run (`pool.engine.all_run_parts`) and
+knows no feature by name. Without memory management.
+
+Shape legend: B batch, L tokens, D text width, C latent channels, H W height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from modelpool.pool.engine.all_run_parts import RUN_PARTS
+from modelpool.pool.inference.conditioning.run_parts import (
+    NO_RESOURCES,
+    CallInputs,
+    DenoisingRun,
+    PreparePart,
+    RunPart,
+    RunResources,
+    RunResults,
+)
+from modelpool.pool.inference.conditioning.starts import StartLatent, start_of
+from modelpool.pool.inference.guidance.call_model import call_model, tokens_of
+from modelpool.pool.inference.guidance.guided_steps import ModelCall
+from modelpool.pool.inference.guidance.model_guiders import FirstFrame, guider_of
+from modelpool.pool.inference.guidance.run_texts import prompts_of
+from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
+from modelpool.pool.inference.pixels.latent_pixels import sampled_shape, to_model_scale
+from modelpool.pool.inference.sampling.partial_run import partial_run_of
+from modelpool.pool.inference.sampling.schedules import sigma_table
+from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.family_facts import LatentFacts
+from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
+from modelpool.pool.values.core.stage_params import Latent, RunHooks, SampleParams
+from modelpool.pool.values.core.stopping import stop_check
+from modelpool.pool.values.core.task_inputs import TaskInputs
+from modelpool.pool.values.specs.spec import ExecutionMode
+from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
+
+
+def sample(
+    work: SampleParams,
+    inputs: TaskInputs,
+    diffusion_model: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None = None,
+    facts: SamplingFacts = PLAIN_SAMPLING,
+) -> Latent:
+    """Denoise the latent of `work` from its seed, and from its start latent if it has one. Raises Stopped at a step or
+    layer.
+
+    With `division.batch` 1 the two texts are evaluated separately, each with its own length. `facts` are the model's.
+    """
+    (made,) = sample_batch((work,), (inputs,), diffusion_model, latent, hooks, division, facts)
+    assert isinstance(made, Latent), f"a partial run has no decodable latent: {work}"
+    return made
+
+
+def sample_batch(
+    works: Sequence[SampleParams],
+    inputs: Sequence[TaskInputs],
+    diffusion_model: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None = None,
+    facts: SamplingFacts = PLAIN_SAMPLING,
+    resources: RunResources = NO_RESOURCES,
+    parts: Sequence[PreparePart] = RUN_PARTS,
+) -> RunResults:
+    """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_images`. `parts` are
+    the features that may act in it, with what the worker has ready for them in `resources`. A part may return other
+    results: states of a run that pauses, or that another expert continues.
+
+    All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
+    """
+    work = works[0]
+    shape_CHW, cells = sampled_shape(work, latent), latent.sides(work.shape.width, work.shape.height)
+    start = start_of(works, inputs, cells)
+    if not work.schedule.steps_run:
+        return _unsampled(works, start, shape_CHW, latent)
+    # a model for one of the texts, and another one for the negative text
+    max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
+    run = DenoisingRun(
+        works,
+        inputs,
+        diffusion_model,
+        latent,
+        facts,
+        shape_CHW,
+        sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps),
+        partial_run_of(works, inputs, diffusion_model.device, resources.resumed),
+        resources,
+        prompts_of(works, inputs, facts, cells, max_batch != 1),
+        diffusion_model.model_options,
+        hooks,
+        max_batch,
+    )
+    active = [part for prepare in parts if (part := prepare(run)) is not None]
+    samples_BCHW = _sampled(run, active, start)
+    _check_finite(samples_BCHW, work)
+    for part in active:
+        results = None if part.results is None else part.results(samples_BCHW)
+        if results is not None:
+            return results
+    return _latents(samples_BCHW, work)
+
+
+def _sampled(run: DenoisingRun, parts: Sequence[RunPart], start: StartLatent) -> Tensor:
+    """Return the latents after the last step of a run with the parts that act in it."""
+    work, facts, model, partial_run, clock = run.work, run.facts, run.model, run.partial_run, run.clock
+    dtype, device = model.compute_dtype, model.device
+    changes = [part.before_call for part in parts if part.before_call is not None]
+    captures = all(part.captures for part in parts)
+    with model.running(stop_check(run.hooks), run.options, captures) as module, ExitStack() as entered:
+        for part in parts:
+            if part.around is not None:
+                entered.enter_context(part.around(module))
+
+        def predict_noise(x_BCHW: Tensor, level_B: Tensor, context_BLD: Tensor, **model_kwargs: Tensor) -> Tensor:
+            call = CallInputs(module, x_BCHW.to(dtype), level_B, context_BLD.to(dtype), model_kwargs)
+            for change in changes:
+                change(call)
+            return call_model(
+                facts, module, call.x_BCHW, call.level_B, call.context_BLD, call.model_kwargs, call.residuals
+            )
+
+        call = ModelCall(predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch)
+        shape_BC, cond = (len(run.works), *run.shape_CHW), run.prompts.cond
+        return denoise_images(
+            ImagesToDenoise(work, [each.seed for each in run.works], run.shape_CHW, run.cells),
+            run.prompts,
+            call,
+            guider_of(facts, work, cond, shape_BC, device, partial_run.guidance, lambda: clock.now),
+            device,
+            run.hooks,
+            start,
+            FirstFrame.of(facts, work, cond),
+            partial_run,
+        )
+
+
+def _check_finite(samples_BCHW: Tensor, work: SampleParams) -> None:
+    """Raise CorruptFile for a latent with NaN or infinity."""
+    if not torch.isfinite(samples_BCHW).all():
+        loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
+        raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
+
+
+def _unsampled(
+    works: Sequence[SampleParams], start: StartLatent, shape_CHW: tuple[int, ...], latent: LatentFacts
+) -> tuple[Latent, ...]:
+    """Return the latents of runs without a step: those that they start from, or latents that are zero for the VAE."""
+    found_BCHW = start.latent_BCHW
+    if found_BCHW is None:
+        found_BCHW = to_model_scale(torch.zeros(len(works), *shape_CHW), latent)
+    return _latents(found_BCHW, works[0])
+
+
+def _latents(samples_BCHW: Tensor, work: SampleParams) -> tuple[Latent, ...]:
+    """Return the latent of each image, without the leading cells that its result drops."""
+    kept_BCHW = samples_BCHW[:, :, work.shape.leading - work.leading_kept :].contiguous()
+    return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())

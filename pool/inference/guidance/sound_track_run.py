@@ -1,0 +1,25 @@
+"""Videos whose audio track is sampled together with their frames."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from modelpool.pool.families.parts.audio_tracks import SoundTrack
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart, RunResults
+from modelpool.pool.values.core.stage_params import Latent
+
+
+def sound_track_part(run: DenoisingRun) -> RunPart | None:
+    """Separate the audio behind the frames from them, in previews and in the results."""
+    shape = run.work.shape
+    track = SoundTrack.of(run.facts.video, shape.frames, shape.frame_rate)
+    if track is None:
+        return None
+    run.cells = track.cells
+
+    def latents_with_sound(samples_BCTHW: Tensor) -> RunResults:
+        video_BCTHW, sound_BLA = (part.contiguous() for part in track.parted(samples_BCTHW))
+        pairs = zip(video_BCTHW.unbind(), sound_BLA.unbind(), strict=True)
+        return tuple(Latent(video_CTHW.numpy(), sound_LA.numpy()) for video_CTHW, sound_LA in pairs)
+
+    return RunPart(results=latents_with_sound, captures=True)
