@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from modelpool.pool.devices.tested_versions import minor_version
+
 
 class DeviceKind(Enum):
     """The kind of device on which a worker computes. The values are the names in configurations."""
@@ -112,8 +114,7 @@ def host_kind() -> DeviceKind:
         installed = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:  # as on a driver's machine
         return DeviceKind.SIM
-    major, minor = (int(number) for number in installed.split(".")[:2])
-    return DeviceKind.SIM if (major, minor) >= SIMULATES_SINCE else DeviceKind.CPU
+    return DeviceKind.SIM if minor_version(installed) >= SIMULATES_SINCE else DeviceKind.CPU
 
 
 def choose_kind(

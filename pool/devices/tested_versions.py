@@ -6,6 +6,7 @@ tests run with the newest of constraints.txt, and with both ends by `scripts/tes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -47,12 +48,12 @@ def untested(installed: Mapping[str, str]) -> tuple[UntestedVersion, ...]:
     found = [
         UntestedVersion(name, version, TESTED[name])
         for name, version in sorted(installed.items())
-        if name in TESTED and not TESTED[name].oldest <= _minor(version) <= TESTED[name].newest
+        if name in TESTED and not TESTED[name].oldest <= minor_version(version) <= TESTED[name].newest
     ]
     return tuple(found)
 
 
-def _minor(version: str) -> Version:
-    """Return major and minor number, whatever follows them."""
-    major, minor = version.split(".")[:2]
-    return int(major), int("".join(digit for digit in minor if digit.isdecimal()) or 0)
+def minor_version(version: str) -> Version:
+    """Return major and minor number, whatever follows them: (2, 10) for "2.10.0a0+git", (3, 0) for "3.0rc1"."""
+    found = re.match(r"(\d+)(?:\.(\d+))?", version)
+    return (0, 0) if found is None else (int(found[1]), int(found[2] or 0))

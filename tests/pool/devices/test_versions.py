@@ -55,7 +55,12 @@ def test_a_class_that_a_library_lacks_is_refused_when_it_is_constructed_and_not_
 
 
 def test_a_torch_that_cannot_simulate_gpus_computes_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version, kind in (("2.9.1+cu128", DeviceKind.CPU), ("2.10.0", DeviceKind.SIM), ("3.0.0", DeviceKind.SIM)):
+    for version, kind in (
+        ("2.9.1+cu128", DeviceKind.CPU),
+        ("2.10.0", DeviceKind.SIM),
+        ("3.0rc1", DeviceKind.SIM),
+        ("2.9.0a0+git", DeviceKind.CPU),
+    ):
         monkeypatch.setattr("importlib.metadata.version", lambda name, found=version: found)
         assert host_kind() is kind, version
         assert choose_kind(None, (), has_gpus=False) is kind, version
