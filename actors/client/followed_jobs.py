@@ -623,6 +623,10 @@ class FollowedJobs:
             ]
         try:
             self._submit_again(requests, submission_id)
+            with self._changed:
+                unwanted = tuple(self._follower.unwanted(indexes))
+            if unwanted:  # cancelled meanwhile
+                self._connection.call(CONTROLLER.cancel_jobs, self._client_id, submission_id, unwanted)
         except (PoolLost, UserError, UnknownDriver) as problem:
             return str(problem)
         return ""

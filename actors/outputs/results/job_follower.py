@@ -72,7 +72,7 @@ class JobFollower(Generic[E]):
 
     def passed_seconds(self, index: int, now_seconds: float) -> float:
         """Return for how long a request has been submitted: its deadline goes on when it is sent again. A clock that
-        was set back extends none."""
+        was set back gives no job more than its deadline."""
         return max(0.0, now_seconds - self._times[bisect_right(self._starts, index) - 1])
 
     def sent(self, indexes: Iterable[int], submission_id: str) -> None:
@@ -80,6 +80,11 @@ class JobFollower(Generic[E]):
         for index in indexes:
             self._again.pop(index, None)
             self._sent[index] = submission_id
+
+    def unwanted(self, indexes: Iterable[int]) -> list[int]:
+        """Return which of the jobs the driver has cancelled. Ask after sending: a pool that was told of a cancellation
+        before it knew the id has cancelled nothing."""
+        return [index for index in indexes if self.is_cancelled or index in self._cancelled_jobs]
 
     def refused(self, indexes: Iterable[int]) -> None:
         """Note that the pool has not taken jobs that were being sent."""

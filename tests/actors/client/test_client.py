@@ -787,6 +787,23 @@ def test_an_output_that_is_lost_after_a_cancellation_is_not_generated_again(endl
     assert (summary.succeeded, summary.failed, summary.cancelled) == (0, 1, 1)
 
 
+def test_a_job_that_is_cancelled_while_it_is_sent_again_is_cancelled(endless_pool, monkeypatch) -> None:
+    """The pool did not know the new id yet when it was cancelled, and the job ran to its end."""
+    jobs = endless_pool.submit([request(seed=1), request(ENDLESS)])
+    while not jobs.progress().done:
+        time.sleep(0.01)
+    followed = jobs._followed
+    followed._waiting[0].job.result.lost = True
+    submit_again = followed._submit_again
+
+    def cancelled_first(requests: Any, submission_id: Any) -> None:
+        jobs.cancel()
+        submit_again([(index, request(ENDLESS)) for index, _ in requests], submission_id)
+
+    monkeypatch.setattr(followed, "_submit_again", cancelled_first)
+    assert [end.kind for end in jobs.results()] == [RunErrorKind.CANCELLED] * 2
+
+
 #: ends when it is killed: after two outputs and a failure, while another job runs
 KILLED_DRIVER = """
 import os, signal, sys, time
