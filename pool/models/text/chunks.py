@@ -95,9 +95,8 @@ def split_prompt(
 ) -> tuple[Chunk, ...]:
     """Return the chunks of a prompt with weights in brackets; one empty chunk for an empty prompt.
 
-    `embeddings` are the known textual inversions: the number of rows of each name. `tokens` are those of the text, if
-    it is tokenized already. Raises UnusableField as
-    `parse_weights` does, UnknownName for an unknown embedding.
+    `embeddings` are the known textual inversions: the number of rows of each name. `tokens` are the tokens of the text,
+    if it is tokenized already. Raises UnusableField as `parse_weights` does, and UnknownName for an unknown embedding.
     """
     content = chunk_tokens - 2
     chunks: list[list[_Token]] = [[]]

@@ -195,7 +195,7 @@ def _sides(texts: Sequence[str], reading: Reading, negative: Sequence[bool] | No
 def _empties(
     tokenizer: AnyTokenizer, reading: Reading, rows: Sequence[Chunk], sides: Sequence[bool], counts: Sequence[int]
 ) -> dict[bool, Chunk]:
-    """Return the row of an empty prompt for each side whose rows have weights, in that side's template. None if no
+    """Return the row of an empty prompt for each side with weighted rows, in the template of that side; no rows if no
     states are read: weights change nothing else."""
     weighted = dict.fromkeys(side for row, side in zip(rows, sides, strict=True) if row.is_weighted)
     if not reading.reads_states:

@@ -176,7 +176,7 @@ def hunyuan_image_config(shapes: Shapes) -> Config:
 
 def dc_config(shapes: Shapes) -> Config:
     """Return the arguments of `diffusers.AutoencoderDC`, for models with norms by root mean square only. A half that
-    the file lacks mirrors the other. Raises UnknownArchitecture for batch norms, used with other activations."""
+    the file lacks mirrors the other. Raises UnknownArchitecture for batch norms."""
     if any(key.endswith(".running_mean") for key in shapes):
         raise UnknownArchitecture("VAE: found batch norms, expected norms by root mean square, as Sana's has")
     encoder, decoder = _dc_half(shapes, "encoder"), _dc_half(shapes, "decoder")

@@ -91,7 +91,7 @@ def plan_text_encoder(
 
     `facts` overrides recognition: the encoder in this role of a model, whatever its size.
 
-    Raises UnknownArchitecture if it is unknown.
+    Raises UnknownArchitecture for an unknown text encoder, and for a known one with other tensors.
     """
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(prefix)}
     bare = in_known_naming({key.removeprefix(prefix): shape for key, shape in own.items()})
