@@ -78,10 +78,12 @@ def health_router(pool: HttpPool) -> APIRouter:
     router = APIRouter(tags=["health"])
     health = Health(pool)
 
+    @router.head(LIVE_PATH, include_in_schema=False)
     @router.get(LIVE_PATH, summary="Whether this server answers; needs no key")
     async def live() -> JSONResponse:
         return JSONResponse({"status": "live"})
 
+    @router.head(READY_PATH, include_in_schema=False)
     @router.get(READY_PATH, summary="Whether the pool can run jobs; needs no key, 503 if it cannot")
     async def ready() -> JSONResponse:
         found = await health.readiness()

@@ -68,6 +68,8 @@ def test_probes_need_no_key_and_tell_nothing_but_counts(tmp_path: Path) -> None:
         assert (live.status, live.json) == (200, {"status": "live"})
         assert (ready.status, ready.json) == (200, {"status": "ready", "workers": 1, "wanted": 2})
         assert other.status == 401
+        for path in ("/livez", "/readyz"):  # as some load balancers ask
+            assert (await call(app, "HEAD", path)).status == 200, path
         pool.answer = PoolLost("the controller of the pool of ann is gone")
         await asyncio.sleep(1.1)
         lost = await call(app, "GET", "/readyz")
