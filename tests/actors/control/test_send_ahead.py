@@ -28,7 +28,7 @@ AHEAD, ALONE = SchedulerConfig(send_ahead_seconds=60.0), SchedulerConfig(send_ah
 
 async def with_next(desk: Desk) -> tuple[Sent, Sent]:
     """Run until the worker has an encoding and a next one that only one job needs; return both."""
-    desk.state.send_ahead.follower = lambda at: None  # else the other tasks of the first image are next
+    desk.state.starts.send_ahead.follower = lambda at: None  # else the other tasks of the first image are next
     await desk.open()
     await desk.submit(request("known", cfg=1.0), submission="before")
     await desk.run_dry()
@@ -79,7 +79,7 @@ def test_the_next_task_counts_as_running_while_the_device_decodes(overlaps: bool
     async def talk() -> None:
         desk = Desk(config=AHEAD)
         desk.fleet.overlaps_decode = overlaps
-        desk.state.send_ahead.follower = lambda at: None
+        desk.state.starts.send_ahead.follower = lambda at: None
         await desk.open()
         await desk.submit(request("known", cfg=1.0), submission="before")
         await desk.run_dry()
@@ -299,7 +299,7 @@ def test_a_worker_that_dies_loses_both_and_only_one_has_failed() -> None:
 
 async def with_call(desk: Desk) -> tuple[Sent, list[Sent]]:
     """Run until the worker has queued runs that were sent in one call; return the running one and those."""
-    desk.state.send_ahead.follower = lambda at: None  # else the tasks of one image are
+    desk.state.starts.send_ahead.follower = lambda at: None  # else the tasks of one image are
     await desk.open()
     for n in range(12):
         await desk.submit(request(f"text {n}", seed=n, cfg=1.0), submission=f"s{n}")
