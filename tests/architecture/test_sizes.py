@@ -15,7 +15,6 @@ MOST_LINES, MOST_METHODS, MOST_PARAMETERS = 80, 40, 10
 CLASSES = {
     "actors/client/followed_jobs.py:FollowedJobs": 72,
     "actors/control/controller.py:Controller": 67,
-    "actors/control/dispatcher.py:Dispatcher": 47,
     "pool/weights/vram/vram_manager.py:VramManager": 41,
     "actors/outputs/store.py:OutputStore": 41,
 }
