@@ -14,7 +14,6 @@ MOST_LINES, MOST_METHODS, MOST_PARAMETERS = 80, 40, 10
 #: classes with more methods, and how many they may have: states of the scheduler's and the controller's shells
 CLASSES = {
     "actors/control/controller.py:Controller": 67,
-    "pool/weights/vram/vram_manager.py:VramManager": 41,
     "actors/outputs/store.py:OutputStore": 41,
 }
 #: functions and constructors with more parameters; commands have one for each option
