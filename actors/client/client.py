@@ -508,6 +508,23 @@ class ModelPool:
 
         return service.call(JobService.pin, models, replicas)
 
+    def operate(self, order: OperatorOrder) -> OrderTaken:
+        """Begin to carry out an operator's order: cordon, uncordon or drain a node, cordon or restart a worker. The
+        journal of a pool of `modelpool up` has cordons and drains for a controller that replaces this one.
+
+        Raises UnusableField for a node or worker that the pool does not have (the message lists those that it has),
+        and for an order that a disruption limit or a maintenance window forbids.
+        """
+        if not 0.0 <= order.seconds <= MOST_ORDER_SECONDS:
+            raise unusable_field("seconds", order.seconds, f"a number from 0 to {MOST_ORDER_SECONDS:.0f}")
+        try:
+            service = self._job_service()
+        except UserError:  # the pool ends with its driver, or has no journal
+            return self._connection.call(CONTROLLER.operate, order)
+        from modelpool.actors.control.detached.job_service import JobService
+
+        return service.call(JobService.operate, order)
+
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""
         return self._connection.call(CONTROLLER.status)

@@ -26,6 +26,7 @@ from modelpool.actors.control.catalog_questions import BUILD_STAGE, TINY_DECODER
 from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts
+from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.drivers import Drivers, OpenSubmission
 from modelpool.actors.control.fleet import Clock, WorkerFleet
@@ -36,6 +37,8 @@ from modelpool.actors.control.metrics.families import MetricFamily
 from modelpool.actors.control.metrics.trace_export import TraceExport
 from modelpool.actors.control.model_pins import ModelPins
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
+from modelpool.actors.control.operator_desk import OperatorDesk
+from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
 from modelpool.actors.control.parked_jobs import QueuedJob
 from modelpool.actors.control.past_jobs import ControllerMemory, PastJobs, memory_in_text, memory_text
 from modelpool.actors.control.pool_log import PoolLog
@@ -233,6 +236,7 @@ class Controller:
         self._pins = ModelPins(catalog, self._tasks, self._dispatcher, self._queue)
         self._heartbeat_seconds = heartbeat_seconds
         self._node_watch: NodeWatch | None = None
+        self._desk = OperatorDesk(state, self._dispatcher, cluster.nodes)
         if cluster.nodes is not None:
             growth = WorkerPerGpu(state.worker_table, self._dispatcher) if cluster.is_elastic else None
             self._node_watch = NodeWatch(
@@ -240,7 +244,7 @@ class Controller:
                 self._dispatcher.post,
                 clock,
                 cluster.poll_seconds,
-                on_view=(lambda view: None) if growth is None else growth.follow,
+                on_view=partial(_follow_cluster, self._desk, growth),
             )
         #: background tasks until the controller is closed
         self._upkeep: list[asyncio.Task[None]] = []
@@ -530,6 +534,12 @@ class Controller:
         await self._pins.pin(models, replicas)
         return (await self.status()).pins
 
+    async def operate(self, order: OperatorOrder) -> OrderTaken:
+        """Begin to carry out an operator's order: cordon, uncordon, drain, restart. Raises UserError for a place that
+        the pool does not have, and for an order that a limit forbids."""
+        await self._is_open.wait()
+        return await self._desk.take(order)
+
     async def ask_catalog(self, question: CatalogQuestion[*Ts, T], *arguments: *Ts) -> T:
         """Return the answer of the catalog to a question of `catalog_questions`. Raises what it raises."""
         return await self._catalog.ask(question, *arguments)
@@ -599,6 +609,12 @@ class Controller:
     def _note_change(self) -> None:
         self._changed.set()
         self._drivers.progressed()
+
+
+def _follow_cluster(desk: OperatorDesk, growth: WorkerPerGpu | None, view: ClusterView) -> None:
+    desk.follow_cluster(view)
+    if growth is not None:
+        growth.follow(view)
 
 
 async def _keep_beating(dispatcher: Dispatcher, clock: Clock, interval_seconds: float) -> None:

@@ -42,6 +42,7 @@ from modelpool.scheduler.model.cost_classes import CostClass
 from modelpool.scheduler.model.estimates import Estimate
 from modelpool.scheduler.model.file_verdicts import Incarnation
 from modelpool.scheduler.model.messages import (
+    Cordoned,
     Event,
     FilesJudged,
     LossCause,
@@ -50,6 +51,7 @@ from modelpool.scheduler.model.messages import (
     RunEnded,
     StartFailed,
     Submitted,
+    Uncordoned,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -157,7 +159,7 @@ class Autoscaler:
                     self._slack.add(max(0.0, event.job.deadline - at))
                 if not self._worker_table.worker_index.count or self.next_at == inf:
                     self._due(max(at, self._evaluated_at + LEAST_SECONDS))
-            case NodeDraining():
+            case NodeDraining() | Cordoned() | Uncordoned():
                 self._due(at)
             case WorkerDown() | StartFailed():
                 self._drop_given_up(at)
@@ -422,7 +424,7 @@ class Autoscaler:
         members: dict[str, list[Worker]] = {}
         machines = _machines(self._worker_table.workers.values())
         for worker in self._worker_table.workers.values():
-            if worker.status is not WorkerState.GIVEN_UP:
+            if worker.status not in (WorkerState.GIVEN_UP, WorkerState.DRAINED):
                 known = machines.get((worker.group, worker.request)) if worker.spec is None else None
                 members.setdefault(known or _node_name(worker), []).append(worker)
         kept, holders = self._kept(), self._worker_table.worker_index.holders
@@ -454,15 +456,16 @@ class Autoscaler:
                 FleetNode(
                     name=name,
                     group=first.group,
-                    gpus=len(workers),
+                    gpus=sum(worker.cordon is None for worker in workers),
                     gpu_bytes=float(first.capacity_bytes or 0) if outlook is None else outlook.gpu_bytes,
                     speed=1.0 / self._costs.run_kinds.slowness(device, reference) if outlook is None else outlook.speed,
                     free_at=free_at,
-                    ends_at=inf if spec is None else self._draining.get(spec.node, inf),
+                    ends_at=self._ends_at(workers),
                     is_starting=is_starting,
                     is_overdue=is_starting and at - first.requested_at > OVERDUE * start_seconds + OVERDUE_SECONDS,
                     is_leaving=not any(worker.wanted for worker in workers),
-                    idle_gpus=sum(worker.is_idle for worker in live),
+                    is_cordoned=any(worker.cordon is not None for worker in workers),
+                    idle_gpus=sum(worker.is_idle and worker.cordon is None for worker in live),
                     idle_since=idle_since,
                     reload_seconds=reload,
                     value_seconds=value,
@@ -472,6 +475,12 @@ class Autoscaler:
                 )
             )
         return tuple(nodes), members
+
+    def _ends_at(self, workers: Iterable[Worker]) -> float:
+        """When their machine ends, or an operator has drained it; infinity if that is not known to happen."""
+        ends = [self._draining.get(worker.spec.node, inf) for worker in workers if worker.spec is not None]
+        drained = [worker.cordon.deadline for worker in workers if worker.cordon is not None]
+        return min((at for at in (*ends, *drained) if at is not None), default=inf)
 
     def _pass_time(
         self,

@@ -100,12 +100,13 @@ class FleetNode:
     """A machine with workers, or a request for one.
 
     group           "" for workers that the shell named
-    gpus            workers on it
+    gpus            workers on it that take tasks
     free_at         when its GPUs should be free, on average; for a request when it should be up
     ends_at         when it will be gone; infinity if no notice came
     is_starting     it was never up
     is_overdue      it was never up, and much more time has passed than a start takes: it may be out of stock
     is_leaving      it was given up, and ends with its runs
+    is_cordoned     an operator has taken workers of it out of use: it is neither capacity nor given up
     idle_gpus       of its GPUs, those that run nothing
     idle_since      since when all its GPUs are idle; None if one is not. For a request, since when it has no use
     reload_seconds  seconds to load again what its GPUs hold
@@ -123,6 +124,7 @@ class FleetNode:
     is_starting: bool = False
     is_overdue: bool = False
     is_leaving: bool = False
+    is_cordoned: bool = False
     idle_gpus: int = 0
     idle_since: float | None = None
     reload_seconds: float = 0.0

@@ -475,7 +475,8 @@ class _Evaluation:
         return sum(n.gpus for n in self.nodes if n.gpu_bytes >= level_bytes and not n.is_leaving and n.ends_at == inf)
 
     def _may_end(self, node: FleetNode) -> bool:
-        return bool(node.group) and not node.is_leaving and not node.is_kept and node.ends_at == inf
+        is_used = node.is_kept or node.is_cordoned
+        return bool(node.group) and not node.is_leaving and not is_used and node.ends_at == inf
 
     def _end_order(self, node: FleetNode) -> tuple[bool, float, float, float, str]:
         outlook = self.groups[node.group]

@@ -15,6 +15,7 @@ from modelpool.scheduler.model.cost_classes import STAGE_RANK
 from modelpool.scheduler.model.jobs import JobStatus, Task, TaskStatus
 from modelpool.scheduler.model.run_kinds import gpu_name
 from modelpool.scheduler.model.scaling_record import ScalingWhy
+from modelpool.scheduler.model.workers import WorkerState
 
 if TYPE_CHECKING:
     from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
@@ -52,7 +53,7 @@ class WorkerSnapshot:
 
     worker_id: WorkerId
     incarnation: int
-    #: "starting", "idle", "busy" or "given_up"
+    #: "starting", "idle", "busy", "given_up" or "drained"
     status: str
     #: False if it ends as soon as it is idle
     wanted: bool
@@ -81,6 +82,11 @@ class WorkerSnapshot:
     drain_deadline: float | None = None
     #: the group of nodes that it was requested from; "" if it was not
     group: str = ""
+    #: what an operator wants of it: "cordoned", "draining", "drained" or "restarting"; "" for nothing
+    order: str = ""
+    #: since when; and when its run must have ended for that, or None
+    ordered_at: float | None = None
+    leave_by: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +333,17 @@ def _unavailable(state: SchedulerState, worker: Worker) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reasons))[:MOST_REASONS]
 
 
+def order_of(worker: Worker) -> str:
+    """Return what an operator wants of a worker, as `WorkerSnapshot` says it."""
+    if worker.status is WorkerState.DRAINED:
+        return "drained"
+    if worker.drains:
+        return "draining"
+    if worker.restart_by is not None:
+        return "restarting"
+    return "" if worker.cordon is None else "cordoned"
+
+
 def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
     return tuple(
         WorkerSnapshot(
@@ -349,6 +366,9 @@ def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
             unavailable=_unavailable(state, worker),
             drain_deadline=worker.drain_deadline,
             group=worker.group,
+            order=order_of(worker),
+            ordered_at=None if worker.cordon is None else worker.cordon.since,
+            leave_by=worker.leave_by,
         )
         for worker in state.worker_table.workers.values()
     )

@@ -39,6 +39,7 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
     WorkerDown       once, for any reason why a live incarnation is gone; not after EndWorker. RunEnded of its task may
                      come late and is dropped
     NodeDraining     at any time, also for machines without workers, and again when the deadline changes
+    Cordoned         likewise, and for workers; Uncordoned and RestartRequested also for unknown ones
     RunEnded         before it, hold the result of a successful run under the task's id; the core keeps or releases it.
                      One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow.
                      Before one with a state, hold the state under its id (`state_id`), in place of an earlier one
@@ -82,6 +83,7 @@ from modelpool.pool.values.specs.spec import (
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.leaving import Leaving
+from modelpool.scheduler.core.maintenance import Maintenance
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.remembering import remember
@@ -102,6 +104,7 @@ from modelpool.scheduler.decisions.placement.rules import PlacementDecision, Pla
 from modelpool.scheduler.decisions.placement.switch_budget import SwitchBudget
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.cordons import unavailable
 from modelpool.scheduler.model.file_verdicts import FileVerdicts, Origin, Origins
 from modelpool.scheduler.model.jobs import Task, TaskStatus
 from modelpool.scheduler.model.kept_states import KeptState, kept_state, state_id
@@ -110,6 +113,7 @@ from modelpool.scheduler.model.messages import (
     CancelRequested,
     Command,
     ComponentsKnown,
+    Cordoned,
     DropWeights,
     EndWorker,
     Event,
@@ -121,6 +125,7 @@ from modelpool.scheduler.model.messages import (
     PruneComponents,
     ReleaseResult,
     Remembered,
+    RestartRequested,
     ResultLost,
     RunEnded,
     RunTask,
@@ -130,6 +135,7 @@ from modelpool.scheduler.model.messages import (
     Submitted,
     TaskRevoked,
     Tick,
+    Uncordoned,
     WeightsLoaded,
     WorkerDown,
     WorkersWanted,
@@ -185,6 +191,10 @@ class SchedulerState:
         self.draining: dict[NodeId, float] = {}
         #: when the pool ends; None while it is to continue. From the notice on, nothing starts
         self.ends_at: float | None = None
+        #: what operators request: cordons, drains, restarts
+        self.maintenance = Maintenance(
+            self.worker_table, self.leaving, self.preemption, self.log, self.verdicts.pending
+        )
         #: the sets of components that must stay resident
         self.pinned_loads = PinnedLoads(self.costs, self.worker_table, self.log, self._out)
         #: decides how many nodes exist; None without groups
@@ -255,6 +265,15 @@ class SchedulerState:
                 self._workers_changed()
             case NodeDraining():
                 self._node_draining(event)
+            case Cordoned():
+                self.maintenance.cordon(event, self.at)
+                self._workers_changed()
+            case Uncordoned():
+                self.maintenance.uncordon(event)
+                self._workers_changed()
+            case RestartRequested():
+                self.maintenance.restart(event)
+                self._workers_changed()
             case WorkerUp():
                 if self.autoscaler is not None:
                     self.autoscaler.came_up(event.worker, self.at, is_new=event.residency is None)
@@ -278,6 +297,8 @@ class SchedulerState:
                 self._weights_loaded(event)
             case Remembered():
                 remember(self, event.memory, event.gap_seconds)
+                if event.memory.cordons:
+                    self._workers_changed()
             case PoolEnding():
                 self.ends_at = event.deadline
             case Tick():
@@ -292,6 +313,8 @@ class SchedulerState:
             self._refute_lost_workers()
         if self.autoscaler is not None and self.ends_at is None:
             self._scale(self.autoscaler, event)
+        if self.worker_table.cordons:
+            self._maintain(event)
         self.demand.fair_queue.settle(self.at)
         if self.ends_at is None:
             if not self._is_reported_in_parts(event):
@@ -319,6 +342,10 @@ class SchedulerState:
             self.ticks.request(overdue - self.at, self.at)
         if self.autoscaler is not None and self.autoscaler.next_at < inf and self.ends_at is None:
             self.ticks.request(self.autoscaler.next_at - self.at, self.at)
+
+    def unavailable_nodes(self) -> set[NodeId]:
+        """Return the machines that are drained, end, or are given up."""
+        return unavailable(self.worker_table.cordons, self.worker_table.workers.values(), self.draining)
 
     def snapshot(self) -> Snapshot:
         """Return counts, queues and residency as a frozen value, for users."""
@@ -836,7 +863,7 @@ class SchedulerState:
 
     def _worker_down(self, event: WorkerDown) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
-        if worker is not None and worker.status is not WorkerState.GIVEN_UP:
+        if worker is not None and worker.status not in (WorkerState.GIVEN_UP, WorkerState.DRAINED):
             cause = event.cause
             if worker.drain_deadline is not None and not cause.is_external:
                 cause = LossCause.PREEMPTED  # a machine that is drained ends its processes in many ways
@@ -909,6 +936,21 @@ class SchedulerState:
                 self.autoscaler.nodes_left(self.at)
             self._workers_changed()
 
+    def _maintain(self, event: Event) -> None:
+        """Carry out what operators have requested."""
+        if isinstance(event, RunEnded):
+            self.maintenance.copy_result_of(event.report.task_id)
+        expired, has_left, next_at = self.maintenance.step(self.at)
+        for worker in expired:
+            error = RunError(RunErrorKind.WORKER_LOST, f"{worker.worker_id} leaves, and its run has not ended in time")
+            self._end_lost_worker(worker, error, LossCause.KILLED)
+        if has_left:
+            self._workers_changed()
+        if self.autoscaler is not None and (has_left or expired):
+            self.autoscaler.nodes_left(self.at)
+        if next_at < inf:
+            self.ticks.request(next_at - self.at, self.at)
+
     def _update_restriction(self, node: NodeId) -> None:
         is_restricted = node in self.draining or node in self.costs.nodes.lacking
         self.worker_table.worker_index.restrict(node, is_restricted)
@@ -927,7 +969,7 @@ class SchedulerState:
                 task.alone = task.alone or queued.may_have_started
                 self.recovery.came_back(task, queued.ready_at, "its worker was lost before it started")
         if self.costs.fetched.disks:
-            self.costs.keep_disks(self.worker_table.worker_index.on_node)
+            self.costs.keep_disks(self.worker_table.nodes())
         if error is not None:
             for name in lost:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another

@@ -34,6 +34,7 @@ from modelpool.scheduler.model.messages import (
     CancelRequested,
     Command,
     ComponentsKnown,
+    Cordoned,
     DropWeights,
     EndWorker,
     Event,
@@ -49,6 +50,7 @@ from modelpool.scheduler.model.messages import (
     ReleaseResult,
     Remembered,
     ResolveJob,
+    RestartRequested,
     ResultLost,
     RevokeTask,
     RunEnded,
@@ -61,6 +63,7 @@ from modelpool.scheduler.model.messages import (
     Submitted,
     TaskRevoked,
     Tick,
+    Uncordoned,
     WeightsLoaded,
     WorkerDown,
     WorkersWanted,
@@ -261,7 +264,7 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.states.pop(owner, None)
             case PruneComponents() | CancelRequested() | WorkersWanted() | PinComponents():
                 pass
-            case FilesJudged() | Remembered() | Tick():
+            case FilesJudged() | Remembered() | Tick() | Cordoned() | Uncordoned() | RestartRequested():
                 pass
         return event
 
