@@ -29,6 +29,7 @@ from modelpool.actors.control.catalog_questions import FILE_NAMES, LORAS, MODELS
 from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.control.event_reader import EventReader, Listener
 from modelpool.actors.control.inputs.input_images import InputImages
+from modelpool.actors.control.operator_orders import MOST_ORDER_SECONDS, OperatorOrder, OrderTaken
 from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.status_values import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.common.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest

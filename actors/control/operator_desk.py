@@ -9,7 +9,7 @@ from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import ClusterView, NodeView
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.node_watch import ClusterNodes
-from modelpool.actors.control.operator_orders import Order, OperatorOrder, OrderTaken
+from modelpool.actors.control.operator_orders import OperatorOrder, Order, OrderTaken
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
 from modelpool.pool.values.specs.spec import NO_NODE, NO_WORKER, NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState

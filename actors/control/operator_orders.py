@@ -7,6 +7,8 @@ from enum import Enum
 
 #: by then the runs of a node that is drained, or of a worker that is restarted, have ended or moved
 DRAIN_SECONDS = 600.0
+#: most seconds of an order
+MOST_ORDER_SECONDS = 30 * 86_400.0
 
 
 class Order(Enum):

@@ -90,6 +90,7 @@ class PoolOverview:
             for worker in snapshot.workers
         )
         nodes = {NodeId(worker.node) for worker in snapshot.workers} | set(self._placed.values()) | {self._node}
+        nodes |= {node for node, _ in snapshot.cordoned_nodes}
         await self.facts.read_names(nodes)
         whereabouts = Whereabouts(
             pool=self._name,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from modelpool.pool.values.specs.spec import ComponentKey, JobId, Stage, TaskId, UserId, WorkerId
+from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, Stage, TaskId, UserId, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.decisions.placement.pinned_loads import PinnedLoads, PinnedSet
 from modelpool.scheduler.model.cost_classes import STAGE_RANK
@@ -176,6 +176,8 @@ class Snapshot:
     #: None without groups
     scaling: ScalingSnapshot | None = None
     pins: tuple[PinSnapshot, ...] = ()
+    #: the machines that an operator has cordoned, and whether they are drained
+    cordoned_nodes: tuple[tuple[NodeId, bool], ...] = ()
     #: expected time until the known tasks have run on the workers that are up, without loads; None without a worker
     left_seconds: float | None = None
 
@@ -209,6 +211,9 @@ def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
         deadlines_missed=demand.fair_queue.deadlines.missed,
         scaling=None if state.autoscaler is None else _scaling(state, state.autoscaler, at),
         pins=tuple(_pin(state.pinned_loads, pinned, at) for pinned in state.pinned_loads.sets.values()),
+        cordoned_nodes=tuple(
+            (node, cordon.deadline is not None) for node, cordon in state.worker_table.cordons.nodes.items()
+        ),
         left_seconds=_left_seconds(state, at),
     )
 

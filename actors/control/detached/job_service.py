@@ -48,8 +48,8 @@ from modelpool.actors.control.detached.records import (
 )
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.inputs.input_images import InputImages
-from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
 from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
+from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
 from modelpool.actors.control.past_jobs import unpacked_history
 from modelpool.actors.control.status import PinnedModel
 from modelpool.actors.outputs.failures import FailedOutput
