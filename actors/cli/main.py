@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import typer
 
+from modelpool.actors.cli.cluster.autoscale import autoscale
 from modelpool.actors.cli.cluster.doctor import doctor
 from modelpool.actors.cli.cluster.explain import story, why
 from modelpool.actors.cli.cluster.maintain import cordon, drain, restart, uncordon
@@ -84,6 +85,7 @@ def build_app() -> typer.Typer:
     app.command()(metrics)
     app.command()(pin)
     app.command(no_args_is_help=True)(unpin)
+    app.command()(autoscale)
     app.command(no_args_is_help=True)(cordon)
     app.command(no_args_is_help=True)(uncordon)
     app.command(no_args_is_help=True)(drain)

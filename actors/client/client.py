@@ -62,7 +62,9 @@ if TYPE_CHECKING:
     from modelpool.actors.control.metrics.families import MetricFamily
     from modelpool.actors.ray.forks import Forks
     from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
+    from modelpool.scheduler.autoscaling.preview import ScalingPreview
     from modelpool.scheduler.core.history import JobHistory
+    from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
 
@@ -525,6 +527,14 @@ class ModelPool:
         from modelpool.actors.control.detached.job_service import JobService
 
         return service.call(JobService.operate, order)
+
+    def would_request(
+        self, groups: Sequence[NodeGroup] = (), limits: AutoscalingConfig | None = None
+    ) -> ScalingPreview:
+        """Return the nodes that would be requested for the waiting work now, with the reasons, without requesting any:
+        of the pool's groups, or of these, within these limits. Raises UnusableField for a pool without groups, and for
+        groups that lack one that workers of the pool are of."""
+        return self._connection.call(CONTROLLER.would_request, tuple(groups), limits)
 
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""

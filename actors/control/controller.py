@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar, TypeVarTuple
@@ -83,7 +83,9 @@ from modelpool.pool.values.specs.spec import (
     TaskSpec,
     WorkerId,
 )
+from modelpool.scheduler.autoscaling.preview import ScalingPreview
 from modelpool.scheduler.core.history import JobHistory
+from modelpool.scheduler.core.scaling_preview import preview
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.messages import (
     Command,
@@ -95,6 +97,7 @@ from modelpool.scheduler.model.messages import (
     ResultLost,
     WorkersWanted,
 )
+from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -128,12 +131,14 @@ class WatchedCluster:
     poll_seconds  interval of asking
     is_elastic    the pool has a worker for each GPU of the cluster, as nodes join and leave
     facts         what users read about them
+    obstacle      why the pool may not be disrupted on purpose, by Unix seconds; "" if it may
     """
 
     nodes: ClusterNodes | None = None
     poll_seconds: float = 2.0
     is_elastic: bool = False
     facts: ClusterFacts | None = None
+    obstacle: Callable[[float], str] = lambda unix_seconds: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,7 @@ class Controller:
         self._pins = ModelPins(catalog, self._tasks, self._dispatcher, self._queue)
         self._heartbeat_seconds = heartbeat_seconds
         self._node_watch: NodeWatch | None = None
-        self._desk = OperatorDesk(state, self._dispatcher, cluster.nodes)
+        self._desk = OperatorDesk(state, self._dispatcher, cluster.nodes, cluster.obstacle)
         if cluster.nodes is not None:
             growth = WorkerPerGpu(state.worker_table, self._dispatcher) if cluster.is_elastic else None
             self._node_watch = NodeWatch(
@@ -281,6 +286,7 @@ class Controller:
             self._drivers.keep_sweeping(self.leave),
             self._queue.keep_queueing(),
             self._recorder.keep_writing(self._clock),
+            self._desk.keep_watching_windows(self._clock),
         ]
         if self._heartbeat_seconds is not None:
             goes_on.append(_keep_beating(self._dispatcher, self._clock, self._heartbeat_seconds))
@@ -539,6 +545,13 @@ class Controller:
         the pool does not have, and for an order that a limit forbids."""
         await self._is_open.wait()
         return await self._desk.take(order)
+
+    async def would_request(
+        self, groups: tuple[NodeGroup, ...] = (), limits: AutoscalingConfig | None = None
+    ) -> ScalingPreview:
+        """Return what would be requested for the waiting work now, without requesting it: by the pool's groups of
+        nodes, or by these. Raises UserError for groups that lack one that workers of the pool are of."""
+        return preview(self._state, self._clock.now(), groups, limits)
 
     async def ask_catalog(self, question: CatalogQuestion[*Ts, T], *arguments: *Ts) -> T:
         """Return the answer of the catalog to a question of `catalog_questions`. Raises what it raises."""

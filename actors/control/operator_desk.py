@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import ClusterView, NodeView
 from modelpool.actors.control.dispatcher import Dispatcher
+from modelpool.actors.control.fleet import Clock
 from modelpool.actors.control.node_watch import ClusterNodes
 from modelpool.actors.control.operator_orders import OperatorOrder, Order, OrderTaken
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
 from modelpool.pool.values.specs.spec import NO_NODE, NO_WORKER, NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.model.messages import Cordoned, RestartRequested, Uncordoned
+from modelpool.scheduler.model.messages import Cordoned, DisruptionsAllowed, RestartRequested, Uncordoned
 from modelpool.scheduler.model.workers import Worker, WorkerState
 
 #: names that an error lists
 MOST_NAMED = 16
+#: interval of looking whether a maintenance window has begun or ended
+WINDOW_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +41,16 @@ class OperatorDesk:
         state: SchedulerState,
         dispatcher: Dispatcher,
         nodes: ClusterNodes | None,
-        obstacle: Callable[[], str] = lambda: "",
+        obstacle: Callable[[float], str] = lambda unix_seconds: "",
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
         """`nodes` are those of the cluster; None: only nodes with workers are known, by their ids. `obstacle` says why
-        the pool may not be disrupted now; "" if it may."""
+        the pool may not be disrupted at a time; "" if it may."""
         self._state = state
         self._dispatcher = dispatcher
         self._nodes = nodes
         self._obstacle = obstacle
+        self._unix_time = unix_time
 
     async def take(self, order: OperatorOrder) -> OrderTaken:
         """Begin to carry out an order. Raises UnusableField for a place that the pool does not have, and for an order
@@ -72,6 +78,14 @@ class OperatorDesk:
         gone = {node.node_id for node in view.nodes if not node.alive} - alive
         for node in [node for node in self._state.worker_table.cordons.nodes if node in gone]:
             self._dispatcher.post(Uncordoned(self._dispatcher.now, node))
+
+    async def keep_watching_windows(self, clock: Clock) -> None:
+        """Tell the core when maintenance windows begin and end, until cancelled."""
+        while True:
+            obstacle = self._obstacle(self._unix_time())
+            if obstacle != self._state.worker_table.cordons.obstacle:
+                self._dispatcher.post(DisruptionsAllowed(self._dispatcher.now, obstacle))
+            await clock.sleep(WINDOW_SECONDS)
 
     async def _known_nodes(self) -> Sequence[NodeView]:
         """Return the nodes of the cluster that are alive; if they cannot be read, those with workers or a cordon."""
@@ -124,7 +138,7 @@ class OperatorDesk:
             doing = "ended: its node is drained" if is_drained else workers[0].status.value.replace("_", " ")
             raise UnusableField(f"restart: {place.name} has no process that could be replaced; it is {doing}")
         if order.order is not Order.CORDON:
-            obstacle = self._obstacle() or self._limit(order, place)
+            obstacle = self._obstacle(self._unix_time()) or self._limit(order, place)
             if obstacle and not order.is_forced:
                 raise UnusableField(f"{order.order.value}: {obstacle}; --force does it all the same")
             if obstacle:

@@ -142,12 +142,14 @@ class Fleet:
     """All nodes, the money spent on them so far, and the work of the recent past.
 
     pinned  workers that pinned components need, as pairs of memory and number
+    may_end nodes that may be given up now though they are up: disruption limits; None: any number
     """
 
     nodes: tuple[FleetNode, ...] = ()
     spent: float = 0.0
     recent: tuple[RecentWork, ...] = ()
     pinned: tuple[tuple[float, int], ...] = ()
+    may_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

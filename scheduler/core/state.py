@@ -40,6 +40,7 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
                      come late and is dropped
     NodeDraining     at any time, also for machines without workers, and again when the deadline changes
     Cordoned         likewise, and for workers; Uncordoned and RestartRequested also for unknown ones
+    DisruptionsAllowed  when that changes; until the first, they are
     RunEnded         before it, hold the result of a successful run under the task's id; the core keeps or releases it.
                      One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow.
                      Before one with a state, hold the state under its id (`state_id`), in place of an earlier one
@@ -114,6 +115,7 @@ from modelpool.scheduler.model.messages import (
     Command,
     ComponentsKnown,
     Cordoned,
+    DisruptionsAllowed,
     DropWeights,
     EndWorker,
     Event,
@@ -274,6 +276,8 @@ class SchedulerState:
             case RestartRequested():
                 self.maintenance.restart(event)
                 self._workers_changed()
+            case DisruptionsAllowed():
+                self.worker_table.cordons.obstacle = event.obstacle
             case WorkerUp():
                 if self.autoscaler is not None:
                     self.autoscaler.came_up(event.worker, self.at, is_new=event.residency is None)

@@ -37,6 +37,8 @@ class Cordons:
         self.workers: dict[WorkerId, Cordon] = {}
         #: workers that are to be restarted, and when their runs must have ended
         self.restarts: dict[WorkerId, float] = {}
+        #: why nodes may not be given up now: a maintenance window; "" if they may
+        self.obstacle = ""
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.workers or self.restarts)

@@ -179,6 +179,15 @@ class RestartRequested(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class DisruptionsAllowed(WireValue):
+    """Whether nodes may be given up from now on, though they work: `obstacle` says why not; "" allows it. Maintenance
+    windows begin and end."""
+
+    at: float
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded(WireValue):
     """A `RunTask` ended, successfully or not."""
 
@@ -295,6 +304,7 @@ Event: TypeAlias = (
     | Cordoned
     | Uncordoned
     | RestartRequested
+    | DisruptionsAllowed
     | RunEnded
     | TaskRevoked
     | StateKept

@@ -17,6 +17,7 @@ from modelpool.scheduler.model.messages import (
     CancelRequested,
     ComponentsKnown,
     Cordoned,
+    DisruptionsAllowed,
     Event,
     FilesJudged,
     NodeDraining,
@@ -180,6 +181,8 @@ def describe(event: Event) -> str:
             return f"{event.worker_id or event.node} uncordoned"
         case RestartRequested():
             return f"restart of {event.worker_id} requested by the operator"
+        case DisruptionsAllowed():
+            return f"no disruptions: {event.obstacle}" if event.obstacle else "disruptions are allowed"
         case Remembered():
             return "an earlier controller's memory"
         case PinComponents():

@@ -35,6 +35,7 @@ from modelpool.scheduler.model.messages import (
     Command,
     ComponentsKnown,
     Cordoned,
+    DisruptionsAllowed,
     DropWeights,
     EndWorker,
     Event,
@@ -264,7 +265,9 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.states.pop(owner, None)
             case PruneComponents() | CancelRequested() | WorkersWanted() | PinComponents():
                 pass
-            case FilesJudged() | Remembered() | Tick() | Cordoned() | Uncordoned() | RestartRequested():
+            case FilesJudged() | Remembered() | Tick() | DisruptionsAllowed():
+                pass
+            case Cordoned() | Uncordoned() | RestartRequested():
                 pass
         return event
 
