@@ -106,7 +106,7 @@ def _task(state: SchedulerState, task: Task) -> None:
     if task.status in (TaskStatus.BLOCKED, TaskStatus.READY):
         is_ready = all(need in held for need in task.spec.needs)
         assert is_ready == (task.status is TaskStatus.READY), _story(state, name, f"is {task.status.value}")
-        # which machine has a file is found out by runs, and what is on a GPU changes meanwhile
+        # runs find out which machine has a file, and the weights on a GPU change meanwhile
         assert state.costs.nodes.lacking or state.why_unfit(task.spec) is None, _story(
             state, name, "waits and fits on no worker"
         )
@@ -369,8 +369,7 @@ def _no_startable_task_waits(state: SchedulerState) -> None:
 
 
 def _is_reported_in_parts(state: SchedulerState) -> bool:
-    """Return whether the ends of some tasks of a batch are reported and those of others are not yet: nothing starts in
-    between."""
+    """Return whether only some tasks of a batch are reported as ended: nothing starts before the last report."""
     busy = state.worker_table.usable(WorkerState.BUSY)
     return any(len(worker.task_ids) < worker.members for worker in busy if worker.members > 1)
 

@@ -54,7 +54,7 @@ RULES: Mapping[RunErrorKind, RetryRule] = {
 
 
 class Verdict(Enum):
-    """Decision about a task whose run failed."""
+    """Decision about a task with a failed run."""
 
     AGAIN = "again"  #: run it again, and count the failure
     AGAIN_FREE = "again_free"  #: run it again, and count nothing: it was stopped on request, or is not the cause
@@ -175,7 +175,7 @@ BLAMED_ALONE = frozenset({RunErrorKind.BAD_INPUT, RunErrorKind.INTERNAL, RunErro
 
 
 class Recovery:
-    """Handles tasks whose run failed, and refuses work that did harm before."""
+    """Handles tasks with failed runs, and refuses work that did harm before."""
 
     def __init__(self, config: SchedulerConfig, story: Story, worker_table: WorkerTable, demand: Demand) -> None:
         self._config = config
@@ -320,8 +320,8 @@ class Recovery:
             self._demand.forget(task, note)
 
     def workers_changed(self) -> None:
-        """Unpin tasks whose worker is not coming back, or is smaller than before; drop refusals for lack of memory that
-        is available now."""
+        """Unpin tasks if their worker is not coming back, or is smaller than before; drop refusals for lack of memory
+        that is available now."""
         self.quarantine.grown(
             max((w.capacity_bytes or 0 for w in self._worker_table.workers.values() if w.live), default=0)
         )
