@@ -81,7 +81,7 @@ class PoolSection(Strict):
     checkpoint_seconds  of work after which the state of a sampling run is saved, again and again; 0: never
     checkpoint_dir   folder on a disk of the controller's node that survives the node, for checkpoints of all workers;
                   by default `checkpoints` next to a journal that is configured, else in the user's state folder, where
-                  each node also keeps those of its workers
+                  each node also keeps its own workers' checkpoints
     checkpoint_bytes  maximum of each of these folders, such as "8GiB"
     worker_lease_seconds  of `modelpool up`: workers keep their weights for another controller if theirs is lost, and
                   end after this time without one; 0: they end with their controller
@@ -289,7 +289,7 @@ class ClusterSection(Strict):
 
     namespace, name  of the controller, so that other drivers find it
     controller       its node: "head" of the cluster, or the node of the "driver" that starts the pool; by default the
-                     head for `modelpool up`, whose pool serves many drivers, else the driver
+                     head for `modelpool up`, as its pool serves many drivers, else the driver
     poll_seconds     interval at which nodes and drain requests are read from Ray
     start_timeout    seconds that a worker of a group may wait for a node (then another group may be tried), and that a
                      worker may take to start on its node
@@ -362,7 +362,7 @@ RAY_METRICS_SECONDS = 10.0
 class ObservabilitySection(Strict):
     """What a pool reports about itself.
 
-    ray_metrics_seconds  interval at which metrics are passed on to Ray, whose agents export them with Ray's own; 0:
+    ray_metrics_seconds  interval at which metrics are passed on to Ray: its agents export them with Ray's own; 0:
                          never. By default every 10 s on a cluster; never, and without the agent, where Ray is started
                          for the pool
     traces               exporter of OpenTelemetry traces, by the name of its entry point: "console", or "otlp" with the
@@ -521,7 +521,7 @@ _FLAT: Mapping[str, tuple[str, str]] = {
 
 
 def _without_secrets(serve: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is printed instead of the secrets of [serve]: the users that have keys, and whether there is one."""
+    """Return the printed form of the secrets of [serve]: the users that have keys, and whether there is a secret."""
     return {"keys": sorted(serve["keys"]), "webhook_secret": "(set)" if serve["webhook_secret"] else ""}
 
 

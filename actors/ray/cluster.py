@@ -320,7 +320,7 @@ def start_controller(
 
     place        its node: the head of the cluster, or this process's
     models       the files that the catalog needs; it runs on a node that has them. None on a single machine
-    environment  the runtime environment of the pool's actors, in addition to that of the job
+    environment  the runtime environment of the pool's actors, in addition to the job's
 
     Raises UserError if the name is taken, if no node has the model files, and if the controller cannot write its event
     log.

@@ -173,7 +173,7 @@ def check_size(name: str, size: tuple[int, int]) -> None:
 
 
 def _readable() -> tuple[str, ...]:
-    """Return those of `IMAGE_FORMATS` that the installed Pillow supports."""
+    """Return the `IMAGE_FORMATS` that the installed Pillow supports."""
     from PIL import Image
 
     Image.init()

@@ -89,7 +89,7 @@ class CheckpointFolder:
         versions: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`versions` are those of the packages that compute, by default the installed ones, and whatever else the last
+        """`versions` are versions of the packages that compute, by default the installed ones, and whatever else the last
         bits of a state depend on; `now` is wall-clock time, with which the ages of files are compared."""
         self.path = path
         self._bound_bytes = bound_bytes
@@ -154,7 +154,7 @@ class CheckpointFolder:
                 _remove(stored.path)
 
     def clean(self) -> None:
-        """Remove what is too old, files that were never finished, and the oldest checkpoints beyond the bound."""
+        """Remove old checkpoints, files that were never finished, and the oldest checkpoints beyond the bound."""
         for stored in self._oldest_first():
             if self._now() - stored.changed_at > MOST_AGE_SECONDS:
                 _remove(stored.path)

@@ -190,8 +190,8 @@ class PreloadPlanner:
         sooner: Mapping[ComponentKey, None],
         deferred: Task | None,
     ) -> None:
-        """Send each of these tasks of which something fits next to the run, in memory and time, and that is worth the weights
-        that are evicted for them."""
+        """Send each task of which something fits next to the run, in memory and time, if that is worth the weights
+        that are evicted for it."""
         costs, entries = self._costs, worker.entries
         assert worker.task_id is not None, f"{worker.name} runs nothing"
         running = self._demand.tasks[worker.task_id]
