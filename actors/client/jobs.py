@@ -257,7 +257,7 @@ class Jobs:
         from IPython import display  # only IPython calls this
 
         class Bar:
-            """What is drawn now."""
+            """The bar as drawn now."""
 
             def __init__(self, html: str, text: str) -> None:
                 self._html, self._text = html, text

@@ -102,7 +102,7 @@ class TaskStore:
         wish_of: Callable[[TaskId], PreviewWish | None] = lambda task_id: None,
     ) -> None:
         """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker. `epoch`
-        is that of the controller; `wish_of` returns the previews that are wanted of a sampling task."""
+        is the controller's; `wish_of` returns the previews that are wanted of a sampling task."""
         self._wish_of = wish_of
         self._on_report = on_report
         self._node_of = node_of
@@ -142,7 +142,7 @@ class TaskStore:
             self._note_files(task, works[task.task_id], fingerprints)
 
     def pin(self, weights: PinnableModel) -> None:
-        """Keep what is needed to load a model outside of runs."""
+        """Keep what loads of a model outside of runs need."""
         self._pinned[weights.keys] = weights
         self._files.update(weights.parts)
         self._note_fingerprints(weights.parts, weights.fingerprints)
@@ -259,8 +259,8 @@ class TaskStore:
         return (0, 0) if entry.state is None else entry.steps
 
     def refuted(self, worker_id: WorkerId, incarnation: int, files: Iterable[JudgedFile]) -> None:
-        """Note of the tasks whose results a worker has made with these files, which are not the expected ones, that the
-        runs are lost."""
+        """Note that the runs are lost in which a worker has made results with these files, which are not the expected
+        ones."""
         reasons = {file.state: file.reason for file in files}
         node = self._node_of(worker_id, incarnation)
         for entry in self._entries.values():
@@ -396,7 +396,7 @@ class TaskStore:
     def _expected_files(
         self, files: Mapping[ComponentKey, FilePart], checked: Container[CheckedFile]
     ) -> tuple[ExpectedFile, ...]:
-        """Return those of `files` that are not `checked`."""
+        """Return the `files` with a known fingerprint that are not `checked`."""
         known = self._fingerprints
         return tuple(
             [ExpectedFile(*file, known[file]) for file in files.items() if file not in checked and file in known]

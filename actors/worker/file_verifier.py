@@ -3,8 +3,8 @@
 A sampled fingerprint lets a file be used at once (`actors.worker.file_check`); its hash is computed meanwhile, once on
 each machine (`pool.catalog.registry.node_hashes`). A run ends with the numbers of the states of files with hashes
 not known by then, and the controller learns of each such state later whether it was right. Rules
-1. A state of a file lasts until its size, times, inode or device change. A run fails if its file has another size, inode or
-   device at its end. Other times are no failure, as a file that was only touched has them too: it is hashed
+1. A state of a file lasts until its size, times, inode or device change. A run fails if its file has another size,
+   inode or device at its end. Other times are no failure, as a file that was only touched has them too: it is hashed
    again, and what the run made waits for that. Where no hash of the state before is known, it is made again.
 2. A file that differs is not used; when it changes again, the new one is hashed, and is used once it is right.
 3. A file that cannot be read is not used, either. It is read again after a while, ever more seldom; the

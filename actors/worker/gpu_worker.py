@@ -7,8 +7,8 @@ Rules
    they were sent. With runs that overlap, the engine has a thread of its own (`_in_turn`), and `run` returns while the
    device still decodes: `ended` waits for that on another thread. Stops, status calls and preload
    requests arrive on other threads, too, and touch only the values named in `__init__`.
-3. A worker with a GPU that no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): it is replaced
-   by a new process, since no later run could succeed in this one. Both signals mean the same, in either order.
+3. A worker that its GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): a new
+   process replaces it, since no later run could succeed in this one. Both signals mean the same, in either order.
 4. Calls of a controller have its epoch. Calls of an older one than the worker serves raise OlderEpoch, and its runs
    that are under way stop (`actors.worker.worker_lease`).
 

@@ -46,7 +46,7 @@ class RunCheckpoints:
         self._on_disk: set[TaskId] = set()
 
     def rename(self, worker_id: WorkerId, incarnation: int) -> None:
-        """Send states under another name from now on: the controller ignores states of workers that it does not know."""
+        """Send states under another name from now on: the controller ignores states of unknown workers."""
         self._worker_id, self._incarnation = worker_id, incarnation
 
     def open(self) -> None:

@@ -1,6 +1,6 @@
 """Options that several commands share, and the parsing of their text.
 
-Knows words on a command line, not what they are for. Those of request fields come from
+Knows words on a command line, not what they are for. Options of request fields come from
 `actors.cli.terminal.request_options`.
 """
 

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 #: folders of what callers send, and of their outputs, in the folder of a server
 OWN_FOLDERS = ("uploads", "inputs", "users")
-#: how long a signed address of an output is valid, as those of the OpenAI API
+#: how long a signed address of an output is valid, as in the OpenAI API
 SIGNED_SECONDS = 3600
 #: how long the lists of models and LoRAs are used: reading them asks the controller
 LISTING_SECONDS = 5.0
-#: calls whose requests are built at a time, in all and of each owner: fewer than there are threads
+#: calls that build requests at a time, in all and of each owner: fewer than there are threads
 MOST_BUILDING, MOST_BUILDING_OF_OWNER = 20, 8
 
 
@@ -260,7 +260,7 @@ class Services:
         else:
             if job_id in (found.job_id, journaled_id(found.job_id)):
                 return found
-            problem = f"job {job_id!r} is unknown"  # the pool has returned one whose id contains this one
+            problem = f"job {job_id!r} is unknown"  # the pool has returned one with an id that contains this one
         if submission is None or not place.isdecimal() or int(place) >= submission.total:
             raise HttpProblem(404, problem)
         return _history_without_the_pool(submission, int(place), job_id)

@@ -89,8 +89,8 @@ class CheckpointFolder:
         versions: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`versions` are versions of the packages that compute, by default the installed ones, and whatever else the last
-        bits of a state depend on; `now` is wall-clock time, with which the ages of files are compared."""
+        """`versions` has the versions of packages that compute, by default the installed ones, and whatever else the
+        last bits of a state depend on; `now` is wall-clock time, with which the ages of files are compared."""
         self.path = path
         self._bound_bytes = bound_bytes
         self._versions = installed_versions() if versions is None else versions
