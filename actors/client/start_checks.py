@@ -137,7 +137,7 @@ class NameCheck:
                 self._check("vision_encoder", prompt.encoder)
 
     def check_supported(self, request: GenerateRequest) -> None:
-        """Raise UserError for a field that the model of `request`, a known name, does not support, and for a
+        """Raise UserError for a field that the known model of `request` does not support, and for a
         memory limit that is too small for it; see `ModelChecks`."""
         if self._model_checks is not None:
             self._model_checks.check(request)

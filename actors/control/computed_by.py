@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: between the names of a setting and the model that it is for
+#: between the name of a setting and the name of its model
 _OF = " of "
-#: value of a setting of one model that has the default, where all models have another value
+#: value of a setting of one model that means the default, where all models have another value
 AS_USUAL = ""
 
 

@@ -136,7 +136,7 @@ def image_next_to(place: Path, name: str) -> Image:
 
 def request_like(path: str | Path, **changes: Any) -> GenerateRequest:
     """Return the request that the metadata of an image describes: of modelpool, of the A1111 web UI and its relatives,
-    or of ComfyUI; or of a .txt with parameters, or of a .json workflow. `changes` set or replace fields.
+    or of ComfyUI; or the request of a .txt with parameters, or of a .json workflow. `changes` set or replace fields.
 
     Warns of what has no meaning here (UserWarning). Raises UserError.
     """

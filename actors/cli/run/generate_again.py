@@ -1,6 +1,6 @@
 """Finds the requests that generate listed outputs again; shared by `repair` and `verify`.
 
-Knows recipes, requests and the pool's answer to what they lead to; no generated outputs.
+Knows recipes, requests and the pool's answer to what they lead to; not the generated outputs.
 """
 
 from __future__ import annotations

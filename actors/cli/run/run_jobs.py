@@ -1,7 +1,7 @@
 """Runs requests and reports the results; shared by all commands that generate.
 
 Knows the pool through its protocol, and what users and programs read; not where requests come from. Rules
-1. An image is safe as soon as it is finished: stopping loses only running ones.
+1. An image is safe as soon as it is finished: stopping loses only running images.
 2. `--json` prints one object per image, in the order in which they finish, and nothing else.
 """
 
@@ -145,7 +145,7 @@ def _has_simulated_gpus(pool: Pool) -> bool:
 
 def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) -> int:
     """Generate what `run` wants and is missing; return the exit code. Raises UserError, and PoolLost after printing
-    how much is finished and how to resume. Creates the output folder when the first request is accepted.
+    finished outputs and how to resume. Creates the output folder when the first request is accepted.
     """
     from modelpool.actors.outputs.open_outputs import opened_if_exists
     from modelpool.actors.outputs.results.outcomes import PoolLost

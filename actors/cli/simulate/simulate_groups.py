@@ -1,4 +1,4 @@
-"""`modelpool simulate --groups`: a workload on groups of nodes: the scheduler decides their number; and the same for
+"""`modelpool simulate --groups`: a workload on groups of nodes, as many as the scheduler decides; and the same for
 `modelpool plan-cluster`."""
 
 from __future__ import annotations

@@ -875,7 +875,7 @@ def _troubles(journal_trouble: str, held: Mapping[str, tuple[float, str]]) -> tu
 
 
 def _opened_feed(record: SubmissionRecord, node_writers: NodeWriters | None) -> _Feed:
-    """Open the place of a submission's outputs, and find existing ones. Raises OutputFailed."""
+    """Open the place of a submission's outputs, and find existing outputs. Raises OutputFailed."""
     place = open_outputs(output_address(record.output))
     name = NameTemplate.of(record.file_name) if record.file_name else None
     jobs: JobFollower[RequestOutcome] = JobFollower()

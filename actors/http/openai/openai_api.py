@@ -297,8 +297,8 @@ class _PartialImages:
         self._sent: Counter[int] = Counter()
 
     def due(self, previews: Iterable[ImagePreview]) -> list[ImagePreview]:
-        """Return the newest previews that are to be sent: the first of each image, and the next when their
-        share of the steps is done."""
+        """Return the newest previews to send: the first of each image, and the next when their share of the steps is
+        done."""
         count = self._call.partial_images
         found = [
             preview

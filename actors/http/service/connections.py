@@ -117,7 +117,7 @@ class Connections:
     def __init__(self, limits: ConnectionLimits, log: LimitLog) -> None:
         self.limits = limits
         self._log = log
-        #: by transport: a web socket continues a call's
+        #: by transport: a web socket continues the transport of a call
         self._open: dict[asyncio.Transport, _Connection] = {}
         self._by_address: Counter[str] = Counter()
         self._sweeping: asyncio.TimerHandle | None = None
