@@ -81,7 +81,7 @@ class ForkServer:
     @classmethod
     def start(cls, modules: Sequence[str], parent_folder: Path, first: Sequence[str] = ()) -> ForkServer | None:
         """Start a server that imports `modules`; None on systems other than Linux. Returns at once. Its socket is in a
-        new folder of `parent_folder`, a short path; the next pool removes what a killed one left. The first
+        new folder of `parent_folder`, which needs a short path; the next pool removes what a killed one left. The first
         client is served as soon as the modules `first` are imported, if the others are not yet."""
         if sys.platform != "linux":
             return None

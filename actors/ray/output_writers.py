@@ -154,7 +154,7 @@ class RayNodeWriters:
         note: Callable[[str], None] = logger.warning,
         control_service: ControlService | None = None,
     ) -> None:
-        """`controller` is the pool's; its processes have the pool's code. `note` is called with a sentence, once for
+        """`controller` is the pool's: started processes get its code. `note` is called with a sentence, once for
         each place to which a node that has outputs cannot write. `control_service` as in `RayConnection`.
         """
         self._controller = controller
