@@ -154,7 +154,7 @@ class CheckpointFolder:
                 _remove(stored.path)
 
     def clean(self) -> None:
-        """Remove checkpoints that are too old, files that were never finished, and the oldest checkpoints beyond the bound."""
+        """Remove checkpoints that are too old, files that were never finished, and the oldest ones beyond the bound."""
         for stored in self._oldest_first():
             if self._now() - stored.changed_at > MOST_AGE_SECONDS:
                 _remove(stored.path)
