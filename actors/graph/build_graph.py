@@ -2,8 +2,8 @@
 
 A request with the model's defaults becomes stage parameters, which become tasks; the recipe describes the same
 parameters. Equal work gets equal task ids, for all users, so it runs once. A LoRA is part of the work of a stage
-only if it changes the stage's weights, so the other stages are shared with jobs that do not use it. Knows neither workers
-nor queues.
+only if it changes the stage's weights, so the other stages are shared with jobs that do not use it. Knows neither
+workers nor queues.
 """
 
 from __future__ import annotations

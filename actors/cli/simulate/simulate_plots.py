@@ -27,7 +27,7 @@ MODEL_COLOURS = (
 )  # fmt: skip
 OTHER_COLOUR, LOADING_COLOUR, OURS_COLOUR, PEER_COLOUR = "#bdbdbd", "#222222", "#0072b2", "#a8b8c4"
 DOTS_PER_INCH = 130
-#: number of GPU names that are readable next to each other
+#: number of GPUs whose names are readable next to each other
 MOST_NAMES = 40
 OURS = "modelpool"
 ENDINGS = (".png", ".pdf", ".svg")
