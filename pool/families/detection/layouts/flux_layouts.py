@@ -37,7 +37,7 @@ _CHROMA = "distilled_guidance_layer.in_proj.weight"
 
 
 def _heads(width: tuple[str, int]) -> Measure:
-    """Number of heads of a model whose width is the tensor and axis `width`."""
+    """Number of heads of a model with its width in the tensor and axis `width`."""
     return either((_HEAD, heads(width, _HEAD)), (_HEAD_RENAMED, heads(width, _HEAD_RENAMED)))
 
 

@@ -100,7 +100,7 @@ ACE_STEP = Layout(
 
 
 def _ace_15_sizes(first: str, layers: str) -> Callable[[ShapeReader], Config]:
-    """Measure a model whose first convolution is `first`, and whose blocks are `layers`."""
+    """Measure a model with the first convolution `first` and the blocks `layers`."""
     return sizes(
         in_channels=dim(first, 1, 3), hidden_size=dim(first, 0, 3), patch_size=dim(first, 2, 3), depth=count(layers)
     )
