@@ -63,9 +63,9 @@ _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
 }
 #: families that pipelines run without a decoder of audio
 _SILENT = frozenset(family.name for family in defined_families() if "vocoder" in family.folder.entries)
-#: families: the pipeline does not read the scale of latents in the configuration of the VAE
+#: families with a pipeline that does not read the scale of latents in the configuration of the VAE
 _UNSCALED = frozenset(family.name for family in defined_families() if not family.folder.scales_latent)
-#: families: the pipeline does not pass the size of an image to the scheduler
+#: families with a pipeline that does not pass the size of an image to the scheduler
 _FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.folder.shifts_by_size)
 #: entries of the configuration of a model that tell its distilled form; other families have one in the index
 _DISTILLED_ENTRIES = {
