@@ -1,7 +1,8 @@
 """The transformer families, as values: text encoders and latents of each. Torch-free.
 
 The components in a file are found by their own keys, so one row covers every way in which files combine them.
-`pool.models.diffusion` builds and calls the diffusion models, `pool.models.text` assembles the text conditioning.
+`pool.models.components.diffusion` builds and calls the diffusion models, `pool.models.text` assembles the text
+conditioning.
 """
 
 from __future__ import annotations

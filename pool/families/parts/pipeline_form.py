@@ -1,4 +1,4 @@
-"""Types that describe a pipeline of diffusers as `pool.saving` writes it. Torch-free."""
+"""Types that describe a pipeline of diffusers as `pool.models.saving` writes it. Torch-free."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class UNetDefinition:
     text        its text encoders, and how each is read
     lora        names of its weights in LoRA files
     pipeline    its pipeline in diffusers; None: the pipeline of the family that it is derived from, if any
-    build       how it is built and called; None: by `pool.models.common`, as a UNet that reads only texts
+    build       how it is built and called; None: by `pool.models.components.common`, as a UNet that reads only texts
     velocity_pixels  width and height of the training images of files that predict velocity; 0: no difference
     edm_noise   the default noise of files with a range of noise levels, which then predict velocity; None: no file of
                 the family has one

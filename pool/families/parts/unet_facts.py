@@ -1,7 +1,7 @@
 """What the families of UNets share: conditions that distinguish them at any size, facts about their layers that no
 shape tells, and their places in files and folders. Torch-free.
 
-The conditions know the fields that `layouts.unet` measures. Exact sizes, which distinguish the published relatives of a
+The conditions know the fields that `unet_layouts` measures. Exact sizes, which distinguish the published relatives of a
 family, are in its module.
 """
 

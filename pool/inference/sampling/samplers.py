@@ -229,7 +229,7 @@ sample_uni_pc_2 = StepSampler(UniPc(2, grows=True))
 #: samplers of `FUNCTIONS` that differ for flow models. The others follow the same path for both kinds, or read
 #: `SamplerSettings.path`
 FLOW_FUNCTIONS: Mapping[str, Sampler] = MappingProxyType({"uni_pc_2": StepSampler(UniPc(2, grows=True, is_flow=True))})
-#: sampler, a key of `names.SAMPLERS` -> function
+#: sampler, a key of `sampler_names.SAMPLERS` -> function
 FUNCTIONS: Mapping[str, Sampler] = MappingProxyType(
     {
         "euler": sample_euler,

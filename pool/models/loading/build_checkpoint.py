@@ -2,7 +2,7 @@
 
 Combines the parts of this package. Nothing is copied: a built module reads the file's bytes, in the dtype of the file;
 quantized weights stay packed wherever their format allows the module's shape. Does not move or cast weights
-(`pool.ops`), nor patch them (`pool.patches`).
+(`pool.weights.ops`), nor patch them (`pool.weights.patches`).
 """
 
 from __future__ import annotations

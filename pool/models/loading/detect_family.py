@@ -1,8 +1,8 @@
 """Detects the family of a file of weights from its keys and shapes. Torch-free.
 
-The interface to `pool.detection` for code that runs checkpoints: returns a family that this version runs, or raises an
-error that states what the file is instead. Reads no weights; `pool.models.loading.small_tensors` adds the facts that
-need them.
+The interface to `pool.families.detection` for code that runs checkpoints: returns a family that this version runs, or
+raises an error that states what the file is instead. Reads no weights; `pool.models.loading.small_tensors` adds the
+facts that need them.
 """
 
 from __future__ import annotations

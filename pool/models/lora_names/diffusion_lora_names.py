@@ -1,7 +1,7 @@
 """Names that LoRA files use for the weights of a diffusion model.
 
 Combines the naming of a family (`naming`) with a key map, which has both names of every weight: the checkpoint's and
-diffusers'. Does not read tensors and does not compute (`pool.patches`).
+diffusers'. Does not read tensors and does not compute (`pool.weights.patches`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Encodes prompts with a text encoder to the conditioning that a diffusion model reads.
 
 Converts tokens and weights to tensors, as a `Reading` defines. Runs on the device of the modules: call it inside the
-compute context of `pool.ops` if their weights are cast.
+compute context of `pool.weights.ops` if their weights are cast.
 
 Shape legend: N rows of tokens (a text's chunks, for CLIP), T tokens of a row, L tokens of the conditioning, D text
 width, S states per token, V width of a pooled text.

@@ -1,7 +1,7 @@
 """Options of a sampling run: extensions of the guidance, changes inside the diffusion model, and caches over the steps.
 
 Frozen values with their ranges and defaults; torch-free. `pool.families.option_support` says which families have which,
-`pool.extensions` implements them, `actors.request.run_option_fields` parses them.
+`pool.inference.extensions` implements them, `actors.request.run_option_fields` parses them.
 """
 
 from __future__ import annotations

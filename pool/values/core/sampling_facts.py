@@ -1,6 +1,6 @@
 """Facts about how a diffusion model samples: prediction type, noise, guidance, conditioning and defaults. Torch-free.
 
-The modules of `pool.families.definitions` have the values of each family; `pool.sampling` uses them.
+The modules of `pool.families.definitions` have the values of each family; `pool.inference` uses them.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class FirstFrameMode(Enum):
 
 
 class VisionEncoderUse(Enum):
-    """Output of the vision encoder that a model reads, and how the image is prepared (`pool.models.vision`)."""
+    """Vision encoder output that a model reads, and how the image is prepared (`pool.models.components.vision`)."""
 
     #: one projected state; the whole image, resized to a square
     PROJECTED = "projected"

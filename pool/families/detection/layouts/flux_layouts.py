@@ -1,6 +1,6 @@
 """Layouts of Flux and of models derived from its code, and how to measure their sizes. Torch-free.
 
-They share block names and differ in the layers before the blocks. Sources as in `layouts.image`.
+They share block names and differ in the layers before the blocks. Sources as in `image_layouts`.
 """
 
 from __future__ import annotations

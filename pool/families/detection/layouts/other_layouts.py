@@ -1,6 +1,6 @@
 """Layouts of transformers for audio and 3D shapes, and how to measure their sizes. Torch-free.
 
-Sources as in `layouts.image`.
+Sources as in `image_layouts`.
 """
 
 from __future__ import annotations

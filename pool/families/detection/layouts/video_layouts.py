@@ -1,6 +1,6 @@
 """Layouts of video transformers, and how to measure their sizes. Torch-free.
 
-Sources as in `layouts.image`.
+Sources as in `image_layouts`.
 """
 
 from __future__ import annotations
