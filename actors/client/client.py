@@ -269,7 +269,7 @@ class ModelPool:
         try:
             for chunk in _chunks(wanted):
                 _check_names(None if name is None else template, chunk, ended_at)
-                jobs.wait_while_held()
+                jobs.writing.wait_while_held()
                 jobs.add(chunk)
                 sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)

@@ -635,12 +635,12 @@ class Controller:
         )
         status = pool_status(
             snapshot,
-            self._dispatcher.troubles,
+            self._dispatcher.workers.troubles,
             running,
             seconds,
             self._recorder.words,
             whereabouts,
-            self._dispatcher.silent,
+            self._dispatcher.workers.silent,
         )
         known = {pin.components: pin for pin in snapshot.pins}
         pins = [
@@ -816,7 +816,7 @@ class Controller:
 
     def _capacity_bytes(self) -> int | None:
         """Return the largest memory of any worker; None while unknown."""
-        capacities = [worker.capacity_bytes for worker in self._dispatcher.live_workers]
+        capacities = [worker.capacity_bytes for worker in self._dispatcher.workers.specs]
         return max(capacities, default=self._budget_bytes)
 
     def _hold(self, submission: _Submission, jobs: Sequence[QueuedJob]) -> None:

@@ -321,3 +321,8 @@ class Nodes:
         if node.storage_bytes_per_second == inf and spec.storage_bytes_per_second > 0:
             node.storage_bytes_per_second = spec.storage_bytes_per_second
         return node
+
+    def are_missing(self, files: Iterable[ComponentKey], spec: WorkerSpec | None, at: float) -> bool:
+        """Return whether one of `files` is unavailable on the machine of a worker."""
+        node = self.of(spec) if self.lacking else None
+        return node is not None and node.unavailable_of(files, at) is not None
