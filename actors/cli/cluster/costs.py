@@ -71,7 +71,10 @@ def costs(
         writer.writeheader()
         writer.writerows(plain_row(fields, row) for row in rows)
     elif rows:
-        show(user_console(sys.stdout), costs_table(fields, rows))
+        console = user_console(sys.stdout)
+        show(console, costs_table(fields, rows))
+        if failures := failures_line(rows):  # the columns give way on a narrow terminal
+            say(console, failures)
     else:
         say(problems, f"pool {found.name!r} has used nothing since {local_time(from_time)}")
 
@@ -95,6 +98,22 @@ def plain_row(fields: Sequence[str], row: CostRow) -> dict[str, Any]:
     return dict(zip(fields, row.values, strict=True)) | {
         name: round(value, 6) if isinstance(value, float) else value for name, value in sums.items()
     }
+
+
+def failures_line(rows: Sequence[CostRow]) -> str:
+    """Return how much of the costs is of runs that have not succeeded; "" if none is."""
+    from modelpool.actors.cli.terminal.screen import counted, duration
+
+    failed, lost = sum(row.sums.failed_runs for row in rows), sum(row.sums.lost_runs for row in rows)
+    parts = []
+    if failed:
+        seconds = sum(row.sums.failed_seconds for row in rows)
+        parts.append(f"failed or cancelled: {counted(failed, 'run')}, {duration(seconds)}")
+    if lost:
+        seconds = sum(row.sums.lost_seconds for row in rows)
+        parts.append(f"lost with workers: {counted(lost, 'run')}, {duration(seconds)}")
+    money = sum(row.sums.failed_cost for row in rows)
+    return "; ".join([*parts, *([f"their cost: {money:.2f}"] if money else [])])
 
 
 def costs_table(fields: Sequence[str], rows: Sequence[CostRow]) -> FittedTable:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modelpool.actors.cli.cluster.history_options import find_history, local_time, parse_since
+from modelpool.actors.cli.cluster.history_options import find_history, local_time, parse_since, time_of_year
 from modelpool.actors.cli.terminal import options
 from modelpool.pool.values.core.errors import UnknownName
 
@@ -93,8 +93,8 @@ def events(
 
 
 def events_table(stored: Sequence[StoredEvent]) -> FittedTable:
-    """Build the table of events. On a narrow terminal, the node gives way first, then the kind; the time stays, and the
-    text continues on the next line."""
+    """Build the table of events. On a narrow terminal, the node gives way; the text continues on the next line, and
+    time and kind stay."""
     from rich.text import Text
 
     from modelpool.actors.cli.terminal.fitted_table import FittedColumn, FittedTable
@@ -107,11 +107,11 @@ def events_table(stored: Sequence[StoredEvent]) -> FittedTable:
     nodes = [event.node or "-" for event in shown]
     return FittedTable(
         (
-            FittedColumn("when", cells([local_time(event.at) for event in shown])),
-            FittedColumn("kind", cells([event.kind for event in shown]), gives_way=2, least_cells=10),
+            FittedColumn("when", cells([time_of_year(event.at, time.time()) for event in shown])),
+            FittedColumn("kind", cells([event.kind for event in shown]), gives_way=3, least_cells=12, stays=True),
             *([FittedColumn("node", cells(nodes), gives_way=1, least_cells=8)] if any(e.node for e in shown) else []),
             FittedColumn(
-                "what", cells([_what(each) for each in stored]), gives_way=3, least_cells=20, stays=True, wraps=True
+                "what", cells([_what(each) for each in stored]), gives_way=2, least_cells=20, stays=True, wraps=True
             ),
         ),
         has_rule=True,
@@ -120,7 +120,9 @@ def events_table(stored: Sequence[StoredEvent]) -> FittedTable:
 
 def _what(stored: StoredEvent) -> str:
     event = stored.event
-    return event.text if event.count == 1 else f"{event.text} (x{event.count}, until {local_time(event.until)})"
+    if event.count == 1:
+        return event.text
+    return f"{event.text} (x{event.count}, until {time_of_year(event.until, time.time())})"
 
 
 def _print_lines(stored: Sequence[StoredEvent]) -> None:

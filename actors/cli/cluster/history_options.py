@@ -21,6 +21,8 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _AGE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)([smhdw])")
 _EXPECTED = "an age such as 90m, 12h, 2d or 3w, or a date such as 2026-01-31 or 2026-01-31T18:00"
 _SUFFIX = ".history.sqlite"
+#: less than a year: the month of a time without a year is not the present one
+_YEAR_SECONDS = 330 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +96,8 @@ def _configured(pool: str | None, config: Path | None) -> tuple[str, Path]:
 def local_time(at: float) -> str:
     """Return a time as users read it, in the zone of this machine."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def time_of_year(at: float, now: float) -> str:
+    """Return a time of the past months without its year, and any other one with it."""
+    return local_time(at)[5:] if 0.0 <= now - at < _YEAR_SECONDS else local_time(at)

@@ -22,8 +22,10 @@ from modelpool.pool.values.core.errors import unknown_name
 
 #: what costs may be summed by
 COST_FIELDS = ("user", "model", "lora", "group", "hour", "day", "month")
-#: stands for the user and the model of nodes without work
+#: stands for the user of nodes without work, or their model, where users are not asked for
 NO_WORK = "(nodes without work)"
+#: fields that only runs have
+_NAMES = ("user", "model", "lora")
 #: formats of the fields that are times
 _TIMES = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d", "month": "%Y-%m"}
 
@@ -154,9 +156,11 @@ def summed_costs(
         money = each.cost + each.failed_cost
         if money:
             rest[key.hour, key.group] = rest.get((key.hour, key.group), 0.0) - money
+    named = next((name for name in by if name in _NAMES), "")
     for (hour, group), money in rest.items():
         if money:
-            key = CostKey(hour, NO_WORK, NO_WORK, "", group)
+            names = {name: NO_WORK if name == named else "" for name in _NAMES}
+            key = CostKey(hour=hour, group=group, **names)
             sums.setdefault(tuple(_value(key, name) for name in by), CostSums()).add(CostSums(cost=money))
     return tuple(CostRow(values, sums[values]) for values in sorted(sums))
 
