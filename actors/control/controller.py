@@ -679,7 +679,8 @@ class Controller:
         snapshot = take_snapshot(self._state, now)
         by_user, parked = waiting_with_parked(snapshot.waiting_by_user, self._parked.waiting()), len(self._parked)
         by_model = waiting_by_model(self._state.demand.tasks.values())
-        health = health_families(self._history, self._jobs_troubles, self._controllers - 1, now)
+        restarts = self._controllers - 1 if self._has_memory else None
+        health = health_families(self._history, self._jobs_troubles, restarts, now)
         return (*self._metrics.families(now), *self._gauges.families(snapshot, by_user, by_model, parked), *health)
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:

@@ -14,9 +14,10 @@ _OF_SUBMISSION, _MORE = "submission ", " submissions wait"
 
 
 def health_families(
-    history: PoolHistory, jobs_troubles: Sequence[str], controller_restarts: int, now: float
+    history: PoolHistory, jobs_troubles: Sequence[str], controller_restarts: int | None, now: float
 ) -> tuple[MetricFamily, ...]:
-    """Return the metrics at `now`, on the controller's clock. `jobs_troubles` are why detached jobs wait."""
+    """Return the metrics at `now`, on the controller's clock. `jobs_troubles` are why detached jobs wait. While the
+    number of restarts is unknown (None), it is left out: 0 would count as a counter that begins anew."""
     outputs = sum(each.startswith(_OF_SUBMISSION) or each.endswith(_MORE) for each in jobs_troubles)
     return (
         gauge(
@@ -41,17 +42,23 @@ def health_families(
             {(): bool(history.trouble)},
         ),
         counter(
-            "modelpool_controller_restarts_total",
-            "Controllers of the pool that were replaced.",
-            {(): controller_restarts},
-        ),
-        counter(
             "modelpool_node_changes_total",
             "Nodes of the cluster that have joined or left since the start of this controller.",
             {(change,): count for change, count in history.node_changes.items()},
             "change",
         ),
         *_disk_families(history),
+        *(
+            ()
+            if controller_restarts is None
+            else (
+                counter(
+                    "modelpool_controller_restarts_total",
+                    "Controllers of the pool that were replaced.",
+                    {(): controller_restarts},
+                ),
+            )
+        ),
     )
 
 

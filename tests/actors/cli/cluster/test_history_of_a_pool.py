@@ -16,6 +16,7 @@ from modelpool.actors.control.history.pool_history import spool_prefix
 from modelpool.actors.control.history.spool import spools_left
 from modelpool.actors.ray.fork_server import SERVER_VARIABLE
 from modelpool.actors.ray.run_file import running_pool
+from tests.actors.control.history.alert_rules import missing_of
 
 ROOT = Path(__file__).parents[4]
 
@@ -76,6 +77,9 @@ def test_a_pool_whose_controller_is_killed_loses_no_cost_and_counts_none_twice(t
             cwd=ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert used.returncode == 0, used.stderr
+        capsys.readouterr()
+        assert run(["metrics", "--once", "--pool", "mine"]) == 0
+        assert missing_of(capsys.readouterr().out) == [], "what the alert rules read"
         while_it_runs = printed(capsys, "costs", "--by", "user")
     finally:
         stop_running_pool("mine")
