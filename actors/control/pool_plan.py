@@ -102,8 +102,8 @@ class PoolPlan:
     output           for drivers that connect
     named            models with settings of their own
     overlaps_decode  whether a worker begins the next run while the GPU decodes, where it can
-    journal          file of the journal, beside which the controller keeps a history; None for the usual place, False for
-                     a pool without one
+    journal          file of the journal, beside which the controller keeps a history; None for the usual place, False
+                     for a pool without one
     computed_by      settings that change pixels, by name, where they differ from the defaults; for recipes
     """
 

@@ -46,8 +46,8 @@ def costs(
     pool: options.PoolName = None,
     config: options.Config = None,
 ) -> None:
-    """Show what a pool of `modelpool up` has used: GPU time, and money where groups of nodes have a price, while it runs
-    and afterwards. Runs that failed or were lost count, and are shown apart. Counted for whole hours.
+    """Show what a pool of `modelpool up` has used, while it runs and afterwards: GPU time, and money where groups of
+    nodes have a price. Runs that failed or were lost count, and are shown apart. Counted for whole hours.
     """
     from modelpool.actors.cli.terminal.screen import print_json, say, show, user_console
 

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,7 +44,10 @@ def events(
     node: Annotated[
         str,
         typer.Option(
-            "--node", help="Only events of nodes or workers with this in their name.", metavar="NAME", show_default=False
+            "--node",
+            help="Only events of nodes or workers with this in their name.",
+            metavar="NAME",
+            show_default=False,
         ),
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.", metavar=" ")] = False,
@@ -68,7 +70,8 @@ def events(
     if removed.events_removed and removed.events_since is not None and from_time < removed.events_since:
         say(
             problems,
-            f"events are kept since {local_time(removed.events_since)}; {removed.events_removed} older ones were removed",
+            f"events are kept since {local_time(removed.events_since)}; "
+            f"{removed.events_removed} older ones were removed",
             "yellow",
         )
     if as_json:

@@ -1,4 +1,4 @@
-"""What `modelpool events` and `modelpool costs` share: where the history of a pool is, and since when it is asked for."""
+"""What `modelpool events` and `modelpool costs` share: where the history of a pool is, and since when to read it."""
 
 from __future__ import annotations
 

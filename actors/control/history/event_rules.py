@@ -1,5 +1,4 @@
-"""Decides which events of a pool its history has, and in which words. Pure: values in, events out; the wall-clock time of
-each is given."""
+"""Decides which events of a pool its history has, and in which words. Pure: the wall-clock time of each is given."""
 
 from __future__ import annotations
 

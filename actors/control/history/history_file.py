@@ -4,8 +4,8 @@ Rules
 1. One process writes: a lock on a file next to it. Others read (`history_reader`), also while it writes.
 2. A batch is one transaction, with the number of the last record of the spool that it has: nothing is lost or counted
    twice when the writer is killed.
-3. The oldest rows are removed: events by their number, costs by the batch that changed them last. Neither depends on the
-   wall clock, which may be set back.
+3. The oldest rows are removed: events by their number, costs by the batch that changed them last. Neither depends on
+   the wall clock, which may be set back.
 4. Times are wall-clock times. Costs are sums for whole hours, so that their number does not grow with that of the runs.
 """
 
@@ -15,10 +15,10 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from modelpool.actors.control.history.history_values import (
     SUM_FIELDS,
@@ -27,7 +27,7 @@ from modelpool.actors.control.history.history_values import (
     record_in_text,
 )
 from modelpool.actors.control.history.spool import SpooledRecord
-from modelpool.pool.values.core.errors import UserError, format_bytes
+from modelpool.pool.values.core.errors import UserError
 
 #: how long a statement waits for another process's lock, which only a backup or a person's sqlite3 holds
 BUSY_SECONDS = 10.0
@@ -87,8 +87,8 @@ _ADD_COST = (
     f"{', '.join(f'{name} = {name} + excluded.{name}' for name in SUM_FIELDS)}, batch = excluded.batch"
 )
 _ADD_NODE_COST = (
-    "INSERT INTO node_cost (hour, node_group, cost, batch) VALUES (?, ?, ?, ?) ON CONFLICT (hour, node_group) DO UPDATE "
-    "SET cost = cost + excluded.cost, batch = excluded.batch"
+    "INSERT INTO node_cost (hour, node_group, cost, batch) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (hour, node_group) DO UPDATE SET cost = cost + excluded.cost, batch = excluded.batch"
 )
 _ADD_EVENT = (
     "INSERT INTO event (at, until, count, kind, node, worker, node_group, text) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -107,7 +107,7 @@ class HistoryBusy(HistoryFailed):
 
 @dataclass(frozen=True, slots=True)
 class HistoryBounds:
-    """The most that is kept: events, rows of costs (of one hour, user, model, LoRA and group), and bytes of the file."""
+    """The most that is kept: events, rows of costs (one hour, user, model, LoRA and group each), bytes of the file."""
 
     events: int = 200_000
     cost_rows: int = 500_000
@@ -126,10 +126,14 @@ class LeftHistory:
     was_running: bool = False
 
 
+#: the bounds of a pool
+USUAL_BOUNDS = HistoryBounds()
+
+
 class HistoryFile:
     """An open history. One thread uses it. `close` releases it."""
 
-    def __init__(self, path: Path, bounds: HistoryBounds = HistoryBounds()) -> None:
+    def __init__(self, path: Path, bounds: HistoryBounds = USUAL_BOUNDS) -> None:
         """Open or create the history at `path`. Raises HistoryFailed, and HistoryBusy if another process has it."""
         self.path = path
         self._bounds = bounds
@@ -265,7 +269,8 @@ class HistoryFile:
                 count = min(over, REMOVED_TOGETHER)
                 with _transaction(self._connection):
                     self._connection.execute(
-                        f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} ORDER BY batch, hour LIMIT ?)",
+                        f"DELETE FROM {table} WHERE ({key}) IN "
+                        f"(SELECT {key} FROM {table} ORDER BY batch, hour LIMIT ?)",
                         (count,),
                     )
                     self._note_removed("costs_removed", count)
@@ -276,7 +281,8 @@ class HistoryFile:
 
     def _note_removed(self, name: str, count: int) -> None:
         self._connection.execute(
-            "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            "INSERT INTO meta (name, value) VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
             (name, float(count)),
         )
 
@@ -362,13 +368,3 @@ def failures_named(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError) as error:
         raise HistoryFailed(f"{path}: the history cannot be used ({error})") from error
-
-
-def meta_values(connection: sqlite3.Connection) -> Mapping[str, Any]:
-    """Return the single values of a history by name."""
-    return dict(connection.execute("SELECT name, value FROM meta").fetchall())
-
-
-def size_words(bounds: HistoryBounds) -> str:
-    """Return the bounds in words."""
-    return f"{bounds.events} events, {bounds.cost_rows} rows of costs, {format_bytes(bounds.size_bytes)}"

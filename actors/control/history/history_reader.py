@@ -110,8 +110,8 @@ class HistoryReader:
         )
 
     def costs(self, by: Sequence[str], since: float | None = None) -> tuple[CostRow, ...]:
-        """Return the costs since the hour of `since`, summed by these fields of COST_FIELDS, sorted by their values. The
-        money of nodes that no run has used is in rows of its own (NO_WORK), so that the sum of all rows is what the
+        """Return the costs since the hour of `since`, summed by these fields of COST_FIELDS, sorted by their values.
+        The money of nodes that no run has used is in rows of its own (NO_WORK), so that the sum of all rows is what the
         pool has spent. Raises UnknownName for another field."""
         for name in by:
             if name not in COST_FIELDS:

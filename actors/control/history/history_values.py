@@ -1,5 +1,4 @@
-"""Values of the history: events, costs, and the batches in which they are written. Frozen or plain; torch-free, ray-free.
-"""
+"""Values of the history: events, costs, and the batches in which they are written. Torch-free, ray-free."""
 
 from __future__ import annotations
 

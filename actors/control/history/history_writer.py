@@ -3,8 +3,8 @@
 Rules
 1. Nobody waits for it: not the event loop of the controller, and not the end of the pool beyond CLOSE_SECONDS. A disk
    that does not answer holds up this thread only.
-2. A full or broken disk is no reason to stop a pool. `trouble` says why nothing is written; it is logged once. The batch
-   is tried again every RETRY_SECONDS, and what follows is summed up in memory meanwhile.
+2. A full or broken disk is no reason to stop a pool. `trouble` says why nothing is written; it is logged once. The
+   batch is tried again every RETRY_SECONDS, and what follows is summed up in memory meanwhile.
 3. Opening counts what killed controllers have left in their spools.
 """
 
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelpool.actors.control.history.history_file import (
+    USUAL_BOUNDS,
     HistoryBounds,
     HistoryBusy,
     HistoryFailed,
@@ -75,7 +76,7 @@ class HistoryWriter:
         spool_prefix: Path | None,
         own_spool: str,
         start: WriterStart,
-        bounds: HistoryBounds = HistoryBounds(),
+        bounds: HistoryBounds = USUAL_BOUNDS,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`spool_prefix` is of the spools of all controllers of the pool, `own_spool` the name of this one's."""

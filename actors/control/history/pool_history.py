@@ -1,8 +1,7 @@
-"""`PoolHistory`: the history of a pool, as its controller keeps it: what it notes on the event loop, and the batches that
-it hands to the writer.
+"""`PoolHistory`: the history that a controller keeps: what it notes on the event loop, and the batches for the writer.
 
 Rules
-1. `note` is called for every event of the core: it does a few dictionary operations, and copies some bytes to the spool.
+1. `note` is called for every event of the core: it does a few dictionary operations, and copies bytes to the spool.
 2. Memory grows with workers, nodes, and live submissions, not with jobs; while the history cannot be written, with what
    it is counted by, up to MOST_WAITING rows of costs and events.
 3. Nothing here stops a pool: `trouble` says why the history is not complete.
@@ -35,7 +34,7 @@ from modelpool.actors.control.history.event_rules import (
     stuck_events,
     trouble_events,
 )
-from modelpool.actors.control.history.history_file import HistoryBounds
+from modelpool.actors.control.history.history_file import USUAL_BOUNDS, HistoryBounds
 from modelpool.actors.control.history.history_values import (
     HOUR_SECONDS,
     CostKey,
@@ -90,7 +89,7 @@ class PoolHistory:
         self,
         path: Path | None = None,
         spool_folder: Path | None = None,
-        bounds: HistoryBounds = HistoryBounds(),
+        bounds: HistoryBounds = USUAL_BOUNDS,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`spool_folder` is one whose files are in memory and outlive a process; by default the machine's."""
@@ -428,5 +427,3 @@ def spool_prefix(path: Path, folder: Path | None = None) -> Path:
         folder = shared if shared.is_dir() and os.access(shared, os.W_OK | os.X_OK) else machine_folder()
     digest = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
     return folder / f"modelpool-{os.getuid()}-{digest}"
-
-

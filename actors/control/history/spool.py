@@ -105,8 +105,8 @@ def spools_left(prefix: Path) -> list[tuple[str, Path]]:
 
 
 def spooled_records(path: Path, after: int, half_bytes: int = HALF_BYTES) -> list[SpooledRecord]:
-    """Return the records of a spool behind number `after`, in order. A file that is damaged has those before the damage.
-    Raises OSError."""
+    """Return the records of a spool behind number `after`, in order; of a damaged file, those before the damage. Raises
+    OSError."""
     content = path.read_bytes()
     if not content.startswith(_MAGIC):
         return []

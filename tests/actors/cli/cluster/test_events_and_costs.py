@@ -36,8 +36,8 @@ from modelpool.actors.control.history.history_values import (
 from modelpool.actors.ray.run_file import RunningPool
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.user_folders import STATE_VARIABLE
-from tests.actors.cli.conftest import Command
 from tests.actors.cli.cluster.test_top import STATUS
+from tests.actors.cli.conftest import Command
 from tests.each_case import each_case
 
 NOW = time.time()
@@ -83,14 +83,18 @@ def test_costs_are_summed_by_the_fields_that_were_asked_for(history: Path, comma
     assert ended.code == 0
     by = {(row["user"], row["lora"]): row for row in ended.objects}
     assert by["ann", "watercolour"]["gpu_seconds"] == 7200.0
-    assert by["ann", ""]["failed_runs"] == 1 and by["ann", ""]["failed_gpu_seconds"] == 30.0
+    assert by["ann", ""]["failed_runs"] == 1
+    assert by["ann", ""]["failed_gpu_seconds"] == 30.0
     assert by["", ""]["lost_gpu_seconds"] == 5.0
     assert sum(row["cost"] + row["failed_cost"] for row in by.values()) == pytest.approx(9.0)
     assert by[NO_WORK, ""]["cost"] == pytest.approx(9.0 - 7.296)
     assert ("bob", "") not in by, "40 days ago"
     assert {row["user"] for row in command("costs", "--by", "user", "--since", "60d", "--json").objects} >= {"bob"}
     table = command("costs", "--by", "user,lora").out
-    assert "total" in table and "9.00" in table and "2:00:00" in table and "1: 30.0 s" in table
+    assert "total" in table
+    assert "9.00" in table
+    assert "2:00:00" in table
+    assert "1: 30.0 s" in table
     failures = "failed or cancelled: 1 run, 30.0 s; lost with workers: 1 run, 5.0 s; their cost: 0.03"
     assert failures in " ".join(table.split())
 
@@ -112,7 +116,9 @@ def test_events_are_chosen_and_printed(history: Path, command: Command) -> None:
     picked = command("events", "--kind", "task_failed,node_left", "--kind", "pool_started", "--since", "9d", "--json")
     assert [event["kind"] for event in picked.objects] == ["pool_started", "task_failed"]
     table = command("events").out
-    assert LOST in table and "(x2, until " in table and "rack-12.example" in table
+    assert LOST in table
+    assert "(x2, until " in table
+    assert "rack-12.example" in table
     assert "no such events" in command("events", "--kind", "node_left").err
 
 
@@ -131,7 +137,8 @@ def test_events_are_chosen_and_printed(history: Path, command: Command) -> None:
 )  # fmt: skip
 def test_what_is_not_understood_is_refused_with_what_is(arguments, said: str, history: Path, command: Command) -> None:
     ended = command(*arguments)
-    assert ended.code == 2 and not ended.out
+    assert ended.code == 2
+    assert not ended.out
     assert said in ended.err, ended.err
 
 
@@ -169,7 +176,8 @@ def test_tables_fit_the_terminal_and_keep_what_matters(width: int, tmp_path: Pat
         assert history_options.time_of_year(at, NOW) in text
     for kind in ("pool_started", "worker_lost", "task_failed"):
         assert kind in text, events
-    assert "gone" in text and "without" in text and "notice" in text, "the reason continues on the next line"
+    for word in ("gone", "without", "notice"):
+        assert word in text, "the reason continues on the next line"
     heading = costs[0]
     for name in ("user", "model", "GPU time", "cost"):
         assert name in heading, heading

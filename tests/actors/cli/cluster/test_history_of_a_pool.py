@@ -29,8 +29,8 @@ from modelpool import GenerateRequest, ModelPool
 daemon, folder = psutil.Process(int(sys.argv[1])), Path(sys.argv[2])
 
 def requests(batch):
-    seeds = range(10 * batch, 10 * batch + 6)
-    return [GenerateRequest(model="shapes", prompt=f"circle {batch}", seed=seed, steps=4, user=f"user {batch}") for seed in seeds]
+    seeds, fields = range(10 * batch, 10 * batch + 6), {"model": "shapes", "steps": 4, "user": f"user {batch}"}
+    return [GenerateRequest(prompt=f"circle {batch}", seed=seed, **fields) for seed in seeds]
 
 def kill():
     (controller,) = [p for p in daemon.children(recursive=True) if p.name().startswith("ray::Controller")]
@@ -93,7 +93,8 @@ def test_a_pool_whose_controller_is_killed_loses_no_cost_and_counts_none_twice(t
         assert row["gpu_seconds"] >= accounts.get(row["user"], 0.0) * (1 - 1e-6)
     assert [row["runs"] for row in while_it_runs[:2]] == [14, 14], "it is read while the pool runs, too"
     events = [event["kind"] for event in printed(capsys, "events")]
-    assert events[0] == "pool_started" and events[-1] == "pool_ended"
+    assert events[0] == "pool_started"
+    assert events[-1] == "pool_ended"
     assert events.count("controller_restarted") == 3
     assert events.count("worker_taken_over") == 3
     assert not spools_left(spool_prefix(Path(started.history))), "a pool that has ended in order leaves no spool"

@@ -1,4 +1,4 @@
-"""The alert rules, with promtool: each fires on its fault, is quiet on a healthy pool, and reads what a pool exports."""
+"""The alert rules, with promtool: each fires on its fault, is quiet on a healthy pool, and reads what pools export."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import pytest
 from modelpool.actors.control.history.event_rules import submission_name
 from modelpool.actors.control.history.history_file import (
     TOGETHER_SECONDS,
+    USUAL_BOUNDS,
     VERSION,
     HistoryBounds,
     HistoryBusy,
@@ -60,7 +61,7 @@ def batch(*charges: RunCharge, events: int = 0, **fields) -> HistoryBatch:
 
 
 @contextmanager
-def opened(path: Path, bounds: HistoryBounds = HistoryBounds()) -> Iterator[HistoryFile]:
+def opened(path: Path, bounds: HistoryBounds = USUAL_BOUNDS) -> Iterator[HistoryFile]:
     with closing(HistoryFile(path, bounds)) as file:
         yield file
 
@@ -68,7 +69,9 @@ def opened(path: Path, bounds: HistoryBounds = HistoryBounds()) -> Iterator[Hist
 def test_sums_of_batches_add_up_and_are_read_by_any_fields(tmp_path: Path) -> None:
     path = tmp_path / "h.sqlite"
     with opened(path) as file:
-        file.write(batch(charge(price=0.5), charge(seconds=1.0, end=RunEnd.FAILED, price=0.5), charge("bob", lora="ink")))
+        file.write(
+            batch(charge(price=0.5), charge(seconds=1.0, end=RunEnd.FAILED, price=0.5), charge("bob", lora="ink"))
+        )
         file.write(batch(charge(load_seconds=0.5), charge("bob", 3.0, HOUR + 24, end=RunEnd.LOST)))
         reader = HistoryReader(path)
         by_user = {row.values: row for row in reader.costs(("user",))}
@@ -103,9 +106,12 @@ def test_a_million_rows_are_pruned_the_oldest_first_in_a_short_log(tmp_path: Pat
     with opened(path, HistoryBounds(events=50_000, cost_rows=20_000)) as file:
         connection = file._connection
         connection.execute("BEGIN")
-        rows = ((AT + number, AT + number, 1, "worker_up", "", "", "", f"event {number}") for number in range(1_000_000))
+        rows = (
+            (AT + number, AT + number, 1, "worker_up", "", "", "", f"event {number}") for number in range(1_000_000)
+        )
         connection.executemany(
-            "INSERT INTO event (at, until, count, kind, node, worker, node_group, text) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO event (at, until, count, kind, node, worker, node_group, text) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             rows,
         )
         connection.execute("COMMIT")
@@ -309,12 +315,17 @@ def test_a_damaged_spool_has_the_records_before_the_damage(damage: str, tmp_path
         case "checksum":
             content[content.index(b"record 2")] ^= 1
     spool.path.write_bytes(content)
-    expected = {"magic": [], "empty": [], "cut": ["record 0", "record 1", "record 2"], "checksum": ["record 0", "record 1"]}
+    expected = {
+        "magic": [],
+        "empty": [],
+        "cut": ["record 0", "record 1", "record 2"],
+        "checksum": ["record 0", "record 1"],
+    }
     assert [each.text for each in spooled_records(spool.path, 0, half_bytes=4096)] == expected[damage]
 
 
 def test_records_are_read_as_they_were_written_and_others_are_counted() -> None:
-    awkward = 'ann\n"quoted" \x1f ünïcode'
+    awkward = 'ann\n"quoted" \x1f \u00fcn\u00ef'
     for made in (
         charge(awkward, 1 / 3, end=RunEnd.LOST, load_seconds=0.1, price=1e-9),
         HistoryEvent(AT, EventKind.NODE_LEFT, awkward, "node", "gpu-0", "group", "same"),
@@ -360,7 +371,7 @@ def test_a_record_costs_the_event_loop_microseconds(tmp_path: Path) -> None:
 
 
 def test_a_meter_counts_each_part_of_an_account_once() -> None:
-    """Cases: level in the history, money that the controller remembers (None: nothing is said), account, and counted."""
+    """Cases: level in the history, money that the controller remembers (None: nothing is said), account, counted."""
     cases = [
         ("a new pool", 0.0, None, 5.0, 5.0),
         ("a controller after a killed one", 8.0, 7.5, 9.0, 1.0),

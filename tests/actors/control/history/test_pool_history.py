@@ -122,11 +122,13 @@ def test_the_costs_are_those_of_the_accounts_of_the_pool(place: Place) -> None:
     total = place.total()
     assert total.runs + total.failed_runs == status.tasks_total > 0
     assert total.failed_runs == 1
-    assert rows["bob",].failed_runs == 1 and rows["ann",].failed_runs == 0
+    assert rows["bob",].failed_runs == 1
+    assert rows["ann",].failed_runs == 0
     by_lora = {row.values: row.sums for row in place.reader().costs(("model", "lora"))}
     assert {values[0] for values in by_lora} == {"shapes", "forms"}
     assert by_lora["shapes", "light"].seconds > 0.0
-    assert place.kinds()[0] == EventKind.POOL_STARTED and place.kinds()[-1] == EventKind.POOL_ENDED
+    assert place.kinds()[0] == EventKind.POOL_STARTED
+    assert place.kinds()[-1] == EventKind.POOL_ENDED
     assert not list(place.spools.iterdir()), "a pool that has ended in order leaves no spool"
 
 
@@ -190,7 +192,8 @@ def test_a_lost_worker_is_an_event_and_its_run_is_counted_apart(place: Place) ->
     assert (row.sums.lost_runs, row.sums.lost_seconds) == (1, 7.0)
     assert row.sums.charged_seconds == pytest.approx(seconds), "what was lost is charged to nobody"
     (lost,) = [each.event for each in place.reader().events(kinds=[EventKind.WORKER_LOST])]
-    assert lost.worker == "gpu-0" and "killed by the test" in lost.text
+    assert lost.worker == "gpu-0"
+    assert "killed by the test" in lost.text
 
 
 def test_failures_and_retries_of_tasks_are_counted_by_kind(place: Place) -> None:
@@ -211,7 +214,9 @@ def test_failures_and_retries_of_tasks_are_counted_by_kind(place: Place) -> None
     assert sum(event.count for event in retried) == 2
     assert all("input_lost" in event.text and "runs again" in event.text for event in retried)
     failed = [event.text for event in events if event.kind == EventKind.TASK_FAILED]
-    assert len(failed) == 2 and "input_lost" in failed[0] and "bad_input" in failed[1]
+    assert len(failed) == 2
+    assert "input_lost" in failed[0]
+    assert "bad_input" in failed[1]
     assert sum(event.count for event in events if event.kind == EventKind.JOB_FAILED) == 2
 
 
@@ -257,7 +262,9 @@ def test_the_money_of_all_rows_is_what_the_pool_has_spent(place: Place) -> None:
     assert by_user["ann"] == pytest.approx(total_seconds(place, "ann") * 3.6 / 3600.0)
 
     async def again() -> float:
-        desk = await Desk(workers=0, config=scaled(replace(GROUP, min_nodes=1)), history=place.history(), epoch=1).open()
+        desk = await Desk(
+            workers=0, config=scaled(replace(GROUP, min_nodes=1)), history=place.history(), epoch=1
+        ).open()
         await pass_time(desk, place, 5.0)
         await place.stored(desk)
         await desk.controller.remember(memory, 50.0, 1)
@@ -310,7 +317,8 @@ def test_decisions_of_autoscaling_and_limits_are_events(place: Place) -> None:
     asyncio.run(talk())
     events = [each.event for each in place.reader().events()]
     requested = [event for event in events if event.kind == EventKind.NODES_REQUESTED]
-    assert len(requested) >= 2 and all(event.group == "a100" and event.text.startswith("requested ") for event in requested)
+    assert len(requested) >= 2
+    assert all(event.group == "a100" and event.text.startswith("requested ") for event in requested)
     given_up = [event for event in events if event.kind == EventKind.NODES_GIVEN_UP]
     assert any("max_cost is reached" in event.text for event in given_up)
     limits = {event.text for event in events if event.kind == EventKind.LIMIT_REACHED}
@@ -357,7 +365,8 @@ def test_nodes_that_join_leave_and_are_drained_are_events_with_names(place: Plac
     assert said[EventKind.NODES_PRESENT].text == "2 nodes: one, two"
     assert said[EventKind.NODE_JOINED].node == "three"
     assert said[EventKind.NODE_LEFT].text == "node two has left: preempted: spot"
-    assert said[EventKind.NODE_DRAINING].node == "one" and "maintenance" in said[EventKind.NODE_DRAINING].text
+    assert said[EventKind.NODE_DRAINING].node == "one"
+    assert "maintenance" in said[EventKind.NODE_DRAINING].text
     assert said[EventKind.WORKER_UP].node == "one"
     found = place.reader().events(node="two")
     assert [each.event.kind for each in found] == [EventKind.NODE_LEFT]
@@ -406,7 +415,8 @@ def test_a_broken_file_never_stops_the_pool_and_is_named_and_logged_once(
         return while_broken, status.history_trouble, sum(status.seconds_by_user.values())
 
     while_broken, after, seconds = asyncio.run(talk())
-    assert str(place.path) in while_broken and "not a database" in while_broken
+    assert str(place.path) in while_broken
+    assert "not a database" in while_broken
     assert not after
     assert place.total().charged_seconds == pytest.approx(seconds), "what was counted meanwhile is there"
     said = [record for record in caplog.records if "history of the pool is not written" in record.getMessage()]
@@ -425,7 +435,8 @@ def test_what_waits_for_a_disk_in_memory_is_bounded(place: Place, monkeypatch: p
         await finish_all(desk)
         for number in range(9):
             await desk.controller.jobs_troubled((f"submission {number}: full",))
-        assert len(history._batch.costs) == 4 and len(history._batch.events) == 3
+        assert len(history._batch.costs) == 4
+        assert len(history._batch.events) == 3
         place.path.rmdir()
         await until(lambda: not history.trouble)
         await place.stored(desk)
@@ -436,7 +447,8 @@ def test_what_waits_for_a_disk_in_memory_is_bounded(place: Place, monkeypatch: p
     seconds = asyncio.run(talk())
     assert place.total().charged_seconds == pytest.approx(seconds), "costs are in a row of others, and complete"
     users = {row.values[0] for row in place.reader().costs(("user",))}
-    assert pool_history.OTHERS in users and len(users) == 4
+    assert pool_history.OTHERS in users
+    assert len(users) == 4
     resumed = [each.event.text for each in place.reader().events(kinds=[EventKind.HISTORY_RESUMED])]
     assert any("events had no room in memory" in text for text in resumed)
 
