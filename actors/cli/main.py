@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 import typer
 
+from modelpool.actors.cli.cluster.costs import costs
 from modelpool.actors.cli.cluster.doctor import doctor
+from modelpool.actors.cli.cluster.events import events
 from modelpool.actors.cli.cluster.explain import story, why
 from modelpool.actors.cli.cluster.metrics import metrics
 from modelpool.actors.cli.cluster.pin import pin, unpin
@@ -81,6 +83,8 @@ def build_app() -> typer.Typer:
     app.command()(status)
     app.command()(top)
     app.command()(metrics)
+    app.command()(events)
+    app.command()(costs)
     app.command()(pin)
     app.command(no_args_is_help=True)(unpin)
     app.command(no_args_is_help=True)(why)

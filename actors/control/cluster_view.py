@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
+from modelpool.actors.control.history.event_rules import NodeChange
 from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import NodeId
 from modelpool.scheduler.model.messages import NodeDraining
@@ -155,6 +156,18 @@ class DrainNotice:
     node: NodeId
     deadline: float
     reason: str
+
+
+def node_changes(view: ClusterView) -> dict[NodeId, NodeChange]:
+    """Return the nodes of a cluster as a history knows them."""
+    return {
+        node.node_id: NodeChange(
+            node.name or node.address or str(node.node_id),
+            node.group,
+            None if node.end is None else f"{node.end.value}{f': {node.end_reason}' if node.end_reason else ''}",
+        )
+        for node in view.nodes
+    }
 
 
 def drain_notices(view: ClusterView) -> tuple[DrainNotice, ...]:

@@ -169,6 +169,7 @@ class PoolStatus:
     scaling      the groups of nodes; None without groups
     jobs_unverified  live jobs with a result that waits for the hashes of the files that it was made with
     controller_restarts  how often a controller of the pool was replaced, since `modelpool up` or a regular end
+    history_trouble  why events and costs are not written to the pool's history; "" while they are, or without one
     jobs_troubles    why detached jobs wait though the pool could run them: their journal, or places of outputs
     """
 
@@ -198,3 +199,4 @@ class PoolStatus:
     jobs_unverified: int = 0
     jobs_troubles: tuple[str, ...] = ()
     controller_restarts: int = 0
+    history_trouble: str = ""

@@ -48,6 +48,7 @@ from modelpool.pool.values.specs.spec import (
     TaskSpec,
     WorkerId,
 )
+from modelpool.scheduler.core.snapshot import model_of
 from modelpool.scheduler.model.kept_states import task_of_state
 from modelpool.scheduler.model.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.model.placement_record import Why
@@ -344,6 +345,14 @@ class TaskStore:
         """Return the components that the task uses, with its LoRAs, and their files."""
         entry = self._entries[task_id]
         return task_files(entry.spec, entry.work).items()
+
+    def model_name(self, task_id: TaskId) -> str:
+        """Return the name of the model that a task runs."""
+        entry = self._entries[task_id]
+        model = getattr(entry.work, "model", None)
+        if isinstance(model, ModelRef):
+            return model.name
+        return model_of(entry.spec.uses[0].component) if entry.spec.uses else ""
 
     def spec(self, task_id: TaskId) -> TaskSpec:
         """Return the task."""

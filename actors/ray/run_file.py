@@ -29,6 +29,7 @@ class RunningPool:
     start       of the process, see `process_start`; "" if unknown
     log         output of the process and its workers
     drain_seconds  time that running tasks get when the pool is asked to end
+    history     file of the events and costs of the pool, on the node of its controller; "" if it keeps none
     status_socket  path of a socket that answers with the status of the pool; "" if there is none
     """
 
@@ -41,6 +42,7 @@ class RunningPool:
     drain_seconds: float = 0.0
     status_socket: str = ""
     start: str = ""
+    history: str = ""
 
 
 def write_run_file(pool: RunningPool) -> None:

@@ -58,6 +58,8 @@ class FairQueue:
         self._are_limited = any(share.running_limit is not None for share in config.shares)
         self._workers = 0
         self._link_bytes_per_second = math.inf
+        #: the run that was charged for last: task, attempt and user
+        self.latest_charge: tuple[TaskId, int, UserId] | None = None
         #: number of live jobs by priority at submission
         self._priorities: dict[int, int] = {}
         #: when the priority of each live job grows next; may contain jobs that ended
@@ -214,6 +216,7 @@ class FairQueue:
 
     def pay(self, task: Task, cost: RunCost) -> None:
         """Charge for a run of the task that ended with a report."""
+        self.latest_charge = task.name, task.attempt, task.payer
         if task.reserved_in is not None:
             self._release(task)
         self.shares.pay(task.payer, cost.load_seconds + cost.run_seconds, cost.load_seconds)
