@@ -1,4 +1,4 @@
-"""`modelpool models get`: copies the example model, or fetches a model of the Hugging Face hub, into a folder of models.
+"""`modelpool models get`: copies the example model, or fetches one of the Hugging Face hub, into a folder of models.
 
 Starts no pool. A fetch that was stopped or killed continues with the same command.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from modelpool.pool.files.fetch.hub_source import Hub, HubRevision, HubSource
 
 GET_HELP = (
-    "Fetch a model into a folder of models: ORG/NAME[:FILE][@REVISION] from the Hugging Face hub, or the example model "
+    "Fetch a model into a folder of models: `ORG/NAME[:FILE][@REVISION]` from the Hugging Face hub, or the example model "
     "`shapes`, which needs no network.\n\nOnly weights, configurations and tokenizers are fetched, no pickles. A fetch "
     "that was stopped or killed continues with the same command. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE have the "
     "meaning that they have for huggingface_hub."
@@ -73,7 +73,7 @@ def get(
     """See GET_HELP."""
     is_example = what == EXAMPLE_NAME
     name = None if is_example else hub_name_of(what)
-    place = folder or default_folder(config)
+    place = (folder or default_folder(config)).absolute()
     if name is None:
         fetched = copy_example(place, overwrite=force, dry_run=dry_run)
     else:
@@ -105,14 +105,18 @@ def copy_example(folder: Path, *, overwrite: bool = False, dry_run: bool = False
     """
     source = example_folder()
     if source is None:
-        raise UserError(f"this installation lacks the example model {EXAMPLE_NAME}; expected the one of a wheel or clone")
-    loras = folder.absolute().parent / LORAS_FOLDER
-    pairs = [(path, folder.absolute() / path.name) for path in sorted((source / MODELS_FOLDER).iterdir())]
+        raise UserError(
+            f"this installation lacks the example model {EXAMPLE_NAME}; expected the one of a wheel or clone"
+        )
+    loras = folder.parent / LORAS_FOLDER
+    pairs = [(path, folder / path.name) for path in sorted((source / MODELS_FOLDER).iterdir())]
     pairs += [(path, loras / path.name) for path in sorted((source / LORAS_FOLDER).iterdir())]
     missing = [(path, copy) for path, copy in pairs if not (copy.exists() and _equal(path, copy))]
     for _, copy in missing:
         if copy.exists() and not overwrite:
-            raise OutputFailed(f"{copy}: exists with other content; select another folder with --folder, or use --force")
+            raise OutputFailed(
+                f"{copy}: exists with other content; select another folder with --folder, or use --force"
+            )
     for path, copy in missing if not dry_run else ():
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -122,11 +126,11 @@ def copy_example(folder: Path, *, overwrite: bool = False, dry_run: bool = False
         except OSError as error:
             raise OutputFailed(f"{copy}: cannot be written ({error.strerror})") from None
     size_bytes = sum(path.stat().st_size for path, _ in pairs)
-    return Fetched(EXAMPLE_NAME, folder.absolute(), tuple(copy for _, copy in pairs), size_bytes)
+    return Fetched(EXAMPLE_NAME, folder, tuple(copy for _, copy in pairs), size_bytes)
 
 
 def open_hub() -> Hub:
-    """Return the hub that the environment selects, with the user's token. Raises UserError if it says to stay offline."""
+    """Return the hub that the environment selects, with the user's token. Raises UserError if that forbids its use."""
     from huggingface_hub import constants, get_token
 
     from modelpool.pool.files.fetch.hub_source import Hub
@@ -148,14 +152,16 @@ def wanted_files(source: HubSource, revision: HubRevision, file: str, variant: s
     sizes = {path: each.file.size_bytes for path, each in revision.files.items()}
     if file or not is_model_index(sizes):
         if variant:
-            raise unusable_field("--variant", variant, "none: only diffusers folders have variants; name a file instead")
+            raise unusable_field(
+                "--variant", variant, "none: only diffusers folders have variants; name a file instead"
+            )
         return chosen_weights(revision.repository, sizes, file)
     index = revision.files[INDEX_FILE].file
     try:
         if index.size_bytes > MAX_SMALL_BYTES:
             raise BadJson("is too large")
-        content = read_object(read_all(source, index).decode("utf-8"))
-    except (BadJson, UnicodeDecodeError) as error:
+        content = read_object(read_all(source, index))
+    except BadJson as error:
         raise CorruptFile(f"{index.url}: the file {error}, expected the index of a diffusers folder") from None
     return folder_files(revision.repository, content, tuple(sizes), variant)
 
@@ -177,7 +183,7 @@ def _from_hub(name: HubName, place: Path, variant: str, dry_run: bool, force: bo
     plan = plan_download([revision.files[each] for each in names], place / revision.repository, overwrite=force)
     say(console, _planned_words(revision, plan))
     paths = tuple(each.path for each in plan.files)
-    fetched = Fetched(revision.repository, plan.folder.absolute(), paths, plan.size_bytes, revision.commit)
+    fetched = Fetched(revision.repository, plan.folder, paths, plan.size_bytes, revision.commit)
     if dry_run:
         for each in plan.files:
             size = format_bytes(each.source.file.size_bytes)
@@ -244,7 +250,7 @@ def _report(fetched: Fetched, dry_run: bool, as_json: bool, config: Path | None)
 def _entries_of(fetched: Fetched, config: Path | None) -> tuple[list[RegistryEntry], list[str]]:
     """Return what a pool started here finds in the fetched files, and what it cannot use with the reasons."""
     listing = opened_registry(config).listing()
-    paths = {path.absolute() for path in fetched.paths} | ({fetched.folder} if fetched.commit else set())
+    paths = set(fetched.paths) | ({fetched.folder} if fetched.commit else set())
     entries = [entry for entry in listing.entries if entry.file.path.absolute() in paths]
     problems = [f"{r.path}: {r.problem}" for r in listing.refused if r.path.absolute() in paths]
     return entries, problems

@@ -265,7 +265,9 @@ class Registry:
             raise self._not_found(name, what, kinds, found, candidates)
         return usable[0]
 
-    def _fetched(self, name: str, what: str, kinds: Collection[FileKind | None], found: FolderScan) -> list[WeightsFile]:
+    def _fetched(
+        self, name: str, what: str, kinds: Collection[FileKind | None], found: FolderScan
+    ) -> list[WeightsFile]:
         """Return the usable files of the repository `name` on the hub that were fetched into a folder of models, one
         file or copies of one. Raises AmbiguousName for several."""
         hub = HubName.parse(name)

@@ -45,7 +45,7 @@ _REMEDY = "Free some"
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedFile:
+class FileToFetch:
     """One file and its place. `left_bytes` are not on this disk yet; 0 if the file is complete."""
 
     source: HubFile
@@ -59,7 +59,7 @@ class DownloadPlan:
     """What a download into `folder` will do."""
 
     folder: Path
-    files: tuple[PlannedFile, ...]
+    files: tuple[FileToFetch, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -95,12 +95,12 @@ def plan_download(files: Iterable[HubFile], folder: Path, *, overwrite: bool = F
         partial = path.with_name(_key(source) + DATA_SUFFIX)
         here_bytes = min(source.file.size_bytes, 512 * partial.stat().st_blocks) if partial.exists() else 0
         left_bytes = 0 if is_complete else source.file.size_bytes - here_bytes
-        planned.append(PlannedFile(source, path, left_bytes, is_complete))
+        planned.append(FileToFetch(source, path, left_bytes, is_complete))
     plan = DownloadPlan(folder, tuple(planned))
     if plan.left_bytes and plan.left_bytes + _MARGIN_BYTES > plan.free_bytes:
         raise CacheFull(
-            f"{folder}: the disk has {format_bytes(plan.free_bytes)} free, expected {format_bytes(plan.left_bytes)} for "
-            f"the files and {format_bytes(_MARGIN_BYTES)} for others; nothing was fetched"
+            f"{folder}: the disk has {format_bytes(plan.free_bytes)} free, expected {format_bytes(plan.left_bytes)} "
+            f"for the files and {format_bytes(_MARGIN_BYTES)} for others; nothing was fetched"
         )
     return plan
 
@@ -120,7 +120,7 @@ def download(
     return True
 
 
-def _fetch(planned: PlannedFile, source: FileSource, should_stop: Callable[[], bool]) -> bool:
+def _fetch(planned: FileToFetch, source: FileSource, should_stop: Callable[[], bool]) -> bool:
     """Fetch one file; return whether it is complete."""
     path, file = planned.path, planned.source.file
     try:

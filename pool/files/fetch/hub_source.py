@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from http.client import HTTPMessage
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -126,7 +127,7 @@ class HubSource:
     def _files(self, repository: str, commit: str, siblings: Any) -> Iterator[HubFile]:
         for each in siblings:
             path, stored = str(each["rfilename"]), each.get("lfs") or {}
-            size_bytes = int(stored.get("size") if stored else each["size"])
+            size_bytes = int(stored["size"] if stored else each["size"])
             url = f"{self.url}/{quote(repository)}/resolve/{quote(commit)}/{quote(path)}"
             sha256 = str(stored.get("sha256", ""))
             # no version: the commit is in the URL, and the ETag is of the server that the hub sends clients to
@@ -144,10 +145,12 @@ class HubSource:
             error.close()
             repository, revision, path = unquote(place[1]), unquote(place[2]), unquote(place[3])
             if error.code in _NOT_FOUND and "/api/models/" not in place[0]:
-                raise FileGone(f"{repository}: the hub lists {path.lstrip('/')}, but does not have it any more") from None
+                raise FileGone(
+                    f"{repository}: the hub lists {path.lstrip('/')}, but does not have it any more"
+                ) from None
             raise SourceFailed(self._refusal(repository, revision, error.code, error.headers)) from None
 
-    def _refusal(self, repository: str, revision: str, status: int, headers: HTTPMessage) -> str:
+    def _refusal(self, repository: str, revision: str, status: int, headers: Message) -> str:
         """Return why the hub refuses, and what to do."""
         reason, page = headers.get(_REASON, ""), f"{self.url}/{repository}"
         if reason == "RevisionNotFound":
@@ -176,4 +179,3 @@ class _TokenStays(urllib.request.HTTPRedirectHandler):
         if followed is not None and (place.scheme, place.netloc) != self._hub:
             followed.remove_header("Authorization")
         return followed
-

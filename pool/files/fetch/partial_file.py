@@ -35,7 +35,11 @@ class PartialFile:
 
     @classmethod
     def try_lock(
-        cls, folder: Path, key: str, size_bytes: int, remedy: str = "Free some, or set a smaller cache_bytes in [models]"
+        cls,
+        folder: Path,
+        key: str,
+        size_bytes: int,
+        remedy: str = "Free some, or set a smaller cache_bytes in [models]",
     ) -> PartialFile | None:
         """Take the partial file over; None if another process has it. Nothing is opened or reserved yet. `remedy` is
         what helps against a full disk."""
