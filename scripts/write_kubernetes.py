@@ -2,7 +2,7 @@
 
     python scripts/write_kubernetes.py [--check]
 
-Needs the program helm, or the package helm-python-sdk, which contains it as a library. --check writes nothing, and exits
+Needs the program helm, or the package helm-python-sdk, which contains it as a library. --check writes nothing; it exits
 with 1 if a manifest differs.
 """
 
