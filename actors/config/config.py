@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
+from modelpool.actors.config.example_model import EXAMPLE_VRAM, LORAS_FOLDER, MODELS_FOLDER, example_folder
 from modelpool.actors.config.group_sections import GROUPS, autoscaling_of, describe_groups, node_groups
 from modelpool.actors.config.model_settings import ModelSettings, settings_of_models
 from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
@@ -440,7 +441,7 @@ class PoolConfig(Strict):
     def find(cls, config: str | Path | PoolConfig | None = None) -> PoolConfig:
         """Return `config`, or read it; without one, use the first of these that exists: the file named by
         MODELPOOL_CONFIG, modelpool.toml in the working folder, models added to the registry (with all defaults),
-        the laptop preset of this checkout, all defaults.
+        the laptop preset of this checkout, the example model of an installation, all defaults.
         """
         if isinstance(config, PoolConfig):
             return config
@@ -452,7 +453,15 @@ class PoolConfig(Strict):
             return cls.load(CONFIG_NAME)
         preset = Path(__file__).resolve().parents[2] / "configs" / "laptop.toml"
         # the preset's small budget is for the example, not for the user's models
-        return cls.load(preset) if preset.is_file() and not _has_added_models() else cls()
+        if _has_added_models():
+            return cls()
+        if preset.is_file():
+            return cls.load(preset)
+        example = example_folder()
+        if example is None:
+            return cls()
+        loras = [example / LORAS_FOLDER]
+        return cls().override(models=[example / MODELS_FOLDER], loras=loras, vram=EXAMPLE_VRAM)
 
     def override(self, **values: Any) -> PoolConfig:
         """Return this configuration with single settings changed, by flat names; None leaves a setting unchanged.
