@@ -7,7 +7,6 @@ and nothing from elsewhere.
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ import pytest
 import requests
 
 from modelpool import ModelPool
+from tests.actors.chromium import CHROMIUM, NO_CHROMIUM, PHONE, open_chromium
 from tests.actors.fakes import FAIL
 from tests.actors.http.conftest import served
 from tests.actors.http.fake_page_pool import SLOW, open_page_pool
@@ -28,22 +28,17 @@ expect = playwright.expect
 WAIT_MS = 30_000
 expect.set_options(timeout=WAIT_MS)
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; apt-get install chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 
 #: a prompt and a name that would run a script wherever it became markup
 HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>"' onload=window.hacked=1 {{7*7}}"""
 KEY = "k" * 20
-PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        # no sandbox: tests in containers run as root
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    with open_chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
