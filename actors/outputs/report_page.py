@@ -316,7 +316,8 @@ def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], r
     head = f"<thead><tr>{cells('th', headings)}</tr></thead>"
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     label = escape(title, quote=True)
-    return f'<div class="wide" tabindex="0" role="region" aria-label="{label}"><table>{head}<tbody>{body}</tbody></table></div>'
+    table = f"<table>{head}<tbody>{body}</tbody></table>"
+    return f'<div class="wide" tabindex="0" role="region" aria-label="{label}">{table}</div>'
 
 
 def _share(part: float, whole: float) -> str:

@@ -42,8 +42,9 @@ def report(
     ] = None,
 ) -> None:
     """Write an HTML report of a batch: failures first, then plots of throughput, GPU use, stages and cost, timings and
-    loads, and a contact sheet by model and LoRA with why each task ran where it did. The page needs no other file. Needs no pool for a folder, which remembers the jobs that
-    failed and have no output yet; for the id of a submission, the pool names those that failed.
+    loads, and a contact sheet by model and LoRA with why each task ran where it did. The page needs no other file.
+    Needs no pool for a folder, which remembers the jobs that failed and have no output yet; for the id of a submission,
+    the pool names those that failed.
     """
     from modelpool.actors.cli.run.repair import named_place, named_submission
     from modelpool.actors.cli.terminal.screen import say, user_console
