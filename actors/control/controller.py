@@ -55,6 +55,7 @@ from modelpool.actors.control.status import (
     waiting_with_parked,
     with_parked,
 )
+from modelpool.actors.control.submission_list import MOST_PROMPT, SubmissionList
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.features.recipe import Recipe
@@ -284,6 +285,7 @@ class Controller:
         #: the latest failed jobs: time, id and message, oldest first
         self._failures: deque[tuple[float, JobId, str]] = deque(maxlen=FAILURES_KEPT)
         self._past_jobs = PastJobs()
+        self._submissions = SubmissionList()
         #: whether a journal has been asked for the memory of the controller before
         self._has_memory = False
         #: of the pool so far, this one included
@@ -641,6 +643,11 @@ class Controller:
             self._recorder.words,
             whereabouts,
             self._dispatcher.silent,
+            {
+                task.job_id: (recipe.model, recipe.prompt[:MOST_PROMPT])
+                for task in snapshot.running
+                if task.job_id in self._jobs and (recipe := self._jobs[task.job_id].recipe) is not None
+            },
         )
         known = {pin.components: pin for pin in snapshot.pins}
         pins = [
@@ -657,6 +664,7 @@ class Controller:
             waiting_by_model=by_model,
             jobs_troubles=self._jobs_troubles,
             controller_restarts=self._controllers - 1,
+            submissions=self._submissions.statuses(now),
         )
         return with_parked(status, self._parked.waiting(), len(self._parked))
 
@@ -821,6 +829,7 @@ class Controller:
 
     def _hold(self, submission: _Submission, jobs: Sequence[QueuedJob]) -> None:
         """Keep checked jobs until they are queued."""
+        self._submissions.queued(jobs, self._clock.now())
         for pack in packs_of(jobs):
             if self._parked.must_pack(submission.held_jobs):
                 pack.pack()
@@ -1008,6 +1017,7 @@ class Controller:
         self._send_end(job.client_id, _end_of(job, command.outcome, result, command.error, tasks, node))
 
     def _send_end(self, client_id: ClientId, end: JobEnded) -> None:
+        self._submissions.ended(end.submission_id, end.outcome)
         client = self._clients.get(client_id)
         if client is None:
             return

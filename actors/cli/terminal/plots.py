@@ -95,7 +95,7 @@ class PlotCommand(TyperCommand):
 def with_plot_value(words: Sequence[str]) -> list[str]:
     """Return the words of a command in which each --plot has a value: the next word if it ends as the name of a file
     does, else IN_TERMINAL."""
-    found = []
+    found: list[str] = []
     for place, word in enumerate(words):
         if word == "--":
             return [*found, *words[place:]]

@@ -207,7 +207,7 @@ def test_a_hostile_prompt_is_text_everywhere(browser: Any, page_server: str) -> 
         expect(page.locator(".gpu").filter(has_text="<img src=x")).to_have_count(1)
         page.locator(".tile[data-state=succeeded]").first.locator("button").click()
         expect(page.locator(".job-facts")).to_contain_text(HOSTILE)
-        page.get_by_role("button", name="Use these settings").click()
+        page.get_by_role("button", name="Use these parameters").click()
         expect(page.get_by_label("Prompt", exact=True)).to_have_value(HOSTILE)
         page.keyboard.press("Escape")
         assert page.locator("script").count() == 2
