@@ -272,9 +272,7 @@ def _add_pool(router: APIRouter, services: Services) -> None:
         return file_response(services.signed_file(name, until, signature))
 
     # not /api/models, which is a call of ComfyUI
-    @router.get(
-        "/api/choices", summary="List what requests name: models, LoRAs, other files, samplers, options"
-    )
+    @router.get("/api/choices", summary="List what requests name: models, LoRAs, other files, samplers, options")
     async def choices() -> dict[str, Any]:
         listings = await services.listings()
         return {

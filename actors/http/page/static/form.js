@@ -40,6 +40,8 @@ export function startForm() {
   });
   form().addEventListener("input", (event) => clearError(event.target));
   field("model").addEventListener("change", showSizes);
+  // a message below a control, in its label, is no part of its name
+  for (const label of form().querySelectorAll("label")) label.control.ariaLabel = label.firstChild.textContent.trim();
 }
 
 const focusFirst = (row) => row.querySelector("select, input").focus();
@@ -130,7 +132,7 @@ function chooser(label, names, chosen) {
   return select;
 }
 
-const strengthInput = (value) => h("input", { type: "number", step: "any", inputmode: "decimal", value: String(value), "aria-label": "Strength" });
+const strengthInput = (value, of) => h("input", { type: "number", step: "any", inputmode: "decimal", value: String(value), "aria-label": `Strength of the ${of}` });
 
 function numberOf(input, name) {
   if (input.validity.badInput || input.value === "") throw new FieldError(name, "expected a number", input);
@@ -141,7 +143,7 @@ function numberOf(input, name) {
 function addLora(lora = {}) {
   const { name = "", strength = 1, ...more } = lora;
   const select = chooser("LoRA", choices?.loras ?? [], name);
-  const number = strengthInput(strength);
+  const number = strengthInput(strength, "LoRA");
   return addRow("lora-rows", "LoRA", "add-lora", [select, number], () => ({
     ...(select.value === name ? more : {}),
     name: select.value,
@@ -161,7 +163,7 @@ function addControl(control = {}) {
     if (address) picture.src = address;
     setHidden(picture, !address);
   });
-  const number = strengthInput(strength);
+  const number = strengthInput(strength, "ControlNet");
   return addRow("control-rows", "ControlNet", "add-control", [picture, select, file, number], async () => {
     const found = { ...(select.value === model ? more : {}), model: select.value, strength: numberOf(number, "controls") };
     if (file.files.length) found.image = await base64(file.files[0], "controls", file);
