@@ -40,6 +40,7 @@ from modelpool.actors.cli.simulate.replay import replay, trace
 from modelpool.actors.cli.simulate.simulate import simulate
 from modelpool.actors.cli.terminal.interrupts import StoppableCommand, exit_code
 from modelpool.actors.cli.terminal.literal_help import show_help_literally
+from modelpool.actors.cli.terminal.plots import PlotCommand
 from modelpool.actors.cli.terminal.session import Session, new_session
 from modelpool.pool.values.core.errors import UserError
 
@@ -94,9 +95,9 @@ def build_app() -> typer.Typer:
     app.command("inspect", no_args_is_help=True)(inspect_file)
     app.command(no_args_is_help=True)(merge)
     app.command(no_args_is_help=True)(convert)
-    app.command("plan", no_args_is_help=True)(plan_memory)
+    app.command("plan", cls=PlotCommand, no_args_is_help=True)(plan_memory)
     app.command(no_args_is_help=True)(simulate)
-    app.command("plan-cluster", no_args_is_help=True)(plan_cluster)
+    app.command("plan-cluster", cls=PlotCommand, no_args_is_help=True)(plan_cluster)
     app.command(no_args_is_help=True)(replay)
     app.command(no_args_is_help=True)(trace)
     app.command()(doctor)

@@ -57,6 +57,7 @@ from modelpool.actors.control.status import (
     waiting_with_parked,
     with_parked,
 )
+from modelpool.actors.control.submission_list import MOST_PROMPT, SubmissionList
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.features.recipe import Recipe
@@ -288,6 +289,7 @@ class Controller:
         #: the latest failed jobs: time, id and message, oldest first
         self._failures: deque[tuple[float, JobId, str]] = deque(maxlen=FAILURES_KEPT)
         self._past_jobs = PastJobs()
+        self._submissions = SubmissionList()
         #: whether a journal has been asked for the memory of the controller before
         self._has_memory = False
         #: of the pool so far, this one included
@@ -653,6 +655,11 @@ class Controller:
             self._recorder.words,
             whereabouts,
             self._dispatcher.workers.silent,
+            {
+                task.job_id: (recipe.model, recipe.prompt[:MOST_PROMPT])
+                for task in snapshot.running
+                if task.job_id in self._jobs and (recipe := self._jobs[task.job_id].recipe) is not None
+            },
         )
         known = {pin.components: pin for pin in snapshot.pins}
         pins = [
@@ -670,6 +677,7 @@ class Controller:
             jobs_troubles=self._jobs_troubles,
             controller_restarts=self._controllers - 1,
             history_trouble=self._history.trouble,
+            submissions=self._submissions.statuses(now),
         )
         return with_parked(status, self._parked.waiting(), len(self._parked))
 
@@ -838,6 +846,7 @@ class Controller:
 
     def _hold(self, submission: _Submission, jobs: Sequence[QueuedJob]) -> None:
         """Keep checked jobs until they are queued."""
+        self._submissions.queued(jobs, self._clock.now())
         for pack in packs_of(jobs):
             if self._parked.must_pack(submission.held_jobs):
                 pack.pack()
@@ -1025,6 +1034,7 @@ class Controller:
         self._send_end(job.client_id, _end_of(job, command.outcome, result, command.error, tasks, node))
 
     def _send_end(self, client_id: ClientId, end: JobEnded) -> None:
+        self._submissions.ended(end.submission_id, end.outcome)
         client = self._clients.get(client_id)
         if client is None:
             return

@@ -35,6 +35,9 @@ class RunStatus:
     stopping: bool
     #: further tasks in the same batch
     mates: int = 0
+    #: of the request of the job; "" if it has none
+    model: str = ""
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,33 @@ class FailedJob:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmissionStatus:
+    """The jobs that one driver, or one submission of the journal, has queued.
+
+    id       the ids of its jobs are ID-NUMBER
+    user     of its first job; "" for none
+    model, prompt  of its first job; "" if that has none
+    jobs     queued so far; of these, `succeeded`, `failed` and `cancelled` have ended
+    seconds  since the first one was queued
+    """
+
+    id: str
+    user: str
+    model: str
+    prompt: str
+    jobs: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    seconds: float
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have not ended."""
+        return self.jobs - self.succeeded - self.failed - self.cancelled
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     """The pool. Totals count from its start, including workers that are gone.
 
@@ -170,6 +200,7 @@ class PoolStatus:
     jobs_unverified  live jobs with a result that waits for the hashes of the files that it was made with
     controller_restarts  how often a controller of the pool was replaced, since `modelpool up` or a regular end
     history_trouble  why events and costs are not written to the pool's history; "" while they are, or without one
+    submissions      of all drivers and of the journal: active ones first, each newest first; of many, only the newest
     jobs_troubles    why detached jobs wait though the pool could run them: their journal, or places of outputs
     """
 
@@ -200,3 +231,4 @@ class PoolStatus:
     jobs_troubles: tuple[str, ...] = ()
     controller_restarts: int = 0
     history_trouble: str = ""
+    submissions: tuple[SubmissionStatus, ...] = ()

@@ -6,6 +6,7 @@ held. The core decides when a result is released.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -80,9 +81,10 @@ class _Entry:
     counted_for: JobId | None = None
     #: of the latest run
     why: Why | None = None
-    #: display name of the node of the run that produced the result, and the name of its device
+    #: display name of the node of the run that produced the result, the name of its device, and when its report came
     node: str = ""
     device: str = ""
+    ended_at: float = 0.0
     #: runs that were lost with their worker, or that lacked the right files: the worker or its node, and the reason
     lost: tuple[str, ...] = ()
 
@@ -242,6 +244,7 @@ class TaskStore:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
             entry.node = self._node_of(report.worker_id, report.incarnation)
             entry.device = device
+            entry.ended_at = round(time.time(), 3)
         elif report.has_state:
             entry.state, entry.steps = result, (report.step, report.steps)
         return entry.spec
@@ -460,4 +463,5 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         device=entry.device,
         lost=entry.lost,
         resumed=f"after step {cost.steps_before} of {cost.steps}" if cost.steps_before else "",
+        ended_at=entry.ended_at,
     )

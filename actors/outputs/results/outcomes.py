@@ -45,6 +45,7 @@ class TaskSummary:
     device           name of the device that it ran on, such as a GPU's
     lost             runs of it that were lost before: each the worker and the reason
     resumed          where it resumed from the state of an earlier run, "after step 60 of 100"; empty if it did not
+    ended_at         when its report arrived, in seconds since the epoch; 0 if unknown
     """
 
     stage: Stage
@@ -66,6 +67,7 @@ class TaskSummary:
     device: str = ""
     lost: tuple[str, ...] = ()
     resumed: str = ""
+    ended_at: float = 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
