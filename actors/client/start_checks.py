@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg")
 #: names whose check is remembered: a batch names the same files in every line
 NAMES_REMEMBERED = 4096
+#: names in a message
+_MOST_LISTED = 20
 
 
 def check_folders(config: PoolConfig) -> None:
@@ -39,6 +41,32 @@ def check_folders(config: PoolConfig) -> None:
         for folder in folders:
             if not os.path.lexists(folder):
                 raise unusable_field(f"[models] {key}", str(folder), "a folder that exists, or a file")
+
+
+def check_named_models(config: PoolConfig) -> None:
+    """Raise UserError for a model with settings of its own, or one to pin, that is no model of the configuration: the
+    controller would raise it, without a word about where the name is. Nothing is checked for a pool whose files may be
+    on other machines.
+    """
+    named = [(f"[pool.models.{each.name}]", each.name) for each in config.pool.models]
+    named += [("[models] pin", name) for name, _ in config.models.pins]
+    if not named or config.models.sources or chosen_address(config.cluster.address, os.environ) != LOCAL:
+        return
+    registry = _registry_of(config)
+    for place, name in named:
+        try:
+            registry.find_model(name)
+        except UserError as problem:
+            raise type(problem)(f"{place}: {problem}") from None
+
+
+def _registry_of(config: PoolConfig) -> Registry:
+    from modelpool.pool.catalog.registry.registry import open_registry
+
+    models = config.models
+    return open_registry(
+        models.folders, models.loras, models.registry, allow_pickle=models.allow_pickle, assemblies=models.assemblies
+    )
 
 
 def check_device(config: PoolConfig) -> None:
@@ -101,16 +129,8 @@ class NameCheck:
         models = config.models
         if models.sources or chosen_address(config.cluster.address, os.environ) != LOCAL:
             return cls(None)
-        from modelpool.pool.catalog.registry.registry import open_registry
-
         return cls(
-            open_registry(
-                models.folders,
-                models.loras,
-                models.registry,
-                allow_pickle=models.allow_pickle,
-                assemblies=models.assemblies,
-            ),
+            _registry_of(config),
             on_found,
             allow_pickle=models.allow_pickle,
             budget_bytes=None if config.pool.policy is VramPolicy.DISABLED else config.pool.budget_bytes,
@@ -170,6 +190,23 @@ class NameCheck:
     def model_names(self) -> tuple[str, ...] | None:
         """Return the names of all models; None if they are not known here."""
         return self._names(MODELS)
+
+    def only_model(self) -> str | None:
+        """Return the name of the only model; None if models are not known here. Raises UserError, which says what the
+        files are, if there is none."""
+        names = self.model_names()
+        if names is None or len(names) == 1:
+            return None if names is None else names[0]
+        if names:
+            raise UserError(f"--model is required; models of this pool: {', '.join(sorted(names))}")
+        assert self._registry is not None, "names are known"
+        others = [f"{name} ({kind.value})" for kind in FileKind for name, _ in self._registry.files((kind,))]
+        found = f"; found {', '.join(others[:_MOST_LISTED])}" if others else ""
+        folders = ", ".join(str(each.path) for each in self._registry.locations()) or "no folder"
+        raise UserError(
+            f"no model was found in {folders}{found}: put a checkpoint there, name its folder in [models] of the "
+            "configuration, or add it with `modelpool models add`; `modelpool models` shows every file"
+        )
 
     def lora_names(self) -> tuple[str, ...] | None:
         """Return the names of all LoRAs; None if they are not known here."""

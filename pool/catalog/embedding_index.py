@@ -59,7 +59,8 @@ class EmbeddingIndex:
             file = self._registry.find(name, _KINDS, "embedding")
         except UnknownName:
             known = [without_suffix(found.path.name) for _, found in self._registry.files(_KINDS)]
-            raise unknown_name("embedding", name, known) from None
+            hint = "" if known else " Put its file in a folder `embeddings` among the models"
+            raise UnknownName(f"{unknown_name('embedding', name, known)}{hint}") from None
         sha256 = self._registry.hashes(file).sha256
         path, files = self._registry.locate(file)
         self._registry.bring(files)

@@ -70,8 +70,8 @@ def batch(
     again: Annotated[
         bool, typer.Option("--again", help="Also regenerate what already exists in --out.", metavar=" ")
     ] = False,
-    shards: options.Shards = 0,
-    shard_format: options.ShardFormat = "webdataset",
+    shards: options.Shards = None,
+    shard_format: options.ShardFormat = None,
     thumbnails: options.Thumbnails = False,
     why: options.Why = False,
     fields: Fields = NO_FIELDS,

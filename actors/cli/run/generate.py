@@ -127,8 +127,7 @@ def _make(
         NameTemplate.of(output.name, "--name").check(first, "a prompt of the command line")
     plan = OutputPlan.of(output, where)
     names = session.check_names(where)
-    known = names.model_names() if wanted.model is None else None
-    model = wanted.model if known is None else options.only_model(known)
+    model = names.only_model() if wanted.model is None else wanted.model
     if model is not None:
         first = first.model_copy(update={"model": model})
         names.check(first)

@@ -65,10 +65,10 @@ Columns = Annotated[
 IgnoreColumns = Annotated[bool, _option("--ignore-columns", "Leave out columns that are no field.", _OUTPUT, _NO_VALUE)]
 Name = Annotated[str | None, _option("--name", _NAME, _OUTPUT, "TEMPLATE")]
 Shards = Annotated[
-    int, _option("--shards", "Pack the outputs in WebDataset shards of N (default: files).", _OUTPUT, "N")
+    int | None, _option("--shards", "Pack the outputs in WebDataset shards of N (default: files).", _OUTPUT, "N")
 ]
 ShardFormat = Annotated[
-    str, _option("--shard-format", "Format of shards: webdataset (default) or parquet.", _OUTPUT, "NAME")
+    str | None, _option("--shard-format", "Format of shards: webdataset (default) or parquet.", _OUTPUT, "NAME")
 ]
 Thumbnails = Annotated[bool, _option("--thumbnails", "Also write a small WebP of each image.", _OUTPUT, _NO_VALUE)]
 Why = Annotated[
@@ -150,5 +150,6 @@ def only_model(names: Iterable[str]) -> str:
     """Return the only one of the models of a pool. Raises UserError if there are several or none."""
     known = sorted(names)
     if len(known) != 1:
-        raise UserError(f"--model is required; models of this pool: {', '.join(known) or 'none'}")
+        listed = ", ".join(known) or "none (`modelpool models` shows every file, and why it is no model)"
+        raise UserError(f"--model is required; models of this pool: {listed}")
     return known[0]

@@ -44,7 +44,7 @@ from modelpool.actors.control.detached.records import (
     SubmissionState,
     labels_in_text,
 )
-from modelpool.pool.values.core.errors import UserError, unknown_name
+from modelpool.pool.values.core.errors import UnknownName, UserError, unknown_name
 from modelpool.scheduler.model.messages import Outcome
 
 logger = logging.getLogger(__name__)
@@ -729,14 +729,14 @@ def _find(connection: sqlite3.Connection, submission_id: str) -> SubmissionRecor
 def _required(connection: sqlite3.Connection, submission_id: str) -> SubmissionRecord:
     found = _find(connection, submission_id)
     if found is None:
-        raise unknown_name("submission", submission_id, ())
+        raise UnknownName(f"unknown submission {submission_id!r}")
     return found
 
 
 def _number(connection: sqlite3.Connection, submission_id: str) -> int:
     row = connection.execute("SELECT number FROM submission WHERE id = ?", (submission_id,)).fetchone()
     if row is None:
-        raise unknown_name("submission", submission_id, ())
+        raise UnknownName(f"unknown submission {submission_id!r}")
     return int(row[0])
 
 

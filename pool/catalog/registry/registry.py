@@ -425,6 +425,8 @@ class Registry:
         likely = {file.path: file.folder_kind for file in readable if file.folder_kind in {*kinds, None}}
         names = [*_names(likely, ()).values(), *(alias.name for alias in self.aliases())]
         unknown = unknown_name(what, name, names)
+        if not names:
+            unknown = UnknownName(f"{unknown} `modelpool models` shows which files were found, and where")
         if as_digits(name) is None:
             hint = f" There is a folder of that name here: ./{name}" if _file_at_path(f"./{name}") is not None else ""
             hub = HubName.parse(name)
