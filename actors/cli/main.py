@@ -67,7 +67,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_version)
-    app.command()(generate)
+    app.command(no_args_is_help=True)(generate)
     app.command(help=BATCH_HELP, no_args_is_help=True)(batch)
     app.command("run", no_args_is_help=True)(run_workflow)
     app.command(no_args_is_help=True)(upscale)

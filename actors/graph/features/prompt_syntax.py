@@ -34,8 +34,8 @@ _NOTATIONS: Mapping[str, re.Pattern[str]] = MappingProxyType(
 #: what may be meant as a weight, and what is one
 _LIKE_A_WEIGHT = re.compile(r"\([^()\n:]{1,200}:\s{0,9}([\d.,eE+-]{1,30})\s{0,9}\)")
 _WEIGHT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)")
-#: words between parts of a prompt, which are words here
-_WORDS = re.compile(r"(?<!\w)(?:AND|BREAK)(?!\w)")
+#: the word between the parts of a prompt that A1111 predicts apart; BREAK is read
+_WORDS = re.compile(r"(?<!\w)AND(?!\w)")
 
 
 def prompt_warnings(request: GenerateRequest) -> Iterator[str]:
@@ -52,7 +52,7 @@ def prompt_warnings(request: GenerateRequest) -> Iterator[str]:
         ]
         # in a text in capitals they are words
         if text != text.upper():
-            found += [("prompts have no parts", match[0]) for match in _WORDS.finditer(text)]
+            found += [("parts of the image are regions", match[0]) for match in _WORDS.finditer(text)]
         for instead, notation in dict(found).items():
             yield f"{name}: found {notation[:_MOST_SHOWN]!r}, which is read as text: {instead}"
         if "(" in text:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from modelpool.pool.catalog.registry.contents import ContentDigests, DigestPass
 from modelpool.pool.catalog.registry.file_purpose import (
     CONTROLNETS,
+    EMBEDDINGS,
     IMAGE_PROMPTS,
     LORAS,
     MODELS,
@@ -278,6 +279,10 @@ class Registry:
     def find_upscaler(self, name: str) -> WeightsFile:
         """Return the upscaler that `name` means. Raises as `find`."""
         return self.find(name, UPSCALERS, "upscaler")
+
+    def find_embedding(self, name: str) -> WeightsFile:
+        """Return the textual inversion that `name` means. Raises as `find`."""
+        return self.find(name, EMBEDDINGS, "embedding")
 
     def find_image_prompt(self, name: str) -> WeightsFile:
         """Return the image prompt adapter that `name` means. Raises as `find`."""

@@ -90,13 +90,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     near = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     suggestion = next((n for n in names if near and n.lower() == near[0]), None)
     hint = f"; did you mean {suggestion!r}?" if suggestion else "."
-    listed = (
-        f" {len(names)} are known."
-        if len(names) > 20
-        else f" Known: {', '.join(names)}."
-        if names
-        else " There is none."
-    )
+    few = f" Known: {', '.join(names)}." if names else " There is none."
+    listed = few if len(names) <= 20 else f" {len(names)} are known."
     return UnknownName(f"unknown {kind} {name!r}{hint}{listed}")
 
 

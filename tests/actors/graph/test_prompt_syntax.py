@@ -33,8 +33,7 @@ def warned(prompt: str, **fields: object) -> list[str]:
         ("a (red:1.2.3) circle", "(red:1.2.3)", "number"),
         ("a (red:1.2", "(red:1.2", "closing bracket"),
         ("a (red:1.2, a square", "(red:1.2", "closing bracket"),
-        ("a circle AND a square", "AND", "no parts"),
-        ("a circle BREAK a square", "BREAK", "no parts"),
+        ("a circle AND a square", "AND", "regions"),
     ),
 )
 def test_a_notation_that_is_not_read_is_told(prompt: str, notation: str, instead: str) -> None:
@@ -52,6 +51,7 @@ def test_a_notation_that_is_not_read_is_told(prompt: str, notation: str, instead
         "a smile :) and (a note: blue)",
         "a clock (12:30 in the morning)",
         "CATS AND DOGS",
+        "a circle BREAK a square",
         "a [red] circle",
         'a {"json": "x|y"} text, snake_case__name, a|b',
         "(a (b) c:1.2)",

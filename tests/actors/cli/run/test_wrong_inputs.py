@@ -6,11 +6,14 @@ Each of these was found by somebody who knew the documentation and not the code.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from modelpool.actors.cli.main import run
 from tests.each_case import each_case
@@ -74,8 +77,7 @@ def test_a_wrong_option_is_named_with_its_value(folder: Folder, arguments: tuple
 
 
 def test_a_prompt_that_is_missing_is_named(folder: Folder) -> None:
-    """The help was printed, without a word about what is missing."""
-    assert "PROMPT: missing, expected a text, or --like FILE" in folder.refused("generate")
+    assert "PROMPT: missing, expected a text, or --like FILE" in folder.refused("generate", "--steps", "4")
 
 
 @each_case(
@@ -142,3 +144,57 @@ def test_a_model_under_the_name_of_a_lora_folder_is_no_lora(folder: Folder) -> N
     shutil.copy(SHAPES / "models/shapes.safetensors", folder.path / "big.safetensors")
     folder.write("pool.toml", f'[models]\nfolders = ["{SHAPES}/models"]\nloras = ["{folder.path}"]\n')
     assert "'big' is a checkpoint, expected a LoRA" in folder.refused(*GENERATE, "--model", "shapes", "--lora", "big")
+
+
+@each_case(
+    ("arguments", "told"),
+    (
+        (("--vram", "1MiB"), "to encode with shapes/text_encoder"),
+        (("--vram", "64MiB", "--size", "16384x16384"), "to sample with shapes/diffusion_model"),
+        (
+            ("--image", "HERE/start.png", "--strength", "0.01", "--steps", "4"),
+            "strength: found 0.01, expected at least",
+        ),
+        (("--hires", "2:0.1", "--steps", "4"), "hires.strength: found 0.1, expected at least"),
+        (("--negative", "embedding:worm"), "unknown embedding 'worm'. There is none. Put its file in a folder"),
+    ),
+)
+def test_what_only_a_catalog_finds_is_told_before_a_pool_starts(
+    folder: Folder, arguments: tuple[str, ...], told: str
+) -> None:
+    """A pool was started for each of them."""
+    Image.new("RGB", (64, 64)).save(folder.path / "start.png")
+    assert told in folder.refused(*GENERATE, "--model", "shapes", "--device", "sim", *arguments)
+
+
+def test_every_prompt_is_checked_before_a_pool_starts(folder: Folder) -> None:
+    told = folder.refused("generate", "a", "embedding:worm", "--config", "HERE/pool.toml", "--out", "HERE/out")
+    assert "unknown embedding 'worm'" in told
+
+
+def test_a_file_that_is_no_model_is_told_before_a_pool_starts(folder: Folder) -> None:
+    folder.write("models/x.safetensors", "")
+    save_file({"a.weight": np.zeros(2, np.float32)}, folder.path / "models/x.safetensors")
+    folder.write("pool.toml", f'[models]\nfolders = ["{folder.path}/models"]\n')
+    assert "models/x.safetensors: its 1 tensor matches no known architecture" in folder.refused(*GENERATE)
+
+
+def test_wrong_images_of_lines_are_told_before_a_pool_starts(folder: Folder) -> None:
+    """Files that were missing or no images were told at once, and damaged ones after the start of a pool."""
+    whole, mask = folder.path / "whole.png", folder.path / "mask.png"
+    Image.radial_gradient("L").save(whole)
+    (folder.path / "damaged.png").write_bytes(whole.read_bytes()[:500])
+    Image.new("L", (32, 32), 255).save(mask)
+    lines = (
+        {"image": "nowhere.png"},
+        {"image": str(folder.path / "damaged.png")},
+        {"image": str(whole), "mask": str(mask)},
+        {"prompt": "embedding:worm"},
+    )
+    folder.write("jobs.jsonl", "".join(json.dumps({"prompt": "a", **line}) + "\n" for line in lines))
+    asked = ("batch", "HERE/jobs.jsonl", "--model", "shapes", "--config", "HERE/pool.toml", "--out", "HERE/out")
+    printed = folder.refused(*asked)
+    for number, told in enumerate(("an existing file", "damaged.png: the image cannot", "found '32x32'", "'worm'"), 1):
+        assert f"jobs.jsonl:{number}: " in printed
+        assert told in printed
+    assert "4 invalid lines, 0 valid" in printed
