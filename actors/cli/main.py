@@ -106,7 +106,7 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     """Run the command and return its exit code. User errors are printed as one line on stderr."""
     from modelpool.actors.cli.terminal.screen import say, user_console
 
-    def show(message: Warning | str, category: type[Warning], *_: object) -> None:
+    def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
         if category.__name__ != _OF_PILLOW:
             say(user_console(), f"modelpool: {message}", "yellow")
 

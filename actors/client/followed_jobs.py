@@ -50,7 +50,7 @@ from modelpool.actors.request.labels import Labels, labels_of
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import ClientId, JobEnded, JobPreview, SubmissionId, TaskProgress
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.previews import INTERVAL_SECONDS, PreviewWish
 from modelpool.pool.values.core.stage_params import AudioSamples, ImagePixels, VideoFrames
 from modelpool.pool.values.specs.spec import RunErrorKind
@@ -303,7 +303,9 @@ class FollowedJobs:
         """
         with self._changed:
             if not self._settled(lambda: self._stopped, timeout):
-                raise TimeoutError(f"{self._ledger.unended} of {self._ledger.expected} jobs have not ended")
+                raise TimeoutError(
+                    f"{self._ledger.unended} of {counted(self._ledger.expected, 'job has', 'jobs have')} not ended"
+                )
             if self._problem is not None:
                 raise self._problem
             return self._summary()

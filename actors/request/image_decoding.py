@@ -22,7 +22,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.files.formats.regular_file import open_regular
-from modelpool.pool.values.core.errors import CorruptFile, UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.errors import CorruptFile, UnusableField, UserError, counted, unusable_field
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -137,7 +137,9 @@ def image_of_bytes(name: str, content: bytes) -> Image:
     try:
         image = Image.open(BytesIO(content), formats=_readable())
     except UnidentifiedImageError:
-        raise UserError(f"{name}: {len(content)} bytes are no image; expected {', '.join(IMAGE_FORMATS)}") from None
+        raise UserError(
+            f"{name}: {counted(len(content), 'byte is', 'bytes are')} no image; expected {', '.join(IMAGE_FORMATS)}"
+        ) from None
     except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         if type(error).__name__ in _TOO_MANY_PIXELS:
             raise _too_large(name, "more pixels than Pillow reads") from None

@@ -44,7 +44,7 @@ from modelpool.actors.control.detached.records import (
     SubmissionState,
     labels_in_text,
 )
-from modelpool.pool.values.core.errors import UnknownName, UserError, unknown_name
+from modelpool.pool.values.core.errors import UnknownName, UserError, counted, unknown_name
 from modelpool.scheduler.model.messages import Outcome
 
 logger = logging.getLogger(__name__)
@@ -718,7 +718,7 @@ def require_same(known: SubmissionRecord, new: NewSubmission) -> None:
 def _identity(submission: NewSubmission | SubmissionRecord) -> str:
     """Return what a submission must have in common with another one of its id."""
     named = f", file names {submission.file_name}" if submission.file_name else ""
-    return f"{submission.request_count} requests with output {submission.output}{named}"
+    return f"{counted(submission.request_count, 'request')} with output {submission.output}{named}"
 
 
 def _find(connection: sqlite3.Connection, submission_id: str) -> SubmissionRecord | None:

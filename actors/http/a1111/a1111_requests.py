@@ -271,7 +271,7 @@ def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]
     loras = []
     texts = _LORA.findall(prompt)
     if len(texts) > MAX_LORAS:
-        raise over_bound("prompt", f"{len(texts)} texts <lora:...>", f"up to {MAX_LORAS}")
+        raise over_bound("prompt", f"{counted(len(texts), 'text')} <lora:...>", f"up to {MAX_LORAS}")
     for text in texts:
         try:
             loras.append(LoraChoice(**parse_lora(text, steps)))

@@ -47,7 +47,7 @@ from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
     if not outputs:
         raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
     if len(outputs) > MAX_OUTPUT_NODES:
-        message = f"prompt: found {len(outputs)} nodes that save or preview images, expected up to {MAX_OUTPUT_NODES}"
+        saving = f"{counted(len(outputs), 'node')} that save or preview images"
+        message = f"prompt: found {saving}, expected up to {MAX_OUTPUT_NODES}"
         raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
     errors: list[NodeError] = []
     listed_levels = 0
@@ -280,7 +281,7 @@ def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
         found = "prompt: found a part of a workflow as the editor saves it, with nodes and without links"
         raise WorkflowRejected("invalid_prompt", f"{found}; {EXPORT_HINT}")
     if len(prompt) > MAX_NODES:
-        message = f"prompt: found {len(prompt)} nodes, expected up to {MAX_NODES}"
+        message = f"prompt: found {counted(len(prompt), 'node')}, expected up to {MAX_NODES}"
         raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
     errors: list[NodeError] = []
     unknown: list[NodeError] = []
@@ -405,7 +406,7 @@ def _value_errors(
         error_kind = "value_smaller_than_min" if small else "value_bigger_than_max"
         yield _error(node_id, node, error_kind, "a value is out of range", details, given.name)
     if given.type == "STRING" and len(value) > MAX_PROMPT_CHARACTERS:
-        details = f"{given.name}: found {len(value)} characters, expected up to {MAX_PROMPT_CHARACTERS}"
+        details = f"{given.name}: found {counted(len(value), 'character')}, expected up to {MAX_PROMPT_CHARACTERS}"
         yield _error(node_id, node, "value_bigger_than_max", "a text is too long", details, given.name)
     any_image = given.choices == IMAGES and names.images is None
     if given.type == "COMBO" and given.choices and not any_image and not names.has(given, _chosen(given, value, names)):

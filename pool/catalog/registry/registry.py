@@ -57,6 +57,7 @@ from modelpool.pool.values.core.errors import (
     OutputFailed,
     UnknownName,
     UserError,
+    counted,
     unknown_name,
 )
 from modelpool.pool.values.core.remote_file import RemoteFile
@@ -522,7 +523,8 @@ def _ambiguous(name: str, what: str, files: Sequence[WeightsFile], all_paths: Se
     listed = "; ".join(f"{names[file.path]!r} ({file.path})" for file in files[:_MAX_LISTED])
     more = f"; and {len(files) - _MAX_LISTED} more" if len(files) > _MAX_LISTED else ""
     return AmbiguousName(
-        f"{what} {name!r} can mean {len(files)} files: {listed}{more}. Use one of these names, a path or a hash, or "
+        f"{what} {name!r} can mean {counted(len(files), 'file')}: {listed}{more}. Use one of these names, a "
+        "path or a hash, or "
         f"set an alias: modelpool models alias NAME {names[files[0].path]}"
     )
 
