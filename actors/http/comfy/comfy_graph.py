@@ -451,7 +451,10 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     """Return the fields of a request for one run of a sampler."""
     positive, family = latent.positive, names.models.get(latent.model.name, "")
     check_parts("model", "LoRAs", len(latent.model.loras), MAX_LORAS)
+    levels: dict[str, Any]
     levels = {"sigmas": latent.sigmas} if latent.sigmas else {"steps": latent.steps, "schedule": latent.schedule}
+    if latent.beta is not None:
+        levels |= dict(zip(("beta_alpha", "beta_beta"), latent.beta, strict=True))
     fields: dict[str, Any] = {
         "model": latent.model.name,
         "prompt": _prompt(positive, family),
@@ -557,7 +560,7 @@ def _shift(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> float
 def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
     """Return the second pass of a request. Raises NodeUnsupported if it differs in more than its steps."""
     first = start.latent
-    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas")
+    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta")
     other = [name for name in same if getattr(first, name) != getattr(latent, name)]
     if other or isinstance(first.start, ScaledLatent):
         found = ", ".join(other) or "a third pass"
