@@ -410,8 +410,9 @@ def _value_errors(
         yield _error(node_id, node, "value_bigger_than_max", "a text is too long", details, given.name)
     any_image = given.choices == IMAGES and names.images is None
     if given.type == "COMBO" and given.choices and not any_image and not names.has(given, _chosen(given, value, names)):
-        listed = ", ".join(names.choices(given)[:_MOST_NAMED]) or "none"
-        details = f"{given.name}: found {value[:100]!r}, expected one of {listed}"
+        listed = ", ".join(names.choices(given)[:_MOST_NAMED])
+        missing = "an image; none was uploaded" if given.choices == IMAGES else "a name of the pool, which has none"
+        details = f"{given.name}: found {value[:100]!r}, expected {f'one of {listed}' if listed else missing}"
         yield _error(node_id, node, "value_not_in_list", "a value is not one of the choices", details, given.name)
 
 

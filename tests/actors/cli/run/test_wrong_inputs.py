@@ -198,3 +198,28 @@ def test_wrong_images_of_lines_are_told_before_a_pool_starts(folder: Folder) -> 
         assert f"jobs.jsonl:{number}: " in printed
         assert told in printed
     assert "4 invalid lines, 0 valid" in printed
+
+
+def test_a_file_that_is_no_workflow_is_named(folder: Folder) -> None:
+    folder.write("list.json", "[]")
+    told = folder.refused("run", "HERE/list.json", "--config", "HERE/pool.toml", "--out", "HERE/out")
+    assert f"{folder.path}/list.json: expected a workflow: a table of nodes" in told
+
+
+def test_an_image_without_metadata_is_told_so(folder: Folder) -> None:
+    """The message was "found 'the texts none'"."""
+    Image.new("RGB", (8, 8)).save(folder.path / "plain.png")
+    told = folder.refused("generate", "--like", "HERE/plain.png", "--config", "HERE/pool.toml", "--out", "HERE/out")
+    assert "plain.png: found no metadata, expected an image with metadata of modelpool, A1111 or ComfyUI" in told
+
+
+@each_case(
+    ("text", "told"),
+    (
+        ('[models]\nfolders = ["nowhere"]\n', "[models] folders: found"),
+        (f'[models]\nfolders = ["{SHAPES}/models"]\npin = ["sdxl"]\n', "[models] pin: unknown model 'sdxl'"),
+    ),
+)
+def test_a_persistent_pool_checks_its_configuration_too(folder: Folder, text: str, told: str) -> None:
+    folder.write("up.toml", text)
+    assert told in folder.refused("up", "--config", "HERE/up.toml")
