@@ -153,13 +153,14 @@ class ModelPool:
         with it, also if it does not start. Raises UserError.
         """
         from modelpool.actors.client.opening import start_pool
-        from modelpool.actors.client.start_checks import check_device, check_folders
+        from modelpool.actors.client.start_checks import check_device, check_folders, check_named_models
 
         with contextlib.ExitStack() as failed:
             if forks is not None:
                 failed.callback(forks.close)
             check_folders(settings)
             check_device(settings)
+            check_named_models(settings)
             if settings.output.folder is not None:
                 check_store(settings.output.folder)
             opened = start_pool(settings, forks=forks)
@@ -177,6 +178,8 @@ class ModelPool:
         """
         from modelpool.actors.client.opening import join_pool
 
+        if name_or_address is not None and not isinstance(name_or_address, str):
+            raise unusable_field("name_or_address", name_or_address, "the name of a pool, or host:port, as text")
         address = output_address(output) if output else None
         opened = join_pool(name_or_address)
         defaults = _defaults_of(opened)

@@ -22,6 +22,7 @@ from modelpool.actors.config.model_settings import ModelSettings, settings_of_mo
 from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
 from modelpool.actors.config.separate_models import SeparateModel, separate_models
 from modelpool.actors.config.serve_section import ServeSection
+from modelpool.actors.request.expected_words import expected_words
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import check_user
 from modelpool.actors.request.strict import Strict
@@ -446,6 +447,8 @@ class PoolConfig(Strict):
         if isinstance(config, PoolConfig):
             return config
         if config is not None:
+            if not isinstance(config, (str, os.PathLike)):
+                raise unusable_field("config", config, "the path of a TOML file, or a PoolConfig")
             return cls.load(config)
         if named := os.environ.get(CONFIG_VARIABLE):
             return cls.load(named)
@@ -642,7 +645,7 @@ def _scheduler_config(keys: Mapping[str, Any]) -> SchedulerConfig:
         if isinstance(own, UnusableField):
             raise own from None
         key = ".".join(str(part) for part in detail["loc"])
-        raise unusable_field(key, detail["input"], detail["msg"].removeprefix("Input should be ")) from None
+        raise unusable_field(key, detail["input"], expected_words(detail["type"], detail["msg"])) from None
 
 
 def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -622,6 +622,9 @@ class Controller:
     async def memory(self, ended: int) -> ControllerMemory:
         """Return what a journal keeps for the next controller, with the histories of jobs that have ended since so many
         had."""
+        if self._past_jobs.since(ended):  # their nodes may be gone when somebody asks
+            workers = take_snapshot(self._state, self._clock.now()).workers
+            await self._facts.read_names({NodeId(worker.node) for worker in workers if worker.node})
         now = self._clock.now()
         past = self._past_jobs.packed(self._state, ended, now, self._facts.names)
         return ControllerMemory(memory_text(self._state, now), self._controllers, past, self._past_jobs.ended)
@@ -751,7 +754,7 @@ class Controller:
             return _parked_history(job_id, pack, self._parked.place_of(job_id, pack), self._clock.now())
         history = history_of(self._state, job_id, self._clock.now())
         nodes = {attempt.node for task in history.tasks for attempt in task.attempts if attempt.node}
-        await self._facts.read_names(nodes)
+        await self._facts.read_names(nodes | {node for node in self._placed.values() if node})
         return with_node_names(history, self._facts.names)
 
     def _journaled_job(self, job: str, parked: Iterable[JobId]) -> JobId | None:

@@ -30,6 +30,7 @@ from modelpool.actors.graph.features.expert_graph import check_expert_loras, exp
 from modelpool.actors.graph.features.image_prompt_graph import appended_tokens, image_prompt_inputs
 from modelpool.actors.graph.features.lora_graph import check_lora_texts
 from modelpool.actors.graph.features.music_graph import lyrics_of, music_lengths, text_of
+from modelpool.actors.graph.features.prompt_syntax import prompt_warnings
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.reference_graph import (
     NO_REFERENCES,
@@ -100,6 +101,8 @@ def build_graph(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) 
     builder = _GraphBuilder(catalog, StageRequest(Stage.DECODE, request))
     builder.warnings |= dict.fromkeys(edit_model_warnings(request, defaults.sampling, model))
     builder.warnings |= dict.fromkeys(sampler_warnings(request, defaults.sampling))
+    if defaults.sampling.reads_text:
+        builder.warnings |= dict.fromkeys(prompt_warnings(request))
     graph = builder.build(job_id)
     return recipe_of(request, graph, builder.loras), graph
 

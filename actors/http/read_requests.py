@@ -71,7 +71,8 @@ def fields_of_texts(
         return fields_of_parameters(parsed, family_of(values.get("Model") or values.get("Model hash", "")))
     if PROMPT_KEY in texts:
         return _of_workflow(texts[PROMPT_KEY], place, family_of)
-    raise unusable_field(str(place), f"the texts {', '.join(sorted(texts)) or 'none'}", _FORMS)
+    found = f"only the texts {', '.join(sorted(texts))}" if texts else "no metadata"
+    raise UserError(f"{place}: found {found}, expected {_FORMS}")
 
 
 def _of_recipe(text: str, place: Path) -> ReadFields:

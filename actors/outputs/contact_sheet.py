@@ -70,7 +70,7 @@ def make_contact_sheet(images: Sequence[LabelledImage], mark: str = "") -> bytes
         _draw_image(sheet, pen, image.path, x, y, font)
         _draw_label(pen, image.recipe, x, y + _CELL_PIXELS + 8, font)
     if note_pixels:
-        note = f"the first {len(shown)} of {len(images)} images" if shown else "no images"
+        note = f"the first {len(shown)} of {counted(len(images), 'image')}" if shown else "no images"
         pen.text((_MARGIN_PIXELS, height - _MARGIN_PIXELS - _LINE_PIXELS), note, _FAINT_INK, font)
     texts = PngImagePlugin.PngInfo()
     if mark:

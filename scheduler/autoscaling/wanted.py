@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil, floor, inf
 from typing import TypeAlias
 
+from modelpool.pool.values.core.errors import counted
 from modelpool.scheduler.autoscaling.drain_time import Server, finish_at, merged, servers, shortfalls
 from modelpool.scheduler.autoscaling.outlook import (
     Fleet,
@@ -359,7 +360,7 @@ class _Evaluation:
             return chosen
         outlook, count, _ = best
         first_price = _price(first, first_count, first_end - self.at)
-        reason = f"{first_price:.4g} for {first_count} nodes, {best_price:.4g} for {count}"
+        reason = f"{first_price:.4g} for {counted(first_count, 'node')}, {best_price:.4g} for {count}"
         if best_end > first_end:
             reason += f", {best_end - first_end:.0f} s sooner"
         rest = [other for other in others if other[0] != outlook.group.name]

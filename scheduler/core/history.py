@@ -6,6 +6,7 @@ decision. Entries that the story has dropped are missing; `complete` is then Fal
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
@@ -164,17 +165,30 @@ def history_of(
 
 
 def with_node_names(history: JobHistory, names: Mapping[NodeId, str]) -> JobHistory:
-    """Return `history` with display names of nodes instead of their ids, as far as they are known."""
+    """Return `history` with display names of nodes instead of their ids, as far as they are known: also in its texts,
+    such as the reason why a machine has no file, and the event that ended a run."""
+    known = {str(node): name for node, name in names.items() if node and name and name != node}
+    if not known:
+        return history
+    ids = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, sorted(known, key=len, reverse=True)))})(?![\w-])")
+
+    def named(text: str) -> str:
+        return ids.sub(lambda found: known[found[0]], text)
+
+    def attempt_of(attempt: Attempt) -> Attempt:
+        error = None if attempt.error is None else replace(attempt.error, message=named(attempt.error.message))
+        return replace(attempt, node=NodeId(known.get(attempt.node, attempt.node)), error=error)
+
     tasks = tuple(
         replace(
             task,
-            attempts=tuple(
-                replace(attempt, node=NodeId(names.get(attempt.node) or attempt.node)) for attempt in task.attempts
-            ),
+            attempts=tuple(map(attempt_of, task.attempts)),
+            wait=None if task.wait is None else replace(task.wait, reason=named(task.wait.reason)),
         )
         for task in history.tasks
     )
-    return replace(history, tasks=tasks)
+    lines = tuple(replace(line, cause=named(line.cause), note=named(line.note)) for line in history.lines)
+    return replace(history, tasks=tasks, lines=lines, note=named(history.note))
 
 
 def _with_tasks(history: JobHistory, spec: JobSpec, state: SchedulerState, log: Story | StoryBySubject) -> JobHistory:

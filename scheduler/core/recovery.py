@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import OomStep, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
@@ -414,7 +415,8 @@ class Recovery:
         for crashed in task.crashed:
             self._worker_table.forgive(crashed)
         message = (
-            f"{self._final(task, worker_id, error).message}. It is quarantined: {len(task.crashed)} runs of it ended "
+            f"{self._final(task, worker_id, error).message}. It is quarantined: {counted(len(task.crashed), 'run')} "
+            f"of it ended "
             f"with their worker lost or over time ({', '.join(task.crashed)})"
         )
         task.oom_steps += (OomStep.QUARANTINE,)

@@ -163,7 +163,7 @@ def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) ->
             try:
                 failures, summary, whys = _make(run, pool, checked, stop, report)
             except PoolLost:
-                place = place or opened_if_exists(run.output)
+                place = place or _opened_after(console, run, checked)
                 _print_place(console, run, checked.noun, place)
                 say(console, f"The pool has ended; finished files are kept. To resume: {run.resume_command}", "yellow")
                 _print_sheet(console, place)
@@ -175,7 +175,7 @@ def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) ->
         if run.print_reasons:
             _print_reasons(console, whys, 0 if summary is None else summary.succeeded)
         _print_summary(console, checked, failures, summary)
-        place = place or opened_if_exists(run.output)
+        place = place or _opened_after(console, run, checked)
         _print_place(console, run, checked.noun, place)
         code = _print_end(console, run, checked, failures, summary, stop)
         _print_sheet(console, place)
@@ -429,6 +429,19 @@ def _print_end(
         say(console, f"Stopped. To resume: {run.resume_command}", "yellow")
         return stop.exit_code
     return EXIT_FAILED if failures or checked.failed_count else 0
+
+
+def _opened_after(console: Console, run: CommandRun, checked: CheckedRequests) -> OutputPlace | None:
+    """Return the place of outputs after the run, if there is one; None, with a line about it, if it cannot be written
+    to: the disk may be full since, which is no failure of what was written."""
+    from modelpool.actors.outputs.open_outputs import opened_if_exists
+
+    try:
+        return opened_if_exists(run.output)
+    except OutputFailed as problem:
+        say(console, f"{checked.noun}s: {run.output}")
+        say(console, f"no contact sheet: {problem}", "yellow")
+        return None
 
 
 def _print_place(console: Console, run: CommandRun, noun: str, place: OutputPlace | None) -> None:

@@ -44,7 +44,7 @@ from modelpool.actors.control.detached.records import (
     SubmissionState,
     labels_in_text,
 )
-from modelpool.pool.values.core.errors import UserError, unknown_name
+from modelpool.pool.values.core.errors import UnknownName, UserError, counted, unknown_name
 from modelpool.scheduler.model.messages import Outcome
 
 logger = logging.getLogger(__name__)
@@ -718,7 +718,7 @@ def require_same(known: SubmissionRecord, new: NewSubmission) -> None:
 def _identity(submission: NewSubmission | SubmissionRecord) -> str:
     """Return what a submission must have in common with another one of its id."""
     named = f", file names {submission.file_name}" if submission.file_name else ""
-    return f"{submission.request_count} requests with output {submission.output}{named}"
+    return f"{counted(submission.request_count, 'request')} with output {submission.output}{named}"
 
 
 def _find(connection: sqlite3.Connection, submission_id: str) -> SubmissionRecord | None:
@@ -729,14 +729,14 @@ def _find(connection: sqlite3.Connection, submission_id: str) -> SubmissionRecor
 def _required(connection: sqlite3.Connection, submission_id: str) -> SubmissionRecord:
     found = _find(connection, submission_id)
     if found is None:
-        raise unknown_name("submission", submission_id, ())
+        raise UnknownName(f"unknown submission {submission_id!r}")
     return found
 
 
 def _number(connection: sqlite3.Connection, submission_id: str) -> int:
     row = connection.execute("SELECT number FROM submission WHERE id = ?", (submission_id,)).fetchone()
     if row is None:
-        raise unknown_name("submission", submission_id, ())
+        raise UnknownName(f"unknown submission {submission_id!r}")
     return int(row[0])
 
 

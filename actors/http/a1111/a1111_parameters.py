@@ -17,7 +17,7 @@ from modelpool.actors.http.service.read_fields import ReadFields
 from modelpool.actors.outputs.image_file import Parameters
 from modelpool.actors.request.number_fields import finite_number, whole_number
 from modelpool.pool.inference.sampling.sampler_names import resolve_sampler
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 
 #: numbers that a field of a request has under another name
 _NUMBERS: Mapping[str, str] = MappingProxyType(
@@ -171,7 +171,8 @@ def _notes(values: Mapping[str, str]) -> Iterator[str]:
     for key in unused:
         groups.setdefault(key.split()[0], []).append(key)
     for first, keys in groups.items():
-        yield f"{keys[0] if len(keys) == 1 else f'{first} ({len(keys)} keys)'}: not used"
+        name = keys[0] if len(keys) == 1 else f"{first} ({counted(len(keys), 'key')})"
+        yield f"{name}: not used"
     cfg, distilled = _number(values, "CFG scale"), _number(values, "Distilled CFG Scale")
     if distilled is not None and cfg not in (None, 1.0):
         yield f"Distilled CFG Scale: not used, since CFG scale is {cfg:g}"

@@ -47,7 +47,7 @@ from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
     if not outputs:
         raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
     if len(outputs) > MAX_OUTPUT_NODES:
-        message = f"prompt: found {len(outputs)} nodes that save or preview images, expected up to {MAX_OUTPUT_NODES}"
+        saving = f"{counted(len(outputs), 'node')} that save or preview images"
+        message = f"prompt: found {saving}, expected up to {MAX_OUTPUT_NODES}"
         raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
     errors: list[NodeError] = []
     listed_levels = 0
@@ -280,7 +281,7 @@ def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
         found = "prompt: found a part of a workflow as the editor saves it, with nodes and without links"
         raise WorkflowRejected("invalid_prompt", f"{found}; {EXPORT_HINT}")
     if len(prompt) > MAX_NODES:
-        message = f"prompt: found {len(prompt)} nodes, expected up to {MAX_NODES}"
+        message = f"prompt: found {counted(len(prompt), 'node')}, expected up to {MAX_NODES}"
         raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
     errors: list[NodeError] = []
     unknown: list[NodeError] = []
@@ -405,12 +406,13 @@ def _value_errors(
         error_kind = "value_smaller_than_min" if small else "value_bigger_than_max"
         yield _error(node_id, node, error_kind, "a value is out of range", details, given.name)
     if given.type == "STRING" and len(value) > MAX_PROMPT_CHARACTERS:
-        details = f"{given.name}: found {len(value)} characters, expected up to {MAX_PROMPT_CHARACTERS}"
+        details = f"{given.name}: found {counted(len(value), 'character')}, expected up to {MAX_PROMPT_CHARACTERS}"
         yield _error(node_id, node, "value_bigger_than_max", "a text is too long", details, given.name)
     any_image = given.choices == IMAGES and names.images is None
     if given.type == "COMBO" and given.choices and not any_image and not names.has(given, _chosen(given, value, names)):
-        listed = ", ".join(names.choices(given)[:_MOST_NAMED]) or "none"
-        details = f"{given.name}: found {value[:100]!r}, expected one of {listed}"
+        listed = ", ".join(names.choices(given)[:_MOST_NAMED])
+        missing = "an image; none was uploaded" if given.choices == IMAGES else "a name of the pool, which has none"
+        details = f"{given.name}: found {value[:100]!r}, expected {f'one of {listed}' if listed else missing}"
         yield _error(node_id, node, "value_not_in_list", "a value is not one of the choices", details, given.name)
 
 
@@ -450,7 +452,10 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     """Return the fields of a request for one run of a sampler."""
     positive, family = latent.positive, names.models.get(latent.model.name, "")
     check_parts("model", "LoRAs", len(latent.model.loras), MAX_LORAS)
+    levels: dict[str, Any]
     levels = {"sigmas": latent.sigmas} if latent.sigmas else {"steps": latent.steps, "schedule": latent.schedule}
+    if latent.beta is not None:
+        levels |= dict(zip(("beta_alpha", "beta_beta"), latent.beta, strict=True))
     fields: dict[str, Any] = {
         "model": latent.model.name,
         "prompt": _prompt(positive, family),
@@ -556,7 +561,7 @@ def _shift(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> float
 def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
     """Return the second pass of a request. Raises NodeUnsupported if it differs in more than its steps."""
     first = start.latent
-    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas")
+    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta")
     other = [name for name in same if getattr(first, name) != getattr(latent, name)]
     if other or isinstance(first.start, ScaledLatent):
         found = ", ".join(other) or "a third pass"

@@ -201,12 +201,13 @@ class SamplerValue:
 @dataclass(frozen=True, slots=True)
 class NoiseLevels:
     """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
-    (`sigmas`, without the final 0)."""
+    (`sigmas`, without the final 0). `beta` is alpha and beta of the schedule of that name; None for the usual ones."""
 
     schedule: str
     steps: int
     run_steps: int
     sigmas: tuple[float, ...] = ()
+    beta: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,7 @@ class SampledLatent:
     steps      length of its schedule, of which the last `run_steps` are run; with 0, it is its start
     node_id    of the sampler, for progress
     sigmas     noise levels instead of a schedule
+    beta       alpha and beta of schedule beta; None for the usual ones
     stopped_at  the step before which it stopped, with the noise that is left; None if it ran to the end
     """
 
@@ -259,6 +261,7 @@ class SampledLatent:
     start: LatentValue
     node_id: str
     sigmas: tuple[float, ...] = ()
+    beta: tuple[float, float] | None = None
     stopped_at: int | None = None
 
 

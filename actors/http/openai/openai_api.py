@@ -198,7 +198,7 @@ def _edit_requests(
         raise unusable_field("mask", counted(len(masks), "mask"), "one mask")
     if masks:
         if len(images) > 1:
-            found = f"{len(images)} images with a mask"
+            found = f"{counted(len(images), 'image')} with a mask"
             raise unusable_field("image", found, "one image, which the mask belongs to")
         mask = _mask_of(decoder.of_bytes("mask", masks[0][1]))
         return parsed.requests(model, {"image": images[0], "mask": mask}, listed)

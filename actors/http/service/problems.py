@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelpool.actors.http.service.shown_messages import bounded_message
+from modelpool.actors.request.expected_words import expected_words
 from modelpool.pool.values.core.errors import UserError
 
 #: beginning of the paths of an interface with a form of errors of its own
@@ -64,5 +65,5 @@ def wrong_parameter(problem: Mapping[str, Any]) -> str:
     name = str(problem["loc"][-1])
     if problem["type"] == "missing":
         return f"{name}: missing; this parameter is required"
-    expected = str(problem["msg"]).removeprefix("Input should be ")
+    expected = expected_words(str(problem["type"]), str(problem["msg"]))
     return f"{name}: found {str(problem.get('input'))[:100]!r}, expected {expected}"

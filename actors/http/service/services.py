@@ -31,7 +31,7 @@ from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.request.bounds import check_characters, over_bound
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import journaled_id
-from modelpool.pool.values.core.errors import UnknownName, UserError
+from modelpool.pool.values.core.errors import UnknownName, UserError, counted
 from modelpool.pool.values.specs.spec import JobId
 
 if TYPE_CHECKING:
@@ -385,7 +385,7 @@ def check_texts(request: GenerateRequest, most_characters: int) -> None:
     total = sum(len(text) for _, text in texts)
     if total > 2 * most_characters:
         raise over_bound(
-            "prompt, negative, regions", f"{total} characters", f"up to {2 * most_characters} in all together"
+            "prompt, negative, regions", counted(total, "character"), f"up to {2 * most_characters} in all together"
         )
 
 
