@@ -62,7 +62,7 @@ def written(name: str) -> str:
 
 
 def _merged(files: list[str]) -> dict[str, object]:
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     merged: dict[str, object] = {}
     for file in files:
