@@ -21,6 +21,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from modelpool.pool.values.core.errors import counted
+
 #: how many streams copy by turns. Source: comfyui-behaviour facts, section 3, "offload streams"
 COPY_STREAMS = 2
 
@@ -77,7 +79,7 @@ class CopyStreams:
     """Streams used in turn."""
 
     def __init__(self, maker: StreamMaker, count: int = COPY_STREAMS) -> None:
-        assert count > 0, f"{count} streams"
+        assert count > 0, counted(count, "stream")
         self.maker = maker
         self._streams = [maker.new_stream() for _ in range(count)]
         self._next = 0

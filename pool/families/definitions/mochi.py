@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -104,7 +104,7 @@ def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     blocks = [int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key)) is not None]
     if not blocks:
-        raise UnknownArchitecture(f"Mochi: found {len(tensors)} tensors, expected some of 'blocks.0'")
+        raise UnknownArchitecture(f"Mochi: found {counted(len(tensors), 'tensor')}, expected some of 'blocks.0'")
     last = max(blocks)
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from modelpool.pool.families.definitions import all_definitions
 from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 
 Shapes = Mapping[str, Shape]
 #: a required size: tensor, dimension, value
@@ -370,7 +370,7 @@ def route(clip_type: ClipType | str, encoders: Sequence[TextEncoderFacts | None]
         case 4:
             return _set_of("hidream", names)
         case count:
-            raise UnknownArchitecture(f"text encoders: found {count} files, expected one to four")
+            raise UnknownArchitecture(f"text encoders: found {counted(count, 'file')}, expected one to four")
 
 
 def _set_of(name: str, encoders: Sequence[str]) -> TextEncoderSet:

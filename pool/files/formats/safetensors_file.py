@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from modelpool.pool.files.formats.regular_file import open_regular
 from modelpool.pool.files.formats.strict_json import BadJson, are_texts, brief, read_object
-from modelpool.pool.values.core.errors import CorruptFile, format_bytes
+from modelpool.pool.values.core.errors import CorruptFile, counted, format_bytes
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -210,7 +210,7 @@ def _describe_start(start: bytes, header_bytes: int) -> str:
     if all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in start):
         return "this is a text file"
     if len(start) <= SIZE_BYTES:
-        return f"the file has only {len(start)} bytes"
+        return f"the file has only {counted(len(start), 'byte')}"
     return f"unknown contents beginning with {start[:SIZE_BYTES].hex()}"
 
 

@@ -33,7 +33,7 @@ from modelpool.pool.models.components.common.extra_tensors import check_extra_te
 from modelpool.pool.models.components.common.fitted_key_map import fitted, within
 from modelpool.pool.models.components.diffusion.meta_module import empty_module
 from modelpool.pool.models.loading.open_model import OpenModel, form_of
-from modelpool.pool.values.core.errors import CorruptFile, UnknownArchitecture
+from modelpool.pool.values.core.errors import CorruptFile, UnknownArchitecture, counted
 from modelpool.pool.values.core.stage_params import ControlMaskMode, ControlRef, control_key
 from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, Role
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
@@ -129,7 +129,7 @@ def plan_controlnet(shapes: Mapping[str, Shape], overrides: Mapping[str, bool] |
     kind = kind_among(bare)
     if kind is None:
         first = ", ".join(list(shapes)[:3]) or "none"
-        unknown = f"its {len(shapes)} tensors are not a ControlNet (the first are {first})"
+        unknown = f"its {counted(len(shapes), 'tensor is', 'tensors are')} not a ControlNet (the first are {first})"
         raise UnknownArchitecture(mistaken(shapes, "a ControlNet that this version runs", unknown))
     convert = kind.convert(bare)
     try:

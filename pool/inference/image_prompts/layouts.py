@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.families.detection.recognize import mistaken
 from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.values.core.sampling_facts import VisionEncoderUse
 
 Shapes: TypeAlias = Mapping[str, Shape]
@@ -215,7 +215,9 @@ def split_names(shapes: Shapes) -> tuple[dict[str, str], FileLayers]:
     is_whole = all(len(pair) == 2 for table in found.values() for pair in table.values())
     if not projection or not weights or not is_whole or (biases and biases.keys() != weights.keys()):
         first = ", ".join(list(shapes)[:3]) or "none"
-        unknown = f"its {len(shapes)} tensors are no image prompt adapter (the first are {first})"
+        unknown = (
+            f"its {counted(len(shapes), 'tensor is', 'tensors are')} no image prompt adapter (the first are {first})"
+        )
         raise UnknownArchitecture(mistaken(shapes, "an image prompt adapter that this version runs", unknown))
     # layers of UNets have odd numbers: even ones are of attentions that read no text
     return projection, FileLayers(_in_order(weights), _in_order(biases), of_blocks=min(weights) == 0)

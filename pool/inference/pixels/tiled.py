@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.inference.pixels.spans import Scale, Span, spans, times
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 
 #: [B, C, *dimensions] -> [B, C', *dimensions of the result]
 TileCall: TypeAlias = Callable[[Tensor], Tensor]
@@ -51,7 +51,9 @@ def run_tiled(
     Raises UnusableField for tiles that do not meet, and if the sizes of a result of `call` do not match `scales`.
     """
     sizes = x_BC.shape[2:]
-    assert len(sizes) == len(tile) == len(overlap) == len(scales), f"{len(sizes)} dimensions, {tile}, {overlap}"
+    assert len(sizes) == len(tile) == len(overlap) == len(scales), (
+        f"{counted(len(sizes), 'dimension')}, {tile}, {overlap}"
+    )
     axes = _axes(sizes, tile, overlap, scales)
     out_sizes = tuple(axis[-1].out_start + axis[-1].out_length for axis in axes)
     count = math.prod(len(axis) for axis in axes)

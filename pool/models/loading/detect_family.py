@@ -35,7 +35,7 @@ from modelpool.pool.models.loading.folder_family import folder_family
 from modelpool.pool.models.loading.incomplete_checkpoint import without_parts
 from modelpool.pool.models.loading.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
 from modelpool.pool.models.loading.vision_fit import check_vision_encoder
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes
@@ -228,7 +228,9 @@ def _describe_unknown(shapes: Mapping[str, Shape]) -> str:
         not_one = ", not a checkpoint: use it with a checkpoint that it was trained for" if title == LORA.title else ""
         return f"this is {title}{not_one}"
     first = ", ".join(list(shapes)[:3])
-    return f"its {len(shapes)} tensors match no known architecture (the first are {first})"
+    return (
+        f"its {counted(len(shapes), 'tensor matches', 'tensors match')} no known architecture (the first are {first})"
+    )
 
 
 def _expected() -> str:

@@ -22,7 +22,7 @@ from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.unet_families import UNETS, labels_width
 from modelpool.pool.files.formats.folder_header import NORMALIZER
 from modelpool.pool.files.formats.safetensors_file import Header, stored_bytes
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.values.core.sampling_facts import ImageLabels, NoiseKind, Prediction
 from modelpool.pool.values.specs.spec import Role
 
@@ -155,7 +155,8 @@ def _with_label_statistics(family: LocatedFamily, header: Header) -> LocatedFami
         width = labels_width(family)
         if not (len(means) == len(deviations) == width and _are_finite(means) and _are_finite(deviations)):
             raise UnknownArchitecture(
-                f"{header.path}: {mean} and {deviation}: found {len(means)} and {len(deviations)} numbers, expected "
+                f"{header.path}: {mean} and {deviation}: found {len(means)} and {counted(len(deviations), 'number')}, "
+                f"expected "
                 f"{width} finite ones each"
             )
         if min(deviations) <= 0.0:

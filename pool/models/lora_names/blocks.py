@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 from modelpool.pool.values.core.refs import BASE_BLOCK
 
 #: factors of a LoRA's strength by block or group of blocks, sorted by name; unnamed blocks have factor 1
@@ -56,7 +56,7 @@ def numbered_factors(numbers: Sequence[float]) -> BlockFactors:
     means. Raises UnusableField for another length."""
     names = NUMBERED.get(len(numbers))
     if names is None:
-        raise unusable_field(_FIELD, f"{len(numbers)} numbers", EXPECTED)
+        raise unusable_field(_FIELD, counted(len(numbers), "number"), EXPECTED)
     return tuple(sorted(zip(names, map(float, numbers), strict=True)))
 
 

@@ -11,6 +11,8 @@ from importlib import resources
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from modelpool.pool.values.core.errors import counted
+
 VOCABULARY_FILE = "clip_bpe_vocab.txt.gz"
 VOCABULARY_SIZE = 49408
 BEGIN_TOKEN = "<|startoftext|>"
@@ -84,7 +86,7 @@ def build_vocabulary(merges: list[tuple[str, str]]) -> dict[str, int]:
         BEGIN_TOKEN,
         END_TOKEN,
     ]
-    assert len(set(tokens)) == VOCABULARY_SIZE, f"{len(set(tokens))} tokens, expected {VOCABULARY_SIZE}"
+    assert len(set(tokens)) == VOCABULARY_SIZE, f"{counted(len(set(tokens)), 'token')}, expected {VOCABULARY_SIZE}"
     return {token: i for i, token in enumerate(tokens)}
 
 

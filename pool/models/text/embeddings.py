@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from modelpool.pool.families.detection.recognize import mistaken
-from modelpool.pool.values.core.errors import AdapterMismatch, CorruptFile
+from modelpool.pool.values.core.errors import AdapterMismatch, CorruptFile, counted
 from modelpool.pool.weights.keymaps.adapter_keys import bundled_name
 from modelpool.pool.weights.quant.open_weights import open_weights
 
@@ -71,7 +71,7 @@ def read_embedding(path: str | os.PathLike[str], name: str = "", *, allow_pickle
         if len(tensors) != 1:
             first = ", ".join(list(tensors)[:3]) or "none"
             expected = f"an embedding: one tensor, or the tensors {', '.join(ENCODERS)}"
-            unknown = f"found {len(tensors)} tensors ({first}), expected {expected}"
+            unknown = f"found {counted(len(tensors), 'tensor')} ({first}), expected {expected}"
             raise CorruptFile(f"{os.fspath(path)}: {mistaken(weights.header.shapes, expected, unknown)}")
         keys = list(tensors)
     weights.expect_scales_read(_beside([tensors[key] for key in keys], shapes))

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from modelpool.pool.models.text.merges import find_merges
 from modelpool.pool.models.text.tokenizer_errors import convert_errors
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted
 
 #: SentencePiece's character for a space
 SPACE = "\u2581"
@@ -120,7 +120,7 @@ def whole_tokens(texts: Iterable[str]) -> list[AddedToken]:
 def _unigram(found: Vocabulary, source: str) -> Tokenizer:
     unknown = [i for i, piece in enumerate(found.pieces) if piece.type == PieceType.UNKNOWN]
     if len(unknown) != 1:
-        raise CorruptFile(f"{source}: found {len(unknown)} pieces of type UNKNOWN, expected one")
+        raise CorruptFile(f"{source}: found {counted(len(unknown), 'piece')} of type UNKNOWN, expected one")
     tokenizer = Tokenizer(
         models.Unigram([(p.text, p.score) for p in found.pieces], unknown[0], byte_fallback=found.byte_fallback)
     )

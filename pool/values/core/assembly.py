@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted
 
 #: maximum number of text encoders; more than any family reads
 MOST_TEXT_ENCODERS = 8
@@ -40,7 +40,8 @@ class Assembly:
             raise CorruptFile(f"{self.path}: names no diffusion_model, expected one, or a checkpoint that has one")
         if len(self.text_encoders) > MOST_TEXT_ENCODERS:
             raise CorruptFile(
-                f"{self.path}: names {len(self.text_encoders)} text encoders, expected at most {MOST_TEXT_ENCODERS}"
+                f"{self.path}: names {counted(len(self.text_encoders), 'text encoder')}, "
+                f"expected at most {MOST_TEXT_ENCODERS}"
             )
 
     @property
