@@ -26,11 +26,13 @@ from modelpool.actors.control.catalog_questions import BUILD_STAGE, TINY_DECODER
 from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts
-from modelpool.actors.control.cluster_view import ClusterView
+from modelpool.actors.control.cluster_view import ClusterView, node_changes
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.drivers import Drivers, OpenSubmission
 from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.growth import WorkerPerGpu
+from modelpool.actors.control.history.health_metrics import health_families
+from modelpool.actors.control.history.pool_history import PoolHistory
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.job_queue import JobQueue, end_of
 from modelpool.actors.control.metrics.families import MetricFamily
@@ -86,6 +88,7 @@ from modelpool.pool.values.specs.spec import (
 from modelpool.scheduler.autoscaling.preview import ScalingPreview
 from modelpool.scheduler.core.history import JobHistory
 from modelpool.scheduler.core.scaling_preview import preview
+from modelpool.scheduler.core.snapshot import take_snapshot
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.messages import (
     Command,
@@ -149,12 +152,14 @@ class Records:
     traces       receives the spans of each job
     log          receives entries about jobs, workers and failures
     checkpoints  keeps the states of sampling runs
+    history      keeps events and costs
     """
 
     recorder: Recorder | None = None
     traces: TraceExport | None = None
     log: PoolLog | None = None
     checkpoints: CheckpointArchive | None = None
+    history: PoolHistory | None = None
 
 
 class EventWitness(Protocol):
@@ -221,9 +226,10 @@ class Controller:
         self._has_memory = False
         self._traces = records.traces
         self._log = records.log
+        self._history = records.history or PoolHistory()
         if records.traces is not None:
             records.traces.follow(state.demand)
-        witnesses: list[EventWitness] = [self._recorder, self._overview.metrics]
+        witnesses: list[EventWitness] = [self._recorder, self._history, self._overview.metrics]
         witnesses += [each for each in (records.traces, records.log) if each is not None]
         self._dispatcher = Dispatcher(
             state,
@@ -249,7 +255,7 @@ class Controller:
                 self._dispatcher.post,
                 clock,
                 cluster.poll_seconds,
-                on_view=partial(_follow_cluster, self._desk, growth),
+                on_view=partial(_follow_cluster, self._history, self._desk, growth),
             )
         #: background tasks until the controller is closed
         self._upkeep: list[asyncio.Task[None]] = []
@@ -266,6 +272,8 @@ class Controller:
         if self._log is not None:
             self._log.started(self._name, self._epoch)
         self._recorder.open()
+        now = self._clock.now()
+        self._history.open(self._state, self._tasks.model_name, self._name, self._epoch, now)
         await self._states.archive.open()
         taken_over = await self._fleet.take_over()  # first: their leases run
         self._has_taken_over.set()
@@ -286,6 +294,7 @@ class Controller:
             self._drivers.keep_sweeping(self.leave),
             self._queue.keep_queueing(),
             self._recorder.keep_writing(self._clock),
+            self._history.keep_writing(self._clock.now, self._clock.sleep),
             self._desk.keep_watching_windows(self._clock),
         ]
         if self._heartbeat_seconds is not None:
@@ -483,6 +492,7 @@ class Controller:
         """Note why detached jobs wait though the pool could run them, in place of earlier reasons."""
         if self._log is not None:
             self._log.jobs_troubled(self._overview.jobs_troubles, troubles)
+        self._history.jobs_troubled(self._overview.jobs_troubles, troubles)
         self._overview.jobs_troubles = troubles
 
     async def remember(self, memory: str, gap_seconds: float, controllers: int) -> None:
@@ -504,8 +514,11 @@ class Controller:
     async def memory(self, ended: int) -> ControllerMemory:
         """Return what a journal keeps for the next controller, with the histories of jobs that have ended since so many
         had."""
-        now = self._clock.now()
-        past = self._past_jobs.packed(self._state, ended, now, self._overview.facts.names)
+        now, facts = self._clock.now(), self._overview.facts
+        if self._past_jobs.since(ended):  # their nodes may be gone when somebody asks
+            workers = take_snapshot(self._state, now).workers
+            await facts.read_names({NodeId(worker.node) for worker in workers if worker.node})
+        past = self._past_jobs.packed(self._state, ended, now, facts.names)
         return ControllerMemory(memory_text(self._state, now), self._overview.controllers, past, self._past_jobs.ended)
 
     async def output_defaults(self) -> OutputDefaults:
@@ -514,12 +527,19 @@ class Controller:
 
     async def status(self) -> PoolStatus:
         """Return the current state of the pool."""
-        status, snapshot = await self._overview.status(self._dispatcher, self._recorder.words, self._queue.parked)
-        return replace(status, pins=self._pins.status(snapshot))
+        status, snapshot = await self._overview.status(self._dispatcher, self._recorder.words, self._queue)
+        return replace(
+            status,
+            pins=self._pins.status(snapshot),
+            history_trouble=self._history.trouble,
+            submissions=self._drivers.listed.statuses(self._clock.now()),
+        )
 
     async def metrics(self) -> tuple[MetricFamily, ...]:
         """Return the metrics of the pool, from the start of this controller."""
-        return self._overview.families(self._queue.parked)
+        restarts = self._overview.controllers - 1 if self._has_memory else None
+        health = health_families(self._history, self._overview.jobs_troubles, restarts, self._clock.now())
+        return (*self._overview.families(self._queue.parked), *health)
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
         """Return the status once every worker has started or was given up, or after `timeout_seconds`."""
@@ -596,6 +616,7 @@ class Controller:
         self._catalog.close()
         self._states.close()
         self._recorder.close()
+        await asyncio.to_thread(self._history.close, self._clock.now())
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)  # sends what is waiting
 
@@ -624,7 +645,8 @@ class Controller:
         self._drivers.progressed()
 
 
-def _follow_cluster(desk: OperatorDesk, growth: WorkerPerGpu | None, view: ClusterView) -> None:
+def _follow_cluster(history: PoolHistory, desk: OperatorDesk, growth: WorkerPerGpu | None, view: ClusterView) -> None:
+    history.nodes_seen(node_changes(view))
     desk.follow_cluster(view)
     if growth is not None:
         growth.follow(view)
@@ -643,7 +665,7 @@ def _note_handled(witnesses: Iterable[EventWitness], event: Event, commands: Seq
 
 def _largest_bytes(dispatcher: Dispatcher, budget_bytes: int | None) -> int | None:
     """Return the largest memory of any worker; while none is up, the budget, or None if that is unknown."""
-    return max((worker.capacity_bytes for worker in dispatcher.live_workers), default=budget_bytes)
+    return max((worker.capacity_bytes for worker in dispatcher.workers.specs), default=budget_bytes)
 
 
 def _recipe_of(job: QueuedJob) -> Recipe:

@@ -10,6 +10,7 @@ from modelpool.actors.control.connection import UnknownDriver
 from modelpool.actors.control.fleet import Clock
 from modelpool.actors.control.parked_jobs import JobPack, QueuedJob
 from modelpool.actors.control.preview_wishes import PreviewWishes
+from modelpool.actors.control.submission_list import SubmissionList
 from modelpool.actors.worker.wire.messages import ClientId, JobEnded, SubmissionId
 from modelpool.pool.values.specs.spec import JobId
 
@@ -64,6 +65,8 @@ class Drivers:
         self._clock = clock
         self._previews = previews
         self.known: dict[ClientId, Driver] = {}
+        #: what users read about submissions of drivers that may be gone
+        self.listed = SubmissionList()
 
     def enter(self, client_id: ClientId) -> None:
         """Register a driver. From now on it must poll for events. Idempotent."""
@@ -94,6 +97,7 @@ class Drivers:
 
     def ended(self, client_id: ClientId, end: JobEnded) -> None:
         """Note the end of a job, and pass it on to its driver, if there is one."""
+        self.listed.ended(end.submission_id, end.outcome)
         driver = self.known.get(client_id)
         if driver is None:
             return

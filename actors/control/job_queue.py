@@ -84,6 +84,7 @@ class JobQueue:
 
     def hold(self, submission: OpenSubmission, jobs: Sequence[QueuedJob]) -> None:
         """Keep checked jobs until they are queued."""
+        self._drivers.listed.queued(jobs, self._dispatcher.now)
         for pack in packs_of(jobs):
             if self.parked.must_pack(submission.held_jobs):
                 pack.pack()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from modelpool.actors.control.cluster_facts import ClusterFacts, short_name
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.fleet import Clock
+from modelpool.actors.control.job_queue import JobQueue
 from modelpool.actors.control.metrics.families import MetricFamily
 from modelpool.actors.control.metrics.gauges import PoolGauges
 from modelpool.actors.control.metrics.pool_metrics import PoolMetrics
@@ -21,6 +22,7 @@ from modelpool.actors.control.status import (
     waiting_with_parked,
     with_parked,
 )
+from modelpool.actors.control.submission_list import MOST_PROMPT
 from modelpool.actors.worker.wire.messages import journaled_id, sent_order
 from modelpool.pool.values.specs.spec import NO_NODE, JobId, NodeId, WorkerId
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of, with_node_names
@@ -80,7 +82,7 @@ class PoolOverview:
         """Note a job that failed."""
         self._failures.append((self._clock.now(), job_id, message))
 
-    async def status(self, dispatcher: Dispatcher, record: str, parked: ParkedJobs) -> tuple[PoolStatus, Snapshot]:
+    async def status(self, dispatcher: Dispatcher, record: str, queue: JobQueue) -> tuple[PoolStatus, Snapshot]:
         """Return the current state of the pool without its pins, and the snapshot that it was made from. `record` is
         as in `PoolStatus`."""
         now, running = self._clock.now(), dispatcher.running()
@@ -99,7 +101,14 @@ class PoolOverview:
             names=self.facts.names,
             use=await self.facts.gpu_use() if waiting else None,
         )
-        status = pool_status(snapshot, dispatcher.troubles, running, seconds, record, whereabouts, dispatcher.silent)
+        jobs = queue.jobs
+        named = {
+            task.job_id: (recipe.model, recipe.prompt[:MOST_PROMPT])
+            for task in snapshot.running
+            if task.job_id in jobs and (recipe := jobs[task.job_id].recipe) is not None
+        }
+        workers = dispatcher.workers
+        status = pool_status(snapshot, workers.troubles, running, seconds, record, whereabouts, workers.silent, named)
         failures = tuple(FailedJob(job_id, message, now - at) for at, job_id, message in self._failures)
         status = replace(
             status,
@@ -108,7 +117,7 @@ class PoolOverview:
             jobs_troubles=self.jobs_troubles,
             controller_restarts=self.controllers - 1,
         )
-        return with_parked(status, parked.waiting(), len(parked)), snapshot
+        return with_parked(status, queue.parked.waiting(), len(queue.parked)), snapshot
 
     def families(self, parked: ParkedJobs) -> tuple[MetricFamily, ...]:
         """Return the metrics of the pool, from the start of this controller."""
@@ -129,7 +138,7 @@ class PoolOverview:
             return _parked_history(job_id, pack, parked_jobs.place_of(job_id, pack), self._clock.now())
         history = history_of(self._state, job_id, self._clock.now())
         nodes = {attempt.node for task in history.tasks for attempt in task.attempts if attempt.node}
-        await self.facts.read_names(nodes)
+        await self.facts.read_names(nodes | {node for node in self._placed.values() if node})
         return with_node_names(history, self.facts.names)
 
     def _journaled_job(self, job: str, parked: Iterable[JobId]) -> JobId | None:

@@ -34,8 +34,8 @@ def preview(
             state.demand,
             state.costs,
             state.pinned_loads.replicas,
-            state.draining,
-            state.verdicts.pending,
+            state.node_limits.draining,
+            state.refutation.verdicts.pending,
         )
     assert scaler is not None, "there are groups"
     return scaler.preview(at)

@@ -121,6 +121,8 @@ def worker_facts(status: PoolStatus) -> list[tuple[str, str]]:
         named = ", ".join(f"{name} ({state})" for name, state in status.cordoned_nodes.items())
         facts.append(("out of use", f"{named}; `modelpool uncordon NODE` brings a node back"))
     facts += [("detached jobs", f"wait: {trouble}") for trouble in status.jobs_troubles]
+    if status.history_trouble:
+        facts.append(("history", f"not written: {status.history_trouble}"))
     if status.jobs_unverified:
         verb = "job waits" if status.jobs_unverified == 1 else "jobs wait"
         facts.append(("files", f"{status.jobs_unverified} {verb} for the hashes of files that nodes are computing"))

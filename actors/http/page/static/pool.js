@@ -1,5 +1,6 @@
 // The sections of the pool: key figures, GPUs, queues, nodes and groups.
 
+import { Spark } from "./charts.js";
 import { byId, fillRows, h, KeyedList, setAttribute, setHidden, setText } from "./dom.js";
 import { bytes, bytesOf, count, duration, kindOf, KINDS, percent, plural, roleName } from "./format.js";
 import { Picture, thumbnailPath } from "./previews.js";
@@ -112,6 +113,7 @@ class GpuCard {
       h("div", { class: "run-text" }, h("div", { class: "run-line" }, this.stage, this.time), this.prompt, this.progress),
       this.open,
     );
+    this.spark = new Spark(name);
     this.trouble = h("p", { class: "trouble clamped" });
     this.before = h("p", { class: "before" });
     this.summary = h("summary");
@@ -122,6 +124,7 @@ class GpuCard {
       { class: "gpu" },
       h("div", { class: "gpu-head" }, this.name, this.place, this.state),
       h("div", { class: "memory-line" }, this.bar, this.memory),
+      this.spark.node,
       this.run,
       this.trouble,
       this.details,
@@ -137,6 +140,7 @@ class GpuCard {
     setAttribute(this.state, "data-state", worker.silent ? "given_up" : worker.state);
     setText(this.memory, worker.capacity ? bytesOf(worker.used, worker.capacity) : "");
     this.showMemory(worker);
+    this.spark.update();
     this.showRun(worker, task, image);
     // the reason of an earlier end is of little use while the worker runs
     const up = UP.has(worker.state);
@@ -193,7 +197,7 @@ class GpuCard {
     this.progress.classList.toggle("unseen", !runs);
     setHidden(this.open, !task);
     setAttribute(this.open, "aria-label", task ? `Open job ${task.job}` : null);
-    if (task && task.stage === "sample") this.picture.follow(task, "");
+    if (task && task.source === "here" && task.stage === "sample") this.picture.follow(task, "");
     // the latest image is of another job: next to the prompt of a run, only the run's own preview is shown
     if (!(task && this.picture.path === `preview ${task.job}`)) this.picture.show(runs ? "" : image ?? "", "");
   }
