@@ -104,6 +104,7 @@ def start_pool(
             environment,
         )
         connection = RayConnection(*start())
+        opened.callback(connection.leave)
         if plan.worker_lease_seconds is not None and not session.is_local:
             opened.callback(connection.end_workers, cluster.namespace, cluster.name)
         opened.callback(connection.end_controller)
@@ -180,6 +181,7 @@ def _join(address: str, namespace: str, name: str, running: RunningPool | None =
 
     def close() -> None:
         watch.close()
+        connection.leave()
         session.close()
 
     jobs = partial(find_job_service, namespace, name, control_service)

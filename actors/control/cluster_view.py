@@ -240,7 +240,7 @@ def launch_failure(
 
 
 def group_of(node: NodeView, groups: Sequence[NodeGroup]) -> str:
-    """Return the group of a node: the one whose labels and resources it has, the most specific first; "" if none."""
+    """Return the group of a node: the most specific group with labels and resources that it has; "" if none."""
     fitting = [
         group
         for group in groups

@@ -1,6 +1,6 @@
 """The run files of pools on this machine, for `modelpool status`, `modelpool down` and `ModelPool.connect`.
 
-One file per pool, written by the process that owns it. A file whose process is gone is stale and ignored; process ids
+One file per pool, written by the process that owns it. A file without a live process is stale and ignored; process ids
 are reused, so the process's start must match too. Knows neither Ray nor how a pool is started.
 """
 

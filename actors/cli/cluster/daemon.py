@@ -117,16 +117,19 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
     The first signal starts a drain: nothing starts any more, and running tasks end or stop at a step within
     `drain_seconds`. A second one ends the pool at once. Raises UserError if it cannot start, and PoolLost.
     """
-    from modelpool.actors.client.start_checks import check_device
+    from modelpool.actors.client.start_checks import check_device, check_folders, check_named_models
     from modelpool.actors.ray.forks import Forks
 
+    check_folders(config)
     check_device(config)
+    check_named_models(config)
     name = config.cluster.name
     with _lock_file(name).open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"a pool called {name!r} is already starting or running") from None
+            hint = "stop it with `modelpool down`, or choose another name in [cluster] of the configuration"
+            raise UserError(f"a pool called {name!r} is already starting or running; {hint}") from None
         # imports torch and diffusers while this process imports the rest
         with contextlib.closing(Forks.start(config.cluster.address)) as forks:
             from modelpool.actors.client.opening import start_pool

@@ -87,7 +87,7 @@ class FairQueue:
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
     def join(self, job: Job, at: float, submitted_at: float) -> None:
-        """Add a new job, whose tasks exist, and which has waited since `submitted_at`."""
+        """Add a new job, with existing tasks, that has waited since `submitted_at`."""
         job.joined = True
         priority = job.spec.priority
         self._priorities[priority] = self._priorities.get(priority, 0) + 1
@@ -251,7 +251,7 @@ class FairQueue:
             self._unfile_for(task, lambda: task.set_priority(priority, virtual_start))
 
     def _update_positions(self, jobs: Iterable[Job]) -> None:
-        """Move these jobs, whose virtual start changed, and their tasks forward."""
+        """Move these jobs, with changed virtual starts, and their tasks forward."""
         for job in jobs:
             for task_id in job.demands:
                 task = self._tasks[task_id]
@@ -291,7 +291,7 @@ class FairQueue:
             )
 
     def _make_urgent(self, task: Task, job: Job) -> None:
-        """Let the task go before all others, for a job whose deadline is near."""
+        """Let the task go before all others, for a job with a near deadline."""
         deadline = job.spec.deadline
         assert deadline is not None, f"{job.name} has no deadline"
         if deadline < task.urgent_by:
