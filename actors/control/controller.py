@@ -28,11 +28,13 @@ from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.client_events import ClientEvents
 from modelpool.actors.control.cluster_facts import ClusterFacts, short_name
-from modelpool.actors.control.cluster_view import ClusterView
+from modelpool.actors.control.cluster_view import ClusterView, node_changes
 from modelpool.actors.control.connection import UnknownDriver
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.growth import workers_for_gpus
+from modelpool.actors.control.history.health_metrics import health_families
+from modelpool.actors.control.history.pool_history import PoolHistory
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.metrics.families import MetricFamily
 from modelpool.actors.control.metrics.gauges import PoolGauges
@@ -216,12 +218,14 @@ class Records:
     traces       receives the spans of each job
     log          receives entries about jobs, workers and failures
     checkpoints  keeps the states of sampling runs
+    history      keeps events and costs
     """
 
     recorder: Recorder | None = None
     traces: TraceExport | None = None
     log: PoolLog | None = None
     checkpoints: CheckpointArchive | None = None
+    history: PoolHistory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +298,7 @@ class Controller:
         self._jobs_troubles: tuple[str, ...] = ()
         self._traces = records.traces
         self._log = records.log
+        self._history = records.history or PoolHistory()
         if records.traces is not None:
             records.traces.follow(state.demand)
         self._checkpoints = records.checkpoints or CheckpointArchive()
@@ -339,6 +344,7 @@ class Controller:
         if self._log is not None:
             self._log.started(self._name, self._epoch)
         self._recorder.open()
+        self._history.open(self._state, self._tasks.model_name, self._name, self._epoch, self._opened_at)
         await self._checkpoints.open()
         taken_over = await self._fleet.take_over()  # first: their leases run
         self._has_taken_over.set()
@@ -357,7 +363,12 @@ class Controller:
         self._dispatcher.post(WorkersWanted(self._dispatcher.now, self._worker_ids))
         self._upkeep = [
             asyncio.ensure_future(goes_on)
-            for goes_on in (self._sweep(), self._keep_queueing(), self._recorder.keep_writing(self._clock))
+            for goes_on in (
+                self._sweep(),
+                self._keep_queueing(),
+                self._recorder.keep_writing(self._clock),
+                self._history.keep_writing(self._clock.now, self._clock.sleep),
+            )
         ]
         if self._heartbeat_seconds is not None:
             self._upkeep.append(asyncio.ensure_future(self._keep_beating(self._heartbeat_seconds)))
@@ -589,6 +600,7 @@ class Controller:
         """Note why detached jobs wait though the pool could run them, in place of earlier reasons."""
         if self._log is not None:
             self._log.jobs_troubled(self._jobs_troubles, troubles)
+        self._history.jobs_troubled(self._jobs_troubles, troubles)
         self._jobs_troubles = troubles
 
     async def remember(self, memory: str, gap_seconds: float, controllers: int) -> None:
@@ -610,6 +622,9 @@ class Controller:
     async def memory(self, ended: int) -> ControllerMemory:
         """Return what a journal keeps for the next controller, with the histories of jobs that have ended since so many
         had."""
+        if self._past_jobs.since(ended):  # their nodes may be gone when somebody asks
+            workers = take_snapshot(self._state, self._clock.now()).workers
+            await self._facts.read_names({NodeId(worker.node) for worker in workers if worker.node})
         now = self._clock.now()
         past = self._past_jobs.packed(self._state, ended, now, self._facts.names)
         return ControllerMemory(memory_text(self._state, now), self._controllers, past, self._past_jobs.ended)
@@ -637,12 +652,12 @@ class Controller:
         )
         status = pool_status(
             snapshot,
-            self._dispatcher.troubles,
+            self._dispatcher.workers.troubles,
             running,
             seconds,
             self._recorder.words,
             whereabouts,
-            self._dispatcher.silent,
+            self._dispatcher.workers.silent,
             {
                 task.job_id: (recipe.model, recipe.prompt[:MOST_PROMPT])
                 for task in snapshot.running
@@ -664,6 +679,7 @@ class Controller:
             waiting_by_model=by_model,
             jobs_troubles=self._jobs_troubles,
             controller_restarts=self._controllers - 1,
+            history_trouble=self._history.trouble,
             submissions=self._submissions.statuses(now),
         )
         return with_parked(status, self._parked.waiting(), len(self._parked))
@@ -674,7 +690,9 @@ class Controller:
         snapshot = take_snapshot(self._state, now)
         by_user, parked = waiting_with_parked(snapshot.waiting_by_user, self._parked.waiting()), len(self._parked)
         by_model = waiting_by_model(self._state.demand.tasks.values())
-        return (*self._metrics.families(now), *self._gauges.families(snapshot, by_user, by_model, parked))
+        restarts = self._controllers - 1 if self._has_memory else None
+        health = health_families(self._history, self._jobs_troubles, restarts, now)
+        return (*self._metrics.families(now), *self._gauges.families(snapshot, by_user, by_model, parked), *health)
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
         """Return the status once every worker has started or was given up, or after `timeout_seconds`."""
@@ -736,7 +754,7 @@ class Controller:
             return _parked_history(job_id, pack, self._parked.place_of(job_id, pack), self._clock.now())
         history = history_of(self._state, job_id, self._clock.now())
         nodes = {attempt.node for task in history.tasks for attempt in task.attempts if attempt.node}
-        await self._facts.read_names(nodes)
+        await self._facts.read_names(nodes | {node for node in self._placed.values() if node})
         return with_node_names(history, self._facts.names)
 
     def _journaled_job(self, job: str, parked: Iterable[JobId]) -> JobId | None:
@@ -788,11 +806,13 @@ class Controller:
         self._catalog.close()
         self._checkpoints.close()
         self._recorder.close()
+        await asyncio.to_thread(self._history.close, self._clock.now())
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)  # sends what is waiting
 
     def _follow_cluster(self, view: ClusterView) -> None:
         """Have one worker for each GPU of the nodes that stay."""
+        self._history.nodes_seen(node_changes(view))
         if not self._elastic:
             return
         gpu_count = sum(node.gpu_count for node in view.nodes if node.alive and node.drain_deadline is None)
@@ -824,7 +844,7 @@ class Controller:
 
     def _capacity_bytes(self) -> int | None:
         """Return the largest memory of any worker; None while unknown."""
-        capacities = [worker.capacity_bytes for worker in self._dispatcher.live_workers]
+        capacities = [worker.capacity_bytes for worker in self._dispatcher.workers.specs]
         return max(capacities, default=self._budget_bytes)
 
     def _hold(self, submission: _Submission, jobs: Sequence[QueuedJob]) -> None:
@@ -1049,6 +1069,7 @@ class Controller:
 
     def _note_handled(self, event: Event, commands: Sequence[Command]) -> None:
         self._recorder.note(event, commands)
+        self._history.note(event, commands)
         self._metrics.note(event, commands)
         if self._traces is not None:
             self._traces.note(event, commands)

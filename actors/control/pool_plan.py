@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from modelpool.actors.config.config import ObservabilitySection, PoolConfig, PoolSection
 from modelpool.actors.config.output_address import NO_OUTPUT, OutputDefaults
@@ -101,6 +102,8 @@ class PoolPlan:
     output           for drivers that connect
     named            models with settings of their own
     overlaps_decode  whether a worker begins the next run while the GPU decodes, where it can
+    journal          file of the journal, beside which the controller keeps a history; None for the usual place, False
+                     for a pool without one
     computed_by      settings that change pixels, by name, where they differ from the defaults; for recipes
     """
 
@@ -124,6 +127,7 @@ class PoolPlan:
     computed_by: Mapping[str, str] = field(default_factory=dict)
     overlaps_decode: bool = False
     named: tuple[str, ...] = ()
+    journal: Path | Literal[False] | None = False
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""

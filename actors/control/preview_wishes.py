@@ -26,7 +26,7 @@ class PreviewWishes:
             self._wishes[submission_id] = wish
 
     def of(self, job: QueuedJob) -> PreviewWish | None:
-        """Return what is wanted of a job."""
+        """Return the preview wish for a job."""
         wish = self._wishes.get(job.submission_id)
         if job.preview:
             kind = PreviewKind(job.preview)

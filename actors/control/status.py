@@ -28,7 +28,7 @@ class Whereabouts:
 
     pool        the pool's name
     controller  the node of the controller
-    placed      the nodes of workers whose process has started, by id and incarnation
+    placed      the nodes of workers with a process that has started, by id and incarnation
     names       display names of nodes
     use         the use of GPUs; None if unknown, or if no worker waits
     """
@@ -119,7 +119,7 @@ def with_parked(status: PoolStatus, waiting: Mapping[UserId, Mapping[Stage, int]
 def waiting_with_parked(
     by_user: Mapping[str, Mapping[str, int]], parked: Mapping[UserId, Mapping[Stage, int]]
 ) -> dict[str, dict[str, int]]:
-    """Return the waiting tasks by user and stage, with those of parked jobs."""
+    """Return the waiting tasks by user and stage, with tasks of parked jobs."""
     sums = {str(user): Counter(tasks) for user, tasks in by_user.items()}
     for user, tasks in parked.items():
         sums.setdefault(str(user), Counter()).update({stage.value: count for stage, count in tasks.items()})

@@ -87,7 +87,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PinnedModel:
-    """A model whose weights stay on GPUs.
+    """A model with weights that stay on GPUs.
 
     replicas  workers that must have all of them
     holders   workers that have them and stay
@@ -186,7 +186,7 @@ class PoolStatus:
     restarts     number of worker restarts
     seconds      since the pool was opened
     waiting_by_user  user -> stage -> tasks that have not started
-    waiting_by_model model -> stage -> such tasks in the core: without those of parked jobs
+    waiting_by_model model -> stage -> such tasks in the core: without tasks of parked jobs
     seconds_by_user  user -> GPU-seconds used, including loads
     deadlines_met, deadlines_missed  jobs with a deadline that met or missed it, since the start
     record       the event log file, on the controller's node, or why recording stopped; "" if recording is off
@@ -197,8 +197,9 @@ class PoolStatus:
     left_seconds expected time until everything that waits has run, without loads; None while no worker is up
     failures     the latest jobs that failed, oldest first
     scaling      the groups of nodes; None without groups
-    jobs_unverified  live jobs whose result exists, and waits for the hashes of the files that it was made with
+    jobs_unverified  live jobs with a result that waits for the hashes of the files that it was made with
     controller_restarts  how often a controller of the pool was replaced, since `modelpool up` or a regular end
+    history_trouble  why events and costs are not written to the pool's history; "" while they are, or without one
     submissions      of all drivers and of the journal: active ones first, each newest first; of many, only the newest
     jobs_troubles    why detached jobs wait though the pool could run them: their journal, or places of outputs
     """
@@ -229,4 +230,5 @@ class PoolStatus:
     jobs_unverified: int = 0
     jobs_troubles: tuple[str, ...] = ()
     controller_restarts: int = 0
+    history_trouble: str = ""
     submissions: tuple[SubmissionStatus, ...] = ()

@@ -49,6 +49,7 @@ from modelpool.pool.values.specs.spec import (
     TaskSpec,
     WorkerId,
 )
+from modelpool.scheduler.core.snapshot import model_of
 from modelpool.scheduler.model.kept_states import task_of_state
 from modelpool.scheduler.model.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.model.placement_record import Why
@@ -104,7 +105,7 @@ class TaskStore:
         wish_of: Callable[[TaskId], PreviewWish | None] = lambda task_id: None,
     ) -> None:
         """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker. `epoch`
-        is that of the controller; `wish_of` returns the previews that are wanted of a sampling task."""
+        is the controller's; `wish_of` returns the previews that are wanted of a sampling task."""
         self._wish_of = wish_of
         self._on_report = on_report
         self._node_of = node_of
@@ -144,7 +145,7 @@ class TaskStore:
             self._note_files(task, works[task.task_id], fingerprints)
 
     def pin(self, weights: PinnableModel) -> None:
-        """Keep what is needed to load a model outside of runs."""
+        """Keep what loads of a model outside of runs need."""
         self._pinned[weights.keys] = weights
         self._files.update(weights.parts)
         self._note_fingerprints(weights.parts, weights.fingerprints)
@@ -262,8 +263,8 @@ class TaskStore:
         return (0, 0) if entry.state is None else entry.steps
 
     def refuted(self, worker_id: WorkerId, incarnation: int, files: Iterable[JudgedFile]) -> None:
-        """Note of the tasks whose results a worker has made with these files, which are not the expected ones, that the
-        runs are lost."""
+        """Note that the runs are lost in which a worker has made results with these files, which are not the expected
+        ones."""
         reasons = {file.state: file.reason for file in files}
         node = self._node_of(worker_id, incarnation)
         for entry in self._entries.values():
@@ -348,6 +349,14 @@ class TaskStore:
         entry = self._entries[task_id]
         return task_files(entry.spec, entry.work).items()
 
+    def model_name(self, task_id: TaskId) -> str:
+        """Return the name of the model that a task runs."""
+        entry = self._entries[task_id]
+        model = getattr(entry.work, "model", None)
+        if isinstance(model, ModelRef):
+            return model.name
+        return model_of(entry.spec.uses[0].component) if entry.spec.uses else ""
+
     def spec(self, task_id: TaskId) -> TaskSpec:
         """Return the task."""
         return self._entries[task_id].spec
@@ -399,7 +408,7 @@ class TaskStore:
     def _expected_files(
         self, files: Mapping[ComponentKey, FilePart], checked: Container[CheckedFile]
     ) -> tuple[ExpectedFile, ...]:
-        """Return those of `files` that are not `checked`."""
+        """Return the `files` with a known fingerprint that are not `checked`."""
         known = self._fingerprints
         return tuple(
             [ExpectedFile(*file, known[file]) for file in files.items() if file not in checked and file in known]

@@ -275,14 +275,16 @@ def _problems(figures: ReportFigures, outputs: Sequence[ReportOutput]) -> Iterat
     yield from _list("Runs that ran out of memory, and what was done", memory)
     yield from _list("Warnings", warnings)
     if figures.unreadable:
-        yield f"<p>{figures.unreadable} entries have tasks that cannot be read; their figures are missing.</p>"
+        having = counted(figures.unreadable, "entry has", "entries have")
+        yield f"<p>{having} tasks that cannot be read; their figures are missing.</p>"
 
 
 def _record(record: PoolRecord) -> Iterator[str]:
     yield "<h2>The pool</h2>"
     yield (
-        f"<p>The event log covers {record.seconds:.1f} s: {len(record.failed)} jobs failed, {record.cancelled} were "
-        f"cancelled, {len(record.losses)} workers were lost.</p>"
+        f"<p>The event log covers {record.seconds:.1f} s: {counted(len(record.failed), 'job')} failed, "
+        f"{record.cancelled} {'was' if record.cancelled == 1 else 'were'} cancelled, "
+        f"{counted(len(record.losses), 'worker was', 'workers were')} lost.</p>"
     )
     yield from _list("Workers that were lost", record.losses)
     yield from _list("Decisions of autoscaling", [("", words) for words in record.scaling])

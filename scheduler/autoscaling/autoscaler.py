@@ -126,7 +126,7 @@ class Autoscaler:
         #: price of all nodes, requested ones included, and the number of workers that it was computed for
         self.cost_per_hour = 0.0
         self._counted = 0
-        #: workers whose runs must end now: `max_cost` is spent
+        #: workers that must end their runs now: `max_cost` is spent
         self.expired: list[Worker] = []
         #: since when no task waits
         self._unused_since = 0.0
@@ -275,7 +275,7 @@ class Autoscaler:
         self.cost_per_hour = sum(self.groups[name].group.price_per_hour * count for name, count in counts.items())
 
     def _drop_given_up(self, at: float) -> None:
-        """Forget workers whose process fails again and again on a node that exists."""
+        """Forget workers that fail again and again on a node that exists."""
         for worker in list(self._worker_table.workers.values()):
             if worker.group and worker.status is WorkerState.GIVEN_UP:
                 record = self.groups[worker.group]
@@ -340,7 +340,7 @@ class Autoscaler:
         return at + min(left + 1e-6, limits.interval_seconds if is_busy else inf)
 
     def _outlooks(self) -> tuple[tuple[GroupOutlook, ...], str]:
-        """The groups, with speeds relative to the first one's GPUs, whose name is returned too."""
+        """The groups, with speeds relative to the GPUs of the first one, and the name of these GPUs."""
         reference = next(iter(self.groups.values())).device_name
         slowness = self._costs.run_kinds.slowness
         return tuple(r.outlook(1.0 / slowness(r.device_name, reference)) for r in self.groups.values()), reference
@@ -546,7 +546,7 @@ def _node_name(worker: Worker) -> str:
 
 
 def _free_at(worker: Worker, start_seconds: float, at: float) -> float:
-    """When it should be free. What is overdue is expected to take as long again as it is late."""
+    """When it should be free. Overdue work is expected to take as long again as it is late."""
     if worker.status is WorkerState.STARTING:
         up_at = at + RESTART_SECONDS if worker.spec is not None else worker.requested_at + start_seconds
         return at + abs(up_at - at)

@@ -1,6 +1,6 @@
 """The input and output of scaling decisions, as values: waiting work, groups, nodes, decisions.
 
-GPU-seconds are those of a GPU of speed 1, loads included. Levels are memory sizes: work of a level runs on every GPU
+GPU-seconds are for a GPU of speed 1, loads included. Levels are memory sizes: work of a level runs on every GPU
 with at least that much. All of it is of the size of the pool and of its cost classes, never of the number of tasks.
 """
 
@@ -109,7 +109,7 @@ class FleetNode:
     idle_gpus       of its GPUs, those that run nothing
     idle_since      since when all its GPUs are idle; None if one is not. For a request, since when it has no use
     reload_seconds  seconds to load again what its GPUs hold
-    value_seconds   the same, of what is expected to be needed and is not held elsewhere
+    value_seconds   the same, for weights that are expected to be needed and are not held elsewhere
     is_kept         it holds pinned components that would be missing without it
     """
 

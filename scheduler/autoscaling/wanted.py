@@ -6,7 +6,7 @@ Rules, in this order
    Work that no GPU can run is always worth a node.
 2. Work with a deadline gets the fewest nodes that meet the deadline, and those at once: fewer nodes for longer pay for
    fewer starts.
-3. The group is the one whose nodes do the work for the least money, of those whose GPUs have the memory and that may be
+3. The group is the one that does the work for the least money, of the groups that have GPUs with the memory and may be
    requested now; for equal prices the one that is done first. Work without a deadline may end a little later on nodes
    that cost less (`delay_tolerance`), even if these start too late to be worth a request of their own.
 4. A node is given up once its idle time has cost as much as restoring it would (start and reload: ski rental). Idle
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil, floor, inf
 from typing import TypeAlias
 
+from modelpool.pool.values.core.errors import counted
 from modelpool.scheduler.autoscaling.drain_time import Server, finish_at, merged, servers, shortfalls
 from modelpool.scheduler.autoscaling.outlook import (
     Fleet,
@@ -216,7 +217,7 @@ class _Evaluation:
         self._rooms.clear()
 
     def request_minimum(self) -> None:
-        """Request what is missing from `min_nodes`."""
+        """Request the nodes that are missing from `min_nodes`."""
         for outlook in self.groups.values():
             missing = outlook.group.min_nodes - len(self.active(outlook.group.name))
             if missing > 0 and (count := min(missing, self.room(outlook)[0])):
@@ -242,7 +243,7 @@ class _Evaluation:
         return seconds, seconds / self.total_seconds if self.total_seconds else 0.0
 
     def able(self, work: WaitingWork) -> list[GroupOutlook]:
-        """The groups whose GPUs have the memory."""
+        """The groups that have GPUs with the memory."""
         return [outlook for outlook in self.groups.values() if outlook.gpu_bytes >= work.level_bytes]
 
     def meet_deadlines(self, work: WaitingWork) -> None:
@@ -359,7 +360,7 @@ class _Evaluation:
             return chosen
         outlook, count, _ = best
         first_price = _price(first, first_count, first_end - self.at)
-        reason = f"{first_price:.4g} for {first_count} nodes, {best_price:.4g} for {count}"
+        reason = f"{first_price:.4g} for {counted(first_count, 'node')}, {best_price:.4g} for {count}"
         if best_end > first_end:
             reason += f", {best_end - first_end:.0f} s sooner"
         rest = [other for other in others if other[0] != outlook.group.name]

@@ -106,8 +106,8 @@ def _task(state: SchedulerState, task: Task) -> None:
     if task.status in (TaskStatus.BLOCKED, TaskStatus.READY):
         is_ready = all(need in held for need in task.spec.needs)
         assert is_ready == (task.status is TaskStatus.READY), _story(state, name, f"is {task.status.value}")
-        # which machine has a file is found out by runs, and what is on a GPU changes meanwhile
-        assert state.costs.nodes.lacking or state.why_unfit(task.spec) is None, _story(
+        # runs find out which machine has a file, and the weights on a GPU change meanwhile
+        assert state.costs.nodes.lacking or state.membership.why_unfit(task.spec) is None, _story(
             state, name, "waits and fits on no worker"
         )
     for need in task.spec.needs:
@@ -123,7 +123,9 @@ def _task(state: SchedulerState, task: Task) -> None:
     assert not (task.recycle_first and task.pinned_to is None), _story(state, name, "whom to recycle?")
     assert task.pinned_to is None or task.worker_id is None, _story(state, name, "runs and waits for a worker")
     assert task.timed_out_at is None or task.on_worker, _story(state, name, "is late and does not run")
-    assert not task.follows or (task.on_worker and state.send_ahead.seconds), _story(state, name, "follows what?")
+    assert not task.follows or (task.on_worker and state.starts.send_ahead.seconds), _story(
+        state, name, "follows what?"
+    )
     assert set(task.follows) <= set(task.spec.needs), _story(state, name, f"follows {task.follows}")
     assert not task.demand or all(need in held or need in demand.tasks for need in task.follows), _story(
         state, name, f"follows {task.follows}, which nobody computes"
@@ -184,7 +186,7 @@ def _queue(state: SchedulerState, worker: Worker) -> None:
     name, queue = worker.worker_id, worker.queue
     assert not queue or worker.status is WorkerState.BUSY, _story(state, name, "has queued tasks, and no run")
     assert bool(queue) == (name in state.worker_table.with_queued), _story(state, name, "what is next?")
-    assert not queue or state.send_ahead.seconds, _story(state, name, "has queued tasks")
+    assert not queue or state.starts.send_ahead.seconds, _story(state, name, "has queued tasks")
     assert len(queue) <= MOST_QUEUED, _story(state, name, f"has {len(queue)} queued tasks")
     assert abs(worker.queued_seconds - sum(queued.seconds for queued in queue)) < 1e-6, _story(
         state, name, f"counts {worker.queued_seconds} s of queued tasks"
@@ -369,8 +371,7 @@ def _no_startable_task_waits(state: SchedulerState) -> None:
 
 
 def _is_reported_in_parts(state: SchedulerState) -> bool:
-    """Return whether the ends of some tasks of a batch are reported and those of others are not yet: nothing starts in
-    between."""
+    """Return whether only some tasks of a batch are reported as ended: nothing starts before the last report."""
     busy = state.worker_table.usable(WorkerState.BUSY)
     return any(len(worker.task_ids) < worker.members for worker in busy if worker.members > 1)
 

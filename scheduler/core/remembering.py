@@ -1,4 +1,4 @@
-"""Exports what limits, shares and estimates depend on as a `PoolMemory`, and takes that of an earlier core over."""
+"""Exports what limits, shares and estimates depend on as a `PoolMemory`, and takes over one of an earlier core."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class Snapshot:
     uploaded_bytes: int
     streamed_bytes: int
     patch_switches: int
-    #: results that the shell holds, and those of them that are only kept for later jobs
+    #: results that the shell holds, and the part that is only kept for later jobs
     results_held: int
     results_kept: int
     results_kept_bytes: int

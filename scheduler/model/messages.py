@@ -211,7 +211,7 @@ class Remembered(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class PinComponents(WireValue):
-    """Keep this set of components resident on at least `replicas` workers: idle workers load them, what is there is
+    """Keep this set of components resident on at least `replicas` workers: idle workers load them, resident ones are
     evicted last, nodes that hold them are not given up, and nodes are requested for workers that are missing. 0
     replicas withdraw it."""
 
@@ -347,7 +347,7 @@ class RunTask(WireValue):
     joins        send it in one call with the task before it, which is queued too; their ends may be reported together
     follows      inputs that tasks in front of it on this worker compute: they need not be sent. Without one of them,
                  the task does not start: answer with TaskRevoked
-    provisional  it reads results that were made with files whose hashes are not known yet: save no state of the run
+    provisional  it reads results that were made with files of unknown hashes: save no state of the run
     """
 
     worker_id: Final[WorkerId]
@@ -588,7 +588,7 @@ class ResolveJob(WireValue):
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class ScheduleTick(WireValue):
-    """Send a `Tick` after this delay: a task waits for a busy worker whose run may take longer than expected, or a run
+    """Send a `Tick` after this delay: a task waits for a busy worker that may take longer than expected, or a run
     must have ended by then. Several may be pending at once."""
 
     after_seconds: Final[float]

@@ -93,7 +93,7 @@ class NodeGroup(WireValue):
 class AutoscalingConfig(WireValue):
     """Limits over all groups, and how decisions are taken. Raises UnusableField naming the field.
 
-    max_gpus           most GPUs of all groups at a time; None: no limit besides those of the groups
+    max_gpus           most GPUs of all groups at a time; None: only the groups have limits
     max_cost_per_hour  most that all requested nodes may cost in an hour; None: no limit
     max_cost           most that the pool may spend on nodes in its life. It is never exceeded: nodes end before it is
                        spent, minimum or not; None: no limit

@@ -94,7 +94,7 @@ class WorkerRunTotals:
 class PendingLoad:
     """A load that a worker was sent.
 
-    runs  its completed runs when the load was sent: a later run has changed what is on the GPU
+    runs  its completed runs when the load was sent: a later run has changed the weights on the GPU
     """
 
     components: tuple[ComponentKey, ...]
@@ -289,7 +289,7 @@ class Worker:
 
     @property
     def begun(self) -> list[QueuedTask]:
-        """The queued tasks that may have started: those of `joined`, and those behind a decode that may overlap with
+        """The queued tasks that may have started: tasks of `joined`, and tasks behind a decode that may overlap with
         it. Of two decodes with the same weights, the second one waits. One with others may be an upscale, which does
         not."""
         found, decodes = list[QueuedTask](), [] if self.decodes is None else [self.decodes]
@@ -328,7 +328,7 @@ class WorkerTable:
         self.worker_index = WorkerIndex()
         #: the workers with queued tasks
         self.with_queued: dict[WorkerId, Worker] = {}
-        #: queued tasks whose worker was lost. Emptied by the core
+        #: queued tasks of lost workers. Emptied by the core
         self.returned: list[QueuedTask] = []
 
     def want(self, worker_ids: Iterable[WorkerId]) -> None:
@@ -362,7 +362,7 @@ class WorkerTable:
             is_first = False
 
     def release(self, worker: Worker, why: ScalingWhy) -> None:
-        """End a worker whose node is given up: at once, or when its run has ended."""
+        """End a worker because its node is given up: at once, or when its run has ended."""
         worker.wanted, worker.end_why = False, why
         self._story.note(worker, why.words)
         if worker.status is not WorkerState.BUSY:
@@ -440,8 +440,8 @@ class WorkerTable:
                 self._story.note(worker, note)
 
     def end_drained(self, at: float) -> bool:
-        """Leave machines whose deadline has passed: their idle workers start elsewhere, except those of groups, whose
-        nodes are requested by decisions. Returns whether any did."""
+        """Leave machines past their deadline: their idle workers start elsewhere, except workers of groups: decisions
+        request the nodes of groups. Returns whether any did."""
         drained = [w for w in self.workers.values() if w.is_idle and (w.drain_deadline or inf) <= at]
         for worker in drained:
             if worker.group:
@@ -530,7 +530,7 @@ class WorkerTable:
         self._note(worker)
 
     def assume(self, worker: Worker, residency: Residency) -> None:
-        """Assume more weights than the run needs: preloads, or those of a load without a run."""
+        """Assume more weights than the run needs: preloads, or a load without a run."""
         worker.update_residency(residency)
         self._note(worker)
 

@@ -423,7 +423,7 @@ class VirtualCluster(Generic[CoreT_co]):
                 self._post_checkpoint(batch, report)
 
     def _start_queued(self, worker_id: WorkerId) -> None:
-        """Start the next queued task of a worker whose run has ended. One that follows a run without a result does not
+        """Start the next queued task of a worker after its run. One that follows a run without a result does not
         start."""
         machine = self._machines.live.get(worker_id)
         if machine is None or machine.batch is not None:

@@ -113,6 +113,8 @@ def worker_facts(status: PoolStatus) -> list[tuple[str, str]]:
     why it is not up, that it does not answer, that its node is drained or lacks files, or its latest trouble."""
     facts = [("GPUs", status.waiting_for)] if status.waiting_for else []
     facts += [("detached jobs", f"wait: {trouble}") for trouble in status.jobs_troubles]
+    if status.history_trouble:
+        facts.append(("history", f"not written: {status.history_trouble}"))
     if status.jobs_unverified:
         verb = "job waits" if status.jobs_unverified == 1 else "jobs wait"
         facts.append(("files", f"{status.jobs_unverified} {verb} for the hashes of files that nodes are computing"))

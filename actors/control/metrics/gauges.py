@@ -28,7 +28,7 @@ class PoolGauges:
     ) -> tuple[MetricFamily, ...]:
         """Return the metrics of a snapshot.
 
-        waiting_by_user   user -> stage -> tasks that have not started, including those of parked jobs
+        waiting_by_user   user -> stage -> tasks that have not started, including tasks of parked jobs
         waiting_by_model  model -> stage -> such tasks that are in the core
         parked_jobs       jobs that wait outside of the core for their turn
         """

@@ -38,7 +38,7 @@ from modelpool.actors.request.bounds import over_bound, reworded
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.requests import SPELLINGS, GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.previews import MEDIA_TYPE
 from modelpool.pool.values.core.run_options import MAIN_SETTING, RUN_OPTIONS, RunOption, limits_of
 
@@ -473,7 +473,9 @@ async def _submitted_once(
     body: Any,
 ) -> HttpSubmission:
     if not 0 < len(key) <= MAX_KEY_LENGTH:
-        raise HttpProblem(400, f"Idempotency-Key: found {len(key)} characters, expected 1 to {MAX_KEY_LENGTH}")
+        raise HttpProblem(
+            400, f"Idempotency-Key: found {counted(len(key), 'character')}, expected 1 to {MAX_KEY_LENGTH}"
+        )
     # a client that has gone calls again with its key
     caller = Caller(caller.user)
     key_id = "http-" + hashlib.sha256(f"{caller.owner}\0{key}".encode()).hexdigest()[:24]

@@ -14,7 +14,7 @@ _USER_LABEL = "user"
 
 def status_for(status: PoolStatus, user: str, own_jobs: Set[str]) -> PoolStatus:
     """Return `status` with the waiting tasks, GPU-seconds, runs and submissions of `user` only, and the failures of
-    `own_jobs`. Totals are those of all users.
+    `own_jobs`. Totals are of all users.
     """
     return replace(
         status,

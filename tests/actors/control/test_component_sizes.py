@@ -31,7 +31,7 @@ async def test_sizes_of_unused_components_are_forgotten_and_named_again() -> Non
                     known = set(desk.state.costs.components)
                     ever_known |= known
                     forgotten += len(before - known)
-                    (worker,) = desk.controller._dispatcher._live.values()
+                    (worker,) = desk.controller._dispatcher.workers
                     files = worker.checked | desk.controller._tasks._files.keys()
                     assert not files & (before - known), "files of forgotten components are held"
     assert forgotten > 0

@@ -431,10 +431,10 @@ def test_a_submission_that_its_place_does_not_fit_is_refused_and_so_is_a_templat
         service.pool.submit_detached(request, output=service.out, layout=layout)
     with pytest.raises(UserError, match="has no id"):
         service.pool.submit_detached(request, output=service.out, name="{id}")
-    with pytest.raises(UserError, match="belongs to a submission of 1 requests"):
+    with pytest.raises(UserError, match="belongs to a submission of 1 request "):
         service.pool.submit_detached(request, output=service.out, jobs_id="files", name="{seed}")
     # nor has it left a layout in a place that another submission may have as files
-    with pytest.raises(UserError, match="belongs to a submission of 1 requests"):
+    with pytest.raises(UserError, match="belongs to a submission of 1 request "):
         service.pool.submit_detached(request, output=service.folder / "new", jobs_id="files", layout=layout)
     assert not (service.folder / "new").exists()
     assert [record.submission_id for record in service.pool.detached()] == ["files"]
