@@ -86,7 +86,13 @@ def name_check(options: PoolOptions) -> NameCheck:
     check_folders(settings)
     check_device(settings)
     check_named_models(settings)
-    return NameCheck.of(settings, EarlyReading().add)
+    return NameCheck.of(settings, EarlyReading().add, _say_slow)
+
+
+def _say_slow() -> None:
+    from modelpool.actors.cli.terminal.screen import say, user_console
+
+    say(user_console(), "checking as the pool would, before it starts (loads torch)", "dim")
 
 
 def simulates(options: PoolOptions) -> bool:
