@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from modelpool.actors.client.monitor import Monitor
 from modelpool.actors.outputs.results.job_ledger import EndState, JobLedger
 from modelpool.actors.outputs.results.outcomes import JobFailure, Summary, TaskSummary
+from modelpool.pool.values.core.errors import counted
 
 
 class JobEnds:
@@ -76,7 +77,9 @@ class JobEnds:
         """
         with self._monitor:
             if not self._monitor.wait_until(lambda: self.stopped, timeout):
-                raise TimeoutError(f"{self.ledger.unended} of {self.ledger.expected} jobs have not ended")
+                raise TimeoutError(
+                    f"{self.ledger.unended} of {counted(self.ledger.expected, 'job has', 'jobs have')} not ended"
+                )
             if self.problem is not None:
                 raise self.problem
             return self.summary()

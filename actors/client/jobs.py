@@ -26,7 +26,7 @@ from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.results.progress import Progress
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import SubmissionId, job_id_for
-from modelpool.pool.values.core.errors import UserError, counted
+from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 from modelpool.pool.values.core.previews import INTERVAL_SECONDS
 from modelpool.pool.values.specs.spec import JobId
 
@@ -80,6 +80,7 @@ class JobHandle:
         Raises JobFailed if there is none, TimeoutError, PoolLost, and UserError if it was returned before, is not
         written and was not kept.
         """
+        _check_timeout(timeout)
         return _output(self._followed.outputs.result_at(self._position, timeout))
 
     def __await__(self) -> Generator[Any, None, OutputResult]:
@@ -137,6 +138,8 @@ class Jobs:
     def __getitem__(self, position: slice) -> tuple[JobHandle, ...]: ...
     def __getitem__(self, position: int | slice) -> JobHandle | tuple[JobHandle, ...]:
         count = len(self)
+        if not isinstance(position, (int, slice)):
+            raise TypeError(f"jobs[{position!r}]: expected a position, or a slice of positions")
         if isinstance(position, slice):
             return tuple(JobHandle(self._followed, place) for place in range(*position.indices(count)))
         if not -count <= position < count:
@@ -198,6 +201,7 @@ class Jobs:
         """Wait until every job has ended; results can still be iterated. Raises TimeoutError, PoolLost, or why not all
         requests of a stream could be taken.
         """
+        _check_timeout(timeout)
         return self._followed.ends.wait(timeout)
 
     def cancel(self) -> None:
@@ -257,7 +261,7 @@ class Jobs:
         from IPython import display  # only IPython calls this
 
         class Bar:
-            """What is drawn now."""
+            """The bar as drawn now."""
 
             def __init__(self, html: str, text: str) -> None:
                 self._html, self._text = html, text
@@ -410,3 +414,9 @@ def _counts(now: Progress) -> str:
     parts += [f"{now.cancelled} cancelled"] if now.cancelled else []
     parts += [f"{len(now.running)} running"] if now.running else []
     return ", ".join(parts)
+
+
+def _check_timeout(timeout: object) -> None:
+    """Raise UnusableField for what is no time; None waits without end."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+        raise unusable_field("timeout", timeout, "seconds, or None")

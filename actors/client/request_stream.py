@@ -50,7 +50,7 @@ class RequestStream:
         hold: bool,
     ) -> None:
         """`open_writer` is called once, before the first request is queued. `warn` issues warnings of the pool. `user`
-        is that of requests that set none. `hold`: queue nothing before all are checked.
+        is for requests that set none. `hold`: queue nothing before all are checked.
         """
         self._connection = connection
         self._jobs = jobs
@@ -107,7 +107,7 @@ class RequestStream:
             self._jobs.seal()
 
     def _submit(self, chunk: Sequence[GenerateRequest]) -> None:
-        """Check a chunk, and queue what is accepted of it."""
+        """Check a chunk, and queue its accepted requests."""
         first, self._taken = self._taken, self._taken + len(chunk)
         answers = self._checked(first, chunk)
         impossible = sum(isinstance(answer, UserError) for answer in answers.values())

@@ -74,7 +74,7 @@ class Node:
     #: bytes of files in memory, least recently read first
     files: OrderedDict[ComponentKey, int] = field(default_factory=OrderedDict)
     used_bytes: int = 0
-    #: those of `files` that are being read, until a run that reads them ends
+    #: keys of `files` that are being read, until a run that reads them ends
     incoming: set[ComponentKey] = field(default_factory=set)
     #: files that it lacks, oldest first
     unavailable: OrderedDict[ComponentKey, UnavailableFile] = field(default_factory=OrderedDict)

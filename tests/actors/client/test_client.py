@@ -383,7 +383,7 @@ def test_an_interrupt_while_a_image_is_fetched_does_not_lose_it(pool) -> None:
 
 def test_waiting_has_a_limit(endless_pool) -> None:
     jobs = endless_pool.submit(request(ENDLESS))
-    with pytest.raises(TimeoutError, match="1 of 1 jobs have not ended"):
+    with pytest.raises(TimeoutError, match="1 of 1 job has not ended"):
         jobs.wait(0.01)
     jobs.cancel()
     assert jobs.wait(60).cancelled == 1
