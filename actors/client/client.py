@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from modelpool.actors.client.followed_jobs import FollowedJobs
 from modelpool.actors.client.jobs import JobHandle, Jobs, image_of
-from modelpool.actors.client.output_writer import HOLD_SECONDS, ImageWriter
+from modelpool.actors.client.output_writer import HOLD_SECONDS, DriverOutputs, ImageWriter
 from modelpool.actors.client.request_stream import Decide, RequestStream
 from modelpool.actors.client.stage_result import StageResult
 from modelpool.actors.config.config import PoolConfig
-from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
+from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, output_address
 from modelpool.actors.control.catalog_questions import FILE_NAMES, LORAS, MODELS
 from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.control.event_reader import EventReader, Listener
@@ -35,7 +35,7 @@ from modelpool.actors.control.status_values import PinnedModel, PoolStatus, Work
 from modelpool.actors.graph.common.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.layout import OutputLayout
-from modelpool.actors.outputs.open_outputs import check_store, open_outputs
+from modelpool.actors.outputs.open_outputs import check_store
 from modelpool.actors.outputs.output_check import check_outputs
 from modelpool.actors.outputs.results.outcomes import ImageResult, PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
@@ -111,17 +111,13 @@ class ModelPool:
         #: returns why a pool that was joined has ended, once this program has left it; "" while it runs. Calls raise
         #: PoolLost then, and `connect` joins the next pool. Other pools end with their program
         self.why_ended = ended
-        self._node_writers = node_writers
         self._jobs = jobs
         self._close = close
-        self._output = output
-        self._file_name = file_name
+        self._outputs = DriverOutputs(connection, output, file_name, hold_seconds, node_writers)
         self._closed = False
         #: user of jobs that set none
         self._user = user_of_this_process()
         self._client_id = ClientId(uuid.uuid4().hex)
-        self._writers: dict[OutputAddress, ImageWriter] = {}
-        self._hold_seconds = hold_seconds
         #: calls `on_preview`
         self._previews = LatestQueue("modelpool previews")
         #: submissions with requests that are still being taken
@@ -262,10 +258,10 @@ class ModelPool:
         """
         requests = _several(requests)
         terms = _Qos(priority, user, deadline)
-        template = self._template(name)
+        template = self._outputs.template(name)
         user_name = self._user if terms.user is None else terms.user
         wish = None if on_preview is None and preview_seconds is None else _preview_wish(preview_seconds)
-        jobs = self._new_jobs(user_name, self._writer(output), template, on_preview, wish)
+        jobs = self._new_jobs(user_name, self._outputs.writer(output), template, on_preview, wish)
         images = InputImages(self._connection.give)
         drawn = (one for given in requests for one in terms.fill_in(request_of(given)).expanded())
         # complete: nothing is queued before all of it is checked
@@ -307,11 +303,18 @@ class ModelPool:
         Returns at once. If `chunks` or `decide` raises, everything is cancelled, and `Jobs.results` raises the same.
         `output` is opened when the first request is accepted; `name` and `on_preview` are as in `submit`.
         """
-        template = self._template(name)
+        template = self._outputs.template(name)
         wish = None if on_preview is None else PreviewWish()
         jobs = self._new_jobs(self._user, None, template, on_preview, wish)
         stream = RequestStream(
-            self._connection, jobs, self._client_id, decide, partial(self._writer, output), _warn, self._user, hold
+            self._connection,
+            jobs,
+            self._client_id,
+            decide,
+            partial(self._outputs.writer, output),
+            _warn,
+            self._user,
+            hold,
         )
         self._streams = [known for known in self._streams if known.is_open] + [stream]
         seeded = (tuple(map(_with_seed, chunk)) for chunk in chunks)
@@ -344,7 +347,7 @@ class ModelPool:
         from modelpool.actors.client.detached_jobs import MOST_TRIES, submit_detached
 
         terms, several = _Qos(priority, user, deadline), _several(requests)
-        template = self._template(name)
+        template = self._outputs.template(name)
 
         def seeded() -> Iterator[GenerateRequest]:
             wanted = (one for given in several for one in terms.fill_in(request_of(given)).expanded())
@@ -600,10 +603,7 @@ class ModelPool:
             stream.stop()
         self._reader.stop(wake=partial(_leave, self._connection, self._client_id))
         self._previews.close()
-        for writer in self._writers.values():
-            writer.close()
-        if self._node_writers is not None:
-            self._node_writers.close()
+        self._outputs.close()
         self._close()
 
     def __enter__(self) -> Self:
@@ -646,10 +646,6 @@ class ModelPool:
             raise UserError("this pool ends with its driver, so it has no detached jobs; start one with `modelpool up`")
         return self._jobs()
 
-    def _template(self, name: str | None) -> NameTemplate | None:
-        text = self._file_name if name is None else name
-        return None if text is None else NameTemplate.of(text)
-
     def _new_jobs(
         self,
         user: str,
@@ -691,21 +687,6 @@ class ModelPool:
         )
         self._reader.listen(jobs.id, jobs)
         return jobs
-
-    def _writer(self, output: str | Path | Literal[False] | None) -> ImageWriter | None:
-        if not (output is None or output is False or isinstance(output, str | Path)):
-            raise unusable_field("output", output, "a folder, a URL such as s3://bucket/folder, or False")
-        given = self._output if output is None else None if output is False else output_address(output)
-        if given is None:
-            return None
-        address = absolute_address(given)
-        if address in self._writers:
-            self._writers[address].prepare()
-        else:
-            self._writers[address] = ImageWriter(
-                open_outputs(address), self._connection, self._hold_seconds, self._node_writers
-            )
-        return self._writers[address]
 
     def _stage(
         self, stage: StageLike, given: dict[TaskId, ResultRef] | None = None, terms: _Qos | None = None
