@@ -10,13 +10,17 @@ from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import NO_NODE, NodeId, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.model.messages import (
     Command,
+    Cordoned,
+    DisruptionsAllowed,
     EndWorker,
     Event,
     NodeDraining,
     Outcome,
     ResolveJob,
+    RestartRequested,
     RunEnded,
     StartFailed,
+    Uncordoned,
     WorkerDown,
     WorkerUp,
 )
@@ -94,8 +98,41 @@ def pool_event(
             seconds = max(0.0, event.deadline - event.at)
             reason = f": {shortened(event.reason)}" if event.reason else ""
             return HistoryEvent(at, EventKind.NODE_DRAINING, f"node {node} ends in {seconds:.0f} s{reason}", node)
+        case Cordoned() | Uncordoned() | RestartRequested():
+            return _order_event(event, at, places, names)
+        case DisruptionsAllowed():
+            if event.obstacle:
+                text = f"nodes are not given up from now on: {shortened(event.obstacle)}"
+                return HistoryEvent(at, EventKind.DISRUPTIONS_BARRED, text)
+            return HistoryEvent(at, EventKind.DISRUPTIONS_ALLOWED, "nodes may be given up from now on")
         case _:
             return None
+
+
+def _order_event(
+    event: Cordoned | Uncordoned | RestartRequested,
+    at: float,
+    places: Mapping[WorkerId, WorkerPlace],
+    names: Mapping[NodeId, str],
+) -> HistoryEvent:
+    """Return the event for an order of an operator."""
+    node = NO_NODE if isinstance(event, RestartRequested) else event.node
+    name = f"node {names.get(node, node)}" if node else f"worker {event.worker_id}"
+    match event:
+        case RestartRequested():
+            seconds = max(0.0, event.deadline - event.at)
+            kind, text = EventKind.RESTART_ORDERED, f"{name} is restarted by the operator, within {seconds:.0f} s"
+        case Uncordoned():  # also when the node is gone
+            kind, text = EventKind.UNCORDONED, f"{name} is uncordoned"
+        case Cordoned() if event.deadline is None:
+            kind, text = EventKind.CORDONED, f"{name} is cordoned by the operator: nothing new is placed there"
+        case Cordoned():
+            seconds = 0.0 if event.deadline is None else max(0.0, event.deadline - event.at)
+            kind = EventKind.DRAIN_ORDERED
+            text = f"{name} is drained by the operator: its workers end within {seconds:.0f} s"
+    if node:
+        return HistoryEvent(at, kind, text, names.get(node, node))
+    return _of_worker(at, kind, text, event.worker_id, places, names)
 
 
 def command_event(

@@ -54,16 +54,20 @@ from modelpool.pool.values.specs.spec import NodeId, RunErrorKind, TaskId, Worke
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.messages import (
     Command,
+    Cordoned,
+    DisruptionsAllowed,
     EndWorker,
     Event,
     NodeDraining,
     Remembered,
     ResolveJob,
+    RestartRequested,
     RunEnded,
     RunTask,
     StartFailed,
     StartWorker,
     TaskRevoked,
+    Uncordoned,
     WorkerDown,
     WorkerUp,
 )
@@ -125,6 +129,10 @@ class PoolHistory:
             WorkerUp: self._worker_up,
             StartFailed: self._noted,
             NodeDraining: self._noted,
+            Cordoned: self._noted,
+            Uncordoned: self._noted,
+            RestartRequested: self._noted,
+            DisruptionsAllowed: self._noted,
             TaskRevoked: self._task_revoked,
             Remembered: self._remembered,
         }

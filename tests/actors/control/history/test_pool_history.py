@@ -17,6 +17,7 @@ from modelpool.actors.control.history.history_file import HistoryFile
 from modelpool.actors.control.history.history_reader import NO_WORK, HistoryReader
 from modelpool.actors.control.history.history_values import CostSums, EventKind
 from modelpool.actors.control.history.pool_history import PoolHistory
+from modelpool.actors.control.operator_orders import OperatorOrder, Order
 from modelpool.actors.control.past_jobs import memory_text
 from modelpool.actors.control.status import PoolStatus
 from modelpool.actors.request.requests import GenerateRequest
@@ -370,6 +371,35 @@ def test_nodes_that_join_leave_and_are_drained_are_events_with_names(place: Plac
     assert said[EventKind.WORKER_UP].node == "one"
     found = place.reader().events(node="two")
     assert [each.event.kind for each in found] == [EventKind.NODE_LEFT]
+
+
+def test_orders_of_operators_are_events(place: Place) -> None:
+    async def talk() -> None:
+        nodes = Nodes("one", "two")
+        desk = Desk(workers=1, history=place.history(), nodes=nodes)
+        desk.fleet.node = NodeId("id-one")
+        await desk.open()
+        await desk.clock.advance(2.0)
+        for order, named in (
+            (Order.CORDON, "one"),
+            (Order.UNCORDON, "one"),
+            (Order.RESTART, "gpu-0"),
+            (Order.DRAIN, "two"),
+        ):
+            await desk.controller.operate(OperatorOrder(order, named, 60.0, is_forced=True))
+            await settle()
+        await desk.controller.close()
+
+    asyncio.run(talk())
+    events = [each.event for each in place.reader().events()]
+    ordered = {event.kind: (event.node, event.worker, event.text) for event in events}
+    assert ordered[EventKind.CORDONED][0] == ordered[EventKind.UNCORDONED][0] == "one"
+    assert ordered[EventKind.RESTART_ORDERED][1] == "gpu-0"
+    assert ordered[EventKind.DRAIN_ORDERED] == (
+        "two",
+        "",
+        "node two is drained by the operator: its workers end within 60 s",
+    )
 
 
 def test_outputs_on_hold_and_stuck_submissions_are_events_once(place: Place) -> None:
