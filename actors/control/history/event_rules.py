@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from modelpool.actors.control.history.history_values import EventKind, HistoryEvent
 from modelpool.pool.values.core.errors import counted
@@ -30,6 +31,8 @@ from modelpool.scheduler.model.scaling_record import ScalingRule, ScalingWhy
 MOST_CHARACTERS = 300
 #: nodes that one event names
 MOST_NAMED = 20
+#: a limit that is reached again within this time was not free: work comes and goes
+FREE_SECONDS = 600.0
 #: seconds without a run that begins or ends after which a submission is stuck
 STUCK_SECONDS = 900.0
 
@@ -212,9 +215,13 @@ def group_events(before: Sequence[GroupState], now: Sequence[GroupState], at: fl
     return tuple(events)
 
 
-def limit_events(before: frozenset[str], now: frozenset[str], at: float) -> tuple[HistoryEvent, ...]:
-    """Return the events for limits that are reached now and were not before."""
-    return tuple(HistoryEvent(at, EventKind.LIMIT_REACHED, text, same=text) for text in sorted(now - before))
+def limit_events(
+    reached_at: Mapping[str, float], now: float, reached: Collection[str], at: float
+) -> tuple[HistoryEvent, ...]:
+    """Return the events for limits that are reached now, and were not within FREE_SECONDS. `reached_at` is when each was
+    reached last, and `now` the time, both on a monotonic clock."""
+    new = [text for text in sorted(reached) if now - reached_at.get(text, -inf) > FREE_SECONDS]
+    return tuple(HistoryEvent(at, EventKind.LIMIT_REACHED, text, same=text) for text in new)
 
 
 def trouble_events(before: Sequence[str], now: Sequence[str], at: float) -> tuple[HistoryEvent, ...]:

@@ -116,7 +116,8 @@ class PoolHistory:
         self._names: dict[NodeId, str] = {}
         self._nodes: Mapping[NodeId, NodeChange] | None = None
         self._groups: tuple[GroupState, ...] = ()
-        self._limits: frozenset[str] = frozenset()
+        #: when each limit was reached last, on the controller's clock
+        self._limits: dict[str, float] = {}
         self._stalled: dict[str, float] = {}
         #: the latest decisions of autoscaling, which the core keeps, and the last of them that was noted
         self._decisions: Sequence[ScalingWhy] = ()
@@ -305,9 +306,9 @@ class PoolHistory:
         }
         if not self._state.demand.backlog.count:
             reached = set()
-        for event in limit_events(self._limits, frozenset(reached), at):
+        for event in limit_events(self._limits, now, reached, at):
             self.add(event)
-        self._limits = frozenset(reached)
+        self._limits |= dict.fromkeys(reached, now)
 
     def _look(self, now: float) -> None:
         before = frozenset(name for name, seconds in self._stalled.items() if seconds >= STUCK_SECONDS)
