@@ -96,7 +96,7 @@ def pool_event(
             return _of_worker(at, EventKind.WORKER_START_FAILED, text, event.worker_id, places, names, same)
         case NodeDraining():
             node = names.get(event.node, event.node)
-            if event.deadline == float("inf"):
+            if event.deadline == inf:
                 return HistoryEvent(at, EventKind.NODE_DRAIN_WITHDRAWN, f"node {node} stays", node)
             seconds = max(0.0, event.deadline - event.at)
             reason = f": {shortened(event.reason)}" if event.reason else ""
@@ -218,8 +218,8 @@ def group_events(before: Sequence[GroupState], now: Sequence[GroupState], at: fl
 def limit_events(
     reached_at: Mapping[str, float], now: float, reached: Collection[str], at: float
 ) -> tuple[HistoryEvent, ...]:
-    """Return the events for limits that are reached now, and were not within FREE_SECONDS. `reached_at` is when each was
-    reached last, and `now` the time, both on a monotonic clock."""
+    """Return the events for limits that are reached now, and were not within FREE_SECONDS. `reached_at` is when each
+    was reached last, and `now` the time, both on a monotonic clock."""
     new = [text for text in sorted(reached) if now - reached_at.get(text, -inf) > FREE_SECONDS]
     return tuple(HistoryEvent(at, EventKind.LIMIT_REACHED, text, same=text) for text in new)
 
