@@ -75,8 +75,7 @@ class OperatorDesk:
     def follow_cluster(self, view: ClusterView) -> None:
         """Withdraw the cordons of nodes that have left the cluster: one that joins again has another id."""
         alive = {node.node_id for node in view.nodes if node.alive}
-        gone = {node.node_id for node in view.nodes if not node.alive} - alive
-        for node in [node for node in self._state.worker_table.cordons.nodes if node in gone]:
+        for node in [node for node in self._state.worker_table.cordons.nodes if node not in alive]:
             self._dispatcher.post(Uncordoned(self._dispatcher.now, node))
 
     async def keep_watching_windows(self, clock: Clock) -> None:

@@ -378,10 +378,14 @@ class Autoscaler:
             for name, record in self.groups.items():
                 same = record.group.set_name
                 mine = [node for node in nodes if node.group and self.groups[node.group].group.set_name == same]
-                spare = sum(not node.is_kept for node in mine)
+                spare = sum(self._may_be_spare(node) for node in mine)
                 is_short = len(mine) < record.group.min_nodes and name in self._usable
                 is_busy = is_busy or (spare > 0 and len(mine) > record.group.min_nodes) or is_short
         return at + min(left + 1e-6, limits.interval_seconds if is_busy else inf)
+
+    def _may_be_spare(self, node: FleetNode) -> bool:
+        """Whether time alone may lead to giving the node up."""
+        return not node.is_kept and not node.is_cordoned and (node.is_starting or self._may_end()[0] != 0)
 
     def _outlooks(self) -> tuple[tuple[GroupOutlook, ...], str]:
         """The groups, with speeds relative to the GPUs of the first one, and the name of these GPUs."""

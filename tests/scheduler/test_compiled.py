@@ -45,6 +45,7 @@ from modelpool.scheduler.model.messages import (
     CancelRequested,
     Command,
     Cordoned,
+    DisruptionsAllowed,
     Event,
     FilesJudged,
     NodeDraining,
@@ -156,6 +157,7 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
     cluster.post(Uncordoned(last / 4, worker_id=gpus[3].worker_id))
     cluster.post(Cordoned(last / 1.5, node, deadline=last / 1.5 + 3.0))
     cluster.post(Uncordoned(last / 1.5 + 8.0, node))
+    cluster.post(DisruptionsAllowed(last / 6, "it is Monday"))
     cluster.post(RestartRequested(last / 3, gpus[2].worker_id, last / 3 + 5.0))
     runs = RememberedRuns(Stage.SAMPLE, (), "H100", (2.0, 3.0), (RememberedSize(20, 4, (1.5,)),))
     users = (RememberedUser(UserId("ann"), 1.0, 2.0, 3.0),)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.operator_orders import OperatorOrder, Order, OrderTaken
 from modelpool.actors.ray.fork_server import SERVER_VARIABLE
 from modelpool.pool.values.core.errors import UserError
+from modelpool.scheduler.autoscaling.preview import GroupPreview, ScalingPreview, WaitingLevel
+from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
 from tests.each_case import each_case
@@ -99,6 +102,7 @@ with connected() as pool:
     until(lambda: "drained by the operator" in str(pool.history(later.id + "-0")), "it says why it waits")
     assert run(["status", "mine"]) == 0
     assert run(["why", "gpu-0", "--pool", "mine"]) == 0
+    assert run(["autoscale", "--groups", str(folder / "groups.toml"), "--pool", "mine"]) == 0
     print("drained")
     assert run(["uncordon", node[:9], "--pool", "mine"]) == 0
     for each in (jobs, more, later):
@@ -123,6 +127,7 @@ def test_a_pool_is_maintained_while_it_works(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv(SERVER_VARIABLE, raising=False)
     config = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(device="sim", workers=2, name="mine")
+    (tmp_path / "groups.toml").write_text('[groups.tried]\ngpu_memory = "1GiB"\nmax = 3\n')
     started = start_in_background(config)
     try:
         used = subprocess.run(
@@ -131,6 +136,7 @@ def test_a_pool_is_maintained_while_it_works(tmp_path, monkeypatch) -> None:
         )  # fmt: skip
         steps = ["cordoned", "remembered", "restarted", "drained", "done"]
         assert [line for line in used.stdout.splitlines() if line in steps] == steps, used.stdout + used.stderr
+        assert "request 1 node" in used.stdout, "work that no worker takes is worth a node"
         require_equal_once(tmp_path / "disturbed", tmp_path / "calm", 30)
     finally:
         assert stop_running_pool("mine") == started
@@ -198,3 +204,40 @@ def test_wrong_times_are_refused(command: Command, text: str) -> None:
     ended = command("drain", "box", f"--deadline={text}", "--pool", "mine", pool=OrderedPool())
     assert ended.code == 2
     assert "a time span such as 90s, 15m or 2h" in ended.err
+
+
+@dataclasses.dataclass
+class ScaledPool(FakePool):
+    """A pool that is asked what it would request."""
+
+    asked: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+
+    def would_request(
+        self, groups: Sequence[NodeGroup] = (), limits: AutoscalingConfig | None = None
+    ) -> ScalingPreview:
+        self.asked.append(tuple(group.name for group in groups))
+        some = GroupPreview("spot", 1, 1, 0, 8, 1.5, 100.0, 2, ("requested 2 nodes of spot: it is worth it",))
+        none = GroupPreview("large", 2, 0, 1, 2, 12.0, 100.0, -1, ("gave up 1 node of large (n): it is idle",))
+        waiting = (WaitingLevel(24 << 30, 1, 20.0), WaitingLevel(None, 3, 60.0))
+        return ScalingPreview(waiting, (some, none), 2410.0, "it is Monday")
+
+
+def test_what_would_be_requested_is_shown(command: Command, tmp_path: Path) -> None:
+    pool = ScaledPool()
+    ended = command("autoscale", "--pool", "mine", pool=pool)
+    assert ended.code == 0
+    lines = [" ".join(line.split()) for line in ended.out.splitlines()]
+    assert "spot 1 1 0 8 1.5 request 2 nodes" in lines
+    assert "large 2 0 1 2 12 give up 1 node" in lines
+    text = " ".join(" ".join(lines).split())
+    assert "1 task of 20 GPU-seconds needs a GPU with 24.0 GiB; 3 tasks of 60 GPU-seconds fit on no GPU" in text
+    assert "On the nodes that exist they end in 2410 s" in text
+    assert "no node is given up now: it is Monday" in text
+    groups = tmp_path / "groups.toml"
+    groups.write_text("[groups.tried]\nmax = 3\n")
+    assert json.loads(command("autoscale", "--groups", groups, "--json", "--pool", "mine", pool=pool).out)["groups"]
+    assert pool.asked == [(), ("tried",)]
+    groups.write_text("[pool]\nworkers = 2\n")
+    ended = command("autoscale", "--groups", groups, "--pool", "mine", pool=pool)
+    assert (ended.code, len(pool.asked)) == (2, 2)
+    assert "without groups, expected tables such as [groups.a100]" in ended.err
