@@ -25,6 +25,7 @@ from modelpool.scheduler.model.messages import (
     WorkerDown,
     WorkerUp,
 )
+from modelpool.scheduler.model.node_groups import NodeGroup
 from modelpool.scheduler.model.scaling_record import ScalingRule, ScalingWhy
 
 #: longest text of a reason
@@ -213,6 +214,22 @@ def group_events(before: Sequence[GroupState], now: Sequence[GroupState], at: fl
             text = f"group {group.name} may grow again"
             events.append(HistoryEvent(at, EventKind.GROUP_USABLE, text, group=group.name))
     return tuple(events)
+
+
+def full_groups(groups: Sequence[NodeGroup], counts: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the groups, or sets of groups (`NodeGroup.part_of`), that have as many nodes as they may, as limits that
+    are reached while tasks wait. `counts` are nodes by group."""
+    nodes: dict[str, int] = {}
+    most: dict[str, int] = {}
+    for group in groups:
+        name = group.set_name
+        nodes[name] = nodes.get(name, 0) + counts.get(group.name, 0)
+        most[name] = group.max_nodes
+    return tuple(
+        f"group {name} has max_nodes, {most[name]}, while tasks wait"
+        for name, count in nodes.items()
+        if most[name] and count >= most[name]
+    )
 
 
 def limit_events(

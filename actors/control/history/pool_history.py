@@ -26,6 +26,7 @@ from modelpool.actors.control.history.event_rules import (
     WorkerPlace,
     command_event,
     decision_events,
+    full_groups,
     group_events,
     limit_events,
     node_events,
@@ -299,13 +300,7 @@ class PoolHistory:
         for event in group_events(self._groups, groups, at):
             self.add(event)
         self._groups = groups
-        reached = {
-            f"group {name} has max_nodes, {record.group.max_nodes}, while tasks wait"
-            for name, record in scaler.groups.items()
-            if record.group.max_nodes and counts.get(name, 0) >= record.group.max_nodes
-        }
-        if not self._state.demand.backlog.count:
-            reached = set()
+        reached = full_groups(self._state.config.groups, counts) if self._state.demand.backlog.count else ()
         for event in limit_events(self._limits, now, reached, at):
             self.add(event)
         self._limits |= dict.fromkeys(reached, now)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.control.history.event_rules import submission_name
+from modelpool.actors.control.history.event_rules import full_groups, submission_name
 from modelpool.actors.control.history.history_file import (
     TOGETHER_SECONDS,
     USUAL_BOUNDS,
@@ -41,6 +41,7 @@ from modelpool.actors.control.history.money_meter import MEMORY_SECONDS, MoneyMe
 from modelpool.actors.control.history.pool_history import history_path
 from modelpool.actors.control.history.spool import Spool, spooled_records, spools_left
 from modelpool.pool.values.core.errors import UnknownName
+from modelpool.scheduler.model.node_groups import NodeGroup
 from tests.each_case import each_case
 
 HOUR = 500_000
@@ -365,6 +366,17 @@ def test_a_record_costs_the_event_loop_microseconds(tmp_path: Path) -> None:
             spool.append(charge_text(charge(seconds=number / 7), texts))
         best = min(best, (time.perf_counter() - began) / 1000)
     assert best < 100e-6
+
+
+def test_instance_types_of_one_group_reach_its_maximum_together() -> None:
+    types = [NodeGroup(f"l4-{zone}", max_nodes=3, part_of="l4") for zone in ("a", "b")]
+    groups = (*types, NodeGroup("a100", max_nodes=1), NodeGroup("off", max_nodes=0))
+    cases = {
+        (("l4-a", 1), ("l4-b", 1)): (),
+        (("l4-a", 1), ("l4-b", 2)): ("group l4 has max_nodes, 3, while tasks wait",),
+        (("a100", 1),): ("group a100 has max_nodes, 1, while tasks wait",),
+    }
+    assert {counts: full_groups(groups, dict(counts)) for counts in cases} == cases
 
 
 # ---- money ---------------------------------------------------------------------------------------------------------
