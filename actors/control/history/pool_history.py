@@ -166,7 +166,7 @@ class PoolHistory:
         prefix = None
         try:
             prefix = spool_prefix(self.path, self._spool_folder)
-            self._spool = Spool(prefix)
+            self._spool = Spool(prefix, history=self.path.absolute())
         except OSError as failed:
             logger.warning(
                 "if this controller is killed, the costs of its last %.0f s are lost: %s", BATCH_SECONDS, failed

@@ -39,7 +39,7 @@ from modelpool.actors.control.history.history_values import (
 )
 from modelpool.actors.control.history.money_meter import MEMORY_SECONDS, MoneyMeter
 from modelpool.actors.control.history.pool_history import history_path
-from modelpool.actors.control.history.spool import Spool, spooled_records, spools_left
+from modelpool.actors.control.history.spool import Spool, remove_orphans, spooled_records, spools_left
 from modelpool.pool.values.core.errors import UnknownName
 from modelpool.scheduler.model.node_groups import NodeGroup
 from tests.each_case import each_case
@@ -312,7 +312,7 @@ def test_a_damaged_spool_has_the_records_before_the_damage(damage: str, tmp_path
         case "empty":
             content.clear()
         case "cut":
-            del content[18 + 3 * 24 + 10 :]
+            del content[4096 + 3 * 24 + 10 :]
         case "checksum":
             content[content.index(b"record 2")] ^= 1
     spool.path.write_bytes(content)
@@ -336,6 +336,17 @@ def test_records_are_read_as_they_were_written_and_others_are_counted() -> None:
     for wrong in ("", "[]", '["c", [1, 2], "used", 1, 2, 3]', '["c", [1, "", "", "", ""], "new", 1, 2, 3]'):
         with pytest.raises(ValueError):
             record_in_text(wrong)
+
+
+def test_spools_of_pools_whose_folder_is_gone_are_removed_after_a_day(tmp_path: Path) -> None:
+    there = Spool(tmp_path / "modelpool-0-a", history=tmp_path / "h.sqlite")
+    gone = Spool(tmp_path / "modelpool-0-b", history=tmp_path / "no folder" / "h.sqlite")
+    (tmp_path / "modelpool-0-c.1.spool").write_bytes(b"something else")
+    for days, left in ((0.5, {"a", "b", "c"}), (2.0, {"a", "c"})):
+        remove_orphans(tmp_path, "modelpool-0-*", time.time() + days * 86400)
+        assert {path.name[12] for path in tmp_path.glob("*.spool")} == left, days
+    there.close()
+    gone.close()
 
 
 def test_what_was_stored_of_a_spool_is_not_counted_again(tmp_path: Path) -> None:
