@@ -27,6 +27,12 @@ class EventKind(StrEnum):
     WORKER_LOST = "worker_lost"
     WORKER_START_FAILED = "worker_start_failed"
     WORKER_ENDED = "worker_ended"
+    CORDONED = "cordoned"
+    DRAIN_ORDERED = "drain_ordered"
+    UNCORDONED = "uncordoned"
+    RESTART_ORDERED = "restart_ordered"
+    DISRUPTIONS_BARRED = "disruptions_barred"
+    DISRUPTIONS_ALLOWED = "disruptions_allowed"
     NODES_REQUESTED = "nodes_requested"
     NODES_GIVEN_UP = "nodes_given_up"
     GROUP_BACKS_OFF = "group_backs_off"
@@ -69,7 +75,7 @@ class HistoryEvent:
 
 
 class CostKey(NamedTuple):
-    """What GPU time is counted by. `hour` is the number of whole hours since 1970. A tuple: one is made for each run."""
+    """What GPU time is counted by. `hour` is the number of whole hours since 1970. One is made for each run."""
 
     hour: int
     user: str
