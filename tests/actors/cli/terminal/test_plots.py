@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from modelpool.actors.cli.simulate.plan_cluster import MOST_PLOTTED, plotted_counts
-from modelpool.actors.cli.terminal.plots import Limit, PlotLine, Plot, text_plot, with_plot_value
+from modelpool.actors.cli.terminal.plots import Limit, Plot, PlotLine, text_plot, with_plot_value
 from tests.actors.cli.conftest import Command
 from tests.each_case import each_case
 
