@@ -29,6 +29,7 @@ from modelpool.actors.control.catalog_questions import FILE_NAMES, LORAS, MODELS
 from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.control.event_reader import EventReader, Listener
 from modelpool.actors.control.inputs.input_images import InputImages
+from modelpool.actors.control.operator_orders import MOST_ORDER_SECONDS, OperatorOrder, OrderTaken
 from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.status_values import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.common.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
@@ -61,7 +62,9 @@ if TYPE_CHECKING:
     from modelpool.actors.control.metrics.families import MetricFamily
     from modelpool.actors.ray.forks import Forks
     from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
+    from modelpool.scheduler.autoscaling.preview import ScalingPreview
     from modelpool.scheduler.core.history import JobHistory
+    from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
 
@@ -510,6 +513,31 @@ class ModelPool:
         from modelpool.actors.control.detached.job_service import JobService
 
         return service.call(JobService.pin, models, replicas)
+
+    def operate(self, order: OperatorOrder) -> OrderTaken:
+        """Begin to carry out an operator's order: cordon, uncordon or drain a node, cordon or restart a worker. The
+        journal of a pool of `modelpool up` has cordons and drains for a controller that replaces this one.
+
+        Raises UnusableField for a node or worker that the pool does not have (the message lists those that it has),
+        and for an order that a disruption limit or a maintenance window forbids.
+        """
+        if not 0.0 <= order.seconds <= MOST_ORDER_SECONDS:
+            raise unusable_field("seconds", order.seconds, f"a number from 0 to {MOST_ORDER_SECONDS:.0f}")
+        try:
+            service = self._job_service()
+        except UserError:  # the pool ends with its driver, or has no journal
+            return self._connection.call(CONTROLLER.operate, order)
+        from modelpool.actors.control.detached.job_service import JobService
+
+        return service.call(JobService.operate, order)
+
+    def would_request(
+        self, groups: Sequence[NodeGroup] = (), limits: AutoscalingConfig | None = None
+    ) -> ScalingPreview:
+        """Return the nodes that would be requested for the waiting work now, with the reasons, without requesting any:
+        of the pool's groups, or of these, within these limits. Raises UnusableField for a pool without groups, and for
+        groups that lack one that workers of the pool are of."""
+        return self._connection.call(CONTROLLER.would_request, tuple(groups), limits)
 
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""

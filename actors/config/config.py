@@ -18,6 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_
 
 from modelpool.actors.config.example_model import EXAMPLE_VRAM, LORAS_FOLDER, MODELS_FOLDER, example_folder
 from modelpool.actors.config.group_sections import GROUPS, autoscaling_of, describe_groups, node_groups
+from modelpool.actors.config.maintenance_section import MaintenanceSection
 from modelpool.actors.config.model_settings import ModelSettings, settings_of_models
 from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
 from modelpool.actors.config.separate_models import SeparateModel, separate_models
@@ -47,8 +48,13 @@ _USERS = "users"
 #: nodes of the controller: the cluster's head, or the node of the program that starts the pool
 ControllerPlace: TypeAlias = Literal["head", "driver"]
 _AUTOSCALING = "autoscaling"
-#: keys of the scheduler that are tables of their own in the file, with an example of each
-_TABLES: Mapping[str, str] = {"shares": "[users.ann]", "groups": "[groups.a100]", "autoscaling": "[autoscaling]"}
+#: keys of the scheduler that are elsewhere in the file, and where
+_TABLES: Mapping[str, str] = {
+    "shares": "tables such as [users.ann]",
+    "groups": "tables such as [groups.a100]",
+    "autoscaling": "tables such as [autoscaling]",
+    "max_unavailable_nodes": "max_unavailable in [maintenance]",
+}
 #: smallest size that may be written without a unit
 LEAST_PLAIN_BYTES = 1_000_000
 #: larger numbers without a unit were meant in MiB
@@ -419,6 +425,7 @@ class PoolConfig(Strict):
     output: OutputSection = OutputSection()
     serve: ServeSection = ServeSection()
     observability: ObservabilitySection = ObservabilitySection()
+    maintenance: MaintenanceSection = MaintenanceSection()
 
     @classmethod
     def load(cls, path: str | Path) -> PoolConfig:
@@ -631,7 +638,7 @@ def _section(name: str, keys: Mapping[str, Any]) -> Strict | SchedulerConfig:
 def _scheduler_config(keys: Mapping[str, Any]) -> SchedulerConfig:
     for key, table in _TABLES.items():
         if key in keys:
-            raise unusable_field(key, keys[key], f"no such key here; write tables such as {table}")
+            raise unusable_field(key, keys[key], f"no such key here; write {table}")
     for key, found in keys.items():
         if (
             isinstance(found, bool) and key != "placement"

@@ -82,6 +82,10 @@ def pool_status(
         nodes={w.node: short_name(NodeId(w.node), where.names) for w in snapshot.workers if w.node},
         waiting_for=waiting_for,
         left_seconds=snapshot.left_seconds,
+        cordoned_nodes={
+            short_name(node, where.names): "drained" if is_drained else "cordoned"
+            for node, is_drained in snapshot.cordoned_nodes
+        },
         scaling=None if snapshot.scaling is None else _node_costs(snapshot.scaling),
     )
 
@@ -136,7 +140,7 @@ def _not_up(worker: WorkerSnapshot, trouble: str, where: Whereabouts) -> str:
     node = where.placed.get((worker.worker_id, worker.incarnation))
     if worker.status == "given_up":
         return f"refused{_on(node, where)}: {trouble}" if trouble else f"refused{_on(node, where)}"
-    if worker.status != "starting":
+    if worker.status != "starting":  # one that is drained has an order, which says so
         return ""
     last = where.placed.get((worker.worker_id, worker.incarnation - 1))
     before = f"; before{_on(last, where)}: {trouble}" if trouble else ""
@@ -208,4 +212,7 @@ def _worker_status(
         unavailable=worker.unavailable,
         leaves_in=None if worker.drain_deadline is None else max(0.0, worker.drain_deadline - at),
         silent_seconds=silent_seconds,
+        order=worker.order,
+        order_seconds=None if worker.ordered_at is None else max(0.0, at - worker.ordered_at),
+        order_left=None if worker.leave_by is None else max(0.0, worker.leave_by - at),
     )

@@ -44,7 +44,7 @@ class RunStatus:
 class WorkerStatus:
     """One worker.
 
-    state           "starting", "idle", "busy" or "given_up"
+    state           "starting", "idle", "busy", "given_up" or "drained"
     device          name of the GPU; "" while it starts
     incarnation     increases by one with each start
     resident        components with bytes on the GPU, least recently used first
@@ -53,6 +53,9 @@ class WorkerStatus:
     unavailable     why files cannot be used on its node: they are missing there, or differ
     leaves_in       seconds until its node ends, as announced; None if nothing was
     silent_seconds  for how long it has not answered; 0 if it does
+    order           what the operator wants of it: "cordoned", "draining", "drained", "restarting"; "" for nothing
+    order_seconds   since when it is cordoned or drained; None if it is neither
+    order_left      seconds until its run must have ended for that; None if it need not
     node            Ray's id of its node; "" if unknown
     node_name       display name of the node; "" if unknown
     not_up          why it is not up: "pending: ...", "starting on ...", "starts again; before: ..." or "refused: ...";
@@ -83,6 +86,34 @@ class WorkerStatus:
     unavailable: tuple[str, ...] = ()
     leaves_in: float | None = None
     silent_seconds: float = 0.0
+    order: str = ""
+    order_seconds: float | None = None
+    order_left: float | None = None
+
+    @property
+    def order_words(self) -> str:
+        """What the operator wants of it, as a clause; "" for nothing."""
+        since = "" if self.order_seconds is None else f" by the operator for {_span(self.order_seconds)}"
+        left = "" if self.order_left is None else f", its run ends within {_span(self.order_left)}"
+        match self.order:
+            case "cordoned":
+                return f"cordoned{since}: takes no new tasks"
+            case "draining":
+                return f"its node is drained{since}{left}"
+            case "drained":
+                return f"its node is drained{since}; starts again when that is uncordoned"
+            case "restarting":
+                return f"restarted by the operator when its run has ended{left}"
+            case _:
+                return ""
+
+
+def _span(seconds: float) -> str:
+    """Return a time span in its largest whole unit that says enough."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +223,8 @@ class PoolStatus:
     record       the event log file, on the controller's node, or why recording stopped; "" if recording is off
     controller   display name of the controller's node; "" if unknown
     nodes        display name of each node that has or had workers, by Ray's id
+    cordoned_nodes  display names of the nodes that an operator has cordoned or drained, with the state: "cordoned" or
+                 "drained"
     waiting_for  what workers without a node wait for, as a sentence; "" if none does
     pins         models that stay on GPUs, in the order in which they were pinned
     left_seconds expected time until everything that waits has run, without loads; None while no worker is up
@@ -232,3 +265,4 @@ class PoolStatus:
     controller_restarts: int = 0
     history_trouble: str = ""
     submissions: tuple[SubmissionStatus, ...] = ()
+    cordoned_nodes: Mapping[str, str] = field(default_factory=dict)

@@ -118,11 +118,14 @@ class ControllerActor(Controller):
         sys.setswitchinterval(SWITCH_SECONDS)
         me = ray.get_runtime_context().current_actor
         succession = _succession(plan, namespace, name, epoch, me)
-        ray_nodes = RayNodes()
+        ray_nodes, state = RayNodes(), SchedulerState(plan.scheduler)
+        cordons = state.worker_table.cordons
         super().__init__(
-            state=SchedulerState(plan.scheduler),
+            state=state,
             fleet=RayFleet(
-                create=lambda new: _create_worker(plan, new, me, succession, f"{namespace}/{name}"),
+                create=lambda new: _create_worker(
+                    plan, new, me, succession, f"{namespace}/{name}", tuple(cordons.drained())
+                ),
                 needs=partial(_needs, plan),
                 examiner=LossExaminer(ray_nodes),
                 recent_view=partial(ray_nodes.recent, plan.nodes.poll_seconds),
@@ -140,6 +143,7 @@ class ControllerActor(Controller):
                 plan.nodes.poll_seconds,
                 plan.elastic,
                 ClusterFacts(None if nodes is None else ray_nodes, plan.gpus_per_worker > 0),
+                plan.maintenance.obstacle,
             ),
             records=Records(
                 Recorder(plan.record, plan.scheduler),
@@ -413,11 +417,17 @@ def _succession(
 
 
 def _create_worker(
-    plan: PoolPlan, new: WorkerOrigin, controller: ActorHandle[Any], succession: Succession | None, pool: str
+    plan: PoolPlan,
+    new: WorkerOrigin,
+    controller: ActorHandle[Any],
+    succession: Succession | None,
+    pool: str,
+    drained: tuple[NodeId, ...] = (),
 ) -> ActorHandle[Any]:
+    """Start a worker, on none of the nodes that an operator has `drained`."""
     detached = {} if succession is None else detached_options(succession.namespace, succession.pool, new)
     actor_class = ray.remote(
-        **_needs(plan, new.group).options,
+        **_needs(plan, new.group).options_beside(drained),
         **PLAIN,
         **detached,
         concurrency_groups=worker_threads(plan.overlaps_decode),

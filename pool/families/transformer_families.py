@@ -41,7 +41,7 @@ TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.
 _MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "vision_encoder."
 #: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image"})
-#: families with a text encoder that must see the input image: accepted if the vision part is present
+#: families with a text encoder that must see the input image: they accept one if the vision part is present
 TEXT_VISION: Mapping[str, TextVision] = {
     family.name: family.text.vision for family in defined_families() if family.text.vision is not None
 }

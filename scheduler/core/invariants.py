@@ -153,6 +153,13 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     assert worker.wanted or worker.status in (WorkerState.STARTING, WorkerState.BUSY), _story(state, name, "lingers")
     assert worker.incarnation == state.worker_table.incarnations[name], _story(state, name, "has an old number")
     _queue(state, worker)
+    assert worker.cordon == state.worker_table.cordons.of(worker), _story(state, name, f"has cordon {worker.cordon}")
+    assert worker.status is not WorkerState.DRAINED or worker.drains, _story(state, name, "is down without a drain")
+    stays = worker.drains or _waits_for_hashes(state, worker)
+    assert stays or not worker.is_idle or worker.restart_by is None, _story(state, name, "is idle, and not restarted")
+    assert not (worker.is_idle and worker.drains) or _waits_for_hashes(state, worker), _story(
+        state, name, "is idle, and its machine is drained"
+    )
     limit = state.config.start_retry_limit
     given_up = worker.status is WorkerState.GIVEN_UP
     assert given_up == (worker.failures >= limit) or up, _story(state, name, f"failed {worker.failures} times")
@@ -182,6 +189,10 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     assert worker.used_bytes + running_bytes <= worker.residency.capacity_bytes, _story(state, name, "is overfull")
 
 
+def _waits_for_hashes(state: SchedulerState, worker: Worker) -> bool:
+    return (worker.worker_id, worker.incarnation) in state.refutation.verdicts.pending
+
+
 def _queue(state: SchedulerState, worker: Worker) -> None:
     name, queue = worker.worker_id, worker.queue
     assert not queue or worker.status is WorkerState.BUSY, _story(state, name, "has queued tasks, and no run")
@@ -191,7 +202,7 @@ def _queue(state: SchedulerState, worker: Worker) -> None:
     assert abs(worker.queued_seconds - sum(queued.seconds for queued in queue)) < 1e-6, _story(
         state, name, f"counts {worker.queued_seconds} s of queued tasks"
     )
-    stays = worker.wanted and worker.drain_deadline is None and state.ends_at is None
+    stays = worker.takes_tasks and worker.drain_deadline is None and state.ends_at is None
     for queued in queue:
         task = state.demand.tasks[queued.task_id]
         assert task.worker_id == name, _story(state, name, f"runs {task.name} later, which is on {task.worker_id}")

@@ -65,7 +65,7 @@ class Membership:
     def down(self, event: WorkerDown) -> None:
         """A worker is gone."""
         worker = self._worker_table.current(event.worker_id, event.incarnation)
-        if worker is not None and worker.status is not WorkerState.GIVEN_UP:
+        if worker is not None and worker.status not in (WorkerState.GIVEN_UP, WorkerState.DRAINED):
             cause = event.cause
             if worker.drain_deadline is not None and not cause.is_external:
                 cause = LossCause.PREEMPTED  # a machine that is drained ends its processes in many ways
@@ -121,7 +121,7 @@ class Membership:
                 task.alone = task.alone or queued.may_have_started
                 self._recovery.came_back(task, queued.ready_at, "its worker was lost before it started")
         if self._costs.fetched.disks:
-            self._costs.keep_disks(self._worker_table.worker_index.on_node)
+            self._costs.keep_disks(self._worker_table.nodes())
         if error is not None:
             for name in lost:
                 task = self._demand.tasks.get(name)  # it may have been removed with the job of another

@@ -394,7 +394,7 @@ class Recovery:
         """A worker was lost with a task that does not run again: either may be the cause. While others are up a worker
         that is lost too often can be given up; the only one cannot, or a few bad tasks would end the pool."""
         others = (w for w in self._worker_table.workers.values() if w.worker_id != worker_id)
-        if not any(worker.live and worker.wanted for worker in others):
+        if not any(worker.live and worker.takes_tasks for worker in others):
             self._worker_table.forgive(worker_id)
 
     def _quarantine_out_of_memory(self, task: Task, error: RunError, at: float) -> None:

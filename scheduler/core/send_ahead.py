@@ -260,6 +260,8 @@ class SendAhead:
                 reason = "the pool ends"
             elif not worker.wanted or worker.drain_deadline is not None:
                 reason = f"{worker.worker_id} will end"
+            elif not worker.takes_tasks:
+                reason = f"the operator wants nothing new on {worker.worker_id}"
             elif is_any_idle:
                 late_at = self._late_at(worker)
                 if at >= late_at:

@@ -39,6 +39,8 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
     WorkerDown       once, for any reason why a live incarnation is gone; not after EndWorker. RunEnded of its task may
                      come late and is dropped
     NodeDraining     at any time, also for machines without workers, and again when the deadline changes
+    Cordoned         likewise, and for workers; Uncordoned and RestartRequested also for unknown ones
+    DisruptionsAllowed  when that changes; until the first, they are
     RunEnded         before it, hold the result of a successful run under the task's id; the core keeps or releases it.
                      One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow.
                      Before one with a state, hold the state under its id (`state_id`), in place of an earlier one
@@ -64,6 +66,7 @@ from math import inf
 from modelpool.pool.values.specs.spec import (
     NO_NODE,
     JobId,
+    NodeId,
     RunError,
     RunErrorKind,
     TaskId,
@@ -71,6 +74,7 @@ from modelpool.pool.values.specs.spec import (
 )
 from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.leaving import Leaving
+from modelpool.scheduler.core.maintenance import Maintenance
 from modelpool.scheduler.core.membership import Membership
 from modelpool.scheduler.core.node_limits import NodeLimits
 from modelpool.scheduler.core.preemption import Preemption
@@ -85,6 +89,7 @@ from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.placement.pinned_loads import PinnedLoads
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.cordons import unavailable
 from modelpool.scheduler.model.file_verdicts import FileVerdicts
 from modelpool.scheduler.model.jobs import Task
 from modelpool.scheduler.model.kept_states import KeptState, kept_state, state_id
@@ -92,14 +97,18 @@ from modelpool.scheduler.model.messages import (
     CancelRequested,
     Command,
     ComponentsKnown,
+    Cordoned,
+    DisruptionsAllowed,
     Event,
     FilesJudged,
+    LossCause,
     NodeDraining,
     PinComponents,
     PoolEnding,
     PruneComponents,
     ReleaseResult,
     Remembered,
+    RestartRequested,
     ResultLost,
     RunEnded,
     StartFailed,
@@ -107,6 +116,7 @@ from modelpool.scheduler.model.messages import (
     Submitted,
     TaskRevoked,
     Tick,
+    Uncordoned,
     WeightsLoaded,
     WorkerDown,
     WorkersWanted,
@@ -147,6 +157,8 @@ class SchedulerState:
         #: the sets of components that must stay resident
         self.pinned_loads = PinnedLoads(self.costs, self.worker_table, self.log, self._out)
         verdicts = FileVerdicts()
+        #: what operators request: cordons, drains, restarts
+        self.maintenance = Maintenance(self.worker_table, self.leaving, self.preemption, self.log, verdicts.pending)
         #: decides how many nodes exist; None without groups
         self.autoscaler: Autoscaler | None = None
         if self.config.groups:
@@ -235,6 +247,17 @@ class SchedulerState:
                 self.membership.changed()
             case NodeDraining():
                 self.node_limits.drain(event.node, event.deadline, self.at)
+            case Cordoned():
+                self.maintenance.cordon(event, self.at)
+                self.membership.changed()
+            case Uncordoned():
+                self.maintenance.uncordon(event)
+                self.membership.changed()
+            case RestartRequested():
+                self.maintenance.restart(event)
+                self.membership.changed()
+            case DisruptionsAllowed():
+                self.worker_table.cordons.obstacle = event.obstacle
             case WorkerUp():
                 self.membership.up(event, self.node_limits.draining.get(event.worker.node))
             case WorkerDown():
@@ -247,6 +270,8 @@ class SchedulerState:
                 self._weights_loaded(event)
             case Remembered():
                 remember(self, event.memory, event.gap_seconds)
+                if event.memory.cordons:
+                    self.membership.changed()
             case PoolEnding():
                 self.ends_at = event.deadline
             case Tick():
@@ -261,6 +286,8 @@ class SchedulerState:
         self.refutation.refute_lost_workers()
         if self.ends_at is None:
             self.membership.scale(event)
+        if self.worker_table.cordons:
+            self._maintain(event)
         self.demand.fair_queue.settle(self.at)
         if self.ends_at is None:
             if not self.starts.is_reported_in_parts(event):
@@ -286,6 +313,10 @@ class SchedulerState:
             self.ticks.request(overdue - self.at, self.at)
         if self.autoscaler is not None and self.autoscaler.next_at < inf and self.ends_at is None:
             self.ticks.request(self.autoscaler.next_at - self.at, self.at)
+
+    def unavailable_nodes(self) -> set[NodeId]:
+        """Return the machines that are drained, end, or are given up."""
+        return unavailable(self.worker_table.cordons, self.worker_table.workers.values(), self.node_limits.draining)
 
     def snapshot(self) -> Snapshot:
         """Return counts, queues and residency as a frozen value, for users."""
@@ -423,3 +454,18 @@ class SchedulerState:
             self.membership.leave_idle()
         if stop_at < inf:
             self.ticks.request(stop_at - self.at, self.at)
+
+    def _maintain(self, event: Event) -> None:
+        """Carry out what operators have requested."""
+        if isinstance(event, RunEnded):
+            self.maintenance.copy_result_of(event.report.task_id)
+        expired, has_left, next_at = self.maintenance.step(self.at)
+        for worker in expired:
+            error = RunError(RunErrorKind.WORKER_LOST, f"{worker.worker_id} leaves, and its run has not ended in time")
+            self.membership.end_lost(worker, error, LossCause.KILLED)
+        if has_left:
+            self.membership.changed()
+        if self.autoscaler is not None and (has_left or expired):
+            self.autoscaler.nodes_left(self.at)
+        if next_at < inf:
+            self.ticks.request(next_at - self.at, self.at)

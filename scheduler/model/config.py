@@ -87,6 +87,9 @@ class SchedulerConfig:
     story_length: int | None = 20_000
     #: ids of ended jobs that are remembered, so that submitting one again has no effect
     ended_jobs_remembered: int = 100_000
+    #: nodes that may be unavailable at a time because of drains and of scaling down: neither adds another one beyond;
+    #: None: no limit
+    max_unavailable_nodes: int | None = None
     #: nodes that may be requested; without any, the shell names all workers
     groups: tuple[NodeGroup, ...] = ()
     #: limits over all groups
@@ -119,6 +122,7 @@ _MOST = {"send_ahead_seconds": 60.0}
 _SWITCHES = frozenset({"preemption", "upload_ahead"})
 
 _LEAST = {
+    "max_unavailable_nodes": 1,
     "max_attempts": 1,
     "crash_limit": 1,
     "run_timeout_seconds": 1,

@@ -13,6 +13,8 @@ from typing import Final, TypeAlias
 
 from modelpool.pool.values.core.errors import counted, format_bytes
 from modelpool.pool.values.specs.spec import (
+    NO_NODE,
+    NO_WORKER,
     ComponentKey,
     ComponentSpec,
     JobId,
@@ -147,6 +149,45 @@ class NodeDraining(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class Cordoned(WireValue):
+    """An operator cordoned a machine, or a worker: nothing is placed there any more. With a `deadline`, the machine is
+    drained: runs there end or move by then, and its workers end. Replaces an earlier one of the same place."""
+
+    at: float
+    node: NodeId = NO_NODE
+    worker_id: WorkerId = NO_WORKER
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Uncordoned(WireValue):
+    """An operator withdrew the cordon or the drain of a machine, or the cordon of a worker; or the machine is gone."""
+
+    at: float
+    node: NodeId = NO_NODE
+    worker_id: WorkerId = NO_WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRequested(WireValue):
+    """An operator wants a worker to be replaced by a new process: once its run has ended or was moved, at `deadline` at
+    the latest. Ignored for a worker that is not up."""
+
+    at: float
+    worker_id: WorkerId
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionsAllowed(WireValue):
+    """Whether nodes may be given up from now on, though they work: `obstacle` says why not; "" allows it. Maintenance
+    windows begin and end."""
+
+    at: float
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded(WireValue):
     """A `RunTask` ended, successfully or not."""
 
@@ -260,6 +301,10 @@ Event: TypeAlias = (
     | StartFailed
     | WorkerDown
     | NodeDraining
+    | Cordoned
+    | Uncordoned
+    | RestartRequested
+    | DisruptionsAllowed
     | RunEnded
     | TaskRevoked
     | StateKept

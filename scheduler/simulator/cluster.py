@@ -34,6 +34,8 @@ from modelpool.scheduler.model.messages import (
     CancelRequested,
     Command,
     ComponentsKnown,
+    Cordoned,
+    DisruptionsAllowed,
     DropWeights,
     EndWorker,
     Event,
@@ -49,6 +51,7 @@ from modelpool.scheduler.model.messages import (
     ReleaseResult,
     Remembered,
     ResolveJob,
+    RestartRequested,
     ResultLost,
     RevokeTask,
     RunEnded,
@@ -61,6 +64,7 @@ from modelpool.scheduler.model.messages import (
     Submitted,
     TaskRevoked,
     Tick,
+    Uncordoned,
     WeightsLoaded,
     WorkerDown,
     WorkersWanted,
@@ -261,7 +265,9 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.states.pop(owner, None)
             case PruneComponents() | CancelRequested() | WorkersWanted() | PinComponents():
                 pass
-            case FilesJudged() | Remembered() | Tick():
+            case FilesJudged() | Remembered() | Tick() | DisruptionsAllowed():
+                pass
+            case Cordoned() | Uncordoned() | RestartRequested():
                 pass
         return event
 

@@ -206,7 +206,7 @@ def test_a_run_resumes_from_its_file_when_its_whole_pool_is_gone(undisturbed: di
 
     def saved(moved: MovedRun) -> list[int]:
         moved.line.flush_checkpoints()
-        archive = moved.line.controller._checkpoints._disk
+        archive = moved.line.controller._states.archive._disk
         assert archive is not None
         return list(archive.folder.steps().values())
 

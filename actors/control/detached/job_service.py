@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ from modelpool.actors.control.detached.records import (
 )
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.inputs.input_images import InputImages
+from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
 from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
 from modelpool.actors.control.past_jobs import unpacked_history
 from modelpool.actors.control.status import PinnedModel
@@ -320,6 +322,15 @@ class JobService:
                 pinned = _unpin_known(self._journal, connection, models)
             self._journal.keep_pins(models, replicas)
         return pinned
+
+    def operate(self, order: OperatorOrder) -> OrderTaken:
+        """As `Controller.operate`, for the next controllers too: the journal has it before this returns. Raises
+        UserError, and PoolLost without a controller."""
+        connection = self._connect()
+        taken = connection.call(CONTROLLER.operate, order)
+        found = connection.call(CONTROLLER.memory, sys.maxsize)  # without histories: `keep_memory` fetches them
+        self._journal.keep_memory(stored_memory(found.memory, found.controllers))
+        return taken
 
     def remind(self, connection: Connection) -> None:
         """Give a controller what the one before it has left in the journal, and have it pin what users have pinned, in

@@ -333,6 +333,8 @@ def _worker(worker: WorkerStatus, now: float, prompts: Mapping[str, str]) -> dic
         "trouble": _short(worker.not_up or worker.trouble or "; ".join(worker.unavailable)),
         "leaves_at": None if worker.leaves_in is None else round(now + worker.leaves_in),
         "silent": worker.silent_seconds > 0,
+        "order": worker.order,
+        "ordered_since": None if worker.order_seconds is None else round(now - worker.order_seconds),
     }
 
 

@@ -113,7 +113,7 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 
 def convert_sprint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters of Sana Sprint: its embedding of the noise level has one level less."""
+    """Return the parameters of Sana Sprint: names of its embedding of the noise level are one level shorter."""
     return {key.replace("time_embed.emb.", "time_embed."): value for key, value in _NAMES.convert(tensors).items()}
 
 

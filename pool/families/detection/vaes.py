@@ -169,9 +169,9 @@ _KL_PARTS = re.compile(
 )
 #: beginnings of names that only classes of diffusers have
 _DIFFUSERS_PARTS = ("encoder.mid_block.", "decoder.mid_block.", "encoder.down_blocks.", "decoder.up_blocks.")
-#: of KVAE, which has Stable Diffusion's other names
+#: of KVAE; its other names are Stable Diffusion's
 _KVAE_PARTS = ("encoder.down.0.downsample.spatial_conv.", "decoder.up.1.upsample.spatial_conv.")
-#: of VidTok and of KVAE for videos, which have HunyuanVideo's other names
+#: of VidTok and of KVAE for videos; their other names are HunyuanVideo's
 _WRAPPED_NORMS = tuple(f"decoder.mid.block_1.norm1.{norm}.weight" for norm in ("norm", "norm_layer.norm_layer"))
 #: dimensions of the kernels of an autoencoder of videos; one of sounds has fewer
 _VIDEO_KERNEL = 5

@@ -114,7 +114,7 @@ _GLM_IMAGE_STD = (
     2.1875, 2.046875, 2.71875, 2.390625, 2.390625, 2.453125, 2.25, 2.15625,
 )  # fmt: skip
 
-#: by the name of the family that has these latents
+#: by the name of the latents
 LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "sd1": LatentFormat(4, scale=0.18215, tiny="taesd"),
     "sdxl": LatentFormat(4, scale=0.13025, tiny="taesdxl"),

@@ -67,7 +67,7 @@ class EncoderNames:
     blocks       prefixes of block names, before the block's number, in llama.cpp and in transformers
     parts        names inside a block
     top_level    names of tensors outside blocks
-    interleaved  parts with heads as rows, the rows of their two halves alternating, and the entry with their head
+    interleaved  parts with rows of heads, the rows of their two halves alternating, and the entry with their head
                  count
     norm         what llama.cpp adds to the norms
     """

@@ -43,7 +43,7 @@ def run_tiled(
     `tile` and `overlap` are in positions of the input, `scales` map them to positions of the result (a number: a
     factor); one entry for each dimension after the channels. `call` gets the complete batch. A single tile is one plain
     call, bit for bit equal to one without tiles.
-    `context` are positions around each tile that `call` gets too, as far as there are any, and with results that are
+    `context` are positions around each tile that `call` gets too, as far as there are any; their results are
     dropped: results near the edge of a tile depend on positions beyond. It needs scales that are numbers.
     `finish` is applied to the result: a single tile's is still where and in what dtype `call` computed it, and
     moves to `device` afterwards, so that a smaller result moves faster; several tiles' is in float32 on `device`.

@@ -2,8 +2,7 @@
 
 The interface for callers that save. Knows models, LoRAs and the metadata of the file; `pool.models.saving.single_file`
 plans its tensors, `pool.models.saving.published_file` the tensors of a folder's model;
-`pool.models.saving.diffusers_folder`
-writes diffusers folders.
+`pool.models.saving.diffusers_folder` writes diffusers folders.
 """
 
 from __future__ import annotations

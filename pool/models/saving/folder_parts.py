@@ -78,7 +78,7 @@ _TRANSFORMERS = (Architecture.DIFFUSION_TRANSFORMER, Architecture.AUDIO_TRANSFOR
 _CONFIG_ENTRIES = {
     family.name: family.folder.config_entries for family in defined_families() if family.folder.config_entries
 }
-#: the VAE of Stable Cascade, with a different name of its scale
+#: the VAE of Stable Cascade, with a different name for its scale
 _CASCADE_VAE = "cascade_a"
 #: beginning of the names of the audio decoder in the module of a VAE
 _OF_SOUND = f"{SOUND}."

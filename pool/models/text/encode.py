@@ -87,7 +87,7 @@ def read_texts(
     tokens of the template (`pool.models.components.text.vision_prompt`), in each of `texts`. If only the pooled text of
     a CLIP is used, only the first chunk is encoded. `negative` marks negative prompts, for families with another
     template for them; by default, these are the empty texts. `tokens` has the tokens of texts, if known.
-    An encoder that writes tokens of an image writes `writes`, for one text after the other; `on_token` is
+    An encoder that writes tokens of an image writes the tokens of `writes`, for one text after the other; `on_token` is
     called after each with (tokens written, all tokens of the text).
     Rows of the batch are independent. Kernels may round differently at another batch size.
     Raises UnusableField as `parse_weights` does and for more skipped layers than the encoder has, UnknownName for an

@@ -21,6 +21,7 @@ from modelpool.pool.values.specs.wire_value import WireValue
 UNPATCHED = ""  #: the digest of the empty patch set
 NO_USER = UserId("")  #: an anonymous user
 NO_NODE = NodeId("")  #: an unknown machine, or one without other workers
+NO_WORKER = WorkerId("")  #: no worker, where a machine may be named instead
 
 
 class Stage(Enum):

@@ -226,7 +226,7 @@ class PinnedLoads:
 
 
 def _stays(worker: Worker) -> bool:
-    return worker.wanted and worker.drain_deadline is None
+    return worker.takes_tasks and worker.drain_deadline is None
 
 
 def _cost_class(components: tuple[ComponentKey, ...]) -> CostClass:

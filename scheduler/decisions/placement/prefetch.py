@@ -140,6 +140,8 @@ class PrefetchPlanner:
 
     def _notify(self, worker: Worker) -> None:
         node = self._costs.nodes.of(worker.spec)
+        if not worker.takes_tasks:
+            return
         if node is None or worker.expected_end is None or node.storage_bytes_per_second >= worker.link_bytes_per_second:
             return
         spare_seconds = worker.expected_end - node.idle_from(self._costs.at)

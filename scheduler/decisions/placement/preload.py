@@ -159,7 +159,7 @@ class PreloadPlanner:
         assert worker.expected_end is not None, f"the run of {worker.name} has no expected end"
         assert worker.loaded_at is not None, f"{worker.name} streams"
         window_seconds = worker.expected_end - max(self._costs.at, worker.loaded_at)
-        if window_seconds < LEAST_SAVED_SECONDS or not worker.wanted:
+        if window_seconds < LEAST_SAVED_SECONDS or not worker.takes_tasks:
             return
         sooner: dict[ComponentKey, None] = {}
         for cost_class in worker.preloaded:

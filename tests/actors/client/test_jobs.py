@@ -22,7 +22,7 @@ from modelpool.actors.client import opening
 from modelpool.actors.client.client import ModelPool
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.config.output_address import OutputDefaults
-from modelpool.actors.control import controller as controller_module
+from modelpool.actors.control import job_queue as queue_module
 from modelpool.actors.control import parked_jobs
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.pool_plan import plan_pool
@@ -102,14 +102,14 @@ def test_a_written_output_can_be_read_again(shared: ModelPool, tmp_path: Path) -
 
 
 def test_one_job_is_cancelled_whether_it_runs_waits_or_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_module, "WINDOW", 8)
+    monkeypatch.setattr(queue_module, "WINDOW", 8)
     monkeypatch.setattr(parked_jobs, "JOBS_IN_PACK", 4)
     count = 20
     with open_pool(workers=1, make_engine=SignallingEngine) as pool:
         SignallingEngine.begun.clear()
         jobs = pool.submit(request(f"{ENDLESS} {index}", seed=index) for index in range(count))
         SignallingEngine.begun.wait(60)
-        assert len(pool._connection.controller._parked) == count - 8  # type: ignore[attr-defined]
+        assert len(pool._connection.controller._queue.parked) == count - 8  # type: ignore[attr-defined]
         last = count - 1
         for index in (last, 7, 0):
             jobs[index].cancel()

@@ -419,7 +419,7 @@ def test_a_worker_that_dies_between_the_ends_of_a_call_loses_and_repeats_no_outp
             await desk.clock.advance(20.0)
             await desk.run_dry()
         await desk.hear()
-        assert not desk.controller._broken
+        assert not desk.controller._queue.broken
         assert sorted(one.submission_id for one in desk.ended) == sorted(f"s{n}" for n in range(12))
         assert {one.outcome for one in desk.ended} == {Outcome.SUCCEEDED}
         return left

@@ -84,6 +84,15 @@ function showLegend(workers) {
 }
 
 /** One GPU. */
+// what an operator wants of a worker, as a sentence; "" for nothing
+function orderWords(worker) {
+  const since = worker.ordered_since ? ` for ${duration(serverNow() - worker.ordered_since)}` : "";
+  if (worker.order === "cordoned") return `Cordoned by the operator${since}: takes no new tasks`;
+  if (worker.order === "draining") return `Its node is drained by the operator${since}`;
+  if (worker.order === "drained") return `Ended: its node is drained by the operator${since}`;
+  return worker.order === "restarting" ? "Restarts when its run has ended" : "";
+}
+
 class GpuCard {
   constructor(name, open) {
     this.name = h("h3", { text: name });
@@ -126,8 +135,8 @@ class GpuCard {
   update({ worker, task, image }) {
     this.task = task ?? null;
     setText(this.place, [worker.device, worker.node].filter(Boolean).join(" · "));
-    const stopping = worker.stopping ? "stopping" : worker.silent ? "not answering" : worker.state.replace("_", " ");
-    setText(this.state, stopping);
+    const ordered = worker.order && worker.state !== "busy" ? worker.order : worker.state.replace("_", " ");
+    setText(this.state, worker.stopping ? "stopping" : worker.silent ? "not answering" : ordered);
     setAttribute(this.state, "data-state", worker.silent ? "given_up" : worker.state);
     setText(this.memory, worker.capacity ? bytesOf(worker.used, worker.capacity) : "");
     this.showMemory(worker);
@@ -135,7 +144,7 @@ class GpuCard {
     this.showRun(worker, task, image);
     // the reason of an earlier end is of little use while the worker runs
     const up = UP.has(worker.state);
-    setText(this.trouble, worker.leaves_at ? `Its node ends in ${duration(worker.leaves_at - serverNow())}` : up ? "" : worker.trouble);
+    setText(this.trouble, worker.leaves_at ? `Its node ends in ${duration(worker.leaves_at - serverNow())}` : orderWords(worker) || (up ? "" : worker.trouble));
     setAttribute(this.trouble, "title", up ? null : worker.trouble);
     setHidden(this.trouble, !this.trouble.textContent);
     setText(this.before, up && worker.trouble ? `Latest trouble: ${worker.trouble}` : "");
