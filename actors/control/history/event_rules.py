@@ -10,13 +10,16 @@ from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import NO_NODE, NodeId, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.model.messages import (
     Command,
+    Cordoned,
     EndWorker,
     Event,
     NodeDraining,
     Outcome,
     ResolveJob,
+    RestartRequested,
     RunEnded,
     StartFailed,
+    Uncordoned,
     WorkerDown,
     WorkerUp,
 )
@@ -94,6 +97,20 @@ def pool_event(
             seconds = max(0.0, event.deadline - event.at)
             reason = f": {shortened(event.reason)}" if event.reason else ""
             return HistoryEvent(at, EventKind.NODE_DRAINING, f"node {node} ends in {seconds:.0f} s{reason}", node)
+        case Cordoned() | Uncordoned():
+            node = names.get(event.node, event.node)
+            place = f"worker {event.worker_id}" if event.worker_id else f"node {node}"
+            if isinstance(event, Uncordoned):
+                return HistoryEvent(at, EventKind.UNCORDONED, f"{place} is uncordoned", node, event.worker_id)
+            if event.deadline is None:
+                return HistoryEvent(
+                    at, EventKind.CORDONED, f"{place} is cordoned by the operator", node, event.worker_id
+                )
+            text = f"{place} is drained by the operator within {max(0.0, event.deadline - event.at):.0f} s"
+            return HistoryEvent(at, EventKind.DRAIN_ORDERED, text, node, event.worker_id)
+        case RestartRequested():
+            text = f"worker {event.worker_id} is restarted by the operator"
+            return _of_worker(at, EventKind.RESTART_ORDERED, text, event.worker_id, places, names)
         case _:
             return None
 

@@ -54,16 +54,19 @@ from modelpool.pool.values.specs.spec import NodeId, RunErrorKind, TaskId, Worke
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.messages import (
     Command,
+    Cordoned,
     EndWorker,
     Event,
     NodeDraining,
     Remembered,
     ResolveJob,
+    RestartRequested,
     RunEnded,
     RunTask,
     StartFailed,
     StartWorker,
     TaskRevoked,
+    Uncordoned,
     WorkerDown,
     WorkerUp,
 )
@@ -123,6 +126,9 @@ class PoolHistory:
             WorkerUp: self._worker_up,
             StartFailed: self._noted,
             NodeDraining: self._noted,
+            Cordoned: self._noted,
+            Uncordoned: self._noted,
+            RestartRequested: self._noted,
             TaskRevoked: self._task_revoked,
             Remembered: self._remembered,
         }
