@@ -62,8 +62,7 @@ def written(name: str) -> str:
 
 
 def _merged(files: list[str]) -> dict[str, object]:
-    import yaml  # type: ignore[import-untyped]
-
+    yaml = importlib.import_module("yaml")
     merged: dict[str, object] = {}
     for file in files:
         merged |= yaml.safe_load(Path(file).read_text(encoding="utf-8"))  # the examples share no table

@@ -55,7 +55,7 @@ _OF_PILLOW = "DecompressionBombWarning"
 HELP = (
     "Generate images, video and audio with a pool of GPUs.\n\nWithout --config, the first of these "
     "is used: the file named by MODELPOOL_CONFIG; modelpool.toml in this folder; the folders "
-    "./models and ./loras; files added with `modelpool models add`; the example model of a checkout. "
+    "./models and ./loras; files added with `modelpool models add`; the example model. "
     'Command-line options override the configuration file.\n\nTry:  modelpool generate "a red '
     'circle" "a blue square" -n 4 --out images'
 )

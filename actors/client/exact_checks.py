@@ -7,6 +7,7 @@ describe. It answers with the words of the pool.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from modelpool.actors.request.image_fields import DEFAULT_MASKED_STRENGTH, DEFAULT_STRENGTH
@@ -43,18 +44,20 @@ def is_doubtful(
 class ExactChecks:
     """Checks requests as the pool of a configuration would. Opens its catalog for the first one."""
 
-    def __init__(self, config: PoolConfig) -> None:
-        """`config` is of a pool on this machine without GPUs, or with a kind of device that it names."""
+    def __init__(self, config: PoolConfig, on_slow: Callable[[], object] = lambda: None) -> None:
+        """`config` is of a pool on this machine in which no GPU computes. `on_slow` is called once, before seconds of
+        work."""
         self._config = config
+        self._on_slow = on_slow
         self._opened: tuple[PoolPlan, GraphCatalog] | None = None
 
     def check(self, request: GenerateRequest) -> None:
         """Raise the UserError with which the pool would refuse `request`, which has no images that are not read."""
+        plan, catalog = self._open()
         from modelpool.actors.graph.build_graph import build_graph
         from modelpool.actors.graph.memory_fit import check_fits
         from modelpool.pool.values.specs.spec import JobId
 
-        plan, catalog = self._open()
         seeded = request if request.seed is not None else request.model_copy(update={"seed": 0})
         _, graph = build_graph(seeded, JobId("check"), catalog)
         if plan.budget_bytes is not None:
@@ -62,6 +65,7 @@ class ExactChecks:
 
     def _open(self) -> tuple[PoolPlan, GraphCatalog]:
         if self._opened is None:
+            self._on_slow()
             from modelpool.actors.control.pool_plan import plan_pool
 
             plan = plan_pool(self._config, gpu_count=0, can_grow=False)

@@ -134,8 +134,14 @@ class NameCheck:
         self._checked: LruCache[tuple[str, str], UserError | None] = LruCache(NAMES_REMEMBERED)
 
     @classmethod
-    def of(cls, config: PoolConfig, on_found: Callable[[Sequence[Path]], object] = lambda files: None) -> NameCheck:
-        """Return the check of a pool with this configuration: of nothing if its files may be on other machines."""
+    def of(
+        cls,
+        config: PoolConfig,
+        on_found: Callable[[Sequence[Path]], object] = lambda files: None,
+        on_slow: Callable[[], object] = lambda: None,
+    ) -> NameCheck:
+        """Return the check of a pool with this configuration: of nothing if its files may be on other machines.
+        `on_slow` is called before a check that takes seconds."""
         models = config.models
         if models.sources or chosen_address(config.cluster.address, os.environ) != LOCAL:
             return cls(None)
@@ -145,7 +151,7 @@ class NameCheck:
             allow_pickle=models.allow_pickle,
             budget_bytes=None if config.pool.policy is VramPolicy.DISABLED else config.pool.budget_bytes,
             # what a catalog assumes for GPUs depends on those that Ray counts
-            check_exactly=ExactChecks(config).check if computes_on_host(config) else lambda request: None,
+            check_exactly=ExactChecks(config, on_slow).check if computes_on_host(config) else lambda request: None,
         )
 
     def check(self, request: GenerateRequest) -> None:

@@ -124,8 +124,11 @@ def _weight_problems(weights: WeightFiles) -> tuple[Problem, ...]:
 
     if weights.count and not weights.is_example:
         return ()
-    found = "only the example model is there" if weights.is_example else _weights_line(weights)
-    return (Problem(found, f"{WAYS_TO_MODELS}; `modelpool models add FOLDER` adds your own files"),)
+    own = "`modelpool models add FOLDER` adds your own files"
+    if weights.is_example:
+        fetch = "`modelpool models get ORG/NAME` fetches a model from the Hugging Face hub"
+        return (Problem("only the example model is there", f"nothing, for trying out; {fetch}, and {own}"),)
+    return (Problem(_weights_line(weights), f"{WAYS_TO_MODELS}; {own}"),)
 
 
 def _weights_line(weights: WeightFiles) -> str:

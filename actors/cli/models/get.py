@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 GET_HELP = (
     "Fetch a model into a folder of models: `ORG/NAME[:FILE][@REVISION]` from the Hugging Face hub, or the example "
-    "model `shapes`, which needs no network.\n\nOnly weights, configurations and tokenizers are fetched, no pickles. A fetch "
+    "`shapes`, which needs no network.\n\nOnly weights, configurations and tokenizers are fetched, no pickles. A fetch "
     "that was stopped or killed continues with the same command. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE have the "
     "meaning that they have for huggingface_hub."
 )

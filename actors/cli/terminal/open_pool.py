@@ -25,7 +25,7 @@ def settings_for(options: PoolOptions) -> PoolConfig:
     """Return the configuration of a pool to start, with options applied. Raises UserError.
 
     Without --config: the file named by MODELPOOL_CONFIG; modelpool.toml in the working folder; the folders ./models
-    and ./loras; models added to the registry; the example of a checkout.
+    and ./loras; models added to the registry; the example model.
     """
     from modelpool.actors.config.config import CONFIG_NAME, CONFIG_VARIABLE, PoolConfig
 
@@ -86,7 +86,13 @@ def name_check(options: PoolOptions) -> NameCheck:
     check_folders(settings)
     check_device(settings)
     check_named_models(settings)
-    return NameCheck.of(settings, EarlyReading().add)
+    return NameCheck.of(settings, EarlyReading().add, _say_slow)
+
+
+def _say_slow() -> None:
+    from modelpool.actors.cli.terminal.screen import say, user_console
+
+    say(user_console(), "checking as the pool would, before it starts (loads torch)", "dim")
 
 
 def simulates(options: PoolOptions) -> bool:

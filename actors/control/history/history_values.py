@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 HOUR_SECONDS = 3600
 
@@ -72,9 +72,8 @@ class HistoryEvent:
         return max(self.at, self.until)
 
 
-@dataclass(frozen=True, slots=True)
-class CostKey:
-    """What GPU time is counted by. `hour` is the number of whole hours since 1970."""
+class CostKey(NamedTuple):
+    """What GPU time is counted by. `hour` is the number of whole hours since 1970. A tuple: one is made for each run."""
 
     hour: int
     user: str
@@ -137,9 +136,8 @@ class RunEnd(StrEnum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
-class RunCharge:
-    """The cost of one run. `price` is the money of a GPU-second."""
+class RunCharge(NamedTuple):
+    """The cost of one run. `price` is the money of a GPU-second. A tuple: one is made for each run."""
 
     key: CostKey
     end: RunEnd
@@ -147,16 +145,22 @@ class RunCharge:
     load_seconds: float = 0.0
     price: float = 0.0
 
-    def sums(self) -> CostSums:
-        """Return it as sums."""
-        money = self.seconds * self.price
-        match self.end:
-            case RunEnd.USED:
-                return CostSums(runs=1, seconds=self.seconds, load_seconds=self.load_seconds, cost=money)
-            case RunEnd.FAILED:
-                return CostSums(failed_runs=1, failed_seconds=self.seconds, failed_cost=money)
-            case RunEnd.LOST:
-                return CostSums(lost_runs=1, lost_seconds=self.seconds, failed_cost=money)
+    def add_to(self, sums: CostSums) -> None:
+        """Add it to sums."""
+        seconds, end = self.seconds, self.end
+        if end is RunEnd.USED:
+            sums.runs += 1
+            sums.seconds += seconds
+            sums.load_seconds += self.load_seconds
+            sums.cost += seconds * self.price
+        elif end is RunEnd.FAILED:
+            sums.failed_runs += 1
+            sums.failed_seconds += seconds
+            sums.failed_cost += seconds * self.price
+        else:
+            sums.lost_runs += 1
+            sums.lost_seconds += seconds
+            sums.failed_cost += seconds * self.price
 
 
 @dataclass(slots=True)
@@ -184,26 +188,18 @@ class HistoryBatch:
 
     def charge(self, charge: RunCharge) -> None:
         """Add the cost of a run."""
-        known = self.costs.get(charge.key)
-        if known is None:
-            self.costs[charge.key] = charge.sums()
-        else:
-            known.add(charge.sums())
+        sums = self.costs.get(charge.key)
+        if sums is None:
+            sums = self.costs[charge.key] = CostSums()
+        charge.add_to(sums)
 
 
-def charge_text(charge: RunCharge) -> str:
-    """Return a charge as JSON."""
-    key = charge.key
-    return json.dumps(
-        [
-            "c",
-            [key.hour, key.user, key.model, key.lora, key.group],
-            charge.end.value,
-            charge.seconds,
-            charge.load_seconds,
-            charge.price,
-        ]
-    )
+def charge_text(charge: RunCharge, key_texts: dict[CostKey, str]) -> str:
+    """Return a charge as JSON. `key_texts` are those of the keys so far; the caller bounds them."""
+    key_text = key_texts.get(charge.key)
+    if key_text is None:
+        key_text = key_texts[charge.key] = json.dumps(charge.key)
+    return f'["c", {key_text}, "{charge.end}", {charge.seconds!r}, {charge.load_seconds!r}, {charge.price!r}]'
 
 
 def event_text(event: HistoryEvent) -> str:

@@ -104,6 +104,8 @@ class PoolHistory:
         self._ledger = RunLedger(self._state, str)
         self._meter = MoneyMeter()
         self._batch = HistoryBatch()
+        #: of the keys of this batch
+        self._key_texts: dict[CostKey, str] = {}
         self._writer: HistoryWriter | None = None
         self._spool: Spool | None = None
         self._opened_at = self._look_at = 0.0
@@ -248,6 +250,7 @@ class PoolHistory:
 
     def _taken(self) -> HistoryBatch:
         taken, self._batch = self._batch, HistoryBatch()
+        self._key_texts.clear()
         # a worker may be up before its node is seen
         taken.events = [_with_name(event, self._names) for event in taken.events]
         taken.level = self._meter.level
@@ -263,7 +266,7 @@ class PoolHistory:
             charge = RunCharge(key, charge.end, charge.seconds, charge.load_seconds, charge.price)
         self._batch.charge(charge)
         if self._spool is not None:
-            self._spool.append(charge_text(charge))
+            self._spool.append(charge_text(charge, self._key_texts))
 
     def _bill(self, now: float) -> None:
         """Count what nodes have cost since the last time, for the groups that have some now."""

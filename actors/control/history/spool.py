@@ -72,9 +72,8 @@ class Spool:
             return False
         at = len(_MAGIC) + self._half * self._half_bytes + begin
         head = _HEAD.pack(len(content), _checksum(self.number, content), self.number)
-        # the head last: a process that ends in between leaves no record
-        self._pages[at + _HEAD.size : at + _HEAD.size + len(content)] = content
-        self._pages[at : at + _HEAD.size] = head
+        # a process that ends in between leaves a wrong checksum
+        self._pages[at : at + _HEAD.size + len(content)] = head + content
         self._used = end
         return True
 

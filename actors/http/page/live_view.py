@@ -139,10 +139,10 @@ class LiveView:
             if began - journal_at >= JOURNAL_SECONDS:
                 journal_at = began
                 self._records = await self._journal()
-            if status is not None:
-                self._series.note(status, time.monotonic(), time.time())
+            sampled = status is not None and self._series.note(status, time.monotonic(), time.time())
             asked_seconds = time.monotonic() - began
-            changed = [self._update(owner, board, status, trouble) for owner, board in tuple(self._boards.items())]
+            boards = tuple(self._boards.items())
+            changed = [self._update(owner, board, status, trouble, sampled) for owner, board in boards]
             if any(changed):
                 event, self._changed = self._changed, asyncio.Event()
                 event.set()
@@ -162,7 +162,7 @@ class LiveView:
         except (PoolLost, UserError, OSError):
             return ()
 
-    def _update(self, owner: str, board: LiveBoard, status: PoolStatus | None, trouble: str) -> bool:
+    def _update(self, owner: str, board: LiveBoard, status: PoolStatus | None, trouble: str, sampled: bool) -> bool:
         now, user = time.time(), owner or None
         known = self._services.submissions
         submissions = known.of(owner)
@@ -178,7 +178,8 @@ class LiveView:
         entries: dict[str, Any] = submission_sections(submissions, left_seconds, records, status, now)
         if status is not None:
             entries.update(pool_sections(status, now, prompts_of_running(submissions)))
-        entries["samples"] = self._series.entries
+        if sampled or not board.version:  # it compares everything that it gets
+            entries["samples"] = self._series.entries
         entries["pool"] = {POOL_KEY: pool_entry(status, now, user, trouble)}
         return board.update(entries)
 

@@ -38,21 +38,23 @@ class PoolSeries:
         workers that were busy, and of each worker the percentages of busy time and of used memory."""
         return {str(number): sample for number, sample in self._samples}
 
-    def note(self, status: PoolStatus, now: float, at: float) -> None:
-        """Note the state of the pool at `now` (monotonic seconds) and `at` (seconds since 1970)."""
+    def note(self, status: PoolStatus, now: float, at: float) -> bool:
+        """Note the state of the pool at `now` (monotonic seconds) and `at` (seconds since 1970). Return whether it has
+        completed a sample."""
         done = status.jobs.get("succeeded", 0)
         if self._before is None:
             self._before = (now, done)
         self._noted.append(status)
         seconds, since = now - self._before[0], done - self._before[1]
         if seconds < self._sample_seconds:
-            return
+            return False
         # another controller counts from 0; and after a time without questions, a rate would be that of the whole gap
         is_known = since >= 0 and seconds < 4 * self._sample_seconds
         rate = 60.0 * since / seconds if is_known else None
         self._samples.append((self._number, _sample(self._noted, at, rate)))
         self._number += 1
         self._noted, self._before = [], (now, done)
+        return True
 
 
 def _sample(noted: list[PoolStatus], at: float, rate: float | None) -> dict[str, Any]:

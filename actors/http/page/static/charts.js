@@ -5,7 +5,7 @@ import { count } from "./format.js";
 import { entries, serverNow } from "./store.js";
 
 const WIDTH = 300;
-const HEIGHT = 84;
+const HEIGHT = 60;
 const MOST_SECONDS = 3600;
 const LEAST_SECONDS = 300;
 /** a longer time without a sample is a gap in the line */
@@ -51,7 +51,7 @@ const spanWords = (seconds) => `${Math.round(seconds / 60)} min`;
 
 /** One chart: its title with the latest value, a line with its area, the top of the axis, and the time that it shows. */
 class Chart {
-  constructor(title, words, top) {
+  constructor(title, short, words, top) {
     this.title = title;
     this.words = words;
     this.top = top;
@@ -59,10 +59,8 @@ class Chart {
     this.area = svg("path", { class: "chart-area" });
     this.line = svg("path", { class: "chart-line" });
     this.image = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", preserveAspectRatio: "none" }, this.area, this.line);
-    this.most = h("span");
-    this.since = h("span");
-    const axis = h("div", { class: "chart-axis", "aria-hidden": "true" }, this.since, this.most);
-    this.node = h("figure", { class: "chart" }, h("figcaption", {}, h("span", { text: title }), this.latest), this.image, axis);
+    this.most = h("div", { class: "chart-axis", "aria-hidden": "true" });
+    this.node = h("figure", { class: "chart" }, h("figcaption", {}, h("span", { text: short, title }), this.latest), this.image, this.most);
   }
 
   update(points, from, until) {
@@ -73,8 +71,7 @@ class Chart {
     setAttribute(this.area, "d", area);
     const last = values.at(-1);
     setText(this.latest, last === undefined ? "-" : this.words(last));
-    setText(this.most, `top: ${this.words(most)}`);
-    setText(this.since, `last ${spanWords(until - from)}`);
+    setText(this.most, `to ${this.words(most)}`);
     const mean = values.reduce((sum, each) => sum + each, 0) / Math.max(1, values.length);
     const about = values.length ? `now ${this.words(last)}, ${this.words(mean)} on average, at most ${this.words(Math.max(...values))}` : "no values yet";
     setAttribute(this.image, "aria-label", `${this.title} in the last ${spanWords(until - from)}: ${about}`);
@@ -97,14 +94,15 @@ function range(all) {
 export function showCharts() {
   if (charts === null) {
     charts = {
-      waiting: new Chart("Waiting tasks", whole, null),
-      rate: new Chart("Outputs per minute", rate, null),
-      busy: new Chart("GPUs busy", share, 100),
+      waiting: new Chart("Waiting tasks", "Waiting", whole, null),
+      rate: new Chart("Outputs per minute", "Outputs/min", rate, null),
+      busy: new Chart("GPUs busy", "GPUs busy", share, 100),
     };
     byId("charts").append(...Object.values(charts).map((chart) => chart.node));
   }
   const all = samples();
   const [from, until] = range(all);
+  setText(byId("load-span"), all.length > 1 ? `last ${spanWords(until - from)}` : "");
   setHidden(byId("load-empty"), all.length > 1);
   setHidden(byId("charts"), all.length < 2);
   for (const [name, chart] of Object.entries(charts)) chart.update(all.map((sample) => [sample.at, sample[name]]), from, until);

@@ -163,8 +163,8 @@ def test_a_file_that_the_hub_lists_and_does_not_have_is_named(tmp_path: Path) ->
 
 def test_a_hub_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with pytest.raises(SourceFailed, match=r"^http://localhost:9/api/.*: cannot be reached"):
-        HubSource(Hub("http://localhost:9")).revision("some/toy")
+    with pytest.raises(SourceFailed, match=r":9/api/models/some/toy/.*: cannot be reached"):
+        HubSource(Hub("http://127.0.0.1:9")).revision("some/toy")
 
 
 def test_an_answer_that_is_no_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
