@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 from modelpool.actors.client.followed_jobs import FollowedJobs
 from modelpool.actors.client.jobs import JobHandle, Jobs, image_of
 from modelpool.actors.client.output_writer import HOLD_SECONDS, DriverOutputs, ImageWriter
+from modelpool.actors.client.pool_operator import PoolOperator
 from modelpool.actors.client.request_stream import Decide, RequestStream
 from modelpool.actors.client.stage_result import StageResult
 from modelpool.actors.config.config import PoolConfig
@@ -29,7 +30,6 @@ from modelpool.actors.control.catalog_questions import FILE_NAMES, LORAS, MODELS
 from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.control.event_reader import EventReader, Listener
 from modelpool.actors.control.inputs.input_images import InputImages
-from modelpool.actors.control.operator_orders import MOST_ORDER_SECONDS, OperatorOrder, OrderTaken
 from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.status_values import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.common.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
@@ -62,9 +62,7 @@ if TYPE_CHECKING:
     from modelpool.actors.control.metrics.families import MetricFamily
     from modelpool.actors.ray.forks import Forks
     from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
-    from modelpool.scheduler.autoscaling.preview import ScalingPreview
     from modelpool.scheduler.core.history import JobHistory
-    from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
 
@@ -501,46 +499,17 @@ class ModelPool:
 
         Raises UserError: UnknownName, CorruptFile, UnusableField for `replicas`.
         """
-        return self._pin(models, whole_number("replicas", replicas, "a whole number, 1 or more", 1))
+        return self.operator.pin(models, whole_number("replicas", replicas, "a whole number, 1 or more", 1))
 
     def unpin(self, *models: str) -> tuple[PinnedModel, ...]:
         """Let these models be evicted as any others. Returns the models that are still pinned. Raises UnknownName for
         one that is not pinned."""
-        return self._pin(models, 0)
+        return self.operator.pin(models, 0)
 
-    def _pin(self, models: tuple[str, ...], replicas: int) -> tuple[PinnedModel, ...]:
-        try:
-            service = self._job_service()
-        except UserError:  # the pool ends with its driver, or has no journal
-            return self._connection.call(CONTROLLER.pin, models, replicas)
-        from modelpool.actors.control.detached.job_service import JobService
-
-        return service.call(JobService.pin, models, replicas)
-
-    def operate(self, order: OperatorOrder) -> OrderTaken:
-        """Begin to carry out an operator's order: cordon, uncordon or drain a node, cordon or restart a worker. The
-        journal of a pool of `modelpool up` has cordons and drains for a controller that replaces this one.
-
-        Raises UnusableField for a node or worker that the pool does not have (the message lists those that it has),
-        and for an order that a disruption limit or a maintenance window forbids.
-        """
-        if not 0.0 <= order.seconds <= MOST_ORDER_SECONDS:
-            raise unusable_field("seconds", order.seconds, f"a number from 0 to {MOST_ORDER_SECONDS:.0f}")
-        try:
-            service = self._job_service()
-        except UserError:  # the pool ends with its driver, or has no journal
-            return self._connection.call(CONTROLLER.operate, order)
-        from modelpool.actors.control.detached.job_service import JobService
-
-        return service.call(JobService.operate, order)
-
-    def would_request(
-        self, groups: Sequence[NodeGroup] = (), limits: AutoscalingConfig | None = None
-    ) -> ScalingPreview:
-        """Return the nodes that would be requested for the waiting work now, with the reasons, without requesting any:
-        of the pool's groups, or of these, within these limits. Raises UnusableField for a pool without groups, and for
-        groups that lack one that workers of the pool are of."""
-        return self._connection.call(CONTROLLER.would_request, tuple(groups), limits)
+    @property
+    def operator(self) -> PoolOperator:
+        """What operators ask of a pool: cordon, drain and restart parts of it, and what it would request now."""
+        return PoolOperator(self._connection, self._job_service)
 
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""

@@ -197,7 +197,9 @@ class JobService:
         self._opening: dict[str, Future[_Feed]] = {}
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
         self._previews = DetachedPreviews()
-        self._id_numbers = itertools.count(1)
+        #: of the journal, as this service has opened it
+        self.epoch = journal.epoch
+        self.id_numbers = itertools.count(1)
         self._wake = threading.Event()
         self._writers = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="modelpool detached outputs")
         self._openers: Executor = ThreadPoolExecutor(OPENERS, thread_name_prefix="modelpool detached openers")
@@ -556,12 +558,6 @@ class JobService:
             return [ended for one in part for ended in self._send_run(link, feed, [one], is_again)]
         return []
 
-    def new_id(self, name: str) -> SubmissionId:
-        """Return a new id for a submission; see `name_of`. A controller ignores jobs with known ids, so ids differ
-        from ids of earlier services, by the epoch, and of earlier connections.
-        """
-        return SubmissionId(f"{name}.{self._journal.epoch}.{next(self._id_numbers)}")
-
     # ---- ends of jobs -------------------------------------------------------------------------------------------
 
     def note_running(self, submission_id: SubmissionId, running: tuple[TaskProgress, ...]) -> None:
@@ -696,6 +692,12 @@ class JobService:
             self._changed.notify_all()
 
 
+def new_id(name: str, epoch: int, number: int) -> SubmissionId:
+    """Return a new id for a submission; see `name_of`. A controller ignores jobs with known ids, so ids differ from ids
+    of earlier services, by the epoch, and of earlier connections, by the number."""
+    return SubmissionId(f"{name}.{epoch}.{number}")
+
+
 class _Link:
     """The connection of the service to one controller, until that is lost. A listener of all its submissions."""
 
@@ -740,7 +742,7 @@ class _Link:
         """Return the id under which the next requests of a submission are sent, and listen to it."""
         ids = self._ids.setdefault(name, [])
         if is_again or not ids:
-            ids.append(self._service.new_id(name))
+            ids.append(new_id(name, self._service.epoch, next(self._service.id_numbers)))
             self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
         return ids[-1]
 
