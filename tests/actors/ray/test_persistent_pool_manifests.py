@@ -73,7 +73,7 @@ def command_lines(name: str) -> Iterator[list[str]]:
     for container in containers(name):
         *shell, script = container.get("command", [""])
         assert shell in ([], ["/bin/bash", "-c"])
-        for line in script.splitlines():
+        for line in script.replace("set -e\n", "").splitlines():
             for part in re.sub(r"^until (.*) 2>/dev/null; do sleep 2; done$", r"\1", line).split(";"):
                 yield shlex.split(part.replace("$HEAD", "head:6379").removeprefix("exec "))
 
