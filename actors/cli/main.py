@@ -13,8 +13,12 @@ from collections.abc import Sequence
 
 import typer
 
+from modelpool.actors.cli.cluster.autoscale import autoscale
+from modelpool.actors.cli.cluster.costs import costs
 from modelpool.actors.cli.cluster.doctor import doctor
+from modelpool.actors.cli.cluster.events import events
 from modelpool.actors.cli.cluster.explain import story, why
+from modelpool.actors.cli.cluster.maintain import cordon, drain, restart, uncordon
 from modelpool.actors.cli.cluster.metrics import metrics
 from modelpool.actors.cli.cluster.pin import pin, unpin
 from modelpool.actors.cli.cluster.serve import down, status, up
@@ -36,13 +40,17 @@ from modelpool.actors.cli.run.verify import verify
 from modelpool.actors.cli.simulate.plan_cluster import plan_cluster
 from modelpool.actors.cli.simulate.replay import replay, trace
 from modelpool.actors.cli.simulate.simulate import simulate
+from modelpool.actors.cli.terminal.found_values import name_found_values
 from modelpool.actors.cli.terminal.interrupts import StoppableCommand, exit_code
 from modelpool.actors.cli.terminal.literal_help import show_help_literally
+from modelpool.actors.cli.terminal.plots import PlotCommand
 from modelpool.actors.cli.terminal.session import Session, new_session
 from modelpool.pool.values.core.errors import UserError
 
 EXIT_FAILED = 1
 EXIT_WRONG = 2
+#: a warning about images that are refused for their size anyway, with an error that says so
+_OF_PILLOW = "DecompressionBombWarning"
 
 HELP = (
     "Generate images, video and audio with a pool of GPUs.\n\nWithout --config, the first of these "
@@ -81,8 +89,15 @@ def build_app() -> typer.Typer:
     app.command()(status)
     app.command()(top)
     app.command()(metrics)
+    app.command()(events)
+    app.command()(costs)
     app.command()(pin)
     app.command(no_args_is_help=True)(unpin)
+    app.command()(autoscale)
+    app.command(no_args_is_help=True)(cordon)
+    app.command(no_args_is_help=True)(uncordon)
+    app.command(no_args_is_help=True)(drain)
+    app.command(no_args_is_help=True)(restart)
     app.command(no_args_is_help=True)(why)
     app.command(no_args_is_help=True)(story)
     app.command()(down)
@@ -90,9 +105,9 @@ def build_app() -> typer.Typer:
     app.command("inspect", no_args_is_help=True)(inspect_file)
     app.command(no_args_is_help=True)(merge)
     app.command(no_args_is_help=True)(convert)
-    app.command("plan", no_args_is_help=True)(plan_memory)
+    app.command("plan", cls=PlotCommand, no_args_is_help=True)(plan_memory)
     app.command(no_args_is_help=True)(simulate)
-    app.command("plan-cluster", no_args_is_help=True)(plan_cluster)
+    app.command("plan-cluster", cls=PlotCommand, no_args_is_help=True)(plan_cluster)
     app.command(no_args_is_help=True)(replay)
     app.command(no_args_is_help=True)(trace)
     app.command()(doctor)
@@ -103,11 +118,16 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     """Run the command and return its exit code. User errors are printed as one line on stderr."""
     from modelpool.actors.cli.terminal.screen import say, user_console
 
-    warnings.showwarning = lambda message, *_: say(user_console(), f"modelpool: {message}", "yellow")
+    def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        if category.__name__ != _OF_PILLOW:
+            say(user_console(), f"modelpool: {message}", "yellow")
+
+    warnings.showwarning = show
     try:
         with StoppableCommand() as command:
             program = typer.main.get_command(build_app())
             show_help_literally(program)
+            name_found_values(program)
             program(list(arguments), prog_name="modelpool", obj=session or new_session(arguments))
     except SystemExit as end:
         if end.code == exit_code(signal.SIGINT) and command.number:  # how typer ends on a KeyboardInterrupt

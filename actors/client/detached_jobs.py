@@ -27,7 +27,7 @@ from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.values.core.errors import UnknownName, UserError, unusable_field
+from modelpool.pool.values.core.errors import UnknownName, UserError, counted, unusable_field
 
 #: requests in one call, and in the first one, after which the place of the outputs is checked
 CHUNK, FIRST_CHUNK = 1000, 64
@@ -59,7 +59,9 @@ class DetachedJobs:
                 return record
             left_seconds -= LONGEST_WAIT_SECONDS
             if left_seconds <= 0:
-                raise TimeoutError(f"submission {self.id}: {record.pending} of {record.request_count} jobs are pending")
+                raise TimeoutError(
+                    f"submission {self.id}: {record.pending} of {counted(record.request_count, 'job')} pending"
+                )
 
     def previews(self) -> tuple[ImagePreview, ...]:
         """Return the newest preview of each job that is being sampled, the latest last, and have some made for the next
@@ -133,7 +135,7 @@ class _Forgotten(Exception):
 
 def _hand_over(connection: JobsConnection, new: NewSubmission, parts: Iterator[tuple[str, ...]]) -> None:
     """Hand over the texts of requests. Raises _Forgotten, and what `parts` raises; nothing is left of it then."""
-    first = next(parts, ())  # before the submission begins: what is wrong with it leaves no trace
+    first = next(parts, ())  # before the submission begins: an error in it leaves no trace
     if not first:
         raise unusable_field("requests", 0, "at least one request")
     driver = uuid.uuid4().hex

@@ -35,10 +35,12 @@ class HeaderFacts:
 
     defaults     as the catalog of a pool has them, except for models of one extent only
     least_bytes  device memory that any run exceeds: a part of its largest layer; 0 if that is not known
+    largest_bytes  of its largest tensor, of any component
     """
 
     defaults: ModelDefaults
     least_bytes: int
+    largest_bytes: int = 0
 
 
 class ModelChecks:
@@ -75,6 +77,19 @@ class ModelChecks:
             size_of(request, request.model, facts.defaults)
             duration_of(request, request.model, facts.defaults.sampling)
 
+    def is_doubtful(self, request: GenerateRequest) -> bool:
+        """Whether a pool is likely to refuse `request`, whose images are read, for what a header does not tell."""
+        from modelpool.actors.client.exact_checks import is_doubtful
+        from modelpool.actors.graph.common.output_shape import size_of
+        from modelpool.actors.graph.features.sampling_defaults import sampling_defaults
+
+        facts = self._facts.get(request.model, lambda: self._read(request.model))
+        if facts is None:
+            return True
+        size = size_of(request, request.model, facts.defaults)
+        steps = sampling_defaults(request, facts.defaults.sampling.defaults).get("steps", request.steps)
+        return is_doubtful(request, facts.largest_bytes, size, steps, self._budget_bytes)
+
     def _read(self, model: str) -> HeaderFacts | None:
         try:
             return header_facts(self._find(model).source, allow_pickle=self._allow_pickle)
@@ -105,7 +120,11 @@ def header_facts(source: Source, *, allow_pickle: bool = False) -> HeaderFacts:
     defaults = ModelDefaults(
         *native_size(family, header), family.sampling, latent_facts(family, header.shapes).downscale
     )
-    return HeaderFacts(defaults, max(sizes, default=0) // _MOST_PARTS)
+    tensors = (
+        min(tensor.storage_bytes, math.prod(header.shapes[key]) * _COMPUTED_BYTES)
+        for key, tensor in header.tensors.items()
+    )
+    return HeaderFacts(defaults, max(sizes, default=0) // _MOST_PARTS, max(tensors, default=0))
 
 
 def has_unread_inputs(request: GenerateRequest) -> bool:

@@ -89,6 +89,8 @@ def start_pool(
             plan = replace(plan, worker_lease_seconds=config.pool.worker_lease_seconds)
         if keeps_jobs and plan.log is None and config.observability.log is None:
             plan = replace(plan, log=LogSettings(None, config.observability.log_format == "json"))
+        if keeps_jobs:
+            plan = replace(plan, journal=config.pool.journal)
         fork_environment = {} if session.workers_fork else forks.environment
         environment = {**(session.actor_environment or {}), **fork_environment} or None
         place = cluster.controller or controller
@@ -102,6 +104,7 @@ def start_pool(
             environment,
         )
         connection = RayConnection(*start())
+        opened.callback(connection.leave)
         if plan.worker_lease_seconds is not None and not session.is_local:
             opened.callback(connection.end_workers, cluster.namespace, cluster.name)
         opened.callback(connection.end_controller)
@@ -178,6 +181,7 @@ def _join(address: str, namespace: str, name: str, running: RunningPool | None =
 
     def close() -> None:
         watch.close()
+        connection.leave()
         session.close()
 
     jobs = partial(find_job_service, namespace, name, control_service)

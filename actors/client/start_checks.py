@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modelpool.actors.client.exact_checks import ExactChecks
 from modelpool.actors.client.model_checks import ModelChecks
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.ray.ray_session import LOCAL, chosen_address
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 
 #: on Linux, at least one of these exists where Ray counts GPUs: of drivers of NVIDIA, AMD, Intel, Tegra and of WSL
 GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg")
-#: names whose check is remembered: a batch names the same files in every line
+#: checked names that are remembered: a batch names the same files in every line
 NAMES_REMEMBERED = 4096
+#: names in a message
+_MOST_LISTED = 20
 
 
 def check_folders(config: PoolConfig) -> None:
-    """Raise UserError if a configured folder of weights does not exist. Nothing is checked for a pool on a cluster,
-    whose nodes may have the folder.
+    """Raise UserError if a configured folder of weights does not exist. Nothing is checked for a pool on a cluster:
+    its nodes may have the folder.
     """
     if chosen_address(config.cluster.address, os.environ) != LOCAL:
         return
@@ -39,6 +42,32 @@ def check_folders(config: PoolConfig) -> None:
         for folder in folders:
             if not os.path.lexists(folder):
                 raise unusable_field(f"[models] {key}", str(folder), "a folder that exists, or a file")
+
+
+def check_named_models(config: PoolConfig) -> None:
+    """Raise UserError for a model with settings of its own, or one to pin, that is no model of the configuration: the
+    controller would raise it, without a word about where the name is. Nothing is checked for a pool whose files may be
+    on other machines.
+    """
+    named = [(f"[pool.models.{each.name}]", each.name) for each in config.pool.models]
+    named += [("[models] pin", name) for name, _ in config.models.pins]
+    if not named or config.models.sources or chosen_address(config.cluster.address, os.environ) != LOCAL:
+        return
+    registry = _registry_of(config)
+    for place, name in named:
+        try:
+            registry.find_model(name)
+        except UserError as problem:
+            raise type(problem)(f"{place}: {problem}") from None
+
+
+def _registry_of(config: PoolConfig) -> Registry:
+    from modelpool.pool.catalog.registry.registry import open_registry
+
+    models = config.models
+    return open_registry(
+        models.folders, models.loras, models.registry, allow_pickle=models.allow_pickle, assemblies=models.assemblies
+    )
 
 
 def check_device(config: PoolConfig) -> None:
@@ -71,6 +100,12 @@ def simulates_gpus(config: PoolConfig) -> bool:
     return is_local and sys.platform == "linux" and not any(map(os.path.exists, GPU_FILES))
 
 
+def computes_on_host(config: PoolConfig) -> bool:
+    """Whether it is certain that no GPU computes: the catalog of such a pool answers the same in any process."""
+    pool = config.pool
+    return pool.device in (DeviceKind.SIM.value, DeviceKind.CPU.value) or simulates_gpus(config)
+
+
 class NameCheck:
     """Checks the names of models and other files as the catalog of a pool would that is started here."""
 
@@ -81,10 +116,13 @@ class NameCheck:
         *,
         allow_pickle: bool = False,
         budget_bytes: int | None = None,
+        check_exactly: Callable[[GenerateRequest], None] = lambda request: None,
     ) -> None:
         """Without a `registry`, every name counts as known: the pool will check it. `on_found` gets the files of each
-        name that is known, once. `budget_bytes` is the configured memory limit of a worker.
+        name that is known, once. `budget_bytes` is the configured memory limit of a worker. `check_exactly` checks a
+        request as the pool would, in seconds.
         """
+        self._check_exactly = check_exactly
         self._registry = registry
         self._allow_pickle = allow_pickle
         self._on_found = on_found
@@ -96,24 +134,24 @@ class NameCheck:
         self._checked: LruCache[tuple[str, str], UserError | None] = LruCache(NAMES_REMEMBERED)
 
     @classmethod
-    def of(cls, config: PoolConfig, on_found: Callable[[Sequence[Path]], object] = lambda files: None) -> NameCheck:
-        """Return the check of a pool with this configuration: of nothing if its files may be on other machines."""
+    def of(
+        cls,
+        config: PoolConfig,
+        on_found: Callable[[Sequence[Path]], object] = lambda files: None,
+        on_slow: Callable[[], object] = lambda: None,
+    ) -> NameCheck:
+        """Return the check of a pool with this configuration: of nothing if its files may be on other machines.
+        `on_slow` is called before a check that takes seconds."""
         models = config.models
         if models.sources or chosen_address(config.cluster.address, os.environ) != LOCAL:
             return cls(None)
-        from modelpool.pool.catalog.registry.registry import open_registry
-
         return cls(
-            open_registry(
-                models.folders,
-                models.loras,
-                models.registry,
-                allow_pickle=models.allow_pickle,
-                assemblies=models.assemblies,
-            ),
+            _registry_of(config),
             on_found,
             allow_pickle=models.allow_pickle,
             budget_bytes=None if config.pool.policy is VramPolicy.DISABLED else config.pool.budget_bytes,
+            # what a catalog assumes for GPUs depends on those that Ray counts
+            check_exactly=ExactChecks(config, on_slow).check if computes_on_host(config) else lambda request: None,
         )
 
     def check(self, request: GenerateRequest) -> None:
@@ -137,10 +175,30 @@ class NameCheck:
                 self._check("vision_encoder", prompt.encoder)
 
     def check_supported(self, request: GenerateRequest) -> None:
-        """Raise UserError for a field that the model of `request`, whose name is known, does not support, and for a
+        """Raise UserError for a field that the known model of `request` does not support, and for a
         memory limit that is too small for it; see `ModelChecks`."""
         if self._model_checks is not None:
             self._model_checks.check(request)
+
+    def check_before_start(self, request: GenerateRequest) -> None:
+        """Raise the UserErrors of `check_supported`, and those with which a pool would refuse `request`, whose images
+        are read: for its memory, its embeddings, a strength without a step, or a file that is no model. Takes seconds
+        for a request for which one of these is likely, and no more than `check_supported` for others."""
+        if self._model_checks is None or self._registry is None:
+            return
+        self._model_checks.check(request)
+        if self._has_unknown_embedding(request) or self._model_checks.is_doubtful(request):
+            self._check_exactly(request)
+
+    def _has_unknown_embedding(self, request: GenerateRequest) -> bool:
+        """Whether a prompt names an embedding that has no file of its own; a LoRA may contain it."""
+        texts = (request.prompt, request.negative, *(region.prompt for region in request.regions))
+        if self._registry is None or not any("embedding:" in text for text in texts):
+            return False
+        from modelpool.pool.models.text.chunks import embeddings_in
+
+        names = {name for text in texts for name in embeddings_in(text)}
+        return not all(self.knows("embedding", name) for name in names)
 
     def check_upscaler(self, name: str) -> None:
         """Raise UserError for the name of an upscaler that means no file."""
@@ -171,6 +229,23 @@ class NameCheck:
         """Return the names of all models; None if they are not known here."""
         return self._names(MODELS)
 
+    def only_model(self) -> str | None:
+        """Return the name of the only model; None if models are not known here. Raises UserError, which says what the
+        files are, if there is none."""
+        names = self.model_names()
+        if names is None or len(names) == 1:
+            return None if names is None else names[0]
+        if names:
+            raise UserError(f"--model is required; models of this pool: {', '.join(sorted(names))}")
+        assert self._registry is not None, "names are known"
+        others = [f"{name} ({kind.value})" for kind in FileKind for name, _ in self._registry.files((kind,))]
+        found = f"; found {', '.join(others[:_MOST_LISTED])}" if others else ""
+        folders = ", ".join(str(each.path) for each in self._registry.locations()) or "no folder"
+        raise UserError(
+            f"no model was found in {folders}{found}: put a checkpoint there, name its folder in [models] of the "
+            "configuration, or add it with `modelpool models add`; `modelpool models` shows every file"
+        )
+
     def lora_names(self) -> tuple[str, ...] | None:
         """Return the names of all LoRAs; None if they are not known here."""
         return self._names(LORAS)
@@ -194,6 +269,7 @@ class NameCheck:
             "upscaler": registry.find_upscaler,
             "image_prompt": registry.find_image_prompt,
             "vision_encoder": registry.find_vision_encoder,
+            "embedding": registry.find_embedding,
         }[kind]
         try:
             file = find(name)

@@ -47,6 +47,8 @@ def output_address(given: str | Path, field: str = "output") -> OutputAddress:
     Raises UnusableField for a URL without a bucket, for http://, which cannot be written, and for one with a user name,
     a password or parameters, which would end up in logs and manifests.
     """
+    if isinstance(given, str) and not given.strip():
+        raise unusable_field(field, given, f"{_EXPECTED}; a dot is the current folder")
     if not isinstance(given, str) or not is_url(given):
         if _FLATTENED.match(str(given)):
             found = f"{str(given).partition(':')[0]}:/..."

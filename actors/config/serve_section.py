@@ -19,7 +19,7 @@ from modelpool.actors.request.bounds import (
 from modelpool.actors.request.number_fields import Whole
 from modelpool.actors.request.qos import MAX_PRIORITY, check_user
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.values.core.errors import UserError, parse_bytes, unusable_field
+from modelpool.pool.values.core.errors import UserError, counted, parse_bytes, unusable_field
 
 #: shortest key and secret: 16 characters of base 64 have 96 bits
 MIN_KEY_LENGTH = 16
@@ -133,7 +133,7 @@ class ServeSection(Strict):
             usable = re.fullmatch("[0-9a-f]{64}", hashed) if hashed != key else len(key) >= MIN_KEY_LENGTH
             if not usable or not key.isascii() or not key.isprintable():
                 expected = f"{MIN_KEY_LENGTH} or more ASCII characters, or {HASHED} and 64 hexadecimal digits"
-                raise unusable_field(f"keys.{user}", f"a key of {len(key)} characters", expected)
+                raise unusable_field(f"keys.{user}", f"a key of {counted(len(key), 'character')}", expected)
         return value
 
     @field_validator("priorities", mode="before")
@@ -177,7 +177,9 @@ class ServeSection(Strict):
     @classmethod
     def _webhook_secret(cls, value: str) -> str:
         if 0 < len(value) < MIN_KEY_LENGTH:
-            raise unusable_field("webhook_secret", f"{len(value)} characters", f"{MIN_KEY_LENGTH} or more characters")
+            raise unusable_field(
+                "webhook_secret", counted(len(value), "character"), f"{MIN_KEY_LENGTH} or more characters"
+            )
         return value
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from modelpool.pool.values.core.errors import DoesNotFit, does_not_fit, format_bytes
-from modelpool.pool.values.specs.spec import ComponentKey, JobSpec, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, JobSpec, Stage, TaskSpec
 from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 
 #: no weights are pinned: all may be streamed
@@ -22,7 +22,9 @@ def check_fits(job: JobSpec, capacity_bytes: int) -> None:
     """
     task, least_bytes = largest_task(job)
     if least_bytes > capacity_bytes:
-        raise too_little_memory(task, least_bytes, capacity_bytes)
+        instead = "a larger limit of a worker ([pool] vram, --vram)"
+        instead += "" if task.stage is Stage.ENCODE else ", or a smaller size"
+        raise DoesNotFit(f"{too_little_memory(task, least_bytes, capacity_bytes)}; expected {instead}")
 
 
 def largest_task(job: JobSpec, pinned_bytes: Mapping[ComponentKey, int] = NOTHING_PINNED) -> tuple[TaskSpec, int]:

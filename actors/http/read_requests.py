@@ -35,7 +35,7 @@ def read_fields(path: str | Path, family_of: FamilyOf = lambda model: "") -> Rea
     or a .json with a workflow of ComfyUI in either format. `family_of` returns the title of the family of a model, by
     its name; "" if it is unknown.
 
-    Of several texts in an image, that of modelpool counts first, then that of A1111. Raises UserError.
+    Of several texts in an image, modelpool's counts first, then A1111's. Raises UserError.
     """
     place = Path(path)
     try:
@@ -71,7 +71,8 @@ def fields_of_texts(
         return fields_of_parameters(parsed, family_of(values.get("Model") or values.get("Model hash", "")))
     if PROMPT_KEY in texts:
         return _of_workflow(texts[PROMPT_KEY], place, family_of)
-    raise unusable_field(str(place), f"the texts {', '.join(sorted(texts)) or 'none'}", _FORMS)
+    found = f"only the texts {', '.join(sorted(texts))}" if texts else "no metadata"
+    raise UserError(f"{place}: found {found}, expected {_FORMS}")
 
 
 def _of_recipe(text: str, place: Path) -> ReadFields:
@@ -136,7 +137,7 @@ def image_next_to(place: Path, name: str) -> Image:
 
 def request_like(path: str | Path, **changes: Any) -> GenerateRequest:
     """Return the request that the metadata of an image describes: of modelpool, of the A1111 web UI and its relatives,
-    or of ComfyUI; or that of a .txt with parameters, or of a .json workflow. `changes` set or replace fields.
+    or of ComfyUI; or the request of a .txt with parameters, or of a .json workflow. `changes` set or replace fields.
 
     Warns of what has no meaning here (UserWarning). Raises UserError.
     """

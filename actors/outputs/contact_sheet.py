@@ -70,7 +70,7 @@ def make_contact_sheet(images: Sequence[LabelledImage], mark: str = "") -> bytes
         _draw_image(sheet, pen, image.path, x, y, font)
         _draw_label(pen, image.recipe, x, y + _CELL_PIXELS + 8, font)
     if note_pixels:
-        note = f"the first {len(shown)} of {len(images)} images" if shown else "no images"
+        note = f"the first {len(shown)} of {counted(len(images), 'image')}" if shown else "no images"
         pen.text((_MARGIN_PIXELS, height - _MARGIN_PIXELS - _LINE_PIXELS), note, _FAINT_INK, font)
     texts = PngImagePlugin.PngInfo()
     if mark:
@@ -104,7 +104,7 @@ def fitted_size(width: int, height: int, cell_pixels: int) -> tuple[int, int]:
 
 
 def wrapped(text: str, width_pixels: int, most_lines: int, font: _Font) -> list[str]:
-    """Break `text` at spaces into lines that fit; what is too long ends in '...'."""
+    """Break `text` at spaces into lines that fit; a text that is too long ends in '...'."""
     lines: list[str] = []
     words = text.split()
     while words:

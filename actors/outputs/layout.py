@@ -63,13 +63,18 @@ class OutputLayout:
 FILES = OutputLayout()
 
 
-def layout_of(shard_rows: int, shard_format: str, has_thumbnails: bool) -> OutputLayout:
-    """Return the layout of a command's options; `shard_rows` is 0 for files. Raises UserError."""
+def layout_of(shard_rows: int | None, shard_format: str | None, has_thumbnails: bool) -> OutputLayout:
+    """Return the layout of a command's options --shards, which is None for files, --shard-format, and --thumbnails.
+    Raises UserError."""
     kinds = {kind.value: kind for kind in LayoutKind if kind is not LayoutKind.FILES}
-    if shard_format not in kinds:
+    if shard_format is not None and shard_format not in kinds:
         raise unknown_name("shard format", shard_format, kinds)
-    kind = kinds[shard_format] if shard_rows else LayoutKind.FILES
-    return OutputLayout(kind, shard_rows, THUMBNAIL_PIXELS if has_thumbnails else 0)
+    if shard_rows is None and shard_format is not None:
+        raise unusable_field("--shard-format", shard_format, "--shards N, too: without it, outputs are files")
+    if shard_rows is not None and shard_rows < 1:
+        raise unusable_field("--shards", shard_rows, "a whole number from 1")
+    kind = LayoutKind.FILES if shard_rows is None else kinds[shard_format or LayoutKind.WEBDATASET.value]
+    return OutputLayout(kind, shard_rows or 0, THUMBNAIL_PIXELS if has_thumbnails else 0)
 
 
 def read_layout(address: OutputAddress) -> OutputLayout:
@@ -101,7 +106,7 @@ def declare_layout(address: OutputAddress, layout: OutputLayout) -> None:
 
 
 def objects_at(address: OutputAddress) -> ObjectPrefix:
-    """Return the objects of a place; those of a folder are its files."""
+    """Return the objects of a place; in a folder, its files."""
     return ObjectPrefix(f"file://{address.absolute()}" if isinstance(address, Path) else address)
 
 

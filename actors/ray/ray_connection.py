@@ -24,6 +24,11 @@ from modelpool.pool.values.core.stage_params import Result
 WAIT_SECONDS = 5.0
 #: limit of closing a controller, which only sends messages
 CLOSE_SECONDS = 15.0
+#: why calls fail after the end of a pool that this program has opened
+CLOSED = (
+    "the pool is closed: this program has called close(), or left its with block; open one with ModelPool.start() or "
+    "ModelPool.connect()"
+)
 
 
 #: a reference to a controller that travels to other processes of the Ray cluster
@@ -90,6 +95,10 @@ class RayConnection:
         service."""
         self._check()
         ray.kill(self._controller)
+
+    def leave(self) -> None:
+        """Let no call begin any more: this process leaves the Ray cluster. Ray would start another one for a call."""
+        self._control_service.end(CLOSED, 0.0)
 
     def end_workers(self, namespace: str, pool: str) -> None:
         """End the workers of a pool that have outlived its controller, and serve no newer one. Raises PoolLost without

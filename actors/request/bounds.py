@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modelpool.pool.values.core.errors import UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.errors import UnusableField, UserError, counted, unusable_field
 
 #: of a prompt, or a text for a part of the image; and of callers of a server, by default. Text encoders read up to some
 #: thousand tokens of about four characters, CLIP any number of them; to tokenize 65,536 characters takes up to 0.5 s
@@ -47,10 +47,10 @@ def reworded(problem: UserError, message: str) -> UserError:
 def check_characters(name: str, text: str, most: int) -> None:
     """Raise OverBound for a text in the field `name` of more than `most` characters."""
     if len(text) > most:
-        raise over_bound(name, f"{len(text)} characters", f"up to {most} characters")
+        raise over_bound(name, counted(len(text), "character"), f"up to {most} characters")
 
 
 def check_entries(name: str, value: Any, most: int) -> None:
     """Raise OverBound for a list or a mapping in the field `name` with more than `most` entries."""
     if isinstance(value, list | tuple | set | frozenset | Mapping) and len(value) > most:
-        raise over_bound(name, f"{len(value)} entries", f"up to {most}")
+        raise over_bound(name, counted(len(value), "entry", "entries"), f"up to {most}")

@@ -22,7 +22,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.files.formats.regular_file import open_regular
-from modelpool.pool.values.core.errors import CorruptFile, UserError, unusable_field
+from modelpool.pool.values.core.errors import CorruptFile, UnusableField, UserError, counted, unusable_field
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: most pixels on one side, and in total; reading takes four bytes each
 MAX_SIDE, MAX_PIXELS = 16384, 1 << 26
+#: errors of Pillow for many more than that; the second one where warnings are errors
+_TOO_MANY_PIXELS = ("DecompressionBombError", "DecompressionBombWarning")
 #: image formats that are read, by Pillow's names. The other formats of Pillow need external programs (EPS), are not
 #: images, or are very rare
 IMAGE_FORMATS = (
@@ -110,12 +112,20 @@ def open_image(name: str, path: str) -> Iterator[Image]:
                 expected = f"expected one of {', '.join(IMAGE_FORMATS)}"
                 raise UserError(f"{name}: {path} cannot be read as an image, {expected}") from None
             except Exception as error:  # decoders raise arbitrary exceptions for damaged files
+                if type(error).__name__ in _TOO_MANY_PIXELS:
+                    raise _too_large(f"{name}: {path}", "more pixels than Pillow reads") from None
                 raise UserError(f"{name}: {path} cannot be read as an image ({error})") from None
             with image:
                 _check_header(name, image)
                 yield image
     except CorruptFile as problem:
         raise UserError(f"{name}: {problem}") from None
+    except UserError as problem:
+        beginning = f"{name}: "
+        message = str(problem)
+        if path in message or not message.startswith(beginning):
+            raise
+        raise UnusableField(f"{beginning}{path}: {message.removeprefix(beginning)}") from None
 
 
 def image_of_bytes(name: str, content: bytes) -> Image:
@@ -127,8 +137,12 @@ def image_of_bytes(name: str, content: bytes) -> Image:
     try:
         image = Image.open(BytesIO(content), formats=_readable())
     except UnidentifiedImageError:
-        raise UserError(f"{name}: {len(content)} bytes are no image; expected {', '.join(IMAGE_FORMATS)}") from None
+        raise UserError(
+            f"{name}: {counted(len(content), 'byte is', 'bytes are')} no image; expected {', '.join(IMAGE_FORMATS)}"
+        ) from None
     except Exception as error:  # decoders raise arbitrary exceptions for damaged files
+        if type(error).__name__ in _TOO_MANY_PIXELS:
+            raise _too_large(name, "more pixels than Pillow reads") from None
         raise UserError(f"{name}: the image cannot be read ({error})") from None
     _check_header(name, image)
     return image
@@ -168,12 +182,16 @@ def check_size(name: str, size: tuple[int, int]) -> None:
     """Raise UnusableField for an image with no pixels, or with too many."""
     width, height = size
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE and width * height <= MAX_PIXELS):
-        expected = f"up to {MAX_SIDE} pixels on a side and {MAX_PIXELS} in total"
-        raise unusable_field(name, f"an image of {width}x{height} pixels", expected)
+        raise _too_large(name, f"{width}x{height} pixels")
+
+
+def _too_large(name: str, found: str) -> UserError:
+    expected = f"up to {MAX_SIDE} pixels on a side and {MAX_PIXELS} in total"
+    return unusable_field(name, f"an image of {found}", expected)
 
 
 def _readable() -> tuple[str, ...]:
-    """Return those of `IMAGE_FORMATS` that the installed Pillow supports."""
+    """Return the `IMAGE_FORMATS` that the installed Pillow supports."""
     from PIL import Image
 
     Image.init()

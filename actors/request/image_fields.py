@@ -106,7 +106,9 @@ def checked_references(value: Any) -> ImageSource | tuple[ImageSource, ...] | No
 def checked_parts(name: str, value: Any) -> Any:
     """Check the number of regions or ControlNets. Raises UnusableField."""
     if isinstance(value, (list, tuple)) and len(value) > MAX_PARTS:
-        raise unusable_field(name, f"{len(value)} entries", f"up to {MAX_PARTS}: each is computed at every step")
+        raise unusable_field(
+            name, counted(len(value), "entry", "entries"), f"up to {MAX_PARTS}: each is computed at every step"
+        )
     return value
 
 

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 
 #: longest text that is parsed; a request or a manifest entry takes a few KiB
 MAX_BYTES = 16 << 20
@@ -40,7 +40,7 @@ def parse_json(
     Raises NotJson.
     """
     if len(text) > max_bytes:
-        raise JsonOverBound(f"found {len(text)} bytes, expected up to {max_bytes}")
+        raise JsonOverBound(f"found {counted(len(text), 'byte')}, expected up to {max_bytes}")
     _check_count(text, max_values)
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_checked_object)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from modelpool.actors.request.json_text import NotJson, parse_json
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 
 #: request fields that an output carries and that do not change it
 LABEL_FIELDS = frozenset({"id", "metadata", "line"})
@@ -86,7 +86,7 @@ def labels_from_json(fields: Any) -> Labels:
 
 
 def output_key(digest: str, label_id: str) -> str:
-    """Return what identifies an output among those of a place: the digest of its recipe, or 20 hexadecimal digits of it
+    """Return the key of an output in its place: the digest of its recipe, or 20 hexadecimal digits of it
     and the id of the request. Equal requests with different ids have a file each.
     """
     if not label_id:
@@ -114,7 +114,7 @@ def checked_metadata(value: Any) -> Any:
     except (TypeError, ValueError, RecursionError) as problem:
         raise unusable_field("metadata", type(value).__name__, f"JSON values ({problem})") from None
     if len(content) > MAX_METADATA_BYTES:
-        raise unusable_field("metadata", f"{len(content)} bytes", f"up to {MAX_METADATA_BYTES} bytes of JSON")
+        raise unusable_field("metadata", counted(len(content), "byte"), f"up to {MAX_METADATA_BYTES} bytes of JSON")
     try:
         return parse_json(content, max_depth=MAX_METADATA_DEPTH)
     except NotJson as problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 
 #: far above what music has
 MAX_BPM = 1000
@@ -16,7 +16,7 @@ _MAX_WORD = 64
 def checked_lyrics(value: Any) -> str:
     """Return `value`, which has to be a text. Raises UnusableField."""
     if not isinstance(value, str) or len(value) > MAX_LYRICS:
-        found = f"{len(value)} characters" if isinstance(value, str) else value
+        found = counted(len(value), "character") if isinstance(value, str) else value
         raise unusable_field("lyrics", found, f"a text of up to {MAX_LYRICS} characters")
     return value
 

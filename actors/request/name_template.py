@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modelpool.actors.request.labels import Labelled
-from modelpool.pool.values.core.errors import unknown_name, unusable_field
+from modelpool.pool.values.core.errors import counted, unknown_name, unusable_field
 
 #: bytes of a name in UTF-8 without its end: file systems limit names to 255 bytes
 MAX_NAME_BYTES = 180
@@ -42,7 +42,7 @@ class NameTemplate:
     def of(cls, text: object, field: str = "name") -> NameTemplate:
         """Parse a template. Raises UserError naming `field`: for a field that does not exist it lists those that do."""
         if not isinstance(text, str) or not 0 < len(text) <= MAX_TEMPLATE_CHARACTERS:
-            found = f"{len(text)} characters" if isinstance(text, str) else text
+            found = counted(len(text), "character") if isinstance(text, str) else text
             expected = f'a text with fields, such as "{{id}}-{{seed}}", of up to {MAX_TEMPLATE_CHARACTERS} characters'
             raise unusable_field(field, found, expected)
         try:

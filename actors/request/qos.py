@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 
 #: request fields that do not change the output
 QOS_FIELDS = frozenset({"priority", "user", "deadline", "preview"})
@@ -69,7 +69,7 @@ def user_of_this_process() -> str:
 
 def deadline_warning(least_seconds: Sequence[float]) -> str:
     """Return the warning for jobs that take at least `least_seconds`, longer than until their deadlines."""
-    count = f"{len(least_seconds)} images" if len(least_seconds) > 1 else "an image"
+    count = counted(len(least_seconds), "image") if len(least_seconds) > 1 else "an image"
     return (
         f"{DEADLINE_PREFIX}{count} cannot be finished in time: their stages take at least {max(least_seconds):.1f} s; "
         "the jobs still run, as early as possible"

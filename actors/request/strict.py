@@ -7,6 +7,7 @@ found and the values expected, and suggests the nearest name for an unknown fiel
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -15,8 +16,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from modelpool.actors.request.bounds import OverBound
+from modelpool.actors.request.expected_words import expected_words
 from modelpool.actors.request.other_names import unknown_field
 from modelpool.pool.values.core.errors import UnusableField, UserError, together, unusable_field
+
+#: what pydantic adds to the place of a value that may be of several types
+_OPTION_OF_UNION = re.compile(
+    r"(?:str|int|float|bool|path|constrained-\w+|(?:literal|function-\w+|lax-or-strict|is-instance|nullable)\[.*)$"
+)
 
 
 class WrongValue(UnusableField):
@@ -55,7 +62,7 @@ class Strict(BaseModel):
 
     def __init__(self, **fields: Any) -> None:
         problem: UserError | None = None
-        # not a validator: those of the class, which look at several fields, come first
+        # not a validator: validators of the class, which look at several fields, come first
         known = type(self).model_fields
         set_fields = {name: value for name, value in fields.items() if value is not None or name not in known}
         try:
@@ -115,11 +122,12 @@ def _field(detail: ErrorDetails) -> str:
 
 
 def _place(detail: ErrorDetails) -> str:
-    return ".".join(str(part) for part in detail["loc"])
+    """Return the place of a value, without the type of a union for which pydantic tried it."""
+    return ".".join(str(part) for part in detail["loc"] if not _OPTION_OF_UNION.match(str(part)))
 
 
 def _to_user_error(detail: ErrorDetails) -> UserError:
     if detail["type"] == "missing":
         return WrongValue(f"{_place(detail)}: missing; this field is required", is_relative=True)
-    message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    message = expected_words(detail["type"], detail["msg"])
     return WrongValue(str(unusable_field(_place(detail), detail["input"], message)), is_relative=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from modelpool.pool.catalog.registry.file_purpose import FileKind
+from modelpool.pool.catalog.registry.file_purpose import EMBEDDINGS
 from modelpool.pool.catalog.registry.registry import Registry
 from modelpool.pool.catalog.registry.weight_file_names import without_suffix
 from modelpool.pool.models.loading.weights_header import read_weights_header
@@ -22,7 +22,6 @@ from modelpool.pool.weights.keymaps.adapter_keys import bundled_name
 
 #: embeddings and LoRA files that have their facts kept
 _MOST_FILES = 65_536
-_KINDS = frozenset({FileKind.EMBEDDING})
 
 
 class EmbeddingIndex:
@@ -56,10 +55,11 @@ class EmbeddingIndex:
 
     def _find(self, name: str) -> EmbeddingRef:
         try:
-            file = self._registry.find(name, _KINDS, "embedding")
+            file = self._registry.find_embedding(name)
         except UnknownName:
-            known = [without_suffix(found.path.name) for _, found in self._registry.files(_KINDS)]
-            raise unknown_name("embedding", name, known) from None
+            known = [without_suffix(found.path.name) for _, found in self._registry.files(EMBEDDINGS)]
+            hint = "" if known else " Put its file in a folder `embeddings` among the models"
+            raise UnknownName(f"{unknown_name('embedding', name, known)}{hint}") from None
         sha256 = self._registry.hashes(file).sha256
         path, files = self._registry.locate(file)
         self._registry.bring(files)

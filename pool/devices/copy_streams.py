@@ -1,6 +1,6 @@
 """A ring of streams that copy weights to a device while it computes.
 
-Uses streams and events like torch's CUDA ones; `pool.devices.uploads` decides what is copied. Without CUDA there are no
+Uses streams and events like torch's CUDA ones; `pool.devices.uploads` chooses the copies. Without CUDA there are no
 streams and no ring.
 
 Rules
@@ -20,6 +20,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from modelpool.pool.values.core.errors import counted
 
 #: how many streams copy by turns. Source: comfyui-behaviour facts, section 3, "offload streams"
 COPY_STREAMS = 2
@@ -60,7 +62,7 @@ class StreamMaker:
     new_end  an event that a thread waits for, for longer than a copy takes: the thread sleeps meanwhile, and hears of
              the end some 50 us late. Other events cost a CPU core for as long as somebody waits for them
     current  the compute stream
-    on       a context whose operations run on a stream
+    on       a context that runs operations on a stream
     lend     memory allocated on one stream is read by another: it is not overwritten before that one has passed its
              work pending when the memory was freed
     """
@@ -77,7 +79,7 @@ class CopyStreams:
     """Streams used in turn."""
 
     def __init__(self, maker: StreamMaker, count: int = COPY_STREAMS) -> None:
-        assert count > 0, f"{count} streams"
+        assert count > 0, counted(count, "stream")
         self.maker = maker
         self._streams = [maker.new_stream() for _ in range(count)]
         self._next = 0

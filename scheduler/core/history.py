@@ -6,6 +6,7 @@ decision. Entries that the story has dropped are missing; `complete` is then Fal
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
@@ -68,7 +69,7 @@ class TaskHistory:
     """One task of the job.
 
     status     "blocked", "ready", "queued", "running", "stopping"; "ended" if no live job needs it to run any more
-    attempts   oldest first, including those of an earlier job that wanted the same task
+    attempts   oldest first, including attempts for an earlier job that wanted the same task
     passed     how often later tasks went first while it waited, divided by the workers that are up
     held_back  it is ready and waits because its user is at the limit of running tasks
     wait       what it waits for; None if it has started, or ended
@@ -92,7 +93,7 @@ class JobHistory:
     at            time of this request
     submitted_at  None if no longer known; the request of an ended job is then missing too
     tasks         in the order of the job
-    lines         its story lines and those of its tasks up to its end, oldest first
+    lines         story lines of the job and its tasks up to its end, oldest first
     complete      False if parts are no longer known
     """
 
@@ -111,7 +112,7 @@ class JobHistory:
 
 
 def find_job(state: SchedulerState, text: str, others: Iterable[JobId] = ()) -> JobId:
-    """Return the job with this id, or the only one whose id contains `text`, among those of the core and `others`.
+    """Return the job with id `text`, or the only id that contains `text`, among jobs of the core and `others`.
     Raises UnknownName with the known jobs.
     """
     known = dict.fromkeys((*state.demand.ended, *state.demand.jobs, *others))
@@ -164,17 +165,30 @@ def history_of(
 
 
 def with_node_names(history: JobHistory, names: Mapping[NodeId, str]) -> JobHistory:
-    """Return `history` with display names of nodes instead of their ids, as far as they are known."""
+    """Return `history` with display names of nodes instead of their ids, as far as they are known: also in its texts,
+    such as the reason why a machine has no file, and the event that ended a run."""
+    known = {str(node): name for node, name in names.items() if node and name and name != node}
+    if not known:
+        return history
+    ids = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, sorted(known, key=len, reverse=True)))})(?![\w-])")
+
+    def named(text: str) -> str:
+        return ids.sub(lambda found: known[found[0]], text)
+
+    def attempt_of(attempt: Attempt) -> Attempt:
+        error = None if attempt.error is None else replace(attempt.error, message=named(attempt.error.message))
+        return replace(attempt, node=NodeId(known.get(attempt.node, attempt.node)), error=error)
+
     tasks = tuple(
         replace(
             task,
-            attempts=tuple(
-                replace(attempt, node=NodeId(names.get(attempt.node) or attempt.node)) for attempt in task.attempts
-            ),
+            attempts=tuple(map(attempt_of, task.attempts)),
+            wait=None if task.wait is None else replace(task.wait, reason=named(task.wait.reason)),
         )
         for task in history.tasks
     )
-    return replace(history, tasks=tasks)
+    lines = tuple(replace(line, cause=named(line.cause), note=named(line.note)) for line in history.lines)
+    return replace(history, tasks=tasks, lines=lines, note=named(history.note))
 
 
 def _with_tasks(history: JobHistory, spec: JobSpec, state: SchedulerState, log: Story | StoryBySubject) -> JobHistory:

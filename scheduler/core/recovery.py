@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import OomStep, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
@@ -54,7 +55,7 @@ RULES: Mapping[RunErrorKind, RetryRule] = {
 
 
 class Verdict(Enum):
-    """Decision about a task whose run failed."""
+    """Decision about a task with a failed run."""
 
     AGAIN = "again"  #: run it again, and count the failure
     AGAIN_FREE = "again_free"  #: run it again, and count nothing: it was stopped on request, or is not the cause
@@ -175,7 +176,7 @@ BLAMED_ALONE = frozenset({RunErrorKind.BAD_INPUT, RunErrorKind.INTERNAL, RunErro
 
 
 class Recovery:
-    """Handles tasks whose run failed, and refuses work that did harm before."""
+    """Handles tasks with failed runs, and refuses work that did harm before."""
 
     def __init__(self, config: SchedulerConfig, story: Story, worker_table: WorkerTable, demand: Demand) -> None:
         self._config = config
@@ -320,8 +321,8 @@ class Recovery:
             self._demand.forget(task, note)
 
     def workers_changed(self) -> None:
-        """Unpin tasks whose worker is not coming back, or is smaller than before; drop refusals for lack of memory that
-        is available now."""
+        """Unpin tasks if their worker is not coming back, or is smaller than before; drop refusals for lack of memory
+        that is available now."""
         self.quarantine.grown(
             max((w.capacity_bytes or 0 for w in self._worker_table.workers.values() if w.live), default=0)
         )
@@ -393,7 +394,7 @@ class Recovery:
         """A worker was lost with a task that does not run again: either may be the cause. While others are up a worker
         that is lost too often can be given up; the only one cannot, or a few bad tasks would end the pool."""
         others = (w for w in self._worker_table.workers.values() if w.worker_id != worker_id)
-        if not any(worker.live and worker.wanted for worker in others):
+        if not any(worker.live and worker.takes_tasks for worker in others):
             self._worker_table.forgive(worker_id)
 
     def _quarantine_out_of_memory(self, task: Task, error: RunError, at: float) -> None:
@@ -414,7 +415,8 @@ class Recovery:
         for crashed in task.crashed:
             self._worker_table.forgive(crashed)
         message = (
-            f"{self._final(task, worker_id, error).message}. It is quarantined: {len(task.crashed)} runs of it ended "
+            f"{self._final(task, worker_id, error).message}. It is quarantined: {counted(len(task.crashed), 'run')} "
+            f"of it ended "
             f"with their worker lost or over time ({', '.join(task.crashed)})"
         )
         task.oom_steps += (OomStep.QUARANTINE,)

@@ -138,7 +138,7 @@ def _left_out(keys: Sequence[str]) -> str:
     count = (
         "1 tensor that belongs to no component was"
         if len(keys) == 1
-        else f"{len(keys)} tensors that belong to no component were"
+        else f"{counted(len(keys), 'tensor')} that belong to no component were"
     )
     return f"{count} left out: {named}"
 

@@ -357,7 +357,12 @@ def lora_matches(info: LoraInfo, sha256: str, options: PoolOptions) -> list[dict
 
 def _metadata(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
     return [
-        (key, value if len(value) <= _MOST_CHARACTERS else f"{value[:_MOST_CHARACTERS]}... ({len(value)} characters)")
+        (
+            key,
+            value
+            if len(value) <= _MOST_CHARACTERS
+            else f"{value[:_MOST_CHARACTERS]}... ({counted(len(value), 'character')})",
+        )
         for key, value in sorted(metadata.items())
     ]
 

@@ -70,8 +70,8 @@ def batch(
     again: Annotated[
         bool, typer.Option("--again", help="Also regenerate what already exists in --out.", metavar=" ")
     ] = False,
-    shards: options.Shards = 0,
-    shard_format: options.ShardFormat = "webdataset",
+    shards: options.Shards = None,
+    shard_format: options.ShardFormat = None,
     thumbnails: options.Thumbnails = False,
     why: options.Why = False,
     fields: Fields = NO_FIELDS,
@@ -114,6 +114,7 @@ def batch(
         expected = line_count(job_file)
         if expected is not None:  # a file, not the output of a program that may be slow
             reader.wait_ahead(CHECKED_FIRST_SECONDS)
+        lines.pool_starts()
         if layout != FILES:
             declare_layout(output, layout)
         wanted = WantedOutputs(reader.chunks(FIRST_CHUNK, CHUNK), expected, lambda: lines.invalid_count, job_file)
@@ -148,6 +149,7 @@ class _ValidLines:
         self._console = console
         self._file_name = file_name
         self._choice = choice
+        self._is_pool_started = False
         self.invalid_count = 0
 
     def __iter__(self) -> Iterator[WantedOutput]:
@@ -171,6 +173,10 @@ class _ValidLines:
             yield WantedOutput(place, line.labelled, f"{self._path}:{line.number}: ")
             place += 1
 
+    def pool_starts(self) -> None:
+        """Leave what takes long to the pool from now on: it reads images itself, and knows what fits."""
+        self._is_pool_started = True
+
     def say_none_is_valid(self) -> None:
         """Print that all lines are invalid."""
         from modelpool.actors.cli.terminal.screen import counted, say
@@ -179,11 +185,16 @@ class _ValidLines:
 
     def _problem(self, request: GenerateRequest) -> str:
         """Return why a line cannot be used; "" if it can."""
+        from modelpool.actors.cli.run.read_inputs import with_images_read
+
         if self._file_name is not None and (missing := self._file_name.missing(request)):
             return f"{missing}: missing; --name {self._file_name.text} needs it"
         try:
             self._names.check(request)
-            self._names.check_supported(request)
+            if self._is_pool_started:
+                self._names.check_supported(request)
+            else:
+                self._names.check_before_start(with_images_read(request))
         except UserError as problem:
             return str(problem)
         return ""

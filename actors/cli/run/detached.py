@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,8 +75,8 @@ def submit(
     columns: options.Columns = None,
     ignore_columns: options.IgnoreColumns = False,
     name: options.Name = None,
-    shards: options.Shards = 0,
-    shard_format: options.ShardFormat = "webdataset",
+    shards: options.Shards = None,
+    shard_format: options.ShardFormat = None,
     thumbnails: options.Thumbnails = False,
     fields: Fields = NO_FIELDS,
     as_json: options.AsJson = False,
@@ -108,7 +109,8 @@ def submit(
         return
     print(submitted.id)
     say(console, f"{counted(record.request_count, 'request')} submitted; outputs: {record.output}", "dim")
-    say(console, f"Follow it:  modelpool progress {submitted.id}   Wait for it:  modelpool wait {submitted.id}", "dim")
+    name = shlex.quote(submitted.id)
+    say(console, f"Follow it:  modelpool progress {name}   Wait for it:  modelpool wait {name}", "dim")
 
 
 class _SubmittedLines:

@@ -20,7 +20,6 @@ from modelpool.pool.values.core.errors import missing_value, unusable_field
 if TYPE_CHECKING:
     from modelpool.actors.client.start_checks import NameCheck
     from modelpool.actors.http.service.read_fields import ReadFields
-    from modelpool.actors.request.requests import GenerateRequest
 
 Like = Annotated[
     str | None,
@@ -111,6 +110,7 @@ def _make(
     output: OutputOptions,
 ) -> int:
     """Generate; return the exit code. Raises UserError for a wrong request before a pool is started."""
+    from modelpool.actors.cli.run.read_inputs import with_images_read
     from modelpool.actors.cli.run.run_jobs import OutputPlan, started
     from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.request.requests import GenerateRequest
@@ -127,12 +127,13 @@ def _make(
         NameTemplate.of(output.name, "--name").check(first, "a prompt of the command line")
     plan = OutputPlan.of(output, where)
     names = session.check_names(where)
-    known = names.model_names() if wanted.model is None else None
-    model = wanted.model if known is None else options.only_model(known)
+    model = names.only_model() if wanted.model is None else wanted.model
     if model is not None:
         first = first.model_copy(update={"model": model})
         names.check(first)
-        names.check_supported(_with_images_read(first))
+        read = with_images_read(first)
+        for prompt in dict.fromkeys(wanted.prompts):
+            names.check_before_start(read.model_copy(update={"prompt": prompt}))
     with started(session, where) as running:
         name = model or options.only_model([listing.name for listing in running.models()])
         requests = (
@@ -140,18 +141,6 @@ def _make(
             for prompt, a_seed in prompts_and_seeds(wanted.prompts, wanted.first_seed, wanted.n)
         )
         return plan.run(requests, resume_command(session.arguments, wanted.first_seed), running)
-
-
-def _with_images_read(request: GenerateRequest) -> GenerateRequest:
-    """Return `request` with its images and videos read, as a pool gets them. Raises UserError for files that cannot be
-    read."""
-    from modelpool.actors.client.model_checks import has_unread_inputs
-
-    if not has_unread_inputs(request):
-        return request
-    from modelpool.actors.control.inputs.input_images import InputImages
-
-    return InputImages(lambda image: None).bring(request)[0]
 
 
 def _seed(seed: int | None) -> int:
@@ -164,7 +153,7 @@ def prompts_and_seeds(prompts: Sequence[str], first_seed: int, n: int) -> list[t
 
 
 def resume_command(arguments: Sequence[str], first_seed: int) -> str:
-    """Return the command line that generates what is missing: same seed, existing images skipped."""
+    """Return the command line that generates the missing images: same seed, existing ones skipped."""
     has_seed = any(a == "--seed" or a.startswith("--seed=") for a in arguments)
     seed = [] if has_seed else ["--seed", str(first_seed)]
     resume = [] if "--resume" in arguments else ["--resume"]

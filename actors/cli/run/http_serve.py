@@ -66,9 +66,9 @@ def serve(
     console, environment = user_console(), dict(os.environ)
     lost: list[PoolLost] = []
     ended: list[str] = []
-    with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
-        make_private_folder(folder)
     with server.listen(settings.serve) as listening, started(session_of(context), where) as opened:
+        with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
+            make_private_folder(folder)
 
         def ready(address: str) -> None:
             say(console, f"listening on {address}; outputs: {folder}", "bold")

@@ -29,7 +29,7 @@ Workflow = Annotated[
     ),
 ]
 _PNG_BEGINS = b"\x89PNG\r\n"
-#: texts of a PNG file of ComfyUI: the workflow in the API format, and in that of the editor
+#: texts of a PNG file of ComfyUI: the workflow in the API format, and in the editor's
 _PNG_TEXTS = ("prompt", "workflow")
 
 
@@ -72,6 +72,7 @@ def check_name(template: str, requests: Sequence[GenerateRequest] | None) -> Non
 def read_workflow(path: Path) -> dict[str, Any]:
     """Return a workflow in the API format, converted from ComfyUI's own format if it is in that. Raises UserError."""
     from modelpool.actors.http.comfy.comfy_export import api_format
+    from modelpool.actors.http.comfy.comfy_graph import WorkflowRejected
     from modelpool.actors.request.json_text import NotJson, parse_json
 
     try:
@@ -79,7 +80,7 @@ def read_workflow(path: Path) -> dict[str, Any]:
         return api_format(parse_json(_text_of_png(path) if content.startswith(_PNG_BEGINS) else content))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except NotJson as problem:
+    except (NotJson, WorkflowRejected) as problem:
         raise UserError(f"{path}: {problem}") from None
 
 
@@ -98,6 +99,7 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     """Return the requests of the workflow at `place`; None if its names are known to a pool only: then its nodes and
     images are checked. Raises UserError.
     """
+    from modelpool.actors.cli.run.read_inputs import with_images_read
     from modelpool.actors.http.comfy.comfy_graph import PoolNames, check_nodes
     from modelpool.actors.http.comfy.comfy_node_types import IMAGES, MODELS, file_stem
     from modelpool.actors.http.read_requests import image_next_to
@@ -113,7 +115,7 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     requests = _requests(graph, place, PoolNames(families, loras))
     for request in requests:
         names.check(request)
-        names.check_supported(request)
+        names.check_before_start(with_images_read(request))
     return requests
 
 

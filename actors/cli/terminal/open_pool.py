@@ -78,14 +78,21 @@ def name_check(options: PoolOptions) -> NameCheck:
     checked names are read into the page cache meanwhile. Raises UserError for a configured folder that does not exist.
     """
     from modelpool.actors.client.early_reading import EarlyReading
-    from modelpool.actors.client.start_checks import NameCheck, check_device, check_folders
+    from modelpool.actors.client.start_checks import NameCheck, check_device, check_folders, check_named_models
 
     if options.pool is not None:  # which has its own models
         return NameCheck(None)
     settings = settings_for(options)
     check_folders(settings)
     check_device(settings)
-    return NameCheck.of(settings, EarlyReading().add)
+    check_named_models(settings)
+    return NameCheck.of(settings, EarlyReading().add, _say_slow)
+
+
+def _say_slow() -> None:
+    from modelpool.actors.cli.terminal.screen import say, user_console
+
+    say(user_console(), "checking as the pool would, before it starts (loads torch)", "dim")
 
 
 def simulates(options: PoolOptions) -> bool:
@@ -112,12 +119,13 @@ def open_pool(options: PoolOptions) -> ModelPool:
         from modelpool.actors.client.client import ModelPool
 
         return ModelPool.connect(options.pool)
-    from modelpool.actors.client.start_checks import check_device, check_folders
+    from modelpool.actors.client.start_checks import check_device, check_folders, check_named_models
     from modelpool.actors.ray.forks import Forks
 
     settings = settings_for(options)
     check_folders(settings)
     check_device(settings)
+    check_named_models(settings)
     forks = Forks.start(settings.cluster.address)  # imports torch and diffusers while this process imports the client
     try:
         from modelpool.actors.client.client import ModelPool

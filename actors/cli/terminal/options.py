@@ -1,6 +1,6 @@
 """Options that several commands share, and the parsing of their text.
 
-Knows words on a command line, not what they are for. Those of request fields come from
+Knows words on a command line, not what they are for. Options of request fields come from
 `actors.cli.terminal.request_options`.
 """
 
@@ -66,10 +66,10 @@ Columns = Annotated[
 IgnoreColumns = Annotated[bool, _option("--ignore-columns", "Leave out columns that are no field.", _OUTPUT, _NO_VALUE)]
 Name = Annotated[str | None, _option("--name", _NAME, _OUTPUT, "TEMPLATE")]
 Shards = Annotated[
-    int, _option("--shards", "Pack the outputs in WebDataset shards of N (default: files).", _OUTPUT, "N")
+    int | None, _option("--shards", "Pack the outputs in WebDataset shards of N (default: files).", _OUTPUT, "N")
 ]
 ShardFormat = Annotated[
-    str, _option("--shard-format", "Format of shards: webdataset (default) or parquet.", _OUTPUT, "NAME")
+    str | None, _option("--shard-format", "Format of shards: webdataset (default) or parquet.", _OUTPUT, "NAME")
 ]
 Thumbnails = Annotated[bool, _option("--thumbnails", "Also write a small WebP of each image.", _OUTPUT, _NO_VALUE)]
 Why = Annotated[
@@ -151,7 +151,9 @@ def only_model(names: Iterable[str]) -> str:
     """Return the only one of the models of a pool. Raises UserError if there are several or none."""
     known = sorted(names)
     if not known:
-        raise UserError(f"this pool has no models; {WAYS_TO_MODELS}")
+        raise UserError(
+            f"this pool has no models (`modelpool models` shows every file, and why it is no model); {WAYS_TO_MODELS}"
+        )
     if len(known) != 1:
         raise UserError(f"--model is required; models of this pool: {', '.join(known)}")
     return known[0]

@@ -11,7 +11,7 @@ Rules
 5. Times are wall-clock times.
 6. The oldest ended submissions are removed when more than `most_requests` requests are stored, and the oldest histories
    of jobs when there are more than MOST_HISTORIES.
-7. Rows have checksums, and submissions know how many requests they have: a file whose contents were altered is refused
+7. Rows have checksums, and submissions know how many requests they have: a file with altered contents is refused
    when it is opened. The lock file has the number of the latest epoch: an emptied file is refused, too. A file that is
    not there begins anew. Rows of earlier versions have no checksums and are read as they are.
 8. Once a statement has failed, `trouble` says why, until `probe` has found that the file takes writes again.
@@ -44,7 +44,7 @@ from modelpool.actors.control.detached.records import (
     SubmissionState,
     labels_in_text,
 )
-from modelpool.pool.values.core.errors import UserError, unknown_name
+from modelpool.pool.values.core.errors import UnknownName, UserError, counted, unknown_name
 from modelpool.scheduler.model.messages import Outcome
 
 logger = logging.getLogger(__name__)
@@ -243,7 +243,7 @@ class Journal:
         self._write(change)
 
     def seal(self, submission_id: str, request_count: int | None = None, driver: str = "") -> SubmissionRecord:
-        """Acknowledge a submission whose requests are complete: `request_count`, or as many as it was begun with.
+        """Acknowledge a submission with complete requests: `request_count`, or as many as it was begun with.
         Raises JournalFailed if some are missing, and BeingReceived as `append`.
         """
 
@@ -424,8 +424,8 @@ class Journal:
         self._write(change)
 
     def history(self, job: str) -> bytes | None:
-        """Return the latest history of the job with this id, or of the only job whose id contains it; None if there is
-        none."""
+        """Return the latest history of the job with this id, or of the only job with an id that contains it; None if
+        there is none."""
         found = self._read(
             "SELECT content FROM history WHERE job = ?1 OR sent = ?1 ORDER BY number DESC LIMIT 1", (job,)
         )
@@ -439,7 +439,7 @@ class Journal:
     # ---- upkeep ---------------------------------------------------------------------------------------------------
 
     def probe(self) -> bool:
-        """Whether the journal takes writes: writes `PROBE_BYTES` in place of those of the last probe, and reads. Ends
+        """Whether the journal takes writes: writes `PROBE_BYTES` in place of the last probe's, and reads. Ends
         its `trouble` if so, and renews it otherwise.
         """
 
@@ -644,7 +644,7 @@ _ALTERED = (
 
 
 def _require_unaltered(connection: sqlite3.Connection) -> None:
-    """Raise sqlite3.DatabaseError for a file whose rows do not agree with their checksums."""
+    """Raise sqlite3.DatabaseError for a file with rows that do not agree with their checksums."""
     for statement in _ALTERED:
         found = connection.execute(f"{statement} LIMIT 1").fetchone()
         if found is not None:
@@ -718,7 +718,7 @@ def require_same(known: SubmissionRecord, new: NewSubmission) -> None:
 def _identity(submission: NewSubmission | SubmissionRecord) -> str:
     """Return what a submission must have in common with another one of its id."""
     named = f", file names {submission.file_name}" if submission.file_name else ""
-    return f"{submission.request_count} requests with output {submission.output}{named}"
+    return f"{counted(submission.request_count, 'request')} with output {submission.output}{named}"
 
 
 def _find(connection: sqlite3.Connection, submission_id: str) -> SubmissionRecord | None:
@@ -729,14 +729,14 @@ def _find(connection: sqlite3.Connection, submission_id: str) -> SubmissionRecor
 def _required(connection: sqlite3.Connection, submission_id: str) -> SubmissionRecord:
     found = _find(connection, submission_id)
     if found is None:
-        raise unknown_name("submission", submission_id, ())
+        raise UnknownName(f"unknown submission {submission_id!r}")
     return found
 
 
 def _number(connection: sqlite3.Connection, submission_id: str) -> int:
     row = connection.execute("SELECT number FROM submission WHERE id = ?", (submission_id,)).fetchone()
     if row is None:
-        raise unknown_name("submission", submission_id, ())
+        raise UnknownName(f"unknown submission {submission_id!r}")
     return int(row[0])
 
 

@@ -94,7 +94,7 @@ def _ref(prompt: ImagePrompt, found: FoundImagePrompt) -> ImagePromptRef:
     if isinstance(prompt.faces, InputFaces):
         if prompt.faces.width != found.face_width:
             expected = f"{found.face_width} numbers for each face, as adapter {ref.name!r} reads"
-            raise unusable_field("image_prompts.faces", f"{prompt.faces.width} numbers", expected)
+            raise unusable_field("image_prompts.faces", counted(prompt.faces.width, "number"), expected)
         if len(prompt.images) > 1 and len(prompt.images) != prompt.faces.count:
             expected = f"{counted(len(prompt.images), 'face')}, one for each image, or one image"
             raise unusable_field("image_prompts.faces", counted(prompt.faces.count, "face"), expected)

@@ -34,7 +34,7 @@ from modelpool.pool.families.parts.text_reading import IMAGE_NAME, image_names
 from modelpool.pool.families.parts.written_image import MOST_RATIO, reference_sides
 from modelpool.pool.families.transformer_families import TEXT_VISION
 from modelpool.pool.models.components.text.vision_prompt import MOST_PROPORTION
-from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, ReferenceMode, SamplingFacts
 from modelpool.pool.values.core.stage_params import EncodeImageParams, ModelRef, VisionEncodeParams
 from modelpool.pool.values.core.task_inputs import IMAGE, numbered
@@ -100,7 +100,7 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
         raise unusable_field("reference", "the same image twice", "different images")
     accepts_several = facts.several_references or (facts.reference_mode is not None and not facts.reference_covers)
     if count > 1 and not accepts_several:
-        raise unusable_field("reference", f"{count} images", f"one: model {request.model!r} accepts only one")
+        raise unusable_field("reference", counted(count, "image"), f"one: model {request.model!r} accepts only one")
     if facts.names_images and request.image_cfg is not None and not count:
         raise UnusableField("image_cfg requires reference")
     if request.reference_as is None:

@@ -27,6 +27,9 @@ from modelpool.actors.http.a1111.a1111_requests import (
     MODEL_OPTION,
     ImageCall,
     Options,
+    fitting_warnings,
+    in_its_words,
+    not_read,
     parse_call,
     requests_of,
 )
@@ -96,10 +99,19 @@ def _add_generation(router: APIRouter, services: Services, options: Mapping[str,
         # what the scale means depends on the model
         facts = None if call.distilled_cfg_scale is None else await sampling_facts(services, model)
 
-        def build() -> Sequence[GenerateRequest]:
-            return requests_of(call, model, chosen.clip_layers, services.images_of_call(caller), facts)
+        unread = not_read(body, call)
 
-        submission = await services.submit(caller, build, INTERFACE, call.batch_size * call.n_iter)
+        def build() -> Sequence[GenerateRequest]:
+            requests = requests_of(call, model, chosen.clip_layers, services.images_of_call(caller), facts)
+            unread.extend(fitting_warnings(call, requests))
+            return requests
+
+        try:
+            submission = await services.submit(caller, build, INTERFACE, call.batch_size * call.n_iter)
+        except HttpProblem:
+            raise
+        except UserError as problem:
+            raise in_its_words(problem) from None
         await services.wait(request, submission)
         ends = _successes(submission)
         texts = []
@@ -107,7 +119,7 @@ def _add_generation(router: APIRouter, services: Services, options: Mapping[str,
             paths = [end.path for end in ends if end.path is not None]
             texts = await asyncio.gather(*(asyncio.to_thread(image_text, path) for path in paths))
         shown = {name: value for name, value in body.items() if name not in ("init_images", "mask")}
-        info = json.dumps(_info(call, model, ends))
+        info = json.dumps(_info(call, model, ends, unread))
         return await json_answer({"images": list(texts), "parameters": shown, "info": info})
 
     @router.post("/txt2img", summary="Generate images")
@@ -310,7 +322,8 @@ def _successes(submission: HttpSubmission) -> list[JobEnd]:
     return [end for end in ends if end.path is not None]
 
 
-def _info(call: ImageCall, model: str, ends: Sequence[JobEnd]) -> dict[str, Any]:
+def _info(call: ImageCall, model: str, ends: Sequence[JobEnd], unread: Sequence[str]) -> dict[str, Any]:
+    """Return the facts about the images of a call; `unread` are messages about fields that are not used."""
     seeds = [end.seed for end in ends]
     return {
         "prompt": call.prompt,
@@ -327,7 +340,7 @@ def _info(call: ImageCall, model: str, ends: Sequence[JobEnd]) -> dict[str, Any]
         "batch_size": call.batch_size,
         "denoising_strength": call.denoising_strength,
         "sd_model_name": model,
-        "warnings": warnings_of(ends),
+        "warnings": [*unread, *warnings_of(ends)],
     }
 
 

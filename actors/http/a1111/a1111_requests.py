@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,9 +22,11 @@ from modelpool.actors.request.bounds import (
     reworded,
 )
 from modelpool.actors.request.image_decoding import MAX_SIDE
+from modelpool.actors.request.image_fields import Pixels
 from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
+from modelpool.actors.request.other_names import unknown_field
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.request.strict import Strict
+from modelpool.actors.request.strict import Strict, WrongValue
 from modelpool.pool.inference.sampling.sampler_names import READS_ETA, resolve_sampler
 from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 from modelpool.pool.values.core.sampling_facts import Guidance, Prediction, SamplingFacts
@@ -52,10 +54,63 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "hr_negative_prompt": (None, ""),
     "refiner_checkpoint": (None, "", "None"),
 }
+#: fields of the web UI that change images there and not here, with the values that change nothing, or that clients send
+#: with every call
+_NOT_READ: Mapping[str, tuple[Any, ...]] = {
+    "s_tmin": (0,),
+    "s_tmax": (0,),
+    "s_min_uncond": (0,),
+    "disable_extra_networks": (False,),
+    "image_cfg_scale": (0, 1, 1.5),
+    "initial_noise_multiplier": (0, 1),
+    "mask_blur_x": (4,),
+    "mask_blur_y": (4,),
+}
+#: fields of the web UI that mean nothing here, or nothing without another one that is refused
+_WITHOUT_EFFECT = frozenset(
+    (
+        *("subseed", "do_not_save_samples", "do_not_save_grid", "save_images", "comments", "force_task_id", "infotext"),
+        *("override_settings_restore_afterwards", "refiner_switch_at", "firstphase_width", "firstphase_height"),
+        *("firstpass_image", "script_args", "include_init_images", "latent_mask", "mask_round", "init_latent"),
+        *("inpaint_full_res", "inpaint_full_res_padding", "inpainting_fill", "hr_additional_modules"),
+    )
+)
+#: fields of a unit of the ControlNet extension that are used, and what they are called here
+_UNIT_NAMES: Mapping[str, str] = {"input_image": "image", "mask_image": "mask", "guidance": "guidance_end"}
+#: fields of a unit that ask for what the pool does not have, with the values that do not
+_UNIT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "control_mode": (0, "Balanced"),
+    "guess_mode": (False,),
+    "hr_option": (0, "Both", "HiResFixOption.BOTH"),
+    "advanced_weighting": ([],),
+    "effective_region_mask": ("",),
+    "loopback": (False,),
+    "ipadapter_input": ("", []),
+    "batch_images": ("", []),
+    "input_mode": (0, "simple"),
+    "union_control_type": ("Unknown",),
+    "image_fg": ("", {}),
+    "mask_image_fg": ("", {}),
+}
+#: fields of a unit about preprocessors, memory and files of the web UI
+_UNIT_WITHOUT_EFFECT = frozenset(
+    (
+        *("resize_mode", "low_vram", "lowvram", "processor_res", "threshold_a", "threshold_b", "pixel_perfect"),
+        *("save_detected_map", "use_preview_as_input", "generated_image", "output_dir", "is_ui", "pulid_mode"),
+        *("inpaint_crop_input_image", "batch_mask_dir", "batch_image_dir", "batch_input_gallery", "batch_modifiers"),
+        *("batch_mask_gallery", "batch_image_files", "animatediff_batch"),
+    )
+)
+#: the ways of fitting a control image to the size that crop it at its centre, as the pool does
+_UNIT_CROPS = (1, "Crop and Resize", "Scale to Fit (Inner Fit)", "INNER_FIT")
+#: difference of two proportions that is rounding
+_SAME_PROPORTIONS = 0.02
 #: <lora:NAME>, <lora:NAME:STRENGTH> and so on in a prompt
 _LORA = re.compile(r"<lora:([^<>]+)>")
-#: characters of such a text in a message, which ends with what is wrong
+#: characters of such a text in a message, which ends with the problem
 _MOST_SHOWN = 200
+#: unknown names in a message
+_MOST_NAMED = 20
 #: fields of requests, by which errors name what a caller has set
 _NAMES: Mapping[str, str] = {
     "cfg": "cfg_scale",
@@ -67,6 +122,8 @@ _NAMES: Mapping[str, str] = {
     "hires.steps": "hr_second_pass_steps",
     "hires.upscaler": "hr_upscaler",
 }
+#: between the errors of one message
+_ALSO = "; also "
 #: difference of two scales that is rounding
 _SAME_SCALE = 0.01
 _NO_SCHEDULE = (None, "", "automatic", "Automatic")
@@ -153,9 +210,31 @@ def model_name(title: str) -> str:
     return name.removesuffix(".safetensors").removesuffix(".ckpt")
 
 
+def not_read(body: Mapping[str, Any], call: ImageCall) -> list[str]:
+    """Return a message for each field in the body of `call` that has no effect on its images, though it is unknown, or
+    would have one in the web UI."""
+    known = {*ImageCall.model_fields, *_NEUTRAL, *_NOT_READ, *_WITHOUT_EFFECT}
+    found = [
+        str(unusable_field(name, body[name], "no value: it has no effect here"))
+        for name, neutral in _NOT_READ.items()
+        if body.get(name) is not None and body[name] not in neutral
+    ]
+    unknown = [name for name in body if name not in known][:_MOST_NAMED]
+    found += [f"{unknown_field('field', name[:_MOST_SHOWN], known)} It is not used." for name in unknown]
+    settings = [
+        name for name, value in call.override_settings.items() if name not in (MODEL_OPTION, CLIP_OPTION) and value
+    ]
+    if settings:
+        names = ", ".join(name[:_MOST_SHOWN] for name in settings[:_MOST_NAMED])
+        found.append(f"override_settings: found {names}, not used; expected {MODEL_OPTION} or {CLIP_OPTION}")
+    if call.mask is not None and not call.init_images:
+        found.append("mask: not used: expected an image in init_images")
+    return found
+
+
 def parse_call(body: Mapping[str, Any], is_img2img: bool) -> ImageCall:
-    """Parse a body. Fields of A1111 without a meaning here are ignored. Raises UserError, also for features that the
-    pool does not have.
+    """Parse a body. Fields that are not used are left to `not_read`. Raises UserError, also for features that the pool
+    does not have.
     """
     for name, neutral in _NEUTRAL.items():
         if name in body and body[name] not in neutral:
@@ -192,7 +271,7 @@ def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]
     loras = []
     texts = _LORA.findall(prompt)
     if len(texts) > MAX_LORAS:
-        raise over_bound("prompt", f"{len(texts)} texts <lora:...>", f"up to {MAX_LORAS}")
+        raise over_bound("prompt", f"{counted(len(texts), 'text')} <lora:...>", f"up to {MAX_LORAS}")
     for text in texts:
         try:
             loras.append(LoraChoice(**parse_lora(text, steps)))
@@ -205,7 +284,7 @@ def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]
 def requests_of(
     call: ImageCall, model: str, clip_layers: int, images: CallerImages, facts: SamplingFacts | None = None
 ) -> list[GenerateRequest]:
-    """Return a request for each image, with seeds that count up. `facts` are those of the model, if they are known.
+    """Return a request for each image, with seeds that count up. `facts` are the model's, if they are known.
     Raises UserError."""
     prompt, loras = without_loras(call.prompt, call.steps)
     fields: dict[str, Any] = {
@@ -242,7 +321,7 @@ def requests_of(
         if resolve_sampler(first.sampler)[0] not in READS_ETA:
             first = first.model_copy(update={"eta": None})
     except UserError as problem:
-        raise _in_its_words(problem, {**_NAMES, **dict.fromkeys(by_scale, "distilled_cfg_scale")}) from None
+        raise in_its_words(problem, by_scale) from None
     others = range(1, call.batch_size * call.n_iter)
     return [first, *(first.model_copy(update={"seed": seed + place}) for place in others)]
 
@@ -250,7 +329,7 @@ def requests_of(
 def _by_scale(call: ImageCall, facts: SamplingFacts | None) -> dict[str, float]:
     """Return the field that Forge's scale for distilled models sets. As in Forge, it is the guidance of models that are
     distilled with one, and the shift of other flows, unless the call has a shift. Models without either have no use for
-    it, such as Flux schnell, whose levels are even."""
+    it, such as Flux schnell with its even levels."""
     if call.distilled_cfg_scale is None or facts is None:
         return {}
     guidance = Guidance.CLASSIFIER_FREE if facts.defaults is None else facts.defaults.guidance
@@ -275,10 +354,16 @@ def _hires_scale(call: ImageCall) -> float:
     return scales[0]
 
 
-def _in_its_words(problem: UserError, names: Mapping[str, str]) -> UserError:
-    """Return an error about a field of a request with the name of that field in this interface."""
-    name, colon, rest = str(problem).partition(": ")
-    return reworded(problem, f"{names[name]}: {rest}") if colon and name in names else problem
+def in_its_words(problem: UserError, by_scale: Iterable[str] = ()) -> UserError:
+    """Return an error about fields of a request with the names of these fields in this interface. `by_scale` are the
+    fields that `distilled_cfg_scale` has set."""
+    names = {**_NAMES, **dict.fromkeys(by_scale, "distilled_cfg_scale")}
+    parts = []
+    for part in str(problem).split(_ALSO):
+        name, colon, rest = part.partition(": ")
+        parts.append(f"{names[name]}: {rest}" if colon and name in names else part)
+    text = _ALSO.join(parts)
+    return problem if text == str(problem) else reworded(problem, text)
 
 
 def _start_image(call: ImageCall, images: CallerImages) -> dict[str, Any]:
@@ -325,24 +410,70 @@ def _controls(scripts: Mapping[str, Any], images: CallerImages) -> list[dict[str
             if any(units):
                 raise unusable_field("alwayson_scripts", name, "ControlNet: the pool has no other extension")
             continue
-        controls += [control for unit in units if unit is not None and (control := _control(unit, images))]
+        for number, unit in enumerate(units):
+            if unit is not None and (control := _control(f"alwayson_scripts.{name}.args.{number}", unit, images)):
+                controls.append(control)
     return controls
 
 
-def _control(given: Any, images: CallerImages) -> dict[str, Any] | None:
-    if not isinstance(given, Mapping):
-        raise unusable_field("alwayson_scripts.ControlNet", given, "a table for each unit")
-    renamed = {"input_image": "image", "mask_image": "mask", "guidance": "guidance_end"}
-    values = {renamed.get(name, name): value for name, value in given.items() if value is not None}
-    unit = ControlUnit(**{name: values[name] for name in ControlUnit.model_fields if name in values})
-    if not unit.enabled or unit.model in ("None", ""):
+def _control(place: str, given: Any, images: CallerImages) -> dict[str, Any] | None:
+    """Return the ControlNet of the unit at `place`; None if it asks for none. Raises UserError that names the place."""
+    unit = _parse_unit(place, given)
+    if not unit.enabled:
         return None
     if unit.module.lower() not in ("none", ""):
-        raise unusable_field("module", unit.module, '"none": control images are preprocessed by the caller')
+        expected = '"none": control images are preprocessed by the caller'
+        raise unusable_field(f"{place}.module", unit.module, expected)
+    if unit.model in ("None", ""):
+        return None
     # a canvas, on which masks are drawn, has both
     canvas: Mapping[str, Any] = unit.image if isinstance(unit.image, Mapping) else {"image": unit.image}
     source, mask = canvas.get("image"), unit.mask or canvas.get("mask")
     control: dict[str, Any] = {"model": model_name(unit.model), "strength": unit.weight}
     control |= {"start": unit.guidance_start, "end": unit.guidance_end}
-    control |= {"image": images.decode("ControlNet.image", source).on_white()} if source else {}
-    return control | ({"mask": images.decode("ControlNet.mask", mask).as_mask()} if mask else {})
+    control |= {"image": images.decode(f"{place}.image", source).on_white()} if source else {}
+    return control | ({"mask": images.decode(f"{place}.mask", mask).as_mask()} if mask else {})
+
+
+def _parse_unit(place: str, given: Any) -> ControlUnit:
+    """Parse a unit. Raises UserError for an unknown field, and for a feature that the pool does not have; a unit that
+    is not enabled may ask for anything."""
+    if not isinstance(given, Mapping):
+        raise unusable_field(place, given, "a table for each unit")
+    values = {_UNIT_NAMES.get(name, name): value for name, value in given.items() if value is not None}
+    used = {name: values[name] for name in ControlUnit.model_fields if name in values}
+    try:
+        unit = ControlUnit(**used)
+    except WrongValue as problem:
+        raise problem.within(place) from None
+    if not unit.enabled:
+        return unit
+    known = {*ControlUnit.model_fields, *_UNIT_NAMES, *_UNIT_NEUTRAL, *_UNIT_WITHOUT_EFFECT}
+    for name, value in values.items():
+        if name not in known:
+            raise unknown_field(f"field of {place}", name[:_MOST_SHOWN], known)
+        if name in _UNIT_NEUTRAL and value not in _UNIT_NEUTRAL[name]:
+            raise unusable_field(f"{place}.{name}", value, "no value: the pool does not have this feature")
+    return unit
+
+
+def fitting_warnings(call: ImageCall, requests: Sequence[GenerateRequest]) -> list[str]:
+    """Return a message for each control image of `requests` that the pool crops, though its unit asks for another way
+    of fitting it to the size."""
+    found = []
+    controls = iter(requests[0].controls)
+    for name, script in call.alwayson_scripts.items():
+        units = script.get("args") if isinstance(script, Mapping) and name.lower() == "controlnet" else None
+        for number, given in enumerate(units or ()):
+            unit = None if given is None else _parse_unit(name, given)
+            if unit is None or not unit.enabled or unit.model in ("None", ""):
+                continue
+            mode, image = given.get("resize_mode"), next(controls).image
+            if mode is None or mode in _UNIT_CROPS or not isinstance(image, Pixels):
+                continue
+            height, width = image.pixels.shape[:2]
+            if abs(width * call.height / (height * call.width) - 1) > _SAME_PROPORTIONS:
+                shown = f"an image of {width}x{height} for {call.width}x{call.height} pixels"
+                place = f"alwayson_scripts.{name}.args.{number}.resize_mode"
+                found.append(f"{place}: found {mode!r} and {shown}, which is cropped at its centre")
+    return found

@@ -33,7 +33,7 @@ from modelpool.actors.http.service.services import Services, caller_of
 from modelpool.actors.http.service.uploads import Uploads
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 
 INTERFACE = "comfyui"
 #: largest workflow: images are uploaded, and not part of it
@@ -161,7 +161,7 @@ def _file_of(form: FormBody) -> tuple[str, bytes]:
     """Return the name and the content of the file of an upload. Raises HttpProblem."""
     files = form.files.get("image", ())
     if len(files) != 1:
-        raise HttpProblem(400, f"image: found {len(files)} files, expected one")
+        raise HttpProblem(400, f"image: found {counted(len(files), 'file')}, expected one")
     return files[0]
 
 
@@ -240,7 +240,7 @@ async def _submitted(
     prompt_id = uuid.uuid4().hex if prompt_id is None else prompt_id
     for name, value in (("client_id", client_id or "-"), ("prompt_id", prompt_id)):
         if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_LENGTH:
-            found = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+            found = counted(len(value), "character") if isinstance(value, str) else type(value).__name__
             raise HttpProblem(400, f"{name}: found {found}, expected a text of 1 to {MAX_ID_LENGTH} characters")
     extra_data = body.get("extra_data") or {}
     if not isinstance(extra_data, dict):

@@ -47,7 +47,7 @@ from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ EXPORT_HINT = "export it with File > Export (API) in the editor"
 _EDITOR_INPUTS = frozenset(
     ("control_after_generate", "control_before_generate", "upload", "image_upload", "choose file to upload")
 )
-#: nodes of a workflow, and those of them that save or preview images; published workflows have some dozen
+#: nodes of a workflow, and nodes that save or preview images; published workflows have some dozen
 MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 #: noise levels that the nodes of a workflow list, all together
 MAX_LISTED_LEVELS = 50_000
@@ -67,13 +67,13 @@ MAX_LISTED_LEVELS = 50_000
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
 #: names in the details of an error
 _MOST_NAMED = 20
-#: families whose CLIP is read one layer before the last by default, by the beginning of their title
+#: families that read CLIP one layer before the last by default, by the beginning of their title
 _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
-#: families whose text encoders are CLIP's only, by the beginning of their title
+#: families with text encoders of CLIP only, by the beginning of their title
 _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
 #: the family that reads the words of T5 and one padding token, and the padding and length that mean that
 _UNPADDED, _WITHOUT_PADDING = "Chroma", (1, 0)
-#: families whose guidance is an input of the model, with the scale that ComfyUI uses without FluxGuidance
+#: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
 #: patches of the latents of a small and of a large image, between which ModelSamplingFlux interpolates, and the side of
 #: a patch in pixels; and the exponents that Flux dev has there. Source: the configuration of Flux dev's scheduler
@@ -129,7 +129,7 @@ class NodeError:
 
 
 class WorkflowRejected(UserError):
-    """A workflow that cannot be run. `errors` are those of its nodes; `is_over_bound`: it has too much of something."""
+    """A workflow that cannot be run. `errors` are of its nodes; `is_over_bound`: it has too much of something."""
 
     def __init__(self, kind: str, message: str, errors: Sequence[NodeError] = (), is_over_bound: bool = False) -> None:
         named = "; ".join(f"node {e.node_id} ({e.class_type}): {e.message}: {e.details}" for e in errors[:3])
@@ -204,7 +204,8 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
     if not outputs:
         raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
     if len(outputs) > MAX_OUTPUT_NODES:
-        message = f"prompt: found {len(outputs)} nodes that save or preview images, expected up to {MAX_OUTPUT_NODES}"
+        saving = f"{counted(len(outputs), 'node')} that save or preview images"
+        message = f"prompt: found {saving}, expected up to {MAX_OUTPUT_NODES}"
         raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
     errors: list[NodeError] = []
     listed_levels = 0
@@ -280,7 +281,7 @@ def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
         found = "prompt: found a part of a workflow as the editor saves it, with nodes and without links"
         raise WorkflowRejected("invalid_prompt", f"{found}; {EXPORT_HINT}")
     if len(prompt) > MAX_NODES:
-        message = f"prompt: found {len(prompt)} nodes, expected up to {MAX_NODES}"
+        message = f"prompt: found {counted(len(prompt), 'node')}, expected up to {MAX_NODES}"
         raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
     errors: list[NodeError] = []
     unknown: list[NodeError] = []
@@ -405,12 +406,13 @@ def _value_errors(
         error_kind = "value_smaller_than_min" if small else "value_bigger_than_max"
         yield _error(node_id, node, error_kind, "a value is out of range", details, given.name)
     if given.type == "STRING" and len(value) > MAX_PROMPT_CHARACTERS:
-        details = f"{given.name}: found {len(value)} characters, expected up to {MAX_PROMPT_CHARACTERS}"
+        details = f"{given.name}: found {counted(len(value), 'character')}, expected up to {MAX_PROMPT_CHARACTERS}"
         yield _error(node_id, node, "value_bigger_than_max", "a text is too long", details, given.name)
     any_image = given.choices == IMAGES and names.images is None
     if given.type == "COMBO" and given.choices and not any_image and not names.has(given, _chosen(given, value, names)):
-        listed = ", ".join(names.choices(given)[:_MOST_NAMED]) or "none"
-        details = f"{given.name}: found {value[:100]!r}, expected one of {listed}"
+        listed = ", ".join(names.choices(given)[:_MOST_NAMED])
+        missing = "an image; none was uploaded" if given.choices == IMAGES else "a name of the pool, which has none"
+        details = f"{given.name}: found {value[:100]!r}, expected {f'one of {listed}' if listed else missing}"
         yield _error(node_id, node, "value_not_in_list", "a value is not one of the choices", details, given.name)
 
 
@@ -440,7 +442,7 @@ def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str,
 
 
 def _lora(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
-    """Return a LoRA of a request; the text encoders `clip` may be those of a node before it."""
+    """Return a LoRA of a request; the text encoders `clip` may come from a node before it."""
     on_text = use.text_strength if use in clip.loras else 0.0
     fields = {"name": use.name, "strength": use.strength}
     return fields if on_text == use.strength else {**fields, "text_strength": on_text}
@@ -450,7 +452,10 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     """Return the fields of a request for one run of a sampler."""
     positive, family = latent.positive, names.models.get(latent.model.name, "")
     check_parts("model", "LoRAs", len(latent.model.loras), MAX_LORAS)
+    levels: dict[str, Any]
     levels = {"sigmas": latent.sigmas} if latent.sigmas else {"steps": latent.steps, "schedule": latent.schedule}
+    if latent.beta is not None:
+        levels |= dict(zip(("beta_alpha", "beta_beta"), latent.beta, strict=True))
     fields: dict[str, Any] = {
         "model": latent.model.name,
         "prompt": _prompt(positive, family),
@@ -556,7 +561,7 @@ def _shift(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> float
 def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
     """Return the second pass of a request. Raises NodeUnsupported if it differs in more than its steps."""
     first = start.latent
-    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas")
+    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta")
     other = [name for name in same if getattr(first, name) != getattr(latent, name)]
     if other or isinstance(first.start, ScaledLatent):
         found = ", ".join(other) or "a third pass"

@@ -28,8 +28,9 @@ _STEPS, _DENOISE = whole("steps", 20, 1, MAX_STEPS), number("denoise", 1.0, 0.0,
 _MODEL = link("model", "MODEL")
 #: Align Your Steps: names of the models that levels were published for
 _ALIGNED = {"SD1": "ays_sd1", "SDXL": "ays_sdxl", "SVD": "ays_svd"}
-#: coefficient of the levels that GITS has here; shape of the beta distribution
+#: coefficient of the levels that GITS has here; usual shape of the beta distribution, and its range in a request
 _GITS, _BETA = 1.2, 0.6
+_LEAST_BETA, _MOST_BETA = 0.1, 10.0
 #: side of the area of one token of Flux 2, in pixels
 _FLUX_2_SIDE = 16
 _MOST_LISTED = 100
@@ -86,10 +87,11 @@ def _last_part(schedule: str, given: Mapping[str, Any]) -> tuple[NoiseLevels]:
 
 
 def _beta_levels(given: Mapping[str, Any]) -> tuple[NoiseLevels]:
-    for name in ("alpha", "beta"):
-        if given[name] != _BETA:
-            raise NodeUnsupported(f"{name}: found {given[name]:g}, expected {_BETA:g}")
-    return (NoiseLevels("beta", given["steps"], given["steps"]),)
+    shape = given["alpha"], given["beta"]
+    for name, found in zip(("alpha", "beta"), shape, strict=True):
+        if not _LEAST_BETA <= found <= _MOST_BETA:
+            raise NodeUnsupported(f"{name}: found {found:g}, expected {_LEAST_BETA:g} to {_MOST_BETA:g}")
+    return (NoiseLevels("beta", given["steps"], given["steps"], beta=None if shape == (_BETA, _BETA) else shape),)
 
 
 def _manual_levels(given: Mapping[str, Any]) -> tuple[NoiseLevels]:
@@ -142,7 +144,7 @@ def _dpmpp_2m_sde(given: Mapping[str, Any]) -> tuple[SamplerValue]:
 
 
 def _with_own(name: str, **own: Any) -> Callable[[Mapping[str, Any]], tuple[SamplerValue]]:
-    """Return the builder of a sampler whose other settings must be its own."""
+    """Return the builder of a sampler: the node's other settings must be the sampler's `own`."""
 
     def build(given: Mapping[str, Any]) -> tuple[SamplerValue]:
         _expect(given, **own)

@@ -272,6 +272,7 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         start=start,
         node_id=given["node_id"],
         sigmas=levels.sigmas,
+        beta=levels.beta,
     )
 
 

@@ -33,6 +33,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES, MAX_REGION
+from modelpool.pool.values.core.errors import counted
 
 #: texts that one conditioning has one behind another
 _MOST_APPENDED = 100
@@ -180,7 +181,7 @@ def _encoded_with_images(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _referring(value: TextValue, *images: ImageFile) -> TextValue:
     references = (*value.references, *images)
     if len(references) > MAX_REFERENCES:
-        raise NodeUnsupported(f"found {len(references)} reference images, expected up to {MAX_REFERENCES}")
+        raise NodeUnsupported(f"found {counted(len(references), 'reference image')}, expected up to {MAX_REFERENCES}")
     return replace(value, references=references)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelpool.actors.http.service.shown_messages import bounded_message
+from modelpool.actors.request.expected_words import expected_words
 from modelpool.pool.values.core.errors import UserError
 
-#: beginning of the paths of an interface whose errors have a form of their own
+#: beginning of the paths of an interface with a form of errors of its own
 OPENAI_PATH, NATIVE_PATH = "/v1/", "/api/"
 A1111_PATHS = ("/sdapi/", "/controlnet/")
 #: calls of ComfyUI, by the first part of their path, which also exist below NATIVE_PATH
@@ -64,5 +65,5 @@ def wrong_parameter(problem: Mapping[str, Any]) -> str:
     name = str(problem["loc"][-1])
     if problem["type"] == "missing":
         return f"{name}: missing; this parameter is required"
-    expected = str(problem["msg"]).removeprefix("Input should be ")
+    expected = expected_words(str(problem["type"]), str(problem["msg"]))
     return f"{name}: found {str(problem.get('input'))[:100]!r}, expected {expected}"

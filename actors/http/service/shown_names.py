@@ -11,7 +11,7 @@ import unicodedata
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 
 #: of a name on disk; file systems permit 255, and a file that is being written has a longer name
 MOST_BYTES = 240
@@ -31,7 +31,7 @@ INPUT_MARK = " [input]"
 _EXPECTED = (
     f"a name of up to {MOST_BYTES} bytes, not with a dot first or{INPUT_MARK} last, without / \\ and control characters"
 )
-#: characters of an ending, with its dot; what is longer is a part of the name
+#: characters of an ending, with its dot; a longer one is a part of the name
 _LONGEST_ENDING = 10
 
 
@@ -49,7 +49,7 @@ def name_on_disk(field: str, name: str) -> str:
         raise unusable_field(field, name[:100].encode(errors="replace").decode(), _EXPECTED)
     stored = _escaped(shown)
     if len(stored.encode()) > MOST_BYTES:
-        raise unusable_field(field, f"{name[:100]}... ({len(stored.encode())} bytes)", _EXPECTED)
+        raise unusable_field(field, f"{name[:100]}... ({counted(len(stored.encode()), 'byte')})", _EXPECTED)
     return stored
 
 

@@ -26,7 +26,7 @@ from modelpool.actors.outputs.atomic_write import (
     write_atomically,
 )
 from modelpool.actors.request.image_decoding import image_of_bytes
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -59,7 +59,7 @@ class Uploads:
         image_of_bytes("image", content)
         most_bytes = self._most_bytes_of(owner)
         if len(content) > most_bytes:
-            message = f"image: found {len(content)} bytes, expected up to {most_bytes}"
+            message = f"image: found {counted(len(content), 'byte')}, expected up to {most_bytes}"
             raise HttpProblem(413, message, limit="stored_bytes")
         with self._lock:
             self._make_folder(path, subfolder)

@@ -52,10 +52,11 @@ class ColumnChoice:
         column that was named and is missing.
         """
         chosen = {_plain(column): name for name, column in self.fields.items() if column}
-        names = [chosen.get(_plain(column)) or self._own_name(where, column) for column in columns]
-        for name, column in self.fields.items():
-            if column and name not in names:
+        found = set(map(_plain, columns))
+        for name, column in self.fields.items():  # first: the column that is meant may be called a wrong name, too
+            if column and _plain(column) not in found:
                 raise UserError(f"{where}: has no column {column!r} for {name}; found {', '.join(columns)}")
+        names = [chosen.get(_plain(column)) or self._own_name(where, column) for column in columns]
         for column, name in zip(columns, names, strict=True):
             if name and names.count(name) > 1:
                 raise UserError(f"{where}: column {column!r} occurs twice")

@@ -16,6 +16,7 @@ MODELS = frozenset({FileKind.CHECKPOINT, FileKind.DIFFUSION_MODEL})
 LORAS = frozenset({FileKind.LORA})
 CONTROLNETS = frozenset({FileKind.CONTROLNET})
 UPSCALERS = frozenset({FileKind.UPSCALER})
+EMBEDDINGS = frozenset({FileKind.EMBEDDING})
 IMAGE_PROMPTS = frozenset({FileKind.IMAGE_PROMPT})
 VISION_ENCODERS = frozenset({FileKind.CLIP_VISION})
 #: kinds with components: equal ones are found by content

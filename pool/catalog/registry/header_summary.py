@@ -18,7 +18,7 @@ from modelpool.pool.files.formats.strict_json import BadJson, read_object
 from modelpool.pool.files.formats.weights_file import SAFETENSORS_SUFFIXES
 from modelpool.pool.models.loading.detect_family import recognise
 from modelpool.pool.models.loading.weights_header import read_weights_header
-from modelpool.pool.values.core.errors import MIB, CorruptFile, UnknownArchitecture, UnsafeFile, UserError
+from modelpool.pool.values.core.errors import MIB, CorruptFile, UnknownArchitecture, UnsafeFile, UserError, counted
 
 #: maximum size of an index; published ones have 1 KiB, and another kind of file under that name is not read into memory
 MAX_PIPELINE_BYTES = 1 * MIB
@@ -63,7 +63,7 @@ def read_facts(file: WeightsFile, *, allow_pickle: bool = False) -> FileSummary:
         if file.form is not FileForm.ASSEMBLED:
             return FileSummary(None, problem=str(problem).removeprefix(f"{file.path}: "))
         # separate files that make no model: reported when the model is run
-        return FileSummary(FileKind.CHECKPOINT, f"of {len(file.members)} files")
+        return FileSummary(FileKind.CHECKPOINT, f"of {counted(len(file.members), 'file')}")
     except CorruptFile as problem:
         is_unsafe = isinstance(problem, UnsafeFile)
         return FileSummary(None, problem=str(problem).removeprefix(f"{file.path}: "), is_unsafe=is_unsafe)

@@ -13,7 +13,7 @@ from pathlib import Path
 from modelpool.pool.catalog.registry.folder_scan import PIPELINE_FILE
 from modelpool.pool.catalog.registry.weight_file_names import without_suffix
 from modelpool.pool.files.formats.weights_file import PLAIN_SUFFIXES
-from modelpool.pool.values.core.errors import AmbiguousName, UnknownName
+from modelpool.pool.values.core.errors import AmbiguousName, UnknownName, counted
 
 _WORD = r"[A-Za-z0-9][\w.\-]{0,95}"
 #: ORG/NAME, perhaps with a file of the repository and a revision: ORG/NAME/FILE@REVISION
@@ -72,7 +72,9 @@ def cached_weights(text: str) -> Path | None:
     chosen = next((path for path in files if path.name in _FIXED), files[0] if len(files) == 1 else None)
     if chosen is None and files:
         listed = ", ".join(f"{name.repository}/{path.name}" for path in files[:5])
-        raise AmbiguousName(f"{text}: the repository has {len(files)} files of weights; name one of them: {listed}")
+        raise AmbiguousName(
+            f"{text}: the repository has {counted(len(files), 'file')} of weights; name one of them: {listed}"
+        )
     if chosen is None:
         raise UnknownName(f"{text}: the cache of the hub has no weights of it; bring them there: {name.download}")
     return chosen

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from modelpool.pool.catalog.registry.contents import ContentDigests, DigestPass
 from modelpool.pool.catalog.registry.file_purpose import (
     CONTROLNETS,
+    EMBEDDINGS,
     IMAGE_PROMPTS,
     LORAS,
     MODELS,
@@ -56,6 +57,7 @@ from modelpool.pool.values.core.errors import (
     OutputFailed,
     UnknownName,
     UserError,
+    counted,
     unknown_name,
 )
 from modelpool.pool.values.core.remote_file import RemoteFile
@@ -295,6 +297,10 @@ class Registry:
         """Return the upscaler that `name` means. Raises as `find`."""
         return self.find(name, UPSCALERS, "upscaler")
 
+    def find_embedding(self, name: str) -> WeightsFile:
+        """Return the textual inversion that `name` means. Raises as `find`."""
+        return self.find(name, EMBEDDINGS, "embedding")
+
     def find_image_prompt(self, name: str) -> WeightsFile:
         """Return the image prompt adapter that `name` means. Raises as `find`."""
         return self.find(name, IMAGE_PROMPTS, "image prompt adapter")
@@ -441,6 +447,8 @@ class Registry:
         likely = {file.path: file.folder_kind for file in readable if file.folder_kind in {*kinds, None}}
         names = [*_names(likely, ()).values(), *(alias.name for alias in self.aliases())]
         unknown = unknown_name(what, name, names)
+        if not names:
+            unknown = UnknownName(f"{unknown} `modelpool models` shows which files were found, and where")
         if as_digits(name) is None:
             hint = f" There is a folder of that name here: ./{name}" if _file_at_path(f"./{name}") is not None else ""
             hub = HubName.parse(name)
@@ -531,7 +539,8 @@ def _ambiguous(name: str, what: str, files: Sequence[WeightsFile], all_paths: Se
     listed = "; ".join(f"{names[file.path]!r} ({file.path})" for file in files[:_MAX_LISTED])
     more = f"; and {len(files) - _MAX_LISTED} more" if len(files) > _MAX_LISTED else ""
     return AmbiguousName(
-        f"{what} {name!r} can mean {len(files)} files: {listed}{more}. Use one of these names, a path or a hash, or "
+        f"{what} {name!r} can mean {counted(len(files), 'file')}: {listed}{more}. Use one of these names, a "
+        "path or a hash, or "
         f"set an alias: modelpool models alias NAME {names[files[0].path]}"
     )
 

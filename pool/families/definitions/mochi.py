@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -74,7 +74,7 @@ _BLOCK: dict[str, tuple[str, ...]] = {
     "mlp_y.w1": ("ff_context.net.0.proj",),
     "mlp_y.w2": ("ff_context.net.2",),
 }
-#: modules whose halves are swapped: gate and value, shift and scale
+#: modules with swapped halves: gate and value, shift and scale
 _SWAPPED = ("mlp_x.w1", "mlp_y.w1", "final_layer.mod")
 
 
@@ -99,12 +99,12 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the module's parameters. diffusers' converter handles exactly 48 blocks.
 
-    Sources: the key lists of the published files (tests/golden/detection_keys.json.gz) and those of the module. Raises
+    Sources: the key lists of the published files (tests/golden/detection_keys.json.gz) and of the module. Raises
     UnknownArchitecture for tensors without a block.
     """
     blocks = [int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key)) is not None]
     if not blocks:
-        raise UnknownArchitecture(f"Mochi: found {len(tensors)} tensors, expected some of 'blocks.0'")
+        raise UnknownArchitecture(f"Mochi: found {counted(len(tensors), 'tensor')}, expected some of 'blocks.0'")
     last = max(blocks)
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():

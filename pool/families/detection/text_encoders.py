@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from modelpool.pool.families.definitions import all_definitions
 from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 
 Shapes = Mapping[str, Shape]
 #: a required size: tensor, dimension, value
@@ -179,7 +179,7 @@ _TOKEN_TABLES = (
     "shared.weight", "encoder.embed_tokens.weight", "model.embed_tokens.weight",
     "bert.embeddings.word_embeddings.weight",
 )  # fmt: skip
-#: tensors whose given dimension is the encoder's width
+#: tensors, and the dimension with the encoder's width
 _WIDTHS = (
     (_T5_GATE, 1), (_T5_KEYS, 1), (_NORM_AFTER_ATTENTION, 0),
     ("text_model.encoder.layers.0.mlp.fc1.weight", 1), ("encoder.layers.0.mlp.fc1.weight", 1),
@@ -370,7 +370,7 @@ def route(clip_type: ClipType | str, encoders: Sequence[TextEncoderFacts | None]
         case 4:
             return _set_of("hidream", names)
         case count:
-            raise UnknownArchitecture(f"text encoders: found {count} files, expected one to four")
+            raise UnknownArchitecture(f"text encoders: found {counted(count, 'file')}, expected one to four")
 
 
 def _set_of(name: str, encoders: Sequence[str]) -> TextEncoderSet:

@@ -13,6 +13,7 @@ from typing import Any
 from modelpool.pool.files.fetch.fetch_errors import FileGone, Interrupted, SourceFailed
 from modelpool.pool.files.fetch.file_system import open_file_system
 from modelpool.pool.files.fetch.source import MAX_FILES, PIECE_BYTES, is_wanted, published_sums, read_all
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.core.remote_file import RemoteFile
 
 #: bytes of one request: a request costs an object store some tens of milliseconds
@@ -67,7 +68,8 @@ class FsspecSource:
                 raise Interrupted(f"{type(error).__name__}: {error}") from error
             if len(piece) != stop - begin:
                 raise FileGone(
-                    f"{file.url}: found {len(piece)} bytes from {begin}, expected {stop - begin}; it was replaced "
+                    f"{file.url}: found {counted(len(piece), 'byte')} "
+                    f"from {begin}, expected {stop - begin}; it was replaced "
                     "since it was listed"
                 )
             yield piece

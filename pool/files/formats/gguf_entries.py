@@ -16,7 +16,7 @@ from typing import BinaryIO, TypeAlias
 from modelpool.pool.files.formats.regular_file import open_regular
 from modelpool.pool.files.formats.safetensors_file import MAX_HEADER_BYTES
 from modelpool.pool.files.formats.strict_json import brief
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -224,7 +224,7 @@ def _array(reader: GgufReader, name: str, most: int) -> Values | None:
     item_bytes = 8 if is_text else struct.calcsize(f"<{letter}")
     count = reader.count(item_bytes, reader.allowed.texts if is_text else None)
     if most and count > most:
-        raise MalformedGguf(f"entry {brief(name)}: found {count} values, expected at most {most}")
+        raise MalformedGguf(f"entry {brief(name)}: found {counted(count, 'value')}, expected at most {most}")
     if is_text:
         reader.allowed.texts -= count
         texts = reader.texts(count, are_kept=most > 0)

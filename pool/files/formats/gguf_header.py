@@ -5,7 +5,7 @@ Knows how tensors are described: name, sizes, type and offset. Quantized tensors
 as their dtype, and the shape that they have in the model; the others have safetensors' names. Every size and offset is
 checked against the file's length before anything of that size is allocated.
 Source: the GGUF specification (ggml, docs/gguf.md), versions 2 and 3; city96's converters (ComfyUI-GGUF, Apache-2.0)
-for `comfy.gguf.orig_shape.*` entries, of weights whose rows do not fill blocks, and for weights of five dimensions;
+for `comfy.gguf.orig_shape.*` entries, of weights with rows that do not fill blocks, and for weights of five dimensions;
 llama.cpp's tools/gguf-split for `split.*`.
 
 Why not the reader of the `gguf` package: measured with 0.19 on a file of 1,500 tensors, it takes 87 to 107 ms and this
@@ -60,10 +60,10 @@ class _Part:
 def read_gguf_header(path: str) -> Header:
     """Read the GGUF file at `path`, or the split model of which it is the first part; reads no weights.
 
-    Scalars and texts of its entries are the header's metadata. Text encoders with llama.cpp's names get those of
+    Scalars and texts of its entries are the header's metadata. Text encoders with llama.cpp's names get the names of
     transformers. Raises CorruptFile, naming the file and the fault, when it is no complete GGUF file, or a part is
-    missing or of another model; UnsafeFile for a part outside the folder; UnknownArchitecture for text encoders whose
-    values cannot be converted to those of transformers.
+    missing or of another model; UnsafeFile for a part outside the folder; UnknownArchitecture for text encoders with
+    values that cannot be converted to transformers' values.
     """
     allowed = HeaderBudget()
     first = _read(path, {}, allowed)
@@ -90,32 +90,32 @@ def read_gguf_part(path: str) -> Header:
 def _other_parts(first: _Part, allowed: HeaderBudget) -> list[_Part]:
     """Return the parts of a model after its first, within the budget `allowed`. Raises CorruptFile, naming the part
     that is missing or of another model."""
-    path, count = first.path, _entry_text(first, _SPLIT_COUNT, "")
-    if count.isdecimal() and int(count) > MAX_PARTS:
-        raise CorruptFile(f"{path}: is one of {count} parts, expected at most {MAX_PARTS}")
+    path, parts = first.path, _entry_text(first, _SPLIT_COUNT, "")
+    if parts.isdecimal() and int(parts) > MAX_PARTS:
+        raise CorruptFile(f"{path}: is one of {parts} parts, expected at most {MAX_PARTS}")
     name = part_name(path)
-    if name is None or str(name.count) != count:
+    if name is None or str(name.count) != parts:
         raise CorruptFile(
-            f"{path}: is one of {count} parts and is not named as one, expected NAME-00001-of-{count:0>5}.gguf and "
+            f"{path}: is one of {parts} parts and is not named as one, expected NAME-00001-of-{parts:0>5}.gguf and "
             f"the other parts in the same folder"
         )
     begin = os.path.join(os.path.dirname(path), name.sibling(1))
     if name.number != 1:
-        raise CorruptFile(f"{path}: is part {name.number} of {count}, expected the first part, {begin}")
+        raise CorruptFile(f"{path}: is part {name.number} of {parts}, expected the first part, {begin}")
     _expect_part(first, 0, first)
     folder, found = Path(path).parent, [first]
     for number, place in enumerate(parts_of(path)):
         if number == 0:
             continue
         if not os.path.lexists(place):
-            raise CorruptFile(f"{path}: part {number + 1} of {count} is missing, expected {place} in the same folder")
+            raise CorruptFile(f"{path}: part {number + 1} of {parts} is missing, expected {place} in the same folder")
         contained(Path(place), folder)
         part = _read(place, first.entries.arrays, allowed)
         _expect_part(part, number, first)
         found.append(part)
     tensors, expected = sum(part.entries.tensor_count for part in found), _entry_text(first, _SPLIT_TENSORS, "")
     if str(tensors) != expected:
-        raise CorruptFile(f"{path}: found {tensors} tensors in its {count} parts, expected {expected or 'a number'}")
+        raise CorruptFile(f"{path}: found {tensors} tensors in its {parts} parts, expected {expected or 'a number'}")
     return found[1:]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from modelpool.pool.files.formats.gguf_entries import GgufEntries, GgufReader, MalformedGguf, read_entries
 from modelpool.pool.files.formats.gguf_parts import parts_of
 from modelpool.pool.files.formats.regular_file import open_regular
+from modelpool.pool.values.core.errors import counted
 
 _KEY = "tokenizer.ggml."
 #: upper limits of array lengths, beyond any published vocabulary; of the character map in bytes
@@ -64,7 +65,9 @@ def _vocabulary(found: GgufEntries) -> GgufVocabulary:
     tokens, scores, types = _texts(found, "tokens"), _numbers(found, "scores"), _whole_numbers(found, "token_type")
     for name, values in (("scores", scores), ("token_type", types)):
         if values and len(values) != len(tokens):
-            raise MalformedGguf(f"entry '{_KEY}{name}': found {len(values)} values for {len(tokens)} tokens")
+            raise MalformedGguf(
+                f"entry '{_KEY}{name}': found {counted(len(values), 'value')} for {counted(len(tokens), 'token')}"
+            )
     # bytes, which some writers store as signed numbers
     characters = bytes(number & 0xFF for number in _whole_numbers(found, "precompiled_charsmap"))
     return GgufVocabulary(

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from modelpool.pool.files.formats.regular_file import open_regular
 from modelpool.pool.files.formats.strict_json import BadJson, are_texts, brief, read_object
-from modelpool.pool.values.core.errors import CorruptFile, format_bytes
+from modelpool.pool.values.core.errors import CorruptFile, counted, format_bytes
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -87,7 +87,7 @@ class TensorEntry:
     begin, end  byte range in the file
     path        the file that contains it, if the header covers several files; "" for the header's path
     strides     element strides of each dimension; None for contiguous tensors
-    heads       number of attention heads whose rows the file interleaves: a row of the first half, then one of the
+    heads       number of attention heads with rows that the file interleaves: a row of the first half, then one of the
                 second; 0 for rows in order
     added       constant that the file has added to each element
     is_ggml     whether it is in a GGUF file: programs that convert scaled weights to it leave their scales beside them
@@ -210,7 +210,7 @@ def _describe_start(start: bytes, header_bytes: int) -> str:
     if all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in start):
         return "this is a text file"
     if len(start) <= SIZE_BYTES:
-        return f"the file has only {len(start)} bytes"
+        return f"the file has only {counted(len(start), 'byte')}"
     return f"unknown contents beginning with {start[:SIZE_BYTES].hex()}"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from modelpool.pool.files.formats.atomic_write import atomic_file
 from modelpool.pool.files.formats.safetensors_file import DTYPE_BITS, MAX_HEADER_BYTES, METADATA_KEY, SIZE_BYTES, Shape
-from modelpool.pool.values.core.errors import OutputFailed, UnusableField
+from modelpool.pool.values.core.errors import OutputFailed, UnusableField, counted
 
 #: the header is padded with spaces to a multiple of this, so that the first tensor is aligned for any type
 _ALIGNED_BYTES = 8
@@ -52,7 +52,7 @@ def write_safetensors(
     overwrite: bool = False,
     on_bytes: Callable[[int], None] | None = None,
 ) -> int:
-    """Write `tensors` to `path` in their order, or in that of `aligned` if it would leave one misaligned.
+    """Write `tensors` to `path` in their order, or in the order of `aligned` if one would be misaligned.
 
     Atomic: see `atomic_file`. Calls `on_bytes` with the size of each block written. Returns the file's size. Raises
     OutputFailed as `atomic_file` does, UnusableField for duplicate names, for metadata that are not texts and for a
@@ -110,5 +110,5 @@ def _header(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> by
         raise UnusableField(f"a name or a metadata text cannot be written as UTF-8: {error}") from None
     text += b" " * (-len(text) % _ALIGNED_BYTES)
     if len(text) > MAX_HEADER_BYTES:
-        raise OutputFailed(f"the header would have {len(text)} bytes, the format allows {MAX_HEADER_BYTES}")
+        raise OutputFailed(f"the header would have {counted(len(text), 'byte')}, the format allows {MAX_HEADER_BYTES}")
     return text

@@ -18,7 +18,7 @@ from modelpool.pool.files.formats.containment import contained, plain_name
 from modelpool.pool.files.formats.regular_file import read_text_file
 from modelpool.pool.files.formats.safetensors_file import Header
 from modelpool.pool.files.formats.strict_json import BadJson, brief, read_object
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted
 
 MAX_SHARDS = 4096
 
@@ -74,7 +74,7 @@ def _distinct(place: str, files: Mapping[str, Any]) -> list[Any]:
         raise CorruptFile(f"{place}: weight_map names the file {brief(not_text)}, expected a text")
     names = sorted(set(files.values()))
     if len(names) > MAX_SHARDS:
-        raise CorruptFile(f"{place}: names {len(names)} files, expected at most {MAX_SHARDS}")
+        raise CorruptFile(f"{place}: names {counted(len(names), 'file')}, expected at most {MAX_SHARDS}")
     return names
 
 

@@ -14,6 +14,7 @@ from modelpool.pool.files.formats.strict_json import brief
 from modelpool.pool.files.formats.torch_objects import BadPickle, DeclaredStorage
 from modelpool.pool.files.formats.torch_pickle import read_pickle
 from modelpool.pool.files.formats.torch_zip import FileRange
+from modelpool.pool.values.core.errors import counted
 
 #: pickle of the magic number, with which every such file begins: protocol 2, an integer of ten bytes, STOP
 MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -49,7 +50,8 @@ def _places(file: BinaryIO, file_bytes: int, storages: list[DeclaredStorage]) ->
         count = int.from_bytes(file.read(COUNT_BYTES), "little", signed=True)
         if count != storage.elements:
             raise BadPickle(
-                f"has a storage {brief(storage.key)} of {count} numbers, its pickle promises {storage.elements}"
+                f"has a storage {brief(storage.key)} of {counted(count, 'number')}, "
+                f"its pickle promises {storage.elements}"
             )
         place = FileRange(file.tell(), storage.elements * DTYPE_BITS[storage.dtype] // 8)
         if place.begin + place.size_bytes > file_bytes:

@@ -31,6 +31,7 @@ from modelpool.pool.files.formats.torch_objects import (
     module_class,
     storage,
 )
+from modelpool.pool.values.core.errors import counted
 
 #: about 32 for each tensor: 12,000 tensors, in less than a second
 MAX_OPCODES = 400_000
@@ -101,7 +102,7 @@ class _Machine:
     def value(self) -> Any:
         """The single value left on the stack at the end."""
         if len(self._stack) != 1:
-            raise BadPickle(f"is damaged: it ends with {len(self._stack)} values, expected one")
+            raise BadPickle(f"is damaged: it ends with {counted(len(self._stack), 'value')}, expected one")
         return self._stack[0]
 
     def run(self, opcode: str, argument: Any) -> None:

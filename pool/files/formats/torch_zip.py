@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from modelpool.pool.files.formats.strict_json import brief
 from modelpool.pool.files.formats.torch_objects import BadPickle
 from modelpool.pool.files.formats.torch_pickle import MAX_PICKLE_BYTES, read_pickle
+from modelpool.pool.values.core.errors import counted
 
 MAGIC = b"PK\x03\x04"
 #: more tensors than `read_pickle` accepts
@@ -56,7 +57,8 @@ def read_zip(file: BinaryIO, file_bytes: int) -> tuple[Any, dict[str, FileRange]
     pickles = [name for name in places if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise BadPickle(
-            f"is a zip archive with {len(pickles)} members */data.pkl, expected the one that torch.save writes"
+            f"is a zip archive with {counted(len(pickles), 'member')} "
+            f"*/data.pkl, expected the one that torch.save writes"
         )
     folder = pickles[0].removesuffix("data.pkl")
     if f"{folder}constants.pkl" in places or any(name.startswith(f"{folder}code/") for name in places):

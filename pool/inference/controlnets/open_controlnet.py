@@ -33,7 +33,7 @@ from modelpool.pool.models.components.common.extra_tensors import check_extra_te
 from modelpool.pool.models.components.common.fitted_key_map import fitted, within
 from modelpool.pool.models.components.diffusion.meta_module import empty_module
 from modelpool.pool.models.loading.open_model import OpenModel, form_of
-from modelpool.pool.values.core.errors import CorruptFile, UnknownArchitecture
+from modelpool.pool.values.core.errors import CorruptFile, UnknownArchitecture, counted
 from modelpool.pool.values.core.stage_params import ControlMaskMode, ControlRef, control_key
 from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, Role
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
@@ -73,7 +73,7 @@ def is_named(path: Path, word: str) -> bool:
 
 
 def _own_name(path: Path) -> str:
-    """Return the name of a ControlNet: that of its file, or of its folder; in the cache of a hub, whose folders are
+    """Return the name of a ControlNet: its file's, or its folder's; in the cache of a hub, where folders are
     named by revision, the repository (`models--OWNER--NAME/snapshots/REVISION`)."""
     if not path.name.startswith(_FOLDER_WEIGHTS):
         return path.name
@@ -129,7 +129,7 @@ def plan_controlnet(shapes: Mapping[str, Shape], overrides: Mapping[str, bool] |
     kind = kind_among(bare)
     if kind is None:
         first = ", ".join(list(shapes)[:3]) or "none"
-        unknown = f"its {len(shapes)} tensors are not a ControlNet (the first are {first})"
+        unknown = f"its {counted(len(shapes), 'tensor is', 'tensors are')} not a ControlNet (the first are {first})"
         raise UnknownArchitecture(mistaken(shapes, "a ControlNet that this version runs", unknown))
     convert = kind.convert(bare)
     try:
@@ -205,7 +205,7 @@ class OpenControlNet:
         return mask_form(self.kind, self.module, self.mode_of(requested), requested, is_named(path, INPAINT))
 
     def check_fits(self, model: OpenModel) -> None:
-        """Raise UnusableField unless it is for diffusion models like that of `model`."""
+        """Raise UnusableField unless it is for diffusion models like `model`'s."""
         check_fits(self.ref.name, self.kind, self.module, model)
 
 

@@ -15,6 +15,7 @@ from modelpool.pool.inference.sampling.noise_path import NoisePath
 from modelpool.pool.inference.sampling.partial_run import OnStep, PartialRun
 from modelpool.pool.inference.sampling.runge_kutta import heun_end
 from modelpool.pool.inference.sampling.sampler_step import DEFAULT_SETTINGS, Denoise, Noise, SamplerSettings
+from modelpool.pool.values.core.errors import counted
 
 #: Restart: levels (noise / image) between which the run goes up again, and by how many steps. Source: Xu et al. 2023,
 #: table 3 and the rule that A1111 uses for any number of steps
@@ -65,7 +66,7 @@ def sample_restart(
     part = part or PartialRun()
     report_step, path = part.step_reporter(on_step, sigmas), settings.path
     steps = restart_steps(sigmas.tolist(), path)
-    assert len(steps) <= len(sigmas) - 1, f"{len(steps)} steps of {len(sigmas) - 1}"
+    assert len(steps) <= len(sigmas) - 1, f"{counted(len(steps), 'step')} of {len(sigmas) - 1}"
     counts = [*range(1, len(steps)), len(sigmas) - 1]
     for place in part.spans(counts):
         (sigma, end), before = steps[place], steps[place - 1][1] if place else None

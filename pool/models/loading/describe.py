@@ -20,7 +20,7 @@ from modelpool.pool.models.loading.small_tensors import read_number, refine_fami
 from modelpool.pool.models.loading.weights_header import read_weights_header
 from modelpool.pool.models.lora_names.styles import style_of
 from modelpool.pool.values.core.assembly import Source
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import Prediction
 from modelpool.pool.values.specs.spec import Role
@@ -169,7 +169,8 @@ def describe_lora(path: str | os.PathLike[str], *, allow_pickle: bool = False) -
     header = read_weights_header(path, allow_pickle=allow_pickle)
     if not looks_like_lora(header.tensors):
         raise UnknownArchitecture(
-            f"{header.path}: none of its {len(header.tensors)} tensors is named like a part of a LoRA, expected a LoRA"
+            f"{header.path}: none of its {counted(len(header.tensors), 'tensor')} "
+            f"is named like a part of a LoRA, expected a LoRA"
         )
     parts: dict[str, dict[str, TensorEntry]] = {}
     unknown = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from modelpool.pool.files.formats.strict_json import brief, finite_number
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 
 FolderConfig: TypeAlias = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ def _numbers(folder: str, config: FolderConfig, key: str, count: int) -> tuple[f
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) != count:
-        raise wrong_value(folder, key, value, f"a number for each of {count} channels")
+        raise wrong_value(folder, key, value, f"a number for each of {counted(count, 'channel')}")
     return tuple(number_in(folder, {key: each}, key, 0.0) for each in value)
 
 

@@ -1,9 +1,9 @@
 """Reads what the smallest tensors of a checkpoint say about its model and no key or shape does. Torch-free.
 
-Knows which tensors those are, and reads their few bytes. Does not recognise families
+Knows the names of these tensors, and reads their few bytes. Does not recognise families
 (`pool.models.loading.detect_family`).
 
-1. SD2 files of 768 pixels predict velocity and look like those of 512: the biases of a norm of the last level have a
+1. SD2 files of 768 pixels predict velocity and look like files of 512: the biases of a norm of the last level have a
    larger spread. Source: ComfyUI, which uses a standard deviation above 0.09.
 2. EDM files specify the range of their noise levels, or mean and deviation of their latents' channels.
 3. unCLIP files, and their folders, may have the mean and the deviation of the image embeddings of the training.
@@ -22,7 +22,7 @@ from modelpool.pool.families.parts.located_family import LocatedFamily
 from modelpool.pool.families.unet_families import UNETS, labels_width
 from modelpool.pool.files.formats.folder_header import NORMALIZER
 from modelpool.pool.files.formats.safetensors_file import Header, stored_bytes
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.values.core.sampling_facts import ImageLabels, NoiseKind, Prediction
 from modelpool.pool.values.specs.spec import Role
 
@@ -155,7 +155,8 @@ def _with_label_statistics(family: LocatedFamily, header: Header) -> LocatedFami
         width = labels_width(family)
         if not (len(means) == len(deviations) == width and _are_finite(means) and _are_finite(deviations)):
             raise UnknownArchitecture(
-                f"{header.path}: {mean} and {deviation}: found {len(means)} and {len(deviations)} numbers, expected "
+                f"{header.path}: {mean} and {deviation}: found {len(means)} and {counted(len(deviations), 'number')}, "
+                f"expected "
                 f"{width} finite ones each"
             )
         if min(deviations) <= 0.0:

@@ -13,7 +13,7 @@ from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.parts.layout_names import FixedCuts, LayoutNames
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.diffusers_private import Converter, diffusion_converter
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, key_map_of
 from modelpool.pool.weights.keymaps.provenance import Origin, Segment, UntraceableOperationError, rows_of, trace
 
@@ -106,9 +106,11 @@ def _trace_leniently(family: str, shapes: Shapes, convert: Converter) -> dict[st
         except UntraceableOperationError:
             raise
         except (IndexError, RuntimeError, ValueError) as found:
-            raise UnknownArchitecture(f"{family}: found {len(shapes)} tensors that do not convert: {found}") from found
+            raise UnknownArchitecture(
+                f"{family}: found {counted(len(shapes), 'tensor')} that do not convert: {found}"
+            ) from found
     raise UnknownArchitecture(
-        f"{family}: found {len(shapes)} tensors, expected others, such as {next(iter(placeholders))}"
+        f"{family}: found {counted(len(shapes), 'tensor')}, expected others, such as {next(iter(placeholders))}"
     )
 
 

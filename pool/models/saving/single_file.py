@@ -22,7 +22,7 @@ from modelpool.pool.files.formats.safetensors_file import TensorEntry
 from modelpool.pool.files.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.models.loading.build_checkpoint import Checkpoint
 from modelpool.pool.models.saving.component_weights import ComponentWeights
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.weights.ops.packed import PackedWeight
@@ -169,7 +169,7 @@ def refuse_blocks(checkpoint: Checkpoint, dtype: torch.dtype | None) -> None:
     header = checkpoint.header
     count = sum(is_block_type(entry.dtype) for entry in header.tensors.values())
     if dtype is None and count:
-        expected = f"a plain dtype for the {count} weights of {header.path} that are in GGUF blocks"
+        expected = f"a plain dtype for the {counted(count, 'weight')} of {header.path} that are in GGUF blocks"
         raise unusable_field("dtype", "none", expected)
 
 

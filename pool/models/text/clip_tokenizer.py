@@ -1,7 +1,7 @@
 """The CLIP tokenizer of the Stable Diffusion family.
 
 Contains the vocabulary (`clip_bpe_vocab.txt.gz`, vendored; see NOTICE) and its rules. Does not know prompt weights or
-chunks. The rules are those of `transformers.CLIPTokenizer`; the ids are equal for every text.
+chunks. The rules are as in `transformers.CLIPTokenizer`; the ids are equal for every text.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import gzip
 from importlib import resources
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from modelpool.pool.values.core.errors import counted
 
 VOCABULARY_FILE = "clip_bpe_vocab.txt.gz"
 VOCABULARY_SIZE = 49408
@@ -84,7 +86,7 @@ def build_vocabulary(merges: list[tuple[str, str]]) -> dict[str, int]:
         BEGIN_TOKEN,
         END_TOKEN,
     ]
-    assert len(set(tokens)) == VOCABULARY_SIZE, f"{len(set(tokens))} tokens, expected {VOCABULARY_SIZE}"
+    assert len(set(tokens)) == VOCABULARY_SIZE, f"{counted(len(set(tokens)), 'token')}, expected {VOCABULARY_SIZE}"
     return {token: i for i, token in enumerate(tokens)}
 
 

@@ -26,7 +26,7 @@ from modelpool.pool.models.text.sentencepiece_file import (
 )
 from modelpool.pool.models.text.tokenizer_errors import convert_errors
 from modelpool.pool.models.text.word_patterns import LLAMA_WORDS, MISTRAL_WORDS, QWEN_WORDS
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ def _pieces(found: GgufVocabulary, kind: str, source: str) -> Vocabulary:
         scores = found.scores
     if len(scores) != len(found.tokens) or not all(map(math.isfinite, scores)):
         raise CorruptFile(
-            f"{source}: found {len(scores)} scores for {len(found.tokens)} tokens, expected one each, all finite"
+            f"{source}: found {counted(len(scores), 'score')} for {counted(len(found.tokens), 'token')}, "
+            f"expected one each, all finite"
         )
     texts = (SPACE * len(token) if token and not token.strip(" ") else token for token in found.tokens)
     pieces = tuple(Piece(*each) for each in zip(texts, scores, found.types, strict=True))

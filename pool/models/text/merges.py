@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
+from modelpool.pool.values.core.errors import counted
+
 #: characters of a token; the longest of real vocabularies are runs of some hundred spaces
 MAX_TOKEN_LENGTH = 1 << 10
 #: merges of a vocabulary; Gemma's has 580,000
@@ -26,7 +28,8 @@ def find_merges(tokens: Iterable[str], known: Container[str]) -> Iterator[tuple[
         work += len(token) ** 2
         if len(token) > MAX_TOKEN_LENGTH or work > MAX_SEARCH_COST:
             raise ValueError(
-                f"found a token of {len(token)} characters, at a search cost of {work}, expected a vocabulary"
+                f"found a token of {counted(len(token), 'character')}, "
+                f"at a search cost of {work}, expected a vocabulary"
             )
         for cut in range(1, len(token)):
             if token[:cut] in known and token[cut:] in known:

@@ -4,7 +4,7 @@ The file is a protocol buffer message; only the few fields that are needed are r
 Unigram models (T5, UMT5) and BPE models (Gemma, Pile-T5) become `tokenizers.Tokenizer`s with the same ids. Source of
 the field numbers: sentencepiece_model.proto of google/sentencepiece.
 
-transformers 5.23 has converters too. Its BPE ones need the library sentencepiece; that of T5 gave the ids of the
+transformers 5.23 has converters too. Its BPE ones need the library sentencepiece; its T5 one gave the ids of the
 tokenizer that a file was made from for 11 of 16 texts (this module: 16), reads byte fallback as unknown, and checks no
 size. It is faster: 0.05 s of CPU time and 4 MiB for 32,000 pieces, against 0.35 s and 7 MiB.
 """
@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from modelpool.pool.models.text.merges import find_merges
 from modelpool.pool.models.text.tokenizer_errors import convert_errors
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted
 
 #: SentencePiece's character for a space
 SPACE = "\u2581"
@@ -108,8 +108,8 @@ def tokenizer_of_pieces(found: Vocabulary, source: str) -> Tokenizer:
 
 
 def whole_tokens(texts: Iterable[str]) -> list[AddedToken]:
-    """Return special tokens, which are found in a text before it is split. Raises ValueError if they exceed those of
-    any real vocabulary: the search builds a table entry for each of their bytes."""
+    """Return special tokens, which are found in a text before it is split. Raises ValueError if they exceed any real
+    vocabulary's: the search builds a table entry for each of their bytes."""
     found = list(texts)
     size_bytes = sum(len(text.encode("utf-8")) for text in found)
     if size_bytes > _MAX_SPECIAL_BYTES:
@@ -120,7 +120,7 @@ def whole_tokens(texts: Iterable[str]) -> list[AddedToken]:
 def _unigram(found: Vocabulary, source: str) -> Tokenizer:
     unknown = [i for i, piece in enumerate(found.pieces) if piece.type == PieceType.UNKNOWN]
     if len(unknown) != 1:
-        raise CorruptFile(f"{source}: found {len(unknown)} pieces of type UNKNOWN, expected one")
+        raise CorruptFile(f"{source}: found {counted(len(unknown), 'piece')} of type UNKNOWN, expected one")
     tokenizer = Tokenizer(
         models.Unigram([(p.text, p.score) for p in found.pieces], unknown[0], byte_fallback=found.byte_fallback)
     )

@@ -20,7 +20,7 @@ from modelpool.pool.files.formats.strict_json import brief
 from modelpool.pool.models.text.clip_tokenizer import letters_of_bytes
 from modelpool.pool.models.text.merges import find_merges
 from modelpool.pool.models.text.tokenizer_errors import convert_errors
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted
 
 #: special tokens, by id, of files that do not list theirs
 _OLD_SPECIAL = (
@@ -46,7 +46,7 @@ def _tokenizer(config: dict[str, Any], vocabulary: list[dict[str, Any]], special
     first = _number(config, "default_num_special_tokens", size + 1)
     pattern = str(config["pattern"])
     if len(pattern) > _MAX_PATTERN_LENGTH:
-        raise ValueError(f"a pattern of {len(pattern)} characters")
+        raise ValueError(f"a pattern of {counted(len(pattern), 'character')}")
     letters = letters_of_bytes()
     ranks: dict[str, int] = {}
     for entry in vocabulary[: size - first]:

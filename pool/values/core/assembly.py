@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted
 
 #: maximum number of text encoders; more than any family reads
 MOST_TEXT_ENCODERS = 8
@@ -17,7 +17,7 @@ class Assembly:
     """The files of one model. Paths are absolute; "" means no file.
 
     path             name of the model: the description file, or a name for a configuration
-    checkpoint       a complete checkpoint, whose components are used unless another file is set
+    checkpoint       a complete checkpoint: its components are used unless another file is set
     diffusion_model  file of the diffusion model
     vae              file of the VAE
     text_encoders    files of text encoders; the kind of each is detected
@@ -40,7 +40,8 @@ class Assembly:
             raise CorruptFile(f"{self.path}: names no diffusion_model, expected one, or a checkpoint that has one")
         if len(self.text_encoders) > MOST_TEXT_ENCODERS:
             raise CorruptFile(
-                f"{self.path}: names {len(self.text_encoders)} text encoders, expected at most {MOST_TEXT_ENCODERS}"
+                f"{self.path}: names {counted(len(self.text_encoders), 'text encoder')}, "
+                f"expected at most {MOST_TEXT_ENCODERS}"
             )
 
     @property

@@ -43,11 +43,11 @@ class UnsafeFile(CorruptFile):
 
 
 class UnknownArchitecture(UserError):
-    """A readable file of weights whose keys and shapes match no known family."""
+    """A readable file of weights with keys and shapes that match no known family."""
 
 
 class NeedsNewerLibrary(UnknownArchitecture):
-    """A model whose architecture the installed version of a library does not have."""
+    """A model with an architecture that the installed version of a library lacks."""
 
 
 class MissingParts(UnknownArchitecture):
@@ -55,7 +55,7 @@ class MissingParts(UnknownArchitecture):
 
 
 class AdapterMismatch(UserError):
-    """A LoRA whose keys do not match the model."""
+    """A LoRA with keys that do not match the model."""
 
 
 class PatchFailed(UserError):
@@ -90,7 +90,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     near = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     suggestion = next((n for n in names if near and n.lower() == near[0]), None)
     hint = f"; did you mean {suggestion!r}?" if suggestion else "."
-    listed = f" Known: {', '.join(names)}." if names and len(names) <= 20 else f" {len(names)} are known."
+    few = f" Known: {', '.join(names)}." if names else " There is none."
+    listed = few if len(names) <= 20 else f" {len(names)} are known."
     return UnknownName(f"unknown {kind} {name!r}{hint}{listed}")
 
 
@@ -116,7 +117,7 @@ def together(problems: Sequence[UserError]) -> UserError:
 
 def _shown(text: str) -> str:
     """Return a value for a message, its beginning if it is long: it may be the largest that a caller can send."""
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({counted(len(text), 'character')})"
 
 
 def does_not_fit(what: str, needed_bytes: int, budget_bytes: int, detail: str) -> DoesNotFit:
@@ -127,9 +128,10 @@ def does_not_fit(what: str, needed_bytes: int, budget_bytes: int, detail: str) -
     return DoesNotFit(f"{what} needs at least {needed} of device memory, the budget is {budget} ({detail})")
 
 
-def counted(count: int, noun: str) -> str:
-    """Format a count: '1 image', '8 images'."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Format a count: '1 image', '8 images'; with `plural` of a noun that has no s, '8 entries'. A noun may have its
+    verb: `counted(count, "image fails", "images fail")`."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def format_bytes(count: int) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted
 from modelpool.pool.weights.keymaps.adapter_keys import adapter_of, bundled_name, normalized_keys, split_key
 from modelpool.pool.weights.patches.adapter_config import NEUMANN_TERMS, SavedStrength, read_strengths
 from modelpool.pool.weights.quant.open_weights import open_weights
@@ -202,7 +202,8 @@ def read_adapters(path: Path) -> AdapterFile:
         if split[1] in factors:
             if len(adapters) > 1:
                 raise CorruptFile(
-                    f"{path}: found {len(adapters)} adapters for the same weights: {', '.join(map(repr, adapters))} "
+                    f"{path}: found {counted(len(adapters), 'adapter')} for the same weights: "
+                    f"{', '.join(map(repr, adapters))} "
                     f"(such as {original!r} and {factors[split[1]]!r}), expected one: save each as a file"
                 )
             raise CorruptFile(
@@ -264,7 +265,7 @@ def _none_known(unmatched: Sequence[UnmatchedEntry], shared: Mapping[str, str]) 
     listed = of_adapters or keys
     ends = list(dict.fromkeys(_END.sub(r"\1", key) for key in listed))
     what = "keys of no known kind of adapter" if of_adapters else "no LoRA keys"
-    found = f"found {what} among its {len(keys)} keys"
+    found = f"found {what} among its {counted(len(keys), 'key')}"
     if listed:
         others = f" and {len(ends) - 4} others" if len(ends) > 4 else ""
         found += f", which end in {', '.join(map(repr, ends[:4]))}{others} (such as {listed[0]!r})"

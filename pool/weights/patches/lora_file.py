@@ -1,7 +1,7 @@
 """Matches a LoRA file with a model and returns patches for its components.
 
-Reads the file through a mapping; the factors stay views of it. The key map (`pool.lora_names`) maps names of the file
-to rows of parameters. Every entry that is not used is counted and listed.
+Reads the file through a mapping; the factors stay views of it. The key map (`pool.models.lora_names`) maps names of the
+file to rows of parameters. Every entry that is not used is counted and listed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from modelpool.pool.values.core.errors import AdapterMismatch, CorruptFile, PatchFailed
+from modelpool.pool.values.core.errors import AdapterMismatch, CorruptFile, PatchFailed, counted
 from modelpool.pool.values.core.expert_names import HIGH, LOW
 from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.keymaps.adapter_prefixes import NamedComponent, readings_of
@@ -61,7 +61,7 @@ class LoraMatch:
         listed = "; ".join(
             f"{first}" + (f", and {len(others)} named like it" if others else "") for first, *others in groups.values()
         )
-        return f"{self.matched} of {self.total} keys matched, not used: {listed}"
+        return f"{self.matched} of {counted(self.total, 'key')} matched, not used: {listed}"
 
 
 def match_lora(path: Path, sha256: str, key_maps: KeyMaps, shapes: Shapes, *, has_experts: bool = False) -> LoraMatch:
@@ -113,8 +113,8 @@ def require_match(match: LoraMatch, lora: str, model: str, architecture: str) ->
     if 2 * match.matched < match.total or match.matched == 0:
         known = f"; the model's names are such as {', '.join(map(repr, match.known))}" if match.known else ""
         raise AdapterMismatch(
-            f"LoRA {lora!r} does not belong to model {model!r} ({architecture}): {match.matched} of its {match.total} "
-            f"keys matched, expected all; the first that did not: {match.unmatched[0]}{known}"
+            f"LoRA {lora!r} does not belong to model {model!r} ({architecture}): {match.matched} of its "
+            f"{counted(match.total, 'key')} matched, expected all; the first that did not: {match.unmatched[0]}{known}"
         )
 
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.pool.files.formats.safetensors_file import Header, stored_bytes
-from modelpool.pool.values.core.errors import BadQuantization, format_bytes, unknown_name
+from modelpool.pool.values.core.errors import BadQuantization, counted, format_bytes, unknown_name
 from modelpool.pool.weights.quant.formats import (
     BITSANDBYTES,
     BITSANDBYTES_ABSMAX,
@@ -142,13 +142,13 @@ def find_layers(
 
 def _warn_of_unknown_settings(layers: Iterable[QuantizedLayer], file: str) -> None:
     """Log settings that are not known here: they may be notes of other programs, or may change the meaning."""
-    counted = Counter(
+    settings = Counter(
         name
         for layer in layers
         for name in json.loads(layer.marker).keys() - {"format", *layer.settings, *_notes(layer)}
     )
-    if counted:
-        listed = ", ".join(f"{name!r} ({count} layers)" for name, count in sorted(counted.items()))
+    if settings:
+        listed = ", ".join(f"{name!r} ({counted(count, 'layer')})" for name, count in sorted(settings.items()))
         _LOG.warning("%s: unknown settings of quantized layers, ignored: %s", file, listed)
 
 
@@ -474,8 +474,8 @@ def _expect_scales(beginning: str, stored: Mapping[str, StoredTensor], described
     key = without[0] + WEIGHT
     if len(without) == len(prefixes):
         raise BadQuantization(
-            f"{file}: {key!r}: found {len(without)} weights of scaled 8-bit floats without scales, expected "
-            f"{without[0]}scale_weight"
+            f"{file}: {key!r}: found {counted(len(without), 'weight')} of scaled 8-bit floats without scales, "
+            f"expected {without[0]}scale_weight"
         )
     _LOG.warning(
         "%s: %d of %d weights of scaled 8-bit floats have no scale and are used unscaled, %r of shape %s first",

@@ -24,7 +24,7 @@ from modelpool.pool.files.formats.regular_file import open_regular
 from modelpool.pool.files.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.files.formats.strict_json import brief
 from modelpool.pool.files.formats.weights_file import read_part
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted
 from modelpool.pool.weights.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.weights.quant.gguf_codec import deinterleave_halves, gguf_tensor, gguf_values
 
@@ -228,9 +228,9 @@ def check_finite(mapped: MappedFile) -> None:
     if found:
         listed = ", ".join(f"{f.name} ({f.count} of {f.elements})" for f in found[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        holding = counted(len(found), "tensor holds", "tensors hold")
         raise CorruptFile(
-            f"{mapped.header.path}: {len(found)} tensors hold infinite or undefined numbers: {listed}{more}; "
-            f"expected finite weights"
+            f"{mapped.header.path}: {holding} infinite or undefined numbers: {listed}{more}; expected finite weights"
         )
 
 

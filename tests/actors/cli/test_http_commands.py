@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,14 @@ def test_serve_refuses_other_machines_without_a_key_before_a_pool_starts(command
     ended = command("serve", "--host", "0.0.0.0")
     assert (ended.code, ended.opened) == (2, ())
     assert "[serve.keys]" in ended.err
+
+
+def test_a_server_that_does_not_start_leaves_no_folder(command: Command, tmp_path: Path) -> None:
+    """It made ./outputs before it looked at addresses and pools."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for given in (("--host", "0.0.0.0"), ("--port", str(taken.getsockname()[1]))):
+            assert command("serve", *given).code == 2
+            assert not (tmp_path / "outputs").exists()
 
 
 def test_serve_opens_the_pool_and_serves_it(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_lora_of_another_architecture_says_how_many_of_its_keys_matched(
     [found] = command("inspect", str(stranger), "--config", shapes_config, "--json").objects
     [match] = found["models"]
     assert match["belongs"] is False
-    assert "0 of its 1 keys matched" in match["verdict"]
+    assert "0 of its 1 key matched" in match["verdict"]
 
 
 def test_a_image_shows_its_recipe(command: Command, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_laptop_preset_serves_the_example() -> None:
         ("[scheduler]\nrun_timeout_seconds = true", UnusableField, r"\[scheduler\] run_timeout_seconds: found True"),
         ("[scheduler]\nrun_timeout_seconds = nan", UnusableField, r"\[scheduler\] run_timeout_seconds: found nan, exp"),
         ("[scheduler]\nquarantine_seconds = inf", UnusableField, r"\[scheduler\] quarantine_seconds: found inf"),
-        ("[scheduler]\nplacement = true", UnusableField, r"\[scheduler\] placement: found True, expected a valid str"),
+        ("[scheduler]\nplacement = true", UnusableField, r"\[scheduler\] placement: found True, expected a text"),
         ("[pool]\nvram = 'abc'", UnusableField, r"\[pool\] vram: found 'abc', expected a size such as 64MiB"),
         ("[pool]\nvram = 0", UnusableField, r"\[pool\] vram: found 0"),
         ("[pool]\nreserve_vram = 'abc'", UnusableField, r"\[pool\] reserve_vram: found 'abc', expected a size such as"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from modelpool.actors.cli.cluster.explain import _started
 from modelpool.actors.control.cluster_view import NodeView
+from modelpool.actors.control.past_jobs import unpacked_history
 from modelpool.actors.outputs.results.outcomes import where_and_why
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.specs.spec import NodeId, WorkerId
@@ -96,3 +97,17 @@ async def test_a_history_names_the_node_of_each_attempt() -> None:
     ids = [attempt.node for task in history_of(desk.state, ended.job_id).tasks for attempt in task.attempts]
     assert ids == [BOX] * 4
     assert "gpu-0 on box" in _started(history, history.tasks[0], attempts[0])
+
+
+@dialogue
+async def test_a_history_that_a_journal_keeps_names_the_nodes() -> None:
+    """Nobody had asked for names before the controller was lost: `why` showed ids after a restart."""
+    desk = Desk(nodes=box())
+    desk.fleet.node = BOX
+    await desk.open()
+    await desk.submit(REQUEST)
+    await desk.run_dry()
+    (past,) = (await desk.controller.memory(0)).past_jobs
+    kept = unpacked_history(past.history)
+    assert kept is not None
+    assert [attempt.node for task in kept.tasks for attempt in task.attempts] == ["box"] * 4

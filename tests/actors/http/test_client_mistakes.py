@@ -63,9 +63,9 @@ def test_wrong_parameters_are_named_in_the_form_of_their_interface(tmp_path: Pat
         ("GET", "/history", None, "max_items=x"),
     )
     assert [each.status for each in (limit, filename, after)] == [400] * 3
-    assert message(limit).startswith("limit: found 'x', expected a valid integer")
+    assert message(limit).startswith("limit: found 'x', expected a whole number")
     assert message(filename) == "filename: missing; this parameter is required"
-    assert message(after) == "max_items: found 'x', expected a valid integer, unable to parse string as an integer"
+    assert message(after) == "max_items: found 'x', expected a whole number"
 
 
 def test_openai_errors_name_their_parameter(tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ def test_hashes_stand_in_for_names_that_are_not_known() -> None:
             "model: missing, expected the name",
         ),
         ({"prompt": "{"}, "not JSON|JSON"),
-        ({"comment": "x"}, "found 'the texts comment'"),
+        ({"comment": "x"}, "found only the texts comment"),
     ],
 )
 def test_what_cannot_be_read_names_its_key(texts: dict[str, str], words: str) -> None:

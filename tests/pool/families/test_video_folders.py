@@ -115,5 +115,5 @@ def test_a_vision_encoder_of_other_tensors_is_refused(tmp_path: Path) -> None:
     tensors = load_file(path)
     del tensors["vision_model.post_layernorm.bias"]
     save_file(tensors, path)
-    with pytest.raises(UnknownArchitecture, match=r"its vision_encoder: .* 1 parameters have no source"):
+    with pytest.raises(UnknownArchitecture, match=r"its vision_encoder: .* 1 parameter has no source"):
         open_checkpoint(tmp_path / "tiny").build(Role.VISION_ENCODER)

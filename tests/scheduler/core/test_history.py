@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from modelpool.pool.values.core.errors import UnknownName
-from modelpool.pool.values.specs.spec import JobId, RunCost, RunErrorKind, Stage, WorkerId
-from modelpool.scheduler.core.history import JobHistory, find_job, history_of
+from modelpool.pool.values.specs.spec import JobId, NodeId, RunCost, RunError, RunErrorKind, Stage, WorkerId
+from modelpool.scheduler.core.history import JobHistory, find_job, history_of, with_node_names
+from modelpool.scheduler.core.waiting_task import TaskWait
 from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.story_lines import StoryLine
 from tests.scheduler.world import Shell, image
 
 
@@ -49,6 +53,28 @@ def test_an_ended_job_says_how_and_when(shell: Shell) -> None:
     assert (good.status, good.ended_at) == ("succeeded", shell.at)
     assert good.lines == shell.state.story(JobId("good"))
     assert history(shell, "unwanted").status == "cancelled"
+
+
+def test_nodes_have_their_names_in_every_text(shell: Shell) -> None:
+    """Reasons and events had the ids of nodes, 56 digits, where the table had their names."""
+    shell.workers(a=64)
+    shell.submit(image("j"))
+    shell.finish("a", RunErrorKind.INPUT_LOST)
+    seen = history(shell, "j")
+    task, *others = seen.tasks
+    attempt = replace(task.attempts[0], node=NodeId("aa11"), error=RunError(RunErrorKind.INPUT_LOST, "aa11: gone"))
+    wait = TaskWait("waits for files: aa11: absent; bb22: absent; aa112 and caa11 are others")
+    lines = (StoryLine(1.0, "aa11 ends at 5.0 s", "j", "", "active", "lost on aa11"),)
+    told = with_node_names(
+        replace(seen, tasks=(replace(task, attempts=(attempt,), wait=wait), *others), lines=lines, note="on aa11"),
+        {NodeId("aa11"): "big-box", NodeId("bb22"): "bb22", NodeId(""): "none"},
+    )
+    (named,) = told.tasks[0].attempts
+    assert (named.node, named.error and named.error.message) == ("big-box", "big-box: gone")
+    assert told.tasks[0].wait is not None
+    assert told.tasks[0].wait.reason == ("waits for files: big-box: absent; bb22: absent; aa112 and caa11 are others")
+    assert (told.lines[0].cause, told.lines[0].note) == ("big-box ends at 5.0 s", "lost on big-box")
+    assert told.note == "on big-box"
 
 
 def test_a_lost_worker_and_an_error_end_an_attempt(shell: Shell) -> None:

@@ -37,6 +37,7 @@ from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.infer_config import Config
 from modelpool.pool.models.components.common.module_classes import config_of, empty_module
 from modelpool.pool.models.components.common.open_clip_names import open_clip_text
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
 
 Tensors: TypeAlias = Mapping[str, Tensor]
@@ -204,9 +205,9 @@ def differing_state(key_map: KeyMap, state: Tensors) -> str:
         return ""
     parts = []
     if missing := sorted(actual.keys() - mapped.keys()):
-        parts.append(f"{len(missing)} parameters have no source, such as {missing[0]}")
+        parts.append(f"{counted(len(missing), 'parameter has', 'parameters have')} no source, such as {missing[0]}")
     if surplus := sorted(mapped.keys() - actual.keys()):
-        parts.append(f"{len(surplus)} tensors have no parameter, such as {surplus[0]}")
+        parts.append(f"{counted(len(surplus), 'tensor has', 'tensors have')} no parameter, such as {surplus[0]}")
     for key in sorted(actual.keys() & mapped.keys()):
         if actual[key] != mapped[key]:
             parts.append(f"{key} has shape {mapped[key]} in the file and {actual[key]} in the module")

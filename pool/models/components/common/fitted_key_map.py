@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelpool.pool.models.components.common.diffusers_private import differing_state
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, key_map_of
 
 
@@ -48,6 +48,6 @@ def _missing_layer(key_map: KeyMap, used: KeyMap, module: nn.Module) -> str:
         parent: Any = module
         for part in key.split("."):
             if isinstance(parent, nn.ModuleList | nn.Sequential) and part.isdecimal() and int(part) >= len(parent):
-                return f"it has {key}, and the configuration has {len(parent)} such layers"
+                return f"it has {key}, and the configuration has {counted(len(parent), 'such layer')}"
             parent = getattr(parent, part, None)
     return ""

@@ -26,7 +26,7 @@ from modelpool.pool.families.parts.unet_facts import MAX_NORM_GROUPS, NUMBER_WID
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.spliced_vae import names_in_vae
 from modelpool.pool.models.components.common.vae_compression import measured_folder_vae, measured_vae
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import ImageConcat, MicroConditioning
 from modelpool.pool.values.specs.spec import Role
@@ -402,6 +402,6 @@ def _count(keys: Iterable[str], pattern: str) -> int:
     missing = next((number for number in range(len(found)) if str(number) not in found), None)
     if missing is not None:
         raise UnknownArchitecture(
-            f"found {len(found)} numbers in {pattern!r} without {missing}, expected all from 0 on"
+            f"found {counted(len(found), 'number')} in {pattern!r} without {missing}, expected all from 0 on"
         )
     return len(found)

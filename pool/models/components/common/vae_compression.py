@@ -14,7 +14,7 @@ from modelpool.pool.families.detection.vaes import FACTS, HUNYUAN_IMAGE_REFINER,
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.vae_config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS, MEASURES
 from modelpool.pool.models.components.common.vae_configs import Config
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 
 _REFINER = HUNYUAN_IMAGE_REFINER
 
@@ -43,7 +43,8 @@ def measured_vae(bare_shapes: Mapping[str, Shape], latent_format: str = "") -> V
     found = recognised_for(latent_format, bare_shapes)
     if found is None:
         first = ", ".join(list(bare_shapes)[:3]) or "none"
-        raise UnknownArchitecture(f"VAE: its {len(bare_shapes)} tensors match no known VAE (the first are {first})")
+        matching = counted(len(bare_shapes), "tensor matches", "tensors match")
+        raise UnknownArchitecture(f"VAE: its {matching} no known VAE (the first are {first})")
     configs = CONFIGS if found.layout == "original" else DIFFUSERS_CONFIGS
     if found.name not in configs:
         raise UnknownArchitecture(f"recognised as the VAE of {found.title}, which cannot be built")

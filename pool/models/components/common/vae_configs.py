@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from modelpool.pool.families.detection.tiny_names import ENCODER, half_numbers, with_both_halves_names
 from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 
 Shapes = Mapping[str, Shape]
 Config: TypeAlias = dict[str, Any]
@@ -56,7 +56,7 @@ def count_all(keys: Iterable[str], pattern: str) -> int:
     missing = next((number for number in range(len(numbers)) if str(number) not in numbers), None)
     if missing is not None:
         raise UnknownArchitecture(
-            f"VAE: found {len(numbers)} numbers in {pattern!r} without {missing}, expected all from 0 on"
+            f"VAE: found {counted(len(numbers), 'number')} in {pattern!r} without {missing}, expected all from 0 on"
         )
     return len(numbers)
 
@@ -304,8 +304,8 @@ def oobleck_config(shapes: Shapes) -> Config:
 
 
 #: stride of a level of the autoencoder of Stable Audio 3, which no shape determines; layers from which on it is the
-#: large one, whose last layers have other activations, and how many. Source: model_config.json of stabilityai/SAME-S,
-#: SAME-L
+#: large one, which has other activations in its last layers, and how many. Source: model_config.json of
+#: stabilityai/SAME-S, SAME-L
 _SAME_STRIDE, _SAME_LARGE, _SAME_SINES = 16, 12, 8
 #: width of its layers, as a multiple of an argument of its class
 _SAME_MULTIPLE = 6

@@ -18,7 +18,7 @@ from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
 from modelpool.pool.models.components.common.library_names import of_library
 from modelpool.pool.models.components.diffusion.meta_module import empty_module
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
 from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
 
@@ -94,7 +94,7 @@ def plan_seconds(shapes: Mapping[str, Shape]) -> SecondsPlan:
     first = key_map.shapes.get("start_number_conditioner.time_positional_embedding.1.weight")
     if first is None or len(first) != 2:
         raise UnknownArchitecture(
-            f"Stable Audio: found {len(own)} tensors under {PREFIX!r}, expected those that embed seconds"
+            f"Stable Audio: found {counted(len(own), 'tensor')} under {PREFIX!r}, expected those that embed seconds"
         )
     projection = key_map.shapes.get("text_projection.weight")
     config: Arguments = {
@@ -113,7 +113,7 @@ def plan_duration(shapes: Mapping[str, Shape]) -> SecondsPlan:
     weight = key_map.shapes.get("linear.weight")
     if weight is None or len(weight) != 2:
         raise UnknownArchitecture(
-            f"Stable Audio 3: found {len(own)} tensors under {PREFIX!r}, expected those that embed seconds"
+            f"Stable Audio 3: found {counted(len(own), 'tensor')} under {PREFIX!r}, expected those that embed seconds"
         )
     return SecondsPlan(StableAudio3DurationEmbedder, {"output_dim": weight[0], "fourier_dim": weight[1]}, key_map)
 

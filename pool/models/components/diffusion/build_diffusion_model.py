@@ -22,7 +22,7 @@ from modelpool.pool.models.components.diffusion.architecture import DiffusionArc
 from modelpool.pool.models.components.diffusion.folder_config import config_arguments
 from modelpool.pool.models.components.diffusion.meta_module import empty_module, tables_of
 from modelpool.pool.models.components.diffusion.rows import ARCHITECTURES
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
 from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
 
@@ -94,9 +94,8 @@ def plan_diffusion_model(
     found = recognise_diffusion({k.removeprefix(prefix): tuple(s) for k, s in shapes.items() if k.startswith(prefix)})
     if found is None:
         first = ", ".join(list(shapes)[:3]) or "none"
-        raise UnknownArchitecture(
-            f"diffusion model: its {len(shapes)} tensors match no known model (the first are {first})"
-        )
+        matching = counted(len(shapes), "tensor matches", "tensors match")
+        raise UnknownArchitecture(f"diffusion model: its {matching} no known model (the first are {first})")
     found = replace(found, prefix=prefix + found.prefix)
     architecture = architecture_of(found)
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith((found.prefix, *companions))}

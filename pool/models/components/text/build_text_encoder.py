@@ -23,7 +23,7 @@ from modelpool.pool.models.components.common.fitted_key_map import fitted, withi
 from modelpool.pool.models.components.text.configs import CONFIGS, Config, count
 from modelpool.pool.models.components.text.text_encoder_classes import empty_text_encoder, fill_tables
 from modelpool.pool.models.components.text.text_encoder_names import CONVERTERS, convert_without_norm, in_known_naming
-from modelpool.pool.values.core.errors import UnknownArchitecture, unknown_name
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted, unknown_name
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
 from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
 
@@ -98,9 +98,8 @@ def plan_text_encoder(
     found = facts or recognise_text_encoder(bare)
     if found is None:
         first = ", ".join(list(bare)[:3]) or "none"
-        raise UnknownArchitecture(
-            f"text encoder: its {len(bare)} tensors match no known text encoder (the first are {first})"
-        )
+        matching = counted(len(bare), "tensor matches", "tensors match")
+        raise UnknownArchitecture(f"text encoder: its {matching} no known text encoder (the first are {first})")
     if found.architecture == "t5" and _UMT5_POSITIONS in bare:
         found = replace(found, architecture="umt5")
     if found.name in stands_for(FIRST_LAYERS) and _are_first_layers(bare):

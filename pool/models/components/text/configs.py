@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from modelpool.pool.families.detection.text_encoders import TextEncoderFacts
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.infer_config import clip_text_config
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 
 Config: TypeAlias = dict[str, Any]
 Shapes: TypeAlias = Mapping[str, Shape]
@@ -253,7 +253,9 @@ def count(keys: Iterable[str], pattern: str) -> int:
     found = {match[1] for key in keys if (match := compiled.match(key))}
     missing = next((number for number in range(len(found)) if str(number) not in found), None)
     if missing is not None:
-        raise UnknownArchitecture(f"text encoder: found {len(found)} layers without number {missing}, expected all")
+        raise UnknownArchitecture(
+            f"text encoder: found {counted(len(found), 'layer')} without number {missing}, expected all"
+        )
     return len(found)
 
 

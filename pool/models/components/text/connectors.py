@@ -22,7 +22,7 @@ from modelpool.pool.models.components.common.fitted_key_map import fitted
 from modelpool.pool.models.components.diffusion.folder_config import config_arguments
 from modelpool.pool.models.components.diffusion.meta_module import empty_module
 from modelpool.pool.models.components.text.configs import count
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
 
 #: width of a head, which no shape determines. Source: diffusers' scripts/convert_ltx2_to_diffusers.py
@@ -46,7 +46,8 @@ def plan_connectors(shapes: Mapping[str, Shape], config: Mapping[str, Any] | Non
     projection = key_map.shapes.get(_PROJECTION, ())
     if len(projection) != 2:
         raise UnknownArchitecture(
-            f"LTX-2: found {len(shapes)} tensors of the part that joins the states of the text encoder, expected "
+            f"LTX-2: found {counted(len(shapes), 'tensor')} "
+            f"of the part that joins the states of the text encoder, expected "
             f"{_PROJECTION} with two dimensions among them"
         )
     arguments = _arguments(key_map.shapes)

@@ -20,7 +20,7 @@ from modelpool.pool.families.parts.text_join import Joined
 from modelpool.pool.families.parts.text_reading import MaskMode, Pooled, Reading
 from modelpool.pool.families.text_readings import JOINS, OPTIONAL_ENCODERS, READINGS, ROW_OF
 from modelpool.pool.models.text.encode import ReadText
-from modelpool.pool.values.core.errors import UnknownArchitecture, unknown_name
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted, unknown_name
 
 Read: TypeAlias = Sequence[ReadText | None]
 #: length of a text if no CLIP reads it
@@ -41,7 +41,7 @@ def text_kwargs(family: str, read: Read, widths: Mapping[str, int] = _NO_WIDTHS)
         raise unknown_name("family of text encoders", family, READINGS)
     row = ROW_OF[family]
     readings = READINGS[row]
-    assert len(read) == len(readings), f"{row}: read by {len(read)} encoders, expected {len(readings)}"
+    assert len(read) == len(readings), f"{row}: read by {counted(len(read), 'encoder')}, expected {len(readings)}"
     whole = _with_zeros(row, read, readings, widths)
     joined = JOINS[row].join(whole) if row in JOINS else _as_read(readings, whole)
     return {name: tensor.unsqueeze(0) for name, tensor in joined.items() if tensor is not None}

@@ -20,7 +20,7 @@ from modelpool.pool.models.components.common.fitted_key_map import fitted, withi
 from modelpool.pool.models.components.common.vae_compression import measured
 from modelpool.pool.models.components.common.vae_configs import Config
 from modelpool.pool.models.components.vae.vae_classes import VaeArchitecture, architecture_of, empty_vae
-from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
 from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
 
@@ -117,7 +117,9 @@ def plan_vae(
     found = facts or recognise_vae(bare, {key.removeprefix(prefix): dtype for key, dtype in (dtypes or {}).items()})
     if found is None:
         first = ", ".join(list(bare)[:3]) or "none"
-        raise UnknownArchitecture(f"VAE: its {len(bare)} tensors match no known VAE (the first are {first})")
+        raise UnknownArchitecture(
+            f"VAE: its {counted(len(bare), 'tensor matches', 'tensors match')} no known VAE (the first are {first})"
+        )
     architecture = architecture_of(found)
     try:
         key_map = discover(

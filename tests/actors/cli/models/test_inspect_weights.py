@@ -211,7 +211,7 @@ def test_a_weight_that_is_no_finite_number_is_found_when_all_are_read(command: C
     for place in (path, tmp_path):
         ended = command("inspect", str(place), "--check")
         assert (ended.code, ended.out) == (2, "")
-        assert f"bad.safetensors: 1 tensors hold infinite or undefined numbers: {key} (1 of" in ended.err
+        assert f"bad.safetensors: 1 tensor holds infinite or undefined numbers: {key} (1 of" in ended.err
     ended = command("inspect", str(MODEL), "--check")
     assert re.search(r"^checked +all weights are finite numbers$", ended.out, re.MULTILINE)
 
@@ -263,7 +263,7 @@ def test_endings_in_capitals_are_checked_too(command: Command, tmp_path: Path) -
     ]
     ended = command("inspect", str(tmp_path), "--check")
     assert ended.code == 2
-    assert "BAD.SAFETENSORS: 1 tensors hold infinite or undefined numbers" in ended.err
+    assert "BAD.SAFETENSORS: 1 tensor holds infinite or undefined numbers" in ended.err
 
 
 def test_a_link_out_of_a_folder_is_told_of_and_not_followed(command: Command, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_nothing_is_written_over_without_force(command: Command, here: Path) -> 
     ("arguments", "expected"),
     [
         (["toy", "light:0", "-o", "o.safetensors"], "LORA:STRENGTH: found 'light:0', expected a strength other than 0"),
-        (["toy", "light:x", "-o", "o.safetensors"], "strength: found 'x', expected a valid number"),
+        (["toy", "light:x", "-o", "o.safetensors"], "strength: found 'x', expected a number"),
         (["toy", "none:1", "-o", "o.safetensors"], "unknown LoRA 'none'"),
         (["toy", "toy:1", "-o", "o.safetensors"], "'toy' is a checkpoint, expected a LoRA"),
         (["nobody", "light", "-o", "o.safetensors"], "unknown model 'nobody'"),

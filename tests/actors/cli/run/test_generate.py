@@ -22,8 +22,10 @@ from modelpool.actors.cli.run.run_jobs import SIMULATED
 from modelpool.actors.cli.terminal.session import Session
 from modelpool.actors.control.status import PoolStatus
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.outputs import open_outputs
 from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.results.outcomes import PoolLost
+from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.specs.spec import RunErrorKind
@@ -257,7 +259,7 @@ def test_what_a_person_got_wrong_is_one_line_and_exit_code_2(
 def test_unknown_options_and_devices_are_refused_with_the_choices(command: Command) -> None:
     ended = command("generate", "x", "--device", "gpu")
     assert ended.code == 2
-    kinds = "'auto', 'cuda', 'rocm', 'xpu', 'mps', 'npu', 'mlu', 'directml', 'sim', 'cpu'"
+    kinds = "auto, cuda, rocm, xpu, mps, npu, mlu, directml, sim, cpu"
     assert kinds in re.sub(r"[\s\u2502]+", " ", ended.err)
     assert command("generate", "x", "--stepz", "3").code == 2
     assert command("generat", "x").code == 2
@@ -460,3 +462,21 @@ def test_an_image_of_another_program_gives_the_settings_and_options_change_them(
 def test_without_a_prompt_there_is_nothing_to_generate(command: Command) -> None:
     ended = command("generate", "--model", "shapes", pool=FakePool())
     assert (ended.code, "PROMPT: missing, expected a text, or --like FILE" in ended.err) == (2, True)
+
+
+def test_a_disk_that_is_full_after_the_run_is_no_failure_of_its_images(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code was 2, for "nothing was started", although every image was written."""
+    opened = open_outputs.opened_if_exists
+
+    def full_once_it_has_images(address: Path) -> Any:
+        if any(Path(address).glob("*.png")):
+            raise FolderFailed(f"{address}: cannot be written (No space left on device)")
+        return opened(address)
+
+    monkeypatch.setattr(open_outputs, "opened_if_exists", full_once_it_has_images)
+    ended = command("generate", "x", "--model", "shapes", "--seed", "1", "--out", "pictures", pool=FakePool())
+    assert ended.code == 0, ended.err
+    assert "images: pictures" in ended.err
+    assert "no contact sheet: pictures: cannot be written (No space left on device)" in ended.err

@@ -105,7 +105,7 @@ def test_damaged_files_and_unreadable_tasks_are_named_and_stop_nothing(command: 
     words = " ".join(page.words.split())
     assert page.tags.count("img") == 3
     assert f"Files that are missing or damaged 1 {first['file']}" in words
-    assert "1 entries have tasks that cannot be read" in words
+    assert "1 entry has tasks that cannot be read" in words
     assert "cost" not in words
 
 
@@ -135,7 +135,7 @@ def test_the_event_log_adds_failed_jobs_and_lost_workers(command: Command) -> No
     words = " ".join(Page(Path("r.html").read_text()).words.split())
     assert re.search(r"Jobs that failed 1 job s-0 \(line \d\) bad_input: known", words), "each is named once"
     assert re.search(r"Workers that were lost 1 a crash: ", words)
-    assert "1 jobs failed, 0 were cancelled, 1 workers were lost" in words
+    assert "1 job failed, 0 were cancelled, 1 worker was lost" in words
 
 
 def test_the_report_of_a_submission_names_its_failed_jobs_without_an_event_log(command: Command) -> None:

@@ -16,7 +16,14 @@ from PIL import Image
 from examples.shapes.checker import matches, read_image
 from modelpool import GenerateRequest
 from modelpool.actors.http.a1111.a1111_api import sampling_facts
-from modelpool.actors.http.a1111.a1111_requests import Options, parse_call, requests_of
+from modelpool.actors.http.a1111.a1111_requests import (
+    Options,
+    fitting_warnings,
+    in_its_words,
+    not_read,
+    parse_call,
+    requests_of,
+)
 from modelpool.actors.http.service.caller_images import CallerImages
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.values.core.errors import UserError
@@ -189,3 +196,67 @@ def test_a_second_pass_with_another_guidance_is_refused_by_name() -> None:
 
 def test_the_title_of_a_model_has_its_hash_and_ending_removed() -> None:
     assert Options().changed({"sd_model_checkpoint": "shapes.safetensors [abc123]"}).model == "shapes"
+
+
+def sent_by_a_client(**arguments: Any) -> dict[str, Any]:
+    """Return the body that webuiapi sends for a call with `arguments`."""
+    bodies: list[dict[str, Any]] = []
+    client = webuiapi.WebUIApi(baseurl="http://127.0.0.1:9/sdapi/v1", sampler="Euler", steps=6)
+    client.post_and_get_api_result = lambda url, body, use_async: bodies.append(body)
+    (client.img2img if "images" in arguments else client.txt2img)(prompt="x", **arguments)
+    return bodies[0]
+
+
+def test_a_field_that_is_not_used_is_told_with_the_images_and_fields_of_clients_are_not() -> None:
+    """Unknown fields, settings and masks without an image changed nothing, and nobody was told."""
+    image = Image.new("RGB", (64, 64))
+    for body in (sent_by_a_client(), sent_by_a_client(images=[image]), sent_by_a_client(enable_hr=True)):
+        assert not_read(body, parse_call(body, "init_images" in body)) == []
+    for field, value, told in (
+        ("stepz", 4, "unknown field 'stepz'; did you mean 'steps'?"),
+        ("s_tmin", 2.0, "s_tmin: found 2.0"),
+        ("disable_extra_networks", True, "disable_extra_networks: found True"),
+        ("mask", "AAAA", "mask: not used"),
+        ("override_settings", {"sd_vae": "other.safetensors", "sd_model_checkpoint": "shapes"}, "found sd_vae, not"),
+    ):
+        body = {"prompt": "x", field: value}
+        (message,) = not_read(body, parse_call(body, is_img2img=False))
+        assert told in message
+
+
+def test_a_unit_that_asks_for_what_the_pool_does_not_do_is_refused_with_its_place() -> None:
+    """Unknown fields of units were ignored, and so was a preprocessor without a model."""
+    own = webuiapi.ControlNetUnit(image=Image.new("RGB", (64, 64)), model="canny").to_dict()
+
+    def controls(**unit: Any) -> Any:
+        body = {"prompt": "x", "alwayson_scripts": {"ControlNet": {"args": [None, {**own, **unit}]}}}
+        return requests_of(parse_call(body, is_img2img=False), "shapes", 1, CallerImages((), 1 << 20))[0].controls
+
+    assert [control.model for control in controls()] == ["canny"]
+    assert controls(model="None") == ()
+    assert controls(enabled=False, modul="x", control_mode=2) == (), "what is not enabled may ask for anything"
+    place = r"alwayson_scripts\.ControlNet\.args\.1"
+    for unit, told in (
+        ({"modul": "canny"}, f"unknown field of {place} 'modul'; did you mean 'module'"),
+        ({"module": "canny", "model": "None"}, rf"{place}\.module: found 'canny', expected \"none\""),
+        ({"weight": "much"}, rf"{place}\.weight: found 'much'"),
+        ({"control_mode": "ControlNet is more important"}, rf"{place}\.control_mode: found"),
+        ({"image": "nothing"}, rf"{place}\.image: found 'nothing'"),
+    ):
+        with pytest.raises(UserError, match=told):
+            controls(**unit)
+
+
+def test_a_control_image_that_is_cropped_is_told_where_the_unit_asks_for_another_way() -> None:
+    for mode, size, is_told in (("Resize and Fill", (64, 32), True), ("Resize and Fill", (64, 64), False)):
+        unit = webuiapi.ControlNetUnit(image=Image.new("RGB", size), model="canny", resize_mode=mode).to_dict()
+        body = {"prompt": "x", "width": 64, "height": 64, "alwayson_scripts": {"ControlNet": {"args": [unit]}}}
+        call = parse_call(body, is_img2img=False)
+        found = fitting_warnings(call, requests_of(call, "shapes", 1, CallerImages((), 1 << 20)))
+        assert [f"found {mode!r} and an image of 64x32" in each for each in found] == [True] * is_told
+
+
+def test_an_error_of_the_pool_names_fields_as_the_caller_does() -> None:
+    """A second pass without a step was reported as `hires.strength`, which the caller had not set."""
+    problem = in_its_words(UserError("hires.strength: found 0.7, expected more; also steps: found 1"))
+    assert str(problem) == "denoising_strength: found 0.7, expected more; also steps: found 1"

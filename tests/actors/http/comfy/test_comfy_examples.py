@@ -191,7 +191,11 @@ def test_noise_levels_of_nodes_become_schedules_or_lists() -> None:
         (node("ManualSigmas", sigmas="0.5, 1, 0"), "expected levels that fall"),
         (node("ManualSigmas", sigmas="1, x"), "expected numbers with commas"),
         (node("GITSScheduler", coeff=0.9, steps=7, denoise=1.0), "coeff: found 0.9, expected 1.2"),
-        (node("BetaSamplingScheduler", model=["model", 0], steps=9, alpha=1.0, beta=0.6), "alpha: found 1, expected"),
+        (node("BetaSamplingScheduler", model=["model", 0], steps=9, alpha=0, beta=0.6), "alpha: found 0, expected 0.1"),
+        (
+            node("BetaSamplingScheduler", model=["model", 0], steps=9, alpha=1.0, beta=20),
+            "beta: found 20, expected 0.1",
+        ),
         (node("KarrasScheduler", steps=8, sigma_max=1.0, sigma_min=2.0, rho=7.0), "expected levels that fall"),
         (node("ExponentialScheduler", steps=8, sigma_max=1.0, sigma_min=0.0), "found 0, expected more"),
         (node("AlignYourStepsScheduler", model_type="SD1", steps=10, denoise=0.01), "of 10 steps is none"),
@@ -203,6 +207,18 @@ def test_noise_levels_of_nodes_become_schedules_or_lists() -> None:
     graph["sampler"]["inputs"]["latent_image"] = ["encoded", 0]
     (request,) = made(graph)
     assert (request.steps, request.first_step(rounds_up=False)) == (8, 4)
+
+
+def test_the_beta_distribution_of_a_node_becomes_that_of_the_schedule() -> None:
+    """Only 0.6 and 0.6 were accepted, though requests have both numbers; the usual ones change no id."""
+    sampler = examples.node("KSamplerSelect", sampler_name="euler")
+    shapes = []
+    for alpha, beta in ((0.6, 0.6), (0.5, 2.0)):
+        levels = examples.node("BetaSamplingScheduler", model=["model", 0], steps=9, alpha=alpha, beta=beta)
+        (request,) = made(examples.with_parts(sampler, levels))
+        assert (request.schedule, request.steps) == ("beta", 9)
+        shapes.append((request.beta_alpha, request.beta_beta))
+    assert shapes == [(None, None), (0.5, 2.0)]
 
 
 def test_numbers_at_the_ends_of_their_ranges_never_fail_a_server() -> None:

@@ -510,3 +510,10 @@ def test_denoise_0_runs_no_step() -> None:
     graph = examples.outpainting()
     graph["sampler"]["inputs"]["denoise"] = 0
     assert set(errors_of(graph)) == {"sampler"}, "its image is encoded with a hole"
+
+
+def test_a_list_of_choices_that_is_empty_is_told_in_words() -> None:
+    """The message was "expected one of none"."""
+    with pytest.raises(WorkflowRejected) as refused:
+        outputs_of(examples.with_image(), PoolNames({"shapes": "Stable Diffusion 1"}, [], ()))
+    assert "expected an image; none was uploaded" in str(refused.value)

@@ -80,7 +80,7 @@ def test_what_is_no_controlnet_is_refused_by_name(tmp_path: Path) -> None:
         plan_controlnet(odd).empty()
     path = tmp_path / "lora.safetensors"
     save_file({"x": torch.zeros(2)}, path)
-    with pytest.raises(UnknownArchitecture, match=r"lora\.safetensors: its 1 tensors are not"):
+    with pytest.raises(UnknownArchitecture, match=r"lora\.safetensors: its 1 tensor is not"):
         OpenControlNet(ControlRef("lora", str(path), "00", 1.0, 0.0, 1.0), "cpu")
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(CorruptFile):

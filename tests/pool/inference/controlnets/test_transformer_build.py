@@ -146,7 +146,7 @@ def test_no_two_kinds_fit_one_file() -> None:
 def test_what_is_not_whole_is_refused_by_name() -> None:
     whole = shapes_of(tiny_controls.flux().state_dict())
     without = {key: shape for key, shape in whole.items() if key != "controlnet_single_blocks.0.bias"}
-    with pytest.raises(UnknownArchitecture, match=r"a ControlNet for Flux, but 1 parameters have no source, such as"):
+    with pytest.raises(UnknownArchitecture, match=r"a ControlNet for Flux, but 1 parameter has no source, such as"):
         plan_controlnet(without).empty()
     without = {key: shape for key, shape in whole.items() if "attn.norm_q" not in key}
     with pytest.raises(

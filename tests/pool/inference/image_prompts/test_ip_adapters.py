@@ -265,7 +265,7 @@ def test_what_does_not_fit_is_refused_by_name(sd1: Adapted, sdxl: Adapted, tmp_p
         (used(other), r"image_prompts: found \"IP-Adapter Plus 'plus' for UNets of text width .*'tiny' \(Stable"),
         ({"model": "base", "faces": [0.0] * FACE}, r"image_prompts.image: missing; adapter 'base' reads images"),
         (used("faceid"), r"image_prompts.image: not supported by adapter 'faceid', which reads faces only"),
-        ({"model": "faceid", "faces": [0.0]}, rf"image_prompts.faces: found '1 numbers', expected {FACE} numbers"),
+        ({"model": "faceid", "faces": [0.0]}, rf"image_prompts.faces: found '1 number', expected {FACE} numbers"),
         (used("base", encoder="tiny"), r"'tiny' is a checkpoint, expected a vision encoder"),
         (used("base", blocks={"left": 1}), r"image_prompts.blocks: found 'left'"),
     ):

@@ -87,7 +87,7 @@ def test_folders_of_comfyui_tell() -> None:
 
 
 def test_others_are_refused_by_what_is_missing() -> None:
-    with pytest.raises(UnknownArchitecture, match=r"its 1 tensors are no image prompt adapter \(the first are x"):
+    with pytest.raises(UnknownArchitecture, match=r"its 1 tensor is no image prompt adapter \(the first are x"):
         plan_adapter({"x": (1,)})
     with pytest.raises(UnknownArchitecture, match=r"of no known image prompt adapter"):
         plan_adapter(

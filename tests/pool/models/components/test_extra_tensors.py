@@ -93,7 +93,7 @@ def test_a_layer_too_many_or_a_tensor_missing_is_still_an_error() -> None:
         flux = shapes_of(IMAGES["flux_dev"].file(IMAGES["flux_dev"].empty()))
     clip = shapes_of(TEXTS["clip_l bare"].file(TEXTS["clip_l bare"].module()))
     short = {key: shape for key, shape in flux.items() if key != "double_blocks.0.img_mlp.2.bias"}
-    with pytest.raises(UnknownArchitecture, match=r"1 parameters have no source"):
+    with pytest.raises(UnknownArchitecture, match=r"1 parameter has no source"):
         plan_diffusion_model({**short, "surplus.weight": (1,)}).empty()
     vision = {"vision_model.surplus": (1,), **clip}
     with pytest.raises(UnknownArchitecture):

@@ -137,7 +137,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     layout = layouts.tiny_sd1()
     del layout["model.diffusion_model.output_blocks.1.0.in_layers.2.weight"]
     path = write_tiny_checkpoint(tmp_path / "hole.safetensors", layout=layout)
-    with pytest.raises(UnknownArchitecture, match=r"hole\.safetensors: .*1 parameters have no source, such as up_blo"):
+    with pytest.raises(UnknownArchitecture, match=r"hole\.safetensors: .*1 parameter has no source, such as up_blo"):
         open_checkpoint(path).build(Role.DIFFUSION_MODEL)
 
 

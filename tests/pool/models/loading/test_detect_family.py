@@ -160,7 +160,7 @@ OTHERS = {
     "text_model.encoder.layers.0.mlp.fc1.weight": "a CLIP text encoder on its own",
     "control_model.input_blocks.0.0.weight": "a ControlNet",
     "emb_params": "a textual inversion embedding",
-    "something.else": "its 1 tensors match no known architecture (the first are something.else)",
+    "something.else": "its 1 tensor matches no known architecture (the first are something.else)",
 }
 
 

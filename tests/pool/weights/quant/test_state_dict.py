@@ -92,7 +92,7 @@ def test_markers_are_kept_letter_for_letter_and_what_is_not_known_is_told(caplog
     assert not caplog.records
     tensors["a.comfy_quant"] = marker_tensor('{ "note":"by hand",\n"format":"int8_tensorwise" }')
     assert same(save(load(tensors, file="flux.safetensors")), tensors)
-    assert "flux.safetensors: unknown settings of quantized layers, ignored: 'note' (1 layers)" in caplog.text
+    assert "flux.safetensors: unknown settings of quantized layers, ignored: 'note' (1 layer)" in caplog.text
 
 
 @settings(max_examples=60, deadline=None)

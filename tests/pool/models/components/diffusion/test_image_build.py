@@ -185,7 +185,7 @@ def test_a_converter_that_drifts_is_told_from_its_module(monkeypatch: pytest.Mon
         }
 
     monkeypatch.setattr(build, "ARCHITECTURES", {"sd3": replace(right, convert=drifted)})
-    with pytest.raises(ConverterChangedError, match=r"1 parameters have no source, such as proj_out\.bias"):
+    with pytest.raises(ConverterChangedError, match=r"1 parameter has no source, such as proj_out\.bias"):
         self_test(shapes)
 
 

@@ -45,7 +45,7 @@ def test_models_that_nothing_builds_are_told_by_name() -> None:
 def test_a_model_with_a_tensor_missing_or_of_another_shape_is_not_built() -> None:
     shapes = file_shapes("flux_dev")
     without = {key: shape for key, shape in shapes.items() if key != "double_blocks.0.img_mlp.2.bias"}
-    with pytest.raises(UnknownArchitecture, match=r"Flux dev, but 1 parameters have no source, such as .*ff\.net\.2"):
+    with pytest.raises(UnknownArchitecture, match=r"Flux dev, but 1 parameter has no source, such as .*ff\.net\.2"):
         plan_diffusion_model(without).empty()
     wider = shapes | {"double_blocks.1.img_attn.proj.bias": (65,)}
     with pytest.raises(UnknownArchitecture, match=r"has shape \(65,\) in the file and \(64,\) in the module"):

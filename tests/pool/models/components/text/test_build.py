@@ -229,7 +229,7 @@ def test_every_encoder_that_is_recognised_has_a_case() -> None:
 
 
 def test_what_is_no_text_encoder_is_told_with_its_first_keys() -> None:
-    with pytest.raises(UnknownArchitecture, match=r"its 1 tensors match no known text encoder .*foo\.weight"):
+    with pytest.raises(UnknownArchitecture, match=r"its 1 tensor matches no known text encoder .*foo\.weight"):
         plan_text_encoder({"foo.weight": (3, 3)})
 
 

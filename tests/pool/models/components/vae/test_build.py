@@ -267,7 +267,7 @@ def test_files_that_are_no_vae_or_not_whole_say_so() -> None:
     file = case.file(case.module())
     shapes = {key: tuple(tensor.shape) for key, tensor in file.items()}
     without = {key: shape for key, shape in shapes.items() if key != "decoder.middle.0.residual.2.weight"}
-    with pytest.raises(UnknownArchitecture, match=r"Wan 2\.1 or Qwen-Image, but 1 parameters have no source"):
+    with pytest.raises(UnknownArchitecture, match=r"Wan 2\.1 or Qwen-Image, but 1 parameter has no source"):
         plan_vae(without).empty()
     with pytest.raises(UnknownArchitecture, match=r"found no encoder\.conv1\.weight, required to infer a size"):
         plan_vae({key: shape for key, shape in shapes.items() if key != "encoder.conv1.weight"})
