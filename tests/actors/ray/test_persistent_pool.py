@@ -1,6 +1,7 @@
 """The commands of the manifests for a persistent pool, run as they stand, on a cluster of real raylets.
 
-Not run is `ray start`, which would listen on more than loopback: the node of the server is started for it.
+Not run is `ray start`, which would listen on more than loopback: the node of the server is started for it. RAY_ADDRESS
+stands for a machine on which only this Ray is found by "auto".
 
 Proves: the pool beside the head starts, the server joins on a node of Ray without resources and answers its probes; a
 job that came over HTTP gives an image; when the pool ends, so does the server, and the next one joins the next pool.
@@ -76,7 +77,7 @@ someone = "{KEY}"
             process = subprocess.Popen(
                 ["/bin/bash", "-c", script],
                 cwd=self.cluster.folder,
-                env=self.cluster.environment(HEAD=self.cluster.address),
+                env=self.cluster.environment(HEAD=self.cluster.address, RAY_ADDRESS=self.cluster.address),
                 stdout=output,
                 stderr=output,
                 text=True,
@@ -113,6 +114,14 @@ def call(port: int, path: str, body: Any = None) -> tuple[int, Any]:
         return 0, None
 
 
+@contextlib.contextmanager
+def served(pods: Containers, pool_log: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Run the server once the pool is there: before, its container ends, and Kubernetes starts it again."""
+    until(lambda: "Stop it:" in pool_log.read_text(), pool_log)
+    with pods.running("serve") as running:
+        yield running
+
+
 @pytest.mark.ray
 @pytest.mark.nightly(usually="tests/actors/ray/test_persistent_pool_manifests.py")
 def test_the_containers_of_the_manifests_make_a_pool_that_serves_and_serves_again() -> None:
@@ -123,13 +132,13 @@ def test_the_containers_of_the_manifests_make_a_pool_that_serves_and_serves_agai
         cluster.add_node("a", gpus=1)
         cluster.add_node("serve", cpus=0)
         pods = Containers(cluster, port)
-        with pods.running("pool") as (_, pool_log), pods.running("serve") as (server, log):
+        with pods.running("pool") as (_, pool_log), served(pods, pool_log) as (server, log):
             until(lambda: call(port, "/livez")[0] == 200, log, pool_log)
             until(lambda: call(port, "/readyz")[0] == 200, log, pool_log)
             status, job = call(port, "/api/jobs", {"model": "shapes", "prompt": "a red circle", "steps": 2})
             assert status in (200, 201, 202), job
             until(lambda: call(port, f"/api/jobs/{job['id']}")[1]["succeeded"] == 1, log, pool_log)
-        with pods.running("serve") as (server, log), pods.running("pool") as (pool, pool_log):
+        with pods.running("pool") as (pool, pool_log), served(pods, pool_log) as (server, log):
             until(lambda: call(port, "/readyz")[0] == 200, log, pool_log)
             pool.terminate()
             pool.wait(60)
