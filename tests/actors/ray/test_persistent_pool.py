@@ -123,6 +123,7 @@ def served(pods: Containers, pool_log: Path) -> Iterator[tuple[subprocess.Popen[
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 @pytest.mark.nightly(usually="tests/actors/ray/test_persistent_pool_manifests.py")
 def test_the_containers_of_the_manifests_make_a_pool_that_serves_and_serves_again() -> None:
     with socket.socket() as free:
