@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Debian packages whose programs some tests use: prometheus (tests/actors/control/metrics) and chromium
-# (tests/actors/http/page/test_page_browser.py). Does nothing if they are there. Where it cannot install one it says so and
+# Installs Debian packages whose programs some tests use: prometheus (tests/actors/control/metrics), chromium
+# (tests/actors/http/page/test_page_browser.py) and redis-server (tests/actors/ray/test_control_service_restart.py). Does nothing if they are there. Where it cannot install one it says so and
 # ends with success: the tests that need it are skipped with a reason.
 set -uo pipefail
 
@@ -19,3 +19,4 @@ ensure() {
 
 ensure prometheus prometheus
 ensure chromium chromium
+RUNLEVEL=1 ensure redis-server redis-server # in that run level its installation starts no server

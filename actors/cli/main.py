@@ -13,8 +13,12 @@ from collections.abc import Sequence
 
 import typer
 
+from modelpool.actors.cli.cluster.autoscale import autoscale
+from modelpool.actors.cli.cluster.costs import costs
 from modelpool.actors.cli.cluster.doctor import doctor
+from modelpool.actors.cli.cluster.events import events
 from modelpool.actors.cli.cluster.explain import story, why
+from modelpool.actors.cli.cluster.maintain import cordon, drain, restart, uncordon
 from modelpool.actors.cli.cluster.metrics import metrics
 from modelpool.actors.cli.cluster.pin import pin, unpin
 from modelpool.actors.cli.cluster.serve import down, status, up
@@ -39,6 +43,7 @@ from modelpool.actors.cli.simulate.simulate import simulate
 from modelpool.actors.cli.terminal.found_values import name_found_values
 from modelpool.actors.cli.terminal.interrupts import StoppableCommand, exit_code
 from modelpool.actors.cli.terminal.literal_help import show_help_literally
+from modelpool.actors.cli.terminal.plots import PlotCommand
 from modelpool.actors.cli.terminal.session import Session, new_session
 from modelpool.pool.values.core.errors import UserError
 
@@ -50,7 +55,7 @@ _OF_PILLOW = "DecompressionBombWarning"
 HELP = (
     "Generate images, video and audio with a pool of GPUs.\n\nWithout --config, the first of these "
     "is used: the file named by MODELPOOL_CONFIG; modelpool.toml in this folder; the folders "
-    "./models and ./loras; files added with `modelpool models add`; the example model of a checkout. "
+    "./models and ./loras; files added with `modelpool models add`; the example model. "
     'Command-line options override the configuration file.\n\nTry:  modelpool generate "a red '
     'circle" "a blue square" -n 4 --out images'
 )
@@ -84,8 +89,15 @@ def build_app() -> typer.Typer:
     app.command()(status)
     app.command()(top)
     app.command()(metrics)
+    app.command()(events)
+    app.command()(costs)
     app.command()(pin)
     app.command(no_args_is_help=True)(unpin)
+    app.command()(autoscale)
+    app.command(no_args_is_help=True)(cordon)
+    app.command(no_args_is_help=True)(uncordon)
+    app.command(no_args_is_help=True)(drain)
+    app.command(no_args_is_help=True)(restart)
     app.command(no_args_is_help=True)(why)
     app.command(no_args_is_help=True)(story)
     app.command()(down)
@@ -93,9 +105,9 @@ def build_app() -> typer.Typer:
     app.command("inspect", no_args_is_help=True)(inspect_file)
     app.command(no_args_is_help=True)(merge)
     app.command(no_args_is_help=True)(convert)
-    app.command("plan", no_args_is_help=True)(plan_memory)
+    app.command("plan", cls=PlotCommand, no_args_is_help=True)(plan_memory)
     app.command(no_args_is_help=True)(simulate)
-    app.command("plan-cluster", no_args_is_help=True)(plan_cluster)
+    app.command("plan-cluster", cls=PlotCommand, no_args_is_help=True)(plan_cluster)
     app.command(no_args_is_help=True)(replay)
     app.command(no_args_is_help=True)(trace)
     app.command()(doctor)

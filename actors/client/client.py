@@ -29,6 +29,7 @@ from modelpool.actors.control.catalog_questions import FILE_NAMES, LORAS, MODELS
 from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.control.event_reader import EventReader, Listener
 from modelpool.actors.control.inputs.input_images import InputImages
+from modelpool.actors.control.operator_orders import MOST_ORDER_SECONDS, OperatorOrder, OrderTaken
 from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.status_values import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.common.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
@@ -61,7 +62,9 @@ if TYPE_CHECKING:
     from modelpool.actors.control.metrics.families import MetricFamily
     from modelpool.actors.ray.forks import Forks
     from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
+    from modelpool.scheduler.autoscaling.preview import ScalingPreview
     from modelpool.scheduler.core.history import JobHistory
+    from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
 
@@ -121,7 +124,7 @@ class ModelPool:
         self._hold_seconds = hold_seconds
         #: calls `on_preview`
         self._previews = LatestQueue("modelpool previews")
-        #: submissions whose requests are still being taken
+        #: submissions with requests that are still being taken
         self._streams: list[RequestStream] = []
         self._reader = EventReader(connection, self._client_id)
         #: where another driver on this machine, or of the cluster, can connect
@@ -240,9 +243,9 @@ class ModelPool:
         preview_seconds: float | None = None,
     ) -> Jobs:
         """Queue requests, or dicts of their fields. Missing seeds are drawn now. Outputs are written to `output` as
-        they arrive, a folder or a URL such as s3://bucket/folder: by default that of the pool's configuration; False
+        they arrive, a folder or a URL such as s3://bucket/folder: by default the one of the pool's configuration; False
         writes nothing. `name` is the name of their files without its end, such as "{id}-{seed}" (`NAME_FIELDS` of
-        `modelpool.actors.request.name_template` are its fields); an output whose name is taken gets a longer one.
+        `modelpool.actors.request.name_template` are its fields); an output with a taken name gets a longer one.
 
         A list or tuple is checked completely before anything is queued. From another iterable, chunks of some hundred
         are queued while the next is drawn; if one is refused, everything queued is cancelled. Either way, a call that
@@ -255,7 +258,7 @@ class ModelPool:
         (default: 0.5; 0 is one for each step). It is called in a thread of the pool; while it takes long, only the
         newest preview of each image waits. The last ones are also in `ImageResult.previews`.
 
-        Raises UserError naming what is wrong, or whatever `requests` raises.
+        Raises UserError naming the problem, or whatever `requests` raises.
         """
         requests = _several(requests)
         terms = _Qos(priority, user, deadline)
@@ -272,7 +275,7 @@ class ModelPool:
         try:
             for chunk in _chunks(wanted):
                 _check_names(None if name is None else template, chunk, ended_at)
-                jobs.wait_while_held()
+                jobs.writing.wait_while_held()
                 jobs.add(chunk)
                 sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
@@ -510,6 +513,31 @@ class ModelPool:
         from modelpool.actors.control.detached.job_service import JobService
 
         return service.call(JobService.pin, models, replicas)
+
+    def operate(self, order: OperatorOrder) -> OrderTaken:
+        """Begin to carry out an operator's order: cordon, uncordon or drain a node, cordon or restart a worker. The
+        journal of a pool of `modelpool up` has cordons and drains for a controller that replaces this one.
+
+        Raises UnusableField for a node or worker that the pool does not have (the message lists those that it has),
+        and for an order that a disruption limit or a maintenance window forbids.
+        """
+        if not 0.0 <= order.seconds <= MOST_ORDER_SECONDS:
+            raise unusable_field("seconds", order.seconds, f"a number from 0 to {MOST_ORDER_SECONDS:.0f}")
+        try:
+            service = self._job_service()
+        except UserError:  # the pool ends with its driver, or has no journal
+            return self._connection.call(CONTROLLER.operate, order)
+        from modelpool.actors.control.detached.job_service import JobService
+
+        return service.call(JobService.operate, order)
+
+    def would_request(
+        self, groups: Sequence[NodeGroup] = (), limits: AutoscalingConfig | None = None
+    ) -> ScalingPreview:
+        """Return the nodes that would be requested for the waiting work now, with the reasons, without requesting any:
+        of the pool's groups, or of these, within these limits. Raises UnusableField for a pool without groups, and for
+        groups that lack one that workers of the pool are of."""
+        return self._connection.call(CONTROLLER.would_request, tuple(groups), limits)
 
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""
@@ -787,7 +815,7 @@ def _choices(loras: Iterable[LoraLike]) -> tuple[LoraChoice, ...]:
 
 
 def _several(requests: object) -> Iterable[RequestLike]:
-    """Return one request as several. Raises UnusableField for what is neither; each is still to be checked."""
+    """Return one request as several. Raises UnusableField for anything else; each is still to be checked."""
     if isinstance(requests, GenerateRequest | Mapping):
         return (requests,)
     if not isinstance(requests, Iterable) or isinstance(requests, str | bytes):

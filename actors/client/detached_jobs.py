@@ -135,7 +135,7 @@ class _Forgotten(Exception):
 
 def _hand_over(connection: JobsConnection, new: NewSubmission, parts: Iterator[tuple[str, ...]]) -> None:
     """Hand over the texts of requests. Raises _Forgotten, and what `parts` raises; nothing is left of it then."""
-    first = next(parts, ())  # before the submission begins: what is wrong with it leaves no trace
+    first = next(parts, ())  # before the submission begins: an error in it leaves no trace
     if not first:
         raise unusable_field("requests", 0, "at least one request")
     driver = uuid.uuid4().hex

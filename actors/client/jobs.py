@@ -81,7 +81,7 @@ class JobHandle:
         written and was not kept.
         """
         _check_timeout(timeout)
-        return _output(self._followed.result_at(self._position, timeout))
+        return _output(self._followed.outputs.result_at(self._position, timeout))
 
     def __await__(self) -> Generator[Any, None, OutputResult]:
         return self._awaited().__await__()
@@ -94,15 +94,15 @@ class JobHandle:
 
     async def _awaited(self) -> OutputResult:
         async with _Changes(self._followed) as changes:
-            while not (self.done() or self._followed.is_over or self._followed.lost() is not None):
+            while not (self.done() or self._followed.ends.is_over or self._followed.lost() is not None):
                 await changes.next()
-        taken = await _in_thread(partial(self._followed.take_at, self._position), self._give_back)
+        taken = await _in_thread(partial(self._followed.outputs.take_at, self._position), self._give_back)
         return _output(taken[0])
 
     def _give_back(self, taken: tuple[OutputResult | JobFailure, bool]) -> None:
         result, is_new = taken
         if is_new:
-            self._followed.return_result(result)
+            self._followed.outputs.put_back(result)
 
 
 class Jobs:
@@ -191,18 +191,18 @@ class Jobs:
 
     def results(self) -> Iterator[OutputResult | JobFailure]:
         """Iterate over all outputs as they finish, each once, including jobs that failed or were cancelled."""
-        return self._followed.results()
+        return self._followed.outputs.results()
 
     def ready_results(self) -> Iterator[OutputResult | JobFailure]:
         """Iterate over the results that exist now, each once, as `results` does; never waits for a job to end."""
-        return self._followed.ready_results()
+        return self._followed.outputs.ready_results()
 
     def wait(self, timeout: float | None = None) -> Summary:
         """Wait until every job has ended; results can still be iterated. Raises TimeoutError, PoolLost, or why not all
         requests of a stream could be taken.
         """
         _check_timeout(timeout)
-        return self._followed.wait(timeout)
+        return self._followed.ends.wait(timeout)
 
     def cancel(self) -> None:
         """Cancel all unfinished jobs; running ones stop at their next step. Returns at once. Idempotent."""
@@ -221,13 +221,13 @@ class Jobs:
 
     def preview(self, index: int) -> ImagePreview | None:
         """Return the newest preview of the output at `index`; None if there is none, or if that was returned."""
-        return self._followed.preview(index)
+        return self._followed.previews.newest(index)
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` after every change of the progress, in a thread of the pool. It must not block, nor call
         methods of this object.
         """
-        self._followed.watch(changed)
+        self._followed.monitor.watch(changed)
 
     def lost(self) -> Exception | None:
         """Return why no more jobs will end, although some have not, or why not all requests of a stream could be taken;
@@ -238,11 +238,11 @@ class Jobs:
     @property
     def failures(self) -> tuple[JobFailure, ...]:
         """The jobs that failed so far, without cancelled ones."""
-        return self._followed.failures
+        return self._followed.ends.failures
 
     def summary(self) -> Summary:
         """Return the totals so far."""
-        return self._followed.summary()
+        return self._followed.ends.summary()
 
     def __repr__(self) -> str:
         return f"<Jobs {self.id}: {_counts(self.progress())}>"
@@ -261,7 +261,7 @@ class Jobs:
         from IPython import display  # only IPython calls this
 
         class Bar:
-            """What is drawn now."""
+            """The bar as drawn now."""
 
             def __init__(self, html: str, text: str) -> None:
                 self._html, self._text = html, text
@@ -280,10 +280,10 @@ class Jobs:
                 while not is_over:
                     changed.wait(_DRAW_SECONDS)
                     changed.clear()
-                    is_over = self._followed.is_over or self.lost() is not None
+                    is_over = self._followed.ends.is_over or self.lost() is not None
                     handle.update(Bar(self._repr_html_(), repr(self)))
 
-        if handle is not None and not self._followed.is_over:
+        if handle is not None and not self._followed.ends.is_over:
             threading.Thread(target=draw, name="draw progress", daemon=True).start()
 
     def _of_kind(self, kind: type[Kind]) -> Iterator[Kind]:
@@ -298,7 +298,7 @@ class Jobs:
                 found.append(each)  # noqa: PERF401  # what was found before an exception is kept
         except BaseException:  # also a cancellation: the program has not got any of them
             for each in reversed(found):
-                self._followed.return_result(each)
+                self._followed.outputs.put_back(each)
             raise
         return sorted(found, key=lambda image: image.index)
 
@@ -306,19 +306,19 @@ class Jobs:
         async with _Changes(self._followed) as changes:
             while True:
                 lost = self._followed.lost()  # first: what ends meanwhile is read below
-                result = await _in_thread(self._followed.next_result, self._give_back)
+                result = await _in_thread(self._followed.outputs.next_result, self._give_back)
                 if result is not None:
                     yield result
                 elif lost is not None:
                     raise lost
-                elif self._followed.is_exhausted:  # now: a lost output may be generated again
+                elif self._followed.outputs.is_exhausted:  # now: a lost output may be generated again
                     return
                 else:
                     await changes.next()
 
     def _give_back(self, result: OutputResult | JobFailure | None) -> None:
         if result is not None:
-            self._followed.return_result(result)
+            self._followed.outputs.put_back(result)
 
 
 class _Changes:
@@ -341,11 +341,11 @@ class _Changes:
             return  # the loop has ended
 
     async def __aenter__(self) -> _Changes:
-        self._followed.watch(self._wake)
+        self._followed.monitor.watch(self._wake)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._followed.unwatch(self._wake)
+        self._followed.monitor.unwatch(self._wake)
 
 
 class _Awake:
@@ -356,11 +356,11 @@ class _Awake:
         self._event = threading.Event()
 
     def __enter__(self) -> threading.Event:
-        self._followed.watch(self._event.set)
+        self._followed.monitor.watch(self._event.set)
         return self._event
 
     def __exit__(self, *error: object) -> None:
-        self._followed.unwatch(self._event.set)
+        self._followed.monitor.unwatch(self._event.set)
 
 
 async def _in_thread(fetch: Callable[[], Fetched], give_back: Callable[[Fetched], None]) -> Fetched:

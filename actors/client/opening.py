@@ -89,6 +89,8 @@ def start_pool(
             plan = replace(plan, worker_lease_seconds=config.pool.worker_lease_seconds)
         if keeps_jobs and plan.log is None and config.observability.log is None:
             plan = replace(plan, log=LogSettings(None, config.observability.log_format == "json"))
+        if keeps_jobs:
+            plan = replace(plan, journal=config.pool.journal)
         fork_environment = {} if session.workers_fork else forks.environment
         environment = {**(session.actor_environment or {}), **fork_environment} or None
         place = cluster.controller or controller

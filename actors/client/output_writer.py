@@ -38,7 +38,7 @@ class WriteListener(Protocol):
         """Whether the submission was cancelled, so that waiting for its folder is pointless."""
 
     def labels_of(self, job: JobEnded) -> Labels:
-        """Return the labels with which the output of a job is listed: those of its request."""
+        """Return the labels of a job's request, with which its output is listed."""
 
     def on_written(self, job: JobEnded, outcome: WrittenOutput | Exception) -> None:
         """The output was written, or could not be."""
@@ -81,7 +81,7 @@ class ImageWriter:
         self._wake = threading.Event()
         self._closing = False
         self._threads = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="modelpool images")
-        #: for what is not the writing of an output, and must not wait for many of them
+        #: for work other than writing outputs, which must not wait for many of them
         self._others = ThreadPoolExecutor(1, thread_name_prefix="modelpool image lists")
 
     def prepare(self) -> None:
@@ -135,14 +135,14 @@ class ImageWriter:
         self._wake.set()
 
     def close(self) -> None:
-        """Write pending outputs and stop; those of a folder that cannot be written fail. Idempotent."""
+        """Write pending outputs and stop; outputs of a folder that cannot be written fail. Idempotent."""
         self._closing = True
         self._wake.set()
         self._threads.shutdown(wait=True)
         self._others.shutdown(wait=True)
         try:
             self.place.finish()
-        except OutputFailed as problem:  # what is written is complete, and the next run continues from there
+        except OutputFailed as problem:  # written outputs are complete, and the next run continues from there
             warnings.warn(f"{problem}; the next run that writes there completes it", stacklevel=2)
 
     def _write(self, job: JobEnded, listener: WriteListener) -> WrittenOutput:

@@ -50,7 +50,7 @@ class RequestStream:
         hold: bool,
     ) -> None:
         """`open_writer` is called once, before the first request is queued. `warn` issues warnings of the pool. `user`
-        is that of requests that set none. `hold`: queue nothing before all are checked.
+        is for requests that set none. `hold`: queue nothing before all are checked.
         """
         self._connection = connection
         self._jobs = jobs
@@ -76,7 +76,7 @@ class RequestStream:
     @property
     def is_open(self) -> bool:
         """Whether more chunks may be taken."""
-        return not self._jobs.is_sealed
+        return not self._jobs.ends.is_sealed
 
     def stop(self) -> None:
         """Cancel the submission unless all of it has ended, and wait for the call of the pool in progress, for
@@ -90,13 +90,13 @@ class RequestStream:
     def _feed(self, chunks: Iterable[Sequence[GenerateRequest]]) -> None:
         try:
             for chunk in chunks:
-                self._jobs.wait_while_held()
+                self._jobs.writing.wait_while_held()
                 began = time.monotonic()
                 with self._calling:
                     if not self._jobs.add(chunk):
                         return
                     self._submit(chunk)
-                if self._jobs.unended_count > AHEAD_JOBS and not self._hold:
+                if self._jobs.ends.unended_count > AHEAD_JOBS and not self._hold:
                     time.sleep(min(time.monotonic() - began, MOST_PAUSE_SECONDS))
             if self._hold:
                 with self._calling:
@@ -107,11 +107,11 @@ class RequestStream:
             self._jobs.seal()
 
     def _submit(self, chunk: Sequence[GenerateRequest]) -> None:
-        """Check a chunk, and queue what is accepted of it."""
+        """Check a chunk, and queue its accepted requests."""
         first, self._taken = self._taken, self._taken + len(chunk)
         answers = self._checked(first, chunk)
         impossible = sum(isinstance(answer, UserError) for answer in answers.values())
-        if self._jobs.wants_no_outputs:  # cancelled before the pool knew the submission
+        if self._jobs.writing.wants_no_outputs:  # cancelled before the pool knew the submission
             self._connection.call(CONTROLLER.cancel, self._client_id, self._jobs.id)
             self._jobs.leave_out(impossible)
             return
@@ -123,7 +123,7 @@ class RequestStream:
             self._warn(text for recipe in recipes for text in recipe.warnings)
             if accepted and not self._has_writer:
                 self._has_writer = True
-                self._jobs.write_with(self._open_writer())
+                self._jobs.writing.write_with(self._open_writer())
             left_out += self._queue(frozenset(answers).difference(accepted), self._hold)
         finally:  # the impossible ones never end, also if this raises; the pool cancels the others
             self._jobs.leave_out(left_out)

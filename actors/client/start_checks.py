@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 #: on Linux, at least one of these exists where Ray counts GPUs: of drivers of NVIDIA, AMD, Intel, Tegra and of WSL
 GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg")
-#: names whose check is remembered: a batch names the same files in every line
+#: checked names that are remembered: a batch names the same files in every line
 NAMES_REMEMBERED = 4096
 #: names in a message
 _MOST_LISTED = 20
 
 
 def check_folders(config: PoolConfig) -> None:
-    """Raise UserError if a configured folder of weights does not exist. Nothing is checked for a pool on a cluster,
-    whose nodes may have the folder.
+    """Raise UserError if a configured folder of weights does not exist. Nothing is checked for a pool on a cluster:
+    its nodes may have the folder.
     """
     if chosen_address(config.cluster.address, os.environ) != LOCAL:
         return
@@ -175,7 +175,7 @@ class NameCheck:
                 self._check("vision_encoder", prompt.encoder)
 
     def check_supported(self, request: GenerateRequest) -> None:
-        """Raise UserError for a field that the model of `request`, whose name is known, does not support, and for a
+        """Raise UserError for a field that the known model of `request` does not support, and for a
         memory limit that is too small for it; see `ModelChecks`."""
         if self._model_checks is not None:
             self._model_checks.check(request)

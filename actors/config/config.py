@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
+from modelpool.actors.config.example_model import EXAMPLE_VRAM, LORAS_FOLDER, MODELS_FOLDER, example_folder
 from modelpool.actors.config.group_sections import GROUPS, autoscaling_of, describe_groups, node_groups
+from modelpool.actors.config.maintenance_section import MaintenanceSection
 from modelpool.actors.config.model_settings import ModelSettings, settings_of_models
 from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
 from modelpool.actors.config.separate_models import SeparateModel, separate_models
@@ -46,8 +48,13 @@ _USERS = "users"
 #: nodes of the controller: the cluster's head, or the node of the program that starts the pool
 ControllerPlace: TypeAlias = Literal["head", "driver"]
 _AUTOSCALING = "autoscaling"
-#: keys of the scheduler that are tables of their own in the file, with an example of each
-_TABLES: Mapping[str, str] = {"shares": "[users.ann]", "groups": "[groups.a100]", "autoscaling": "[autoscaling]"}
+#: keys of the scheduler that are elsewhere in the file, and where
+_TABLES: Mapping[str, str] = {
+    "shares": "tables such as [users.ann]",
+    "groups": "tables such as [groups.a100]",
+    "autoscaling": "tables such as [autoscaling]",
+    "max_unavailable_nodes": "max_unavailable in [maintenance]",
+}
 #: smallest size that may be written without a unit
 LEAST_PLAIN_BYTES = 1_000_000
 #: larger numbers without a unit were meant in MiB
@@ -82,7 +89,7 @@ class PoolSection(Strict):
     checkpoint_seconds  of work after which the state of a sampling run is saved, again and again; 0: never
     checkpoint_dir   folder on a disk of the controller's node that survives the node, for checkpoints of all workers;
                   by default `checkpoints` next to a journal that is configured, else in the user's state folder, where
-                  each node also keeps those of its workers
+                  each node also keeps its own workers' checkpoints
     checkpoint_bytes  maximum of each of these folders, such as "8GiB"
     worker_lease_seconds  of `modelpool up`: workers keep their weights for another controller if theirs is lost, and
                   end after this time without one; 0: they end with their controller
@@ -290,7 +297,7 @@ class ClusterSection(Strict):
 
     namespace, name  of the controller, so that other drivers find it
     controller       its node: "head" of the cluster, or the node of the "driver" that starts the pool; by default the
-                     head for `modelpool up`, whose pool serves many drivers, else the driver
+                     head for `modelpool up`, as its pool serves many drivers, else the driver
     poll_seconds     interval at which nodes and drain requests are read from Ray
     start_timeout    seconds that a worker of a group may wait for a node (then another group may be tried), and that a
                      worker may take to start on its node
@@ -363,7 +370,7 @@ RAY_METRICS_SECONDS = 10.0
 class ObservabilitySection(Strict):
     """What a pool reports about itself.
 
-    ray_metrics_seconds  interval at which metrics are passed on to Ray, whose agents export them with Ray's own; 0:
+    ray_metrics_seconds  interval at which metrics are passed on to Ray: its agents export them with Ray's own; 0:
                          never. By default every 10 s on a cluster; never, and without the agent, where Ray is started
                          for the pool
     traces               exporter of OpenTelemetry traces, by the name of its entry point: "console", or "otlp" with the
@@ -418,6 +425,7 @@ class PoolConfig(Strict):
     output: OutputSection = OutputSection()
     serve: ServeSection = ServeSection()
     observability: ObservabilitySection = ObservabilitySection()
+    maintenance: MaintenanceSection = MaintenanceSection()
 
     @classmethod
     def load(cls, path: str | Path) -> PoolConfig:
@@ -441,7 +449,7 @@ class PoolConfig(Strict):
     def find(cls, config: str | Path | PoolConfig | None = None) -> PoolConfig:
         """Return `config`, or read it; without one, use the first of these that exists: the file named by
         MODELPOOL_CONFIG, modelpool.toml in the working folder, models added to the registry (with all defaults),
-        the laptop preset of this checkout, all defaults.
+        the laptop preset of this checkout, the example model of an installation, all defaults.
         """
         if isinstance(config, PoolConfig):
             return config
@@ -455,7 +463,15 @@ class PoolConfig(Strict):
             return cls.load(CONFIG_NAME)
         preset = Path(__file__).resolve().parents[2] / "configs" / "laptop.toml"
         # the preset's small budget is for the example, not for the user's models
-        return cls.load(preset) if preset.is_file() and not _has_added_models() else cls()
+        if _has_added_models():
+            return cls()
+        if preset.is_file():
+            return cls.load(preset)
+        example = example_folder()
+        if example is None:
+            return cls()
+        loras = [example / LORAS_FOLDER]
+        return cls().override(models=[example / MODELS_FOLDER], loras=loras, vram=EXAMPLE_VRAM)
 
     def override(self, **values: Any) -> PoolConfig:
         """Return this configuration with single settings changed, by flat names; None leaves a setting unchanged.
@@ -524,7 +540,7 @@ _FLAT: Mapping[str, tuple[str, str]] = {
 
 
 def _without_secrets(serve: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is printed instead of the secrets of [serve]: the users that have keys, and whether there is one."""
+    """Return the printed form of the secrets of [serve]: the users that have keys, and whether there is a secret."""
     return {"keys": sorted(serve["keys"]), "webhook_secret": "(set)" if serve["webhook_secret"] else ""}
 
 
@@ -622,7 +638,7 @@ def _section(name: str, keys: Mapping[str, Any]) -> Strict | SchedulerConfig:
 def _scheduler_config(keys: Mapping[str, Any]) -> SchedulerConfig:
     for key, table in _TABLES.items():
         if key in keys:
-            raise unusable_field(key, keys[key], f"no such key here; write tables such as {table}")
+            raise unusable_field(key, keys[key], f"no such key here; write {table}")
     for key, found in keys.items():
         if (
             isinstance(found, bool) and key != "placement"

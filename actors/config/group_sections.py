@@ -14,6 +14,32 @@ GROUPS = "groups"
 AUTOSCALING = "autoscaling"
 
 
+#: Ray's label of the zone of a node
+ZONE_LABEL = "ray.io/availability-zone"
+
+
+class InstanceTypeSection(Strict):
+    """[groups.NAME.instance_types.TYPE]: what differs from the group; labels and resources are added to its own."""
+
+    gpu_type: str | None = None
+    gpu_memory: str | int | None = None
+    gpus_per_node: int | None = None
+    price_per_hour: float | None = None
+    spot: bool | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    resources: dict[str, float] = Field(default_factory=dict)
+    start_seconds: float | None = None
+
+
+class ZoneSection(Strict):
+    """[groups.NAME.zones.ZONE]: a zone, in which prices are `price_factor` times those of the group. By default, its
+    nodes have Ray's label of a zone, ray.io/availability-zone = ZONE."""
+
+    price_factor: float = 1.0
+    labels: dict[str, str] | None = None
+    start_seconds: float | None = None
+
+
 class GroupSection(Strict):
     """[groups.NAME]: nodes that the pool may request; see `scheduler.model.node_groups.NodeGroup`.
 
@@ -26,6 +52,10 @@ class GroupSection(Strict):
     labels          Ray node labels that request the group
     resources       custom Ray resources of each worker
     start_seconds   expected time until a requested node works; corrected by measurements
+    part_of         set of groups that have `min` and `max` together; see `instance_types`
+    instance_types  [groups.NAME.instance_types.TYPE]: kinds of nodes of the group, each with what differs. The cheapest
+                    that can be had is requested; one without capacity backs off alone
+    zones           [groups.NAME.zones.ZONE]: zones of the group, likewise, with each instance type
     """
 
     gpu_type: str = ""
@@ -38,6 +68,9 @@ class GroupSection(Strict):
     labels: dict[str, str] = Field(default_factory=dict)
     resources: dict[str, float] = Field(default_factory=dict)
     start_seconds: float = 180.0
+    part_of: str = ""
+    instance_types: dict[str, InstanceTypeSection] = Field(default_factory=dict)
+    zones: dict[str, ZoneSection] = Field(default_factory=dict)
 
     @field_validator("gpu_memory", "gpus_per_node", "min", "max", "price_per_hour", "start_seconds", mode="before")
     @classmethod
@@ -85,6 +118,7 @@ class GroupSection(Strict):
                 labels=tuple(self.labels.items()),
                 resources=tuple(self.resources.items()),
                 start_seconds=self.start_seconds,
+                part_of=self.part_of,
             )
         except UnusableField as problem:
             words = str(problem).replace("min_nodes", "min").replace("max_nodes", "max")
@@ -118,10 +152,45 @@ def node_groups(table: Any) -> tuple[NodeGroup, ...]:
         if not isinstance(keys, dict):
             raise unusable_field(f"[{GROUPS}] {name}", keys, f"a table, [{GROUPS}.{name}]")
         try:
-            groups.append(GroupSection(**keys).group_of(name))
+            groups += _groups_of(name, GroupSection(**keys))
         except UserError as problem:
             raise type(problem)(f"[{GROUPS}.{name}] {problem}") from None
     return tuple(groups)
+
+
+def _groups_of(name: str, section: GroupSection) -> list[NodeGroup]:
+    """Return the group of a section, or one for each instance type in each zone. Raises UnusableField."""
+    if not section.instance_types and not section.zones:
+        return [section.group_of(name)]
+    if section.part_of:
+        raise unusable_field("part_of", section.part_of, "no such key next to instance_types and zones")
+    found = []
+    for type_name, kind in (section.instance_types or {"": InstanceTypeSection()}).items():
+        for zone_name, zone in (section.zones or {"": ZoneSection(labels={})}).items():
+            changes = {key: value for key, value in kind.model_dump().items() if value is not None}
+            labels = {ZONE_LABEL: zone_name} if zone.labels is None else zone.labels
+            changes["labels"] = {**section.labels, **kind.labels, **labels}
+            changes["resources"] = {**section.resources, **kind.resources}
+            price = section.price_per_hour if kind.price_per_hour is None else kind.price_per_hour
+            changes["price_per_hour"] = price * zone.price_factor
+            if zone.start_seconds is not None:
+                changes["start_seconds"] = zone.start_seconds
+            own = section.model_dump(exclude={"instance_types", "zones"})
+            full_name = "-".join(part for part in (name, type_name, zone_name) if part)
+            found.append(GroupSection(**{**own, **changes, "part_of": name}).group_of(full_name))
+    for group in found:
+        same = [one.name for one in found if _selected_by(one) == _selected_by(group)]
+        if len(same) > 1:
+            raise unusable_field(
+                "labels", f"equal ones for {' and '.join(same)}", "labels, resources or a gpu_type that tell them apart"
+            )
+    return found
+
+
+def _selected_by(group: NodeGroup) -> tuple[Any, ...]:
+    """Return what Ray finds the nodes of a group by."""
+    selects = bool(group.labels or group.resources)
+    return frozenset(group.labels), frozenset(group.resources), "" if selects else group.gpu_type
 
 
 def autoscaling_of(table: Any, groups: tuple[NodeGroup, ...]) -> AutoscalingConfig:
@@ -154,6 +223,7 @@ def describe_groups(groups: tuple[NodeGroup, ...], limits: AutoscalingConfig) ->
             "labels = { " + ", ".join(f'"{key}" = "{value}"' for key, value in group.labels) + " }",
             "resources = { " + ", ".join(f'"{key}" = {amount}' for key, amount in group.resources) + " }",
             f"start_seconds = {group.start_seconds}",
+            *([f'part_of = "{group.part_of}"'] if group.part_of else []),
             "",
         ]
     if groups:

@@ -22,7 +22,7 @@ from modelpool.pool.values.core.errors import UserError, unknown_name, unusable_
 class SeparateModel(Strict):
     """[models.NAME]: a model of separate files.
 
-    checkpoint       a complete checkpoint, whose components are used unless another file replaces them
+    checkpoint       a complete checkpoint; its components are used unless another file replaces them
     diffusion_model  the diffusion model; optional with `checkpoint`
     vae              the VAE
     text_encoders    the text encoders, in any order; they are identified by their content
@@ -88,7 +88,7 @@ def _model(name: str, keys: Mapping[str, Any], folder: Path) -> SeparateModel:
         if key not in known:
             raise unknown_name("key", key, known)
     model = SeparateModel(name=name, **{key: _absolute(value, folder) for key, value in keys.items()})
-    _ = model.assembly  # reports what is wrong with it
+    _ = model.assembly  # reports its errors
     return model
 
 

@@ -32,8 +32,8 @@ async def build_requests(
     user: str = "",
 ) -> list[BuiltRequest | UserError]:
     """Convert each request to a task graph, or return its error; `until_error`: those up to the first error. Requests
-    that differ only in their seed are converted once. `turns` has the questions of all callers in turns, those of
-    `user` for requests without one."""
+    that differ only in their seed are converted once. `turns` has the questions of all callers in turns;
+    requests without a user ask as `user`."""
     turns, asker = turns or QuestionTurns(), Asker(user)
     shapes = GraphShapes()
     numbers: list[int | None] = []

@@ -33,7 +33,7 @@ def added_paths(models: ModelsSection) -> tuple[Path, ...]:
 
 
 def existing(paths: Iterable[Path]) -> frozenset[Path]:
-    """Return those of `paths` that exist on this machine; an empty folder does not count."""
+    """Return the `paths` that exist on this machine; an empty folder does not count."""
     return frozenset(path for path in paths if _has_content(path))
 
 

@@ -42,7 +42,7 @@ def open_catalog(
     host: str = "",
 ) -> ListingCatalog:
     """Open the real catalog of these folders, models of separate files, models added to the registry, and files of
-    sources, whose descriptions are kept in `cache`; `host` is the address at which other nodes get its files.
+    sources, with descriptions kept in `cache`; `host` is the address at which other nodes get its files.
 
     Sizes are estimated for the weakest local GPU of one kind, or for the assumptions about such GPUs. `device` is the
     name of the kind, or "auto"; `allow_pickle` permits PyTorch pickles. Imports torch; allocates no GPU memory.

@@ -35,7 +35,7 @@ class CheckpointArchive:
         self._noted: dict[TaskId, None] = {}
 
     async def open(self) -> None:
-        """Read which tasks have a checkpoint, and remove what is too old or too much."""
+        """Read which tasks have a checkpoint, and remove old and excess checkpoints."""
         if self._disk is None:
             return
         self._disk.clean()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
+from modelpool.actors.control.history.event_rules import NodeChange
 from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import NodeId
 from modelpool.scheduler.model.messages import NodeDraining
@@ -157,6 +158,18 @@ class DrainNotice:
     reason: str
 
 
+def node_changes(view: ClusterView) -> dict[NodeId, NodeChange]:
+    """Return the nodes of a cluster as a history knows them."""
+    return {
+        node.node_id: NodeChange(
+            node.name or node.address or str(node.node_id),
+            node.group,
+            None if node.end is None else f"{node.end.value}{f': {node.end_reason}' if node.end_reason else ''}",
+        )
+        for node in view.nodes
+    }
+
+
 def drain_notices(view: ClusterView) -> tuple[DrainNotice, ...]:
     """Return the drain notices that Ray knows."""
     return tuple(
@@ -227,7 +240,7 @@ def launch_failure(
 
 
 def group_of(node: NodeView, groups: Sequence[NodeGroup]) -> str:
-    """Return the group of a node: the one whose labels and resources it has, the most specific first; "" if none."""
+    """Return the group of a node: the most specific group with labels and resources that it has; "" if none."""
     fitting = [
         group
         for group in groups

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: between the name of a setting and that of the model that it is for
+#: between the name of a setting and the name of its model
 _OF = " of "
-#: value of a setting of one model that is the default, where that of all models is not
+#: value of a setting of one model that means the default, where all models have another value
 AS_USUAL = ""
 
 
@@ -16,7 +16,7 @@ def setting_of(setting: str, model: str) -> str:
 
 
 def computed_by_of(computed_by: Mapping[str, str], model: str) -> dict[str, str]:
-    """Return the settings of one model that differ from the defaults: those of all, replaced by its own."""
+    """Return the settings of one model that differ from the defaults: settings of all, replaced by its own."""
     found = {name: value for name, value in computed_by.items() if _OF not in name}
     for name, value in computed_by.items():
         setting, of, owner = name.partition(_OF)

@@ -1,7 +1,7 @@
 """Task graphs of requests that differ only in their seed, built once.
 
 A batch mostly asks for many seeds of few requests. Everything else of their graphs is equal: names, files, sizes,
-estimates and checks. A graph is derived from an earlier one if each seed in it is that of its request. A two-stage
+estimates and checks. A graph is derived from an earlier one if each seed in it is its request's. A two-stage
 model derives another seed from it; its graphs are built for each request.
 """
 
@@ -35,7 +35,7 @@ class GraphShapes:
 
     def __init__(self) -> None:
         self._numbers: dict[_Shape, int] = {}
-        #: shapes of requests whose graph is not derived: they were refused, or have another seed
+        #: shapes of requests with a graph that is not derived: they were refused, or have another seed
         self._apart: set[int] = set()
         self._built: dict[int, BuiltRequest] = {}
         #: of built shapes from which a graph was derived
@@ -59,7 +59,7 @@ class GraphShapes:
             self._apart.add(shape)
 
     def derived(self, shape: int | None, request: GenerateRequest, job_id: JobId) -> BuiltRequest | None:
-        """Return the recipe and the graph of a request, whose seed must be set; None if it must be built."""
+        """Return the recipe and the graph of a request with a seed; None if it must be built."""
         assert request.seed is not None, "a request without a seed"
         if shape is None or (known := self._built.get(shape)) is None:
             return None
@@ -86,7 +86,7 @@ class GraphShapes:
 
 
 def has_one_seed(built: BuiltRequest) -> bool:
-    """Return whether every seed of the graph is that of the request, or none: encoding has the seed 0 if it draws
+    """Return whether every seed of the graph is the request's, or none: encoding has the seed 0 if it draws
     nothing; a sampling always draws."""
     seed = built.recipe.seed
     seeds = (seed_of(work) for work in built.graph.works.values() if not isinstance(work, SampleParams))

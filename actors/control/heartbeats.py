@@ -35,7 +35,7 @@ def patience_seconds(interval_seconds: float, repeated_seconds: float | None) ->
 
 @dataclass(slots=True)
 class _Watched:
-    """What is known of one worker: whether it sent something since the last beat, and whether a question is open."""
+    """One worker: whether it sent something since the last beat, and whether a question is open."""
 
     heard: bool = False
     asked: bool = False

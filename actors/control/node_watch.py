@@ -34,7 +34,7 @@ class ClusterNodes(Protocol):
 class NodeWatch:
     """Watches the nodes of one pool.
 
-    Notices come from the cluster (drain requests, found by polling) and from workers whose notice command reports one;
+    Notices come from the cluster (drain requests, found by polling) and from notice commands of workers;
     the earlier deadline of a node counts.
     """
 

@@ -90,8 +90,8 @@ class OpenedCatalog:
     def build_some(
         self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool
     ) -> list[BuiltRequest | UserError]:
-        """Convert requests to task graphs, or return their errors: those of the first, of further ones as long as the
-        answer takes less than `TURN_SECONDS`, and `until_error` of none after one with an error."""
+        """Convert requests to task graphs, or return their errors: the first request, further ones as long as the
+        answer takes less than `TURN_SECONDS`, and `until_error` none after one with an error."""
         built: list[BuiltRequest | UserError] = []
         over_at = time.monotonic() + TURN_SECONDS
         for job_id, request in wanted:

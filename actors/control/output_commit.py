@@ -20,7 +20,7 @@ from modelpool.pool.values.specs.spec import NO_NODE, NodeId
 #: threads of a process that has outputs written. Most wait for other processes: for a store that takes 100 ms, twice
 #: for each output, this is enough for 300 outputs in a second
 WRITE_THREADS = 64
-#: those of them that fetch, encode and write an output in this process at a time
+#: threads that fetch, encode and write an output in this process at a time
 WRITES_HERE = 8
 
 
@@ -82,7 +82,7 @@ class OutputCommitter:
 
 
 def facts_of(job: JobEnded, labels: Labels) -> OutputFacts:
-    """Return what is known of the output of a job of a request that succeeded."""
+    """Return the facts about the output of a job of a request that succeeded."""
     assert job.recipe is not None, f"job {job.job_id} of a request has a recipe"
     return OutputFacts(
         recipe=job.recipe,

@@ -1,4 +1,4 @@
-"""`ParkedJobs`: queued jobs whose turn is far, packed to a few hundred bytes each; the core does not know them yet.
+"""`ParkedJobs`: queued jobs far from their turn, packed to a few hundred bytes each; the core does not know them yet.
 
 The jobs of one user and one priority are a flow: of two of them, the one that was submitted first goes first. So those
 behind `WINDOW` others of their flow do not change which task is next, and wait here. Knows neither the core nor
@@ -169,7 +169,7 @@ class ParkedJobs:
         return not flow.packs and self._has_room(flow, pack)
 
     def park(self, pack: JobPack, at: float) -> None:
-        """Add jobs behind those of their flow, at this time on the core's clock."""
+        """Add jobs at the end of their flow, at this time on the core's clock."""
         pack.pack()
         pack.parked_at = at
         if len(self._stages) < MOST_STAGES:
@@ -188,7 +188,7 @@ class ParkedJobs:
         return self._has_turn(found)
 
     def take_next(self) -> JobPack | None:
-        """Remove and return jobs whose turn is near; None if there are none."""
+        """Remove and return jobs near their turn; None if there are none."""
         for key, flow in self._flows.items():
             if self._has_turn(flow):
                 pack = next(iter(flow.packs))

@@ -1,4 +1,4 @@
-"""`PastJobs`: the latest jobs that have ended, whose histories a journal keeps for the time after this controller.
+"""`PastJobs`: the latest jobs that have ended. A journal keeps their histories for the time after this controller.
 
 A history travels and is stored as bytes: compressed JSON, which other versions of modelpool may not read.
 """

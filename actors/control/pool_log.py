@@ -13,6 +13,7 @@ from modelpool.actors.control.log_file import FIELDS
 from modelpool.pool.values.specs.spec import NO_NODE, FileVerdict, JobId, NodeId, RunErrorKind, WorkerId
 from modelpool.scheduler.model.messages import (
     Command,
+    Cordoned,
     EndWorker,
     Event,
     FilesJudged,
@@ -20,10 +21,12 @@ from modelpool.scheduler.model.messages import (
     Outcome,
     PoolEnding,
     ResolveJob,
+    RestartRequested,
     RunEnded,
     StartFailed,
     StartWorker,
     Submitted,
+    Uncordoned,
     WorkerDown,
     WorkerUp,
 )
@@ -47,6 +50,9 @@ class PoolLog:
             WorkerDown: self._worker_down,
             StartFailed: self._start_failed,
             NodeDraining: self._node_draining,
+            Cordoned: self._cordoned,
+            Uncordoned: self._uncordoned,
+            RestartRequested: self._restart_requested,
             RunEnded: self._run_ended,
             FilesJudged: self._files_judged,
             PoolEnding: self._pool_ending,
@@ -151,6 +157,26 @@ class PoolLog:
     def _node_draining(self, event: NodeDraining) -> None:
         text = f"node {event.node} is being drained: {event.reason}"
         self._write(logging.WARNING, "node_draining", text, node=event.node, reason=event.reason)
+
+    def _cordoned(self, event: Cordoned) -> None:
+        place = f"worker {event.worker_id}" if event.worker_id else f"node {event.node}"
+        about = {"node": event.node, "worker": event.worker_id}
+        if event.deadline is None:
+            text = f"{place} is cordoned by the operator: nothing new is placed there"
+            self._write(logging.INFO, "cordoned", text, **about)
+        else:
+            seconds = event.deadline - event.at
+            text = f"{place} is drained by the operator: its workers end within {seconds:.0f} s"
+            self._write(logging.INFO, "drained", text, **about)
+
+    def _uncordoned(self, event: Uncordoned) -> None:
+        place = f"worker {event.worker_id}" if event.worker_id else f"node {event.node}"
+        about = {"node": event.node, "worker": event.worker_id}
+        self._write(logging.INFO, "uncordoned", f"{place} is uncordoned", **about)
+
+    def _restart_requested(self, event: RestartRequested) -> None:
+        text = f"worker {event.worker_id} is restarted by the operator, within {event.deadline - event.at:.0f} s"
+        self._write(logging.INFO, "restart_requested", text, worker=event.worker_id)
 
     def _run_ended(self, event: RunEnded) -> None:
         report = event.report

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from modelpool.actors.config.config import ObservabilitySection, PoolConfig, PoolSection
+from modelpool.actors.config.maintenance_section import MaintenanceSection
 from modelpool.actors.config.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.control.catalog_service import open_catalog
 from modelpool.actors.control.computed_by import AS_USUAL, setting_of
@@ -101,6 +103,9 @@ class PoolPlan:
     output           for drivers that connect
     named            models with settings of their own
     overlaps_decode  whether a worker begins the next run while the GPU decodes, where it can
+    journal          file of the journal, beside which the controller keeps a history; None for the usual place, False
+                     for a pool without one
+    maintenance      when and how far the pool may be disrupted on purpose
     computed_by      settings that change pixels, by name, where they differ from the defaults; for recipes
     """
 
@@ -124,6 +129,8 @@ class PoolPlan:
     computed_by: Mapping[str, str] = field(default_factory=dict)
     overlaps_decode: bool = False
     named: tuple[str, ...] = ()
+    journal: Path | Literal[False] | None = False
+    maintenance: MaintenanceSection = field(default_factory=MaintenanceSection)
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -213,7 +220,8 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             config.models.assemblies,
             config.models.sources,
         ),
-        scheduler=config.scheduler,
+        scheduler=replace(config.scheduler, max_unavailable_nodes=config.maintenance.max_unavailable),
+        maintenance=config.maintenance,
         record=config.output.record,
         elastic=on_ray_gpus and can_grow and wanted.workers == "all" and not groups,
         nodes=NodeSettings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from modelpool.actors.control.parked_jobs import QueuedJob
@@ -26,9 +27,13 @@ class PreviewWishes:
             self._wishes[submission_id] = wish
 
     def of(self, job: QueuedJob) -> PreviewWish | None:
-        """Return what is wanted of a job."""
+        """Return the preview wish for a job."""
         wish = self._wishes.get(job.submission_id)
         if job.preview:
             kind = PreviewKind(job.preview)
             wish = None if kind is PreviewKind.NONE else replace(wish or PreviewWish(), kind=kind)
         return None if wish is None else replace(wish, tiny_decoders=self.tiny_decoders)
+
+    def of_jobs(self, jobs: Iterable[QueuedJob]) -> PreviewWish | None:
+        """Return what is wanted of a task with these jobs: by the first of them that wants some."""
+        return next((wish for job in jobs if (wish := self.of(job)) is not None), None)

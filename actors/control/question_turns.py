@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-#: questions that the catalog has at a time: one that it answers, and one that waits for it; and those of them
+#: questions that the catalog has at a time: one that it answers, and one that waits for it; and such questions
 #: that take long
 MOST_ASKED_AT_ONCE, MOST_LONG_AT_ONCE = 2, 1
 #: in this time, half of what a user has had is forgotten
@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 5.0
 LONG_CHARACTERS = 4096
 #: time of a question, above which the next one of its asker is expected to take as long as one of long texts
 SLOW_SECONDS = 0.1
-#: users whose times are remembered; others have had none
+#: users with remembered times; others have had none
 _MOST_USERS = 1000
 _FORGOTTEN_SECONDS = 1e-3
 

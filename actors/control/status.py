@@ -15,9 +15,10 @@ from modelpool.actors.control.status_values import PinnedModel as PinnedModel
 from modelpool.actors.control.status_values import PoolStatus as PoolStatus
 from modelpool.actors.control.status_values import ResidentPart as ResidentPart
 from modelpool.actors.control.status_values import RunStatus as RunStatus
+from modelpool.actors.control.status_values import SubmissionStatus as SubmissionStatus
 from modelpool.actors.control.status_values import WorkerStatus as WorkerStatus
 from modelpool.actors.worker.wire.messages import StepDone
-from modelpool.pool.values.specs.spec import NO_NODE, UNPATCHED, NodeId, Stage, TaskId, UserId, WorkerId
+from modelpool.pool.values.specs.spec import NO_NODE, UNPATCHED, JobId, NodeId, Stage, TaskId, UserId, WorkerId
 from modelpool.scheduler.core.snapshot import RunningTaskSnapshot, ScalingSnapshot, Snapshot, WorkerSnapshot
 
 
@@ -27,7 +28,7 @@ class Whereabouts:
 
     pool        the pool's name
     controller  the node of the controller
-    placed      the nodes of workers whose process has started, by id and incarnation
+    placed      the nodes of workers with a process that has started, by id and incarnation
     names       display names of nodes
     use         the use of GPUs; None if unknown, or if no worker waits
     """
@@ -47,14 +48,15 @@ def pool_status(
     record: str = "",
     whereabouts: Whereabouts | None = None,
     silent: Mapping[WorkerId, float] = MappingProxyType({}),
+    asked: Mapping[JobId, tuple[str, str]] = MappingProxyType({}),
 ) -> PoolStatus:
     """Convert `snapshot`. `troubles` are by worker, `steps` are of the active runs, `silent` are the seconds for which
-    workers have not answered."""
+    workers have not answered, `asked` are model and prompt of the running jobs that have a request."""
     where = whereabouts or Whereabouts()
     waiting = sum(_waits(worker, where) for worker in snapshot.workers)
     waiting_for = waiting_text(waiting, where.use, where.pool) if waiting and where.use is not None else ""
     done = {step.task_id: step for step in steps}
-    runs = {task.task_id: _run_status(task, done.get(task.task_id)) for task in snapshot.running}
+    runs = {task.task_id: _run_status(task, done.get(task.task_id), asked) for task in snapshot.running}
     ready, blocked = snapshot.ready, snapshot.blocked
     return PoolStatus(
         workers=tuple(
@@ -80,6 +82,10 @@ def pool_status(
         nodes={w.node: short_name(NodeId(w.node), where.names) for w in snapshot.workers if w.node},
         waiting_for=waiting_for,
         left_seconds=snapshot.left_seconds,
+        cordoned_nodes={
+            short_name(node, where.names): "drained" if is_drained else "cordoned"
+            for node, is_drained in snapshot.cordoned_nodes
+        },
         scaling=None if snapshot.scaling is None else _node_costs(snapshot.scaling),
     )
 
@@ -117,7 +123,7 @@ def with_parked(status: PoolStatus, waiting: Mapping[UserId, Mapping[Stage, int]
 def waiting_with_parked(
     by_user: Mapping[str, Mapping[str, int]], parked: Mapping[UserId, Mapping[Stage, int]]
 ) -> dict[str, dict[str, int]]:
-    """Return the waiting tasks by user and stage, with those of parked jobs."""
+    """Return the waiting tasks by user and stage, with tasks of parked jobs."""
     sums = {str(user): Counter(tasks) for user, tasks in by_user.items()}
     for user, tasks in parked.items():
         sums.setdefault(str(user), Counter()).update({stage.value: count for stage, count in tasks.items()})
@@ -134,7 +140,7 @@ def _not_up(worker: WorkerSnapshot, trouble: str, where: Whereabouts) -> str:
     node = where.placed.get((worker.worker_id, worker.incarnation))
     if worker.status == "given_up":
         return f"refused{_on(node, where)}: {trouble}" if trouble else f"refused{_on(node, where)}"
-    if worker.status != "starting":
+    if worker.status != "starting":  # one that is drained has an order, which says so
         return ""
     last = where.placed.get((worker.worker_id, worker.incarnation - 1))
     before = f"; before{_on(last, where)}: {trouble}" if trouble else ""
@@ -147,7 +153,8 @@ def _not_up(worker: WorkerSnapshot, trouble: str, where: Whereabouts) -> str:
     return "starting"
 
 
-def _run_status(task: RunningTaskSnapshot, step: StepDone | None) -> RunStatus:
+def _run_status(task: RunningTaskSnapshot, step: StepDone | None, asked: Mapping[JobId, tuple[str, str]]) -> RunStatus:
+    model, prompt = asked.get(task.job_id, ("", "")) if task.job_id else ("", "")
     return RunStatus(
         job_id=task.job_id or "",
         user=task.user or "",
@@ -157,6 +164,8 @@ def _run_status(task: RunningTaskSnapshot, step: StepDone | None) -> RunStatus:
         steps=step.steps if step else 0,
         seconds=task.seconds,
         stopping=task.stopping,
+        model=model,
+        prompt=prompt,
     )
 
 
@@ -203,4 +212,7 @@ def _worker_status(
         unavailable=worker.unavailable,
         leaves_in=None if worker.drain_deadline is None else max(0.0, worker.drain_deadline - at),
         silent_seconds=silent_seconds,
+        order=worker.order,
+        order_seconds=None if worker.ordered_at is None else max(0.0, at - worker.ordered_at),
+        order_left=None if worker.leave_by is None else max(0.0, worker.leave_by - at),
     )

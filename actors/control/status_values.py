@@ -35,13 +35,16 @@ class RunStatus:
     stopping: bool
     #: further tasks in the same batch
     mates: int = 0
+    #: of the request of the job; "" if it has none
+    model: str = ""
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """One worker.
 
-    state           "starting", "idle", "busy" or "given_up"
+    state           "starting", "idle", "busy", "given_up" or "drained"
     device          name of the GPU; "" while it starts
     incarnation     increases by one with each start
     resident        components with bytes on the GPU, least recently used first
@@ -50,6 +53,9 @@ class WorkerStatus:
     unavailable     why files cannot be used on its node: they are missing there, or differ
     leaves_in       seconds until its node ends, as announced; None if nothing was
     silent_seconds  for how long it has not answered; 0 if it does
+    order           what the operator wants of it: "cordoned", "draining", "drained", "restarting"; "" for nothing
+    order_seconds   since when it is cordoned or drained; None if it is neither
+    order_left      seconds until its run must have ended for that; None if it need not
     node            Ray's id of its node; "" if unknown
     node_name       display name of the node; "" if unknown
     not_up          why it is not up: "pending: ...", "starting on ...", "starts again; before: ..." or "refused: ...";
@@ -80,11 +86,39 @@ class WorkerStatus:
     unavailable: tuple[str, ...] = ()
     leaves_in: float | None = None
     silent_seconds: float = 0.0
+    order: str = ""
+    order_seconds: float | None = None
+    order_left: float | None = None
+
+    @property
+    def order_words(self) -> str:
+        """What the operator wants of it, as a clause; "" for nothing."""
+        since = "" if self.order_seconds is None else f" by the operator for {_span(self.order_seconds)}"
+        left = "" if self.order_left is None else f", its run ends within {_span(self.order_left)}"
+        match self.order:
+            case "cordoned":
+                return f"cordoned{since}: takes no new tasks"
+            case "draining":
+                return f"its node is drained{since}{left}"
+            case "drained":
+                return f"its node is drained{since}; starts again when that is uncordoned"
+            case "restarting":
+                return f"restarted by the operator when its run has ended{left}"
+            case _:
+                return ""
+
+
+def _span(seconds: float) -> str:
+    """Return a time span in its largest whole unit that says enough."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedModel:
-    """A model whose weights stay on GPUs.
+    """A model with weights that stay on GPUs.
 
     replicas  workers that must have all of them
     holders   workers that have them and stay
@@ -147,6 +181,33 @@ class FailedJob:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmissionStatus:
+    """The jobs that one driver, or one submission of the journal, has queued.
+
+    id       the ids of its jobs are ID-NUMBER
+    user     of its first job; "" for none
+    model, prompt  of its first job; "" if that has none
+    jobs     queued so far; of these, `succeeded`, `failed` and `cancelled` have ended
+    seconds  since the first one was queued
+    """
+
+    id: str
+    user: str
+    model: str
+    prompt: str
+    jobs: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    seconds: float
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have not ended."""
+        return self.jobs - self.succeeded - self.failed - self.cancelled
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     """The pool. Totals count from its start, including workers that are gone.
 
@@ -156,19 +217,23 @@ class PoolStatus:
     restarts     number of worker restarts
     seconds      since the pool was opened
     waiting_by_user  user -> stage -> tasks that have not started
-    waiting_by_model model -> stage -> such tasks in the core: without those of parked jobs
+    waiting_by_model model -> stage -> such tasks in the core: without tasks of parked jobs
     seconds_by_user  user -> GPU-seconds used, including loads
     deadlines_met, deadlines_missed  jobs with a deadline that met or missed it, since the start
     record       the event log file, on the controller's node, or why recording stopped; "" if recording is off
     controller   display name of the controller's node; "" if unknown
     nodes        display name of each node that has or had workers, by Ray's id
+    cordoned_nodes  display names of the nodes that an operator has cordoned or drained, with the state: "cordoned" or
+                 "drained"
     waiting_for  what workers without a node wait for, as a sentence; "" if none does
     pins         models that stay on GPUs, in the order in which they were pinned
     left_seconds expected time until everything that waits has run, without loads; None while no worker is up
     failures     the latest jobs that failed, oldest first
     scaling      the groups of nodes; None without groups
-    jobs_unverified  live jobs whose result exists, and waits for the hashes of the files that it was made with
+    jobs_unverified  live jobs with a result that waits for the hashes of the files that it was made with
     controller_restarts  how often a controller of the pool was replaced, since `modelpool up` or a regular end
+    history_trouble  why events and costs are not written to the pool's history; "" while they are, or without one
+    submissions      of all drivers and of the journal: active ones first, each newest first; of many, only the newest
     jobs_troubles    why detached jobs wait though the pool could run them: their journal, or places of outputs
     """
 
@@ -198,3 +263,6 @@ class PoolStatus:
     jobs_unverified: int = 0
     jobs_troubles: tuple[str, ...] = ()
     controller_restarts: int = 0
+    history_trouble: str = ""
+    submissions: tuple[SubmissionStatus, ...] = ()
+    cordoned_nodes: Mapping[str, str] = field(default_factory=dict)

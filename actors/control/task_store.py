@@ -6,6 +6,7 @@ held. The core decides when a result is released.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -48,6 +49,7 @@ from modelpool.pool.values.specs.spec import (
     TaskSpec,
     WorkerId,
 )
+from modelpool.scheduler.core.snapshot import model_of
 from modelpool.scheduler.model.kept_states import task_of_state
 from modelpool.scheduler.model.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.model.placement_record import Why
@@ -79,9 +81,10 @@ class _Entry:
     counted_for: JobId | None = None
     #: of the latest run
     why: Why | None = None
-    #: display name of the node of the run that produced the result, and the name of its device
+    #: display name of the node of the run that produced the result, the name of its device, and when its report came
     node: str = ""
     device: str = ""
+    ended_at: float = 0.0
     #: runs that were lost with their worker, or that lacked the right files: the worker or its node, and the reason
     lost: tuple[str, ...] = ()
 
@@ -102,7 +105,7 @@ class TaskStore:
         wish_of: Callable[[TaskId], PreviewWish | None] = lambda task_id: None,
     ) -> None:
         """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker. `epoch`
-        is that of the controller; `wish_of` returns the previews that are wanted of a sampling task."""
+        is the controller's; `wish_of` returns the previews that are wanted of a sampling task."""
         self._wish_of = wish_of
         self._on_report = on_report
         self._node_of = node_of
@@ -142,7 +145,7 @@ class TaskStore:
             self._note_files(task, works[task.task_id], fingerprints)
 
     def pin(self, weights: PinnableModel) -> None:
-        """Keep what is needed to load a model outside of runs."""
+        """Keep what loads of a model outside of runs need."""
         self._pinned[weights.keys] = weights
         self._files.update(weights.parts)
         self._note_fingerprints(weights.parts, weights.fingerprints)
@@ -241,6 +244,7 @@ class TaskStore:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
             entry.node = self._node_of(report.worker_id, report.incarnation)
             entry.device = device
+            entry.ended_at = round(time.time(), 3)
         elif report.has_state:
             entry.state, entry.steps = result, (report.step, report.steps)
         return entry.spec
@@ -259,8 +263,8 @@ class TaskStore:
         return (0, 0) if entry.state is None else entry.steps
 
     def refuted(self, worker_id: WorkerId, incarnation: int, files: Iterable[JudgedFile]) -> None:
-        """Note of the tasks whose results a worker has made with these files, which are not the expected ones, that the
-        runs are lost."""
+        """Note that the runs are lost in which a worker has made results with these files, which are not the expected
+        ones."""
         reasons = {file.state: file.reason for file in files}
         node = self._node_of(worker_id, incarnation)
         for entry in self._entries.values():
@@ -345,6 +349,14 @@ class TaskStore:
         entry = self._entries[task_id]
         return task_files(entry.spec, entry.work).items()
 
+    def model_name(self, task_id: TaskId) -> str:
+        """Return the name of the model that a task runs."""
+        entry = self._entries[task_id]
+        model = getattr(entry.work, "model", None)
+        if isinstance(model, ModelRef):
+            return model.name
+        return model_of(entry.spec.uses[0].component) if entry.spec.uses else ""
+
     def spec(self, task_id: TaskId) -> TaskSpec:
         """Return the task."""
         return self._entries[task_id].spec
@@ -396,7 +408,7 @@ class TaskStore:
     def _expected_files(
         self, files: Mapping[ComponentKey, FilePart], checked: Container[CheckedFile]
     ) -> tuple[ExpectedFile, ...]:
-        """Return those of `files` that are not `checked`."""
+        """Return the `files` with a known fingerprint that are not `checked`."""
         known = self._fingerprints
         return tuple(
             [ExpectedFile(*file, known[file]) for file in files.items() if file not in checked and file in known]
@@ -451,4 +463,5 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         device=entry.device,
         lost=entry.lost,
         resumed=f"after step {cost.steps_before} of {cost.steps}" if cost.steps_before else "",
+        ended_at=entry.ended_at,
     )

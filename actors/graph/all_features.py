@@ -1,4 +1,4 @@
-"""The features of requests, and what is a loop over them: checks, defaults and recipes. Pure."""
+"""The features of requests, and the loops over them: checks, defaults and recipes. Pure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefa
 
 
 def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef]) -> Recipe:
-    """Return the recipe (without versions) of `request`, whose defaults are filled in and whose task graph is `graph`.
+    """Return the recipe (without versions) of `request`, with its defaults filled in and with the task graph `graph`.
     `loras` are its LoRAs, which the graph has only as far as they change a component that runs."""
     source = RecipeSource(request, graph, loras)
     fields: dict[str, Any] = {}

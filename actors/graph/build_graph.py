@@ -1,9 +1,9 @@
 """Builds the task graph of a request: pure functions of a request and a catalog.
 
 A request with the model's defaults becomes stage parameters, which become tasks; the recipe describes the same
-parameters. Equal work gets equal task ids, for all users, so it runs once. A LoRA is part of the work of only those
-stages whose weights it changes, so the other stages are shared with jobs that do not use it. Knows neither workers nor
-queues.
+parameters. Equal work gets equal task ids, for all users, so it runs once. A LoRA is part of the work of a stage
+only if it changes the stage's weights, so the other stages are shared with jobs that do not use it. Knows neither
+workers nor queues.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ from modelpool.pool.values.specs.spec import JobId, Role, Stage, TaskId
 
 
 def build_graph(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) -> tuple[Recipe, JobGraph]:
-    """Build the recipe (without versions) and the task graph of `request`, whose seed must be set and whose images must
+    """Build the recipe (without versions) and the task graph of `request`. Its seed must be set, and its images must
     be in the pool; fields left out get the model's defaults. Raises UserError."""
     model = catalog.find_model(request.model)
     defaults = catalog.model_defaults(model)
@@ -110,7 +110,7 @@ def build_graph(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) 
 def build_stage_graph(
     stage: StageLike, job_id: JobId, catalog: GraphCatalog, given: frozenset[TaskId] = frozenset()
 ) -> JobGraph:
-    """Build the task graph of `stage`; tasks in `given`, whose results exist, are left out. Raises UserError."""
+    """Build the task graph of `stage`; tasks in `given` are left out: their results exist. Raises UserError."""
     if isinstance(stage, UpscaleRequest):
         return upscale_job(stage, job_id, catalog)
     return _GraphBuilder(catalog, stage).build(job_id, given)
@@ -129,7 +129,7 @@ class _GraphBuilder:
         self._passes = sampling_passes(self._request, self._model, self._defaults)
         self._tasks = TaskCollector(catalog)
         self.warnings: dict[str, None] = {}
-        #: those of the request that have an effect, for any component
+        #: LoRAs of the request that have an effect, for any component
         self.loras: tuple[LoraRef, ...] = ()
 
     def build(self, job_id: JobId, given: frozenset[TaskId] = frozenset()) -> JobGraph:
@@ -195,7 +195,7 @@ class _GraphBuilder:
         image_embeds = embeds or self._image_embeds(is_model_input=False)
         named_images = len(request.references) if self._facts.names_images else 0
         writes = None
-        # those of the negative prompt
+        # inputs of the negative prompt
         negative_references, negative_embeds, negative_image_embeds = references, embeds, image_embeds
         if self._facts.writes_tokens:
             writes = WrittenTokens(work.shape.width, work.shape.height, work.seed)

@@ -1,1 +1,1 @@
-"""HTTP interfaces of a pool: the native API, and those of OpenAI, A1111 and ComfyUI."""
+"""HTTP interfaces of a pool: the native API, and the APIs of OpenAI, A1111 and ComfyUI."""

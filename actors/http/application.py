@@ -91,6 +91,7 @@ def application(
         # the loop's own has as many threads as a computation would use; these wait for answers of the pool
         asyncio.get_running_loop().set_default_executor(_PoolThreads(POOL_THREADS, "modelpool http"))
         start(_sweep(pool, folder))
+        start(live.keep_sampling())
         yield
         for task in tuple(background):
             task.cancel()

@@ -2,7 +2,7 @@
 how often it acts.
 
 The values are where they are used; this table names them. `scripts/write_limits.py` writes docs/reference/limits.md
-from it, and tests compare it with the code: with all constants whose names begin with MAX_ or MOST_, all numbers of
+from it, and tests compare it with the code: with all constants that begin with MAX_ or MOST_, all numbers of
 `[serve]`, and all limits of `LimitLog`. The bounds of single fields of a request are in `field_table`.
 """
 
@@ -36,7 +36,7 @@ class Bound:
     unit    of its value; "" for a number of things
     acts    what happens to more; "" for a refusal that names the field, the value found and the bound
     limit   the label of `modelpool_http_limits_total` and of the line in the log; "" if it is not counted: it divides
-            work into parts, forgets what is old, is checked by the schema of a field, or is not a server's
+            work into parts, forgets old things, is checked by the schema of a field, or is not a server's
     """
 
     place: str

@@ -35,7 +35,7 @@ def read_fields(path: str | Path, family_of: FamilyOf = lambda model: "") -> Rea
     or a .json with a workflow of ComfyUI in either format. `family_of` returns the title of the family of a model, by
     its name; "" if it is unknown.
 
-    Of several texts in an image, that of modelpool counts first, then that of A1111. Raises UserError.
+    Of several texts in an image, modelpool's counts first, then A1111's. Raises UserError.
     """
     place = Path(path)
     try:
@@ -137,7 +137,7 @@ def image_next_to(place: Path, name: str) -> Image:
 
 def request_like(path: str | Path, **changes: Any) -> GenerateRequest:
     """Return the request that the metadata of an image describes: of modelpool, of the A1111 web UI and its relatives,
-    or of ComfyUI; or that of a .txt with parameters, or of a .json workflow. `changes` set or replace fields.
+    or of ComfyUI; or the request of a .txt with parameters, or of a .json workflow. `changes` set or replace fields.
 
     Warns of what has no meaning here (UserWarning). Raises UserError.
     """

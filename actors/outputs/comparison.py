@@ -109,7 +109,7 @@ def compare(
     is_lossless: bool,
 ) -> Comparison:
     """Compare an output with the one that was generated again; the hashes are of the pixels as generated, and
-    `read_listed` reads those of its file if they are needed.
+    `read_listed` reads the pixels of its file if they are needed.
 
     Where nothing `differs` and the hash is known, only equal bytes will do; otherwise, and for what a file does not
     keep exactly, the tolerance decides.

@@ -104,7 +104,7 @@ def fitted_size(width: int, height: int, cell_pixels: int) -> tuple[int, int]:
 
 
 def wrapped(text: str, width_pixels: int, most_lines: int, font: _Font) -> list[str]:
-    """Break `text` at spaces into lines that fit; what is too long ends in '...'."""
+    """Break `text` at spaces into lines that fit; a text that is too long ends in '...'."""
     lines: list[str] = []
     words = text.split()
     while words:

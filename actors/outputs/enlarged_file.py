@@ -20,7 +20,7 @@ ENDINGS = {"PNG": "png", "WEBP": "webp", "JPEG": "jpg", "MPO": "jpg", "AVIF": "a
 #: the orientation in XMP, as Pillow finds it, and the texts of a PNG that hold XMP, and EXIF as older programs wrote it
 _XMP_ORIENTATION = re.compile(rb'(tiff:Orientation(?:="|>))[0-9]')
 _XMP_TEXT, _EXIF_TEXT = "XML:com.adobe.xmp", "Raw profile type exif"
-#: modes of images whose colour profile is one of RGB
+#: modes of images with a colour profile of RGB
 _RGB_MODES = ("RGB", "RGBA", "P")
 
 
@@ -28,7 +28,7 @@ _RGB_MODES = ("RGB", "RGBA", "P")
 class SourceFacts:
     """What a result keeps of the file of its source.
 
-    ending       of the format: that of the file, or "png" if it is in one that is not written
+    ending       of the format: the file's, or "png" if it is in one that is not written
     texts        text chunks of a PNG, except for EXIF
     exif, xmp    as in the file, but upright, and so are the texts: the pixels of the result are
     profile      ICC profile of its colours; empty if the pixels had another kind of colours

@@ -99,18 +99,25 @@ def samples_per_second(path: Path) -> int:
 
 def unlisted_output(path: Path) -> Recipe | None:
     """Return the recipe in a complete output file of ours; None for any other file."""
-    ending = path.suffix.lower()
+    recipe = recipe_of_file(path)
+    if recipe is None:
+        return None
     try:
-        if ending.removeprefix(".") in IMAGE_FORMATS:
-            recipe = read_recipe(path)
-        elif ending in {kind.value for kind in (*AudioKind, *VideoKind)}:
-            recipe = read_video_recipe(path)
-        else:
-            return None
         read_content(path)
     except UserError:
         return None
     return recipe
+
+
+def recipe_of_file(path: Path) -> Recipe | None:
+    """Return the recipe in an output file of ours, which may be damaged otherwise; None for any other file."""
+    ending = path.suffix.lower()
+    try:
+        if ending.removeprefix(".") in IMAGE_FORMATS:
+            return read_recipe(path)
+        return read_video_recipe(path) if ending in {kind.value for kind in (*AudioKind, *VideoKind)} else None
+    except UserError:
+        return None
 
 
 def labels_in(path: Path) -> Labels:

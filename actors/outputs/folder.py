@@ -213,7 +213,7 @@ class OutputFolder:
             return tuple(self._entries.values())
 
     def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
-        """Yield the listed outputs whose file is missing or damaged. Reads every file; only its size if `quick`."""
+        """Yield the listed outputs with a missing or damaged file. Reads every file; only its size if `quick`."""
         for entry in self.entries():
             reason = self.problem(entry, quick)
             if reason:

@@ -106,7 +106,7 @@ def declare_layout(address: OutputAddress, layout: OutputLayout) -> None:
 
 
 def objects_at(address: OutputAddress) -> ObjectPrefix:
-    """Return the objects of a place; those of a folder are its files."""
+    """Return the objects of a place; in a folder, its files."""
     return ObjectPrefix(f"file://{address.absolute()}" if isinstance(address, Path) else address)
 
 

@@ -43,7 +43,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     FILE_SCHEME: {"auto_mkdir": True},
 }
 _PROBE_CONTENT = b"modelpool"
-#: objects that are being written, and probes. What is left of a process that was killed is removed a day later; at
+#: objects that are being written, and probes. Files that a killed process left are removed a day later; at
 #: once if no process holds it, in a folder
 TEMPORARY_FOLDER = ".partial/"
 
@@ -91,8 +91,8 @@ class ObjectPrefix:
         self._is_conditional = is_conditional
 
     def sizes(self, below: str = "") -> dict[str, int]:
-        """Return the sizes of all objects whose names begin with `below`, a folder that ends in a slash; temporary ones
-        are left out.
+        """Return the sizes of all objects with names that begin with `below`, a folder that ends in a slash; temporary
+        ones are left out.
         """
         with self._failures_named():
             self._system.invalidate_cache()
@@ -187,7 +187,7 @@ class ObjectPrefix:
             self._system.pipe_file(self._key(name), content)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects; those that do not exist, and those of a store that keeps everything, are skipped."""
+        """Remove objects; missing objects, and objects of a store that keeps everything, are skipped."""
         keys = [self._key(name) for name in names]
         with self._failures_named(), contextlib.suppress(FileNotFoundError, PermissionError):
             if keys:

@@ -44,7 +44,7 @@ class KeptImage:
 class WrittenOutput:
     """An output that is stored and listed.
 
-    pixels_sha256  of the pixels as generated, which may be those of an earlier run
+    pixels_sha256  of the pixels as generated, maybe by an earlier run
     array_bytes    of the pixels in memory
     """
 
@@ -56,7 +56,7 @@ class WrittenOutput:
 
 @dataclass(frozen=True, slots=True)
 class DamagedOutput:
-    """A listed output whose file is missing or is not what was written, with the reason."""
+    """A listed output with a missing or changed file, and the reason."""
 
     path: OutputAddress
     entry: ManifestEntry
@@ -84,7 +84,7 @@ class WriteOrder:
 
     run      number of the run, of the owner
     listed   the fields of its entry in the manifest; None if it is not listed
-    taken    those of its possible names that other outputs are listed with
+    taken    its possible names that other outputs are listed with
     is_sharded, thumbnail_pixels  the layout of the place, as its owner knows it
     """
 
@@ -155,7 +155,7 @@ class OutputPlace(Protocol):
         """Return the last failure of each output that is not listed."""
 
     def finish(self) -> None:
-        """Complete what is written in parts. Called when the writer ends; writing afterwards is allowed."""
+        """Complete outputs that are written in parts. Called when the writer ends; writing afterwards is allowed."""
 
     def kept(self) -> dict[str, KeptImage]:
         """Return the listed and complete files by their keys (`output_key`). A file counts if it has the listed
@@ -169,7 +169,7 @@ class OutputPlace(Protocol):
         """Return the latest entry of each output that was ever finished."""
 
     def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
-        """Yield the listed outputs whose file is missing or damaged. Reads every file; only its size if `quick`."""
+        """Yield the listed outputs with a missing or damaged file. Reads every file; only its size if `quick`."""
 
     def problem(self, entry: ManifestEntry, quick: bool = False) -> str:
         """Return why the file of `entry` is not what was written; "" if it is. Reads only its size if `quick`."""

@@ -26,7 +26,7 @@ def recipe_from_text(text: str) -> Recipe:
 
 
 def recipe_from_json(fields: Any) -> Recipe:
-    """Invert `Recipe.as_json`. Nothing is converted, so that the digest is that of the original. Raises UserError for
+    """Invert `Recipe.as_json`. Nothing is converted, so that the digest equals the original's. Raises UserError for
     anything else.
     """
     if not isinstance(fields, Mapping):

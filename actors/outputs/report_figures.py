@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, TypeAdapter, ValidationError
 
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
@@ -19,20 +19,22 @@ from modelpool.scheduler.model.messages import EndWorker, Outcome, ResolveJob, S
 from modelpool.scheduler.simulator.record.event_log import LogEntry
 
 SECONDS_PER_HOUR = 3600.0
+#: last moment that can be written as a date, in seconds since the epoch
+LATEST_SECONDS = 250_000_000_000.0
 
 
 class ReportTask(BaseModel):
     """One task of an output, as the manifest lists it (`actors.outputs.results.outcomes.TaskSummary`)."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
     stage: str
     worker: str = ""
     node: str = ""
     device: str = ""
-    seconds: float = 0.0
-    load_seconds: float = 0.0
-    fetch_seconds: float = 0.0
+    seconds: NonNegativeFloat = 0.0
+    load_seconds: NonNegativeFloat = 0.0
+    fetch_seconds: NonNegativeFloat = 0.0
     resident: bool = False
     uploaded_bytes: int = 0
     streamed_bytes: int = 0
@@ -43,6 +45,8 @@ class ReportTask(BaseModel):
     lost: tuple[str, ...] = ()
     resumed: str = ""
     why: str | None = None
+    batched: PositiveInt = 1
+    ended_at: float = Field(0.0, ge=0.0, le=LATEST_SECONDS)
 
 
 _TASKS = TypeAdapter(tuple[ReportTask, ...])
@@ -50,7 +54,7 @@ _TASKS = TypeAdapter(tuple[ReportTask, ...])
 
 @dataclass(frozen=True, slots=True)
 class ReportOutput:
-    """One output of the folder."""
+    """One output of the folder; `run` is the number of the run of the batch that wrote it."""
 
     file: str
     recipe: Recipe
@@ -58,6 +62,7 @@ class ReportOutput:
     seconds: float
     tasks: tuple[ReportTask, ...]
     labels: Labels = NO_LABELS
+    run: int = 0
 
     @property
     def own_tasks(self) -> tuple[ReportTask, ...]:
@@ -89,6 +94,11 @@ class RunTotals:
         self.streamed_bytes += task.streamed_bytes
         self.patch_switches += task.patch_switches
 
+    def add_totals(self, other: RunTotals) -> None:
+        """Add the sums of other runs."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
 
 @dataclass(frozen=True, slots=True)
 class PoolRecord:
@@ -119,6 +129,7 @@ class ReportFigures:
     unreadable  entries whose tasks cannot be read
     failed      jobs that failed and have no output, with the reason
     noted_jobs  their ids, as far as they are known: the event log has them, too
+    failed_at   when jobs failed, in seconds since the epoch, as far as that is known
     """
 
     groups: Mapping[str, Sequence[ReportOutput]]
@@ -130,6 +141,7 @@ class ReportFigures:
     record: PoolRecord | None = None
     failed: tuple[tuple[str, str], ...] = ()
     noted_jobs: frozenset[str] = frozenset()
+    failed_at: tuple[float, ...] = ()
 
     @property
     def all_failed(self) -> tuple[tuple[str, str], ...]:
@@ -160,9 +172,10 @@ def report_figures(
     record: PoolRecord | None = None,
     failed: Iterable[tuple[str, str]] = (),
     noted_jobs: frozenset[str] = frozenset(),
+    failed_at: Iterable[float] = (),
 ) -> ReportFigures:
     """Return the figures of the outputs that `entries` list, and of the jobs that `failed`, of which `noted_jobs` are
-    the ids."""
+    the ids and `failed_at` the times."""
     groups: dict[str, list[ReportOutput]] = {}
     sums, unreadable = _Sums(), 0
     for entry in sorted(entries, key=lambda entry: (entry.run, entry.index)):
@@ -177,6 +190,7 @@ def report_figures(
             float(seconds) if isinstance(seconds, int | float) else 0.0,
             tasks or (),
             entry.labels,
+            entry.run,
         )
         name = group_name(entry.recipe)
         groups.setdefault(name, []).append(output)
@@ -187,7 +201,16 @@ def report_figures(
     ordered = dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
     by_worker = dict(sorted(sums.by_worker.items()))
     return ReportFigures(
-        ordered, sums.totals, sums.by_stage, by_worker, tuple(damaged), unreadable, record, tuple(failed), noted_jobs
+        groups=ordered,
+        totals=sums.totals,
+        by_stage=sums.by_stage,
+        by_worker=by_worker,
+        damaged=tuple(damaged),
+        unreadable=unreadable,
+        record=record,
+        failed=tuple(failed),
+        noted_jobs=noted_jobs,
+        failed_at=tuple(failed_at),
     )
 
 

@@ -5,7 +5,7 @@ Rules
 2. A plan (`shards/plan-NUMBER.jsonl`) says which outputs are in a shard. It is created once, after the plans before it
    were read: an output is in one plan, and so in one shard.
 3. A shard is created once from its plan; only then are the files of its outputs removed. Who finds a plan without a
-   shard creates it, and who finds a file whose shard exists removes it.
+   shard creates it, and who finds a file with an existing shard removes it.
 4. The manifest lists all outputs, with the names of their files. Whether an output is in a file or a shard is known
    from the plans.
 """
@@ -62,7 +62,7 @@ class ShardedOutputs:
         self._layout = layout
         self._objects = objects_at(address)
         self._staged = OutputStore(self._objects.url, is_sharded=True)
-        #: one thread reads what is there before the first output is written; the others wait for it
+        #: one thread reads existing outputs before the first output is written; the others wait for it
         self._first_read = threading.Lock()
         self._is_read = False
         #: one thread at a time plans and creates shards
@@ -72,7 +72,7 @@ class ShardedOutputs:
         #: guards everything below, and the two above
         self._lock = threading.Lock()
         self._plans: dict[int, ShardPlan] = {}
-        #: plans whose shard exists
+        #: plans with an existing shard
         self._complete: set[int] = set()
         #: the plan of each output that is in one, and its place there, by key
         self._planned: dict[str, tuple[int, int]] = {}
@@ -144,7 +144,7 @@ class ShardedOutputs:
         return replace(written, path=self._own(str(written.path)))
 
     def finish(self) -> None:
-        """See `OutputPlace`: put what is in no shard into a last one, which may be smaller, and wait for it."""
+        """See `OutputPlace`: put outputs in no shard into a last one, which may be smaller, and wait for it."""
         self._begin()
         self._raise_problem(wait=True)
         with self._lock:
@@ -257,7 +257,7 @@ class ShardedOutputs:
         return next((each.entry.key for plan in plans for each in plan.outputs if each.entry.file == file), None)
 
     def _begin(self) -> None:
-        """Find out what is there, once: outputs in no plan, plans without a shard, and files whose shard exists."""
+        """Find, once, outputs in no plan, plans without a shard, and files with an existing shard."""
         with self._first_read:
             if self._is_read:
                 return
@@ -311,7 +311,7 @@ class ShardedOutputs:
                     self._complete_plans()
 
     def _complete_plans(self) -> None:
-        """Create the shards that a killed writer has planned. A plan whose outputs were removed waits for them."""
+        """Create the shards that a killed writer has planned. A plan with removed outputs waits for them."""
         with self._lock:
             incomplete = [plan for number, plan in sorted(self._plans.items()) if number not in self._complete]
         for plan in incomplete:
@@ -341,7 +341,7 @@ class ShardedOutputs:
         self._remove_packed([output.entry.file for output in plan.outputs])
 
     def _remove_packed(self, files: Sequence[str]) -> None:
-        """Remove files of outputs whose shard exists, unless an output that is in none has the same file: places of
+        """Remove files of outputs with an existing shard, unless an output that is in none has the same file: places of
         earlier versions have names that were used again.
         """
         named = self._staged.listed_in(set(files))

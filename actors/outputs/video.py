@@ -35,7 +35,7 @@ _MOST_PARTS = 1001
 #: time units of GIFs per second
 _GIF_TICKS = 100
 _MOST_FRAMES_PER_SECOND = 1000
-#: no dates and no random numbers in a file; packets of frames wait for those of audio, however long the video is:
+#: no dates and no random numbers in a file; packets of frames wait for packets of audio, however long the video is:
 #: FFmpeg writes them after 10 seconds otherwise, and a player has to jump in the file
 _MUXING = {"fflags": "+bitexact", "max_interleave_delta": "0"}
 
@@ -56,7 +56,7 @@ class _Encoding:
     codec      the encoder
     options    its options: no visible loss at normal speed, not the smallest file
     audio      the encoder of an audio track, and its bits per second
-    audio_rate samples per second that it takes; 0: those of the track
+    audio_rate samples per second that it takes; 0: the track's
     """
 
     container: str
@@ -156,7 +156,7 @@ def _encoded(
         coded = stream.codec_context
         coded.colorspace, coded.color_range = Colorspace.ITU709, ColorRange.MPEG
         coded.color_primaries, coded.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
-        # both streams exist before anything is written; the container puts in order what is written
+        # both streams exist before anything is written; the container orders what it writes
         track = None if sound is None else _audio_track(container, encoding, sound)
         for pixels_HWC in frames_THWC:
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels_HWC), format="rgb24")

@@ -4,7 +4,7 @@ Ray.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from modelpool.scheduler.model.node_groups import NodeGroup
 #: concurrency groups of a worker: one thread runs, others answer and stop, one waits as long as the worker lives, and
 #: one waits for decodes that overlap with the next runs
 COMPUTE, CONTROL, WATCH, DECODES = "compute", "control", "watch", "decodes"
+#: Ray's label of the id of a node
+NODE_ID_LABEL = "ray.io/node-id"
 #: amount with which Ray requests an accelerator type
 _SOME = 0.001
 
@@ -42,6 +44,13 @@ class WorkerNeeds:
         if self.accelerator_type:
             options["accelerator_type"] = self.accelerator_type
         return options
+
+    def options_beside(self, avoided: Sequence[str]) -> dict[str, Any]:
+        """As `options`, on none of the nodes with the ids `avoided`."""
+        if not avoided:
+            return self.options
+        selector = {**dict(self.labels), NODE_ID_LABEL: f"!in({','.join(avoided)})"}
+        return {**self.options, "label_selector": selector}
 
     @property
     def bundle(self) -> Mapping[str, float]:

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 
-#: the names of the files that announce ports, before the name of the node; those of the agent that exports metrics
+#: names of the files that announce ports of the agent that exports metrics, before the name of the node
 EXPORT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
 #: of the agent for runtime environments: the name of the file, and the option of the agent
 ENVIRONMENT_PORT = "runtime_env_agent_port"
@@ -41,7 +41,7 @@ def main(ports: str, node: str, seconds: float, command: list[str]) -> None:
     # before it listens would end the agent, and with it the raylet. Both may have it, as both allow its reuse
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("", 0))  # of all addresses: the agent listens at that of its node
+    kept.bind(("", 0))  # of all addresses: the agent listens at its node's
     kept.set_inheritable(True)
     port = kept.getsockname()[1]
     announce(ports, ENVIRONMENT_PORT, node, port)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.actor import ActorHandle
@@ -33,6 +33,7 @@ from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
 from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.controller import Controller, NamedModels, PoolIdentity, Records, WatchedCluster
+from modelpool.actors.control.history.pool_history import PoolHistory, history_path
 from modelpool.actors.control.log_file import open_log_file
 from modelpool.actors.control.metrics.trace_export import open_traces
 from modelpool.actors.control.opened_catalog import ListingCatalog
@@ -48,7 +49,7 @@ from modelpool.actors.ray.ray_losses import LossExaminer, open_trace
 from modelpool.actors.ray.ray_metrics import RayMetrics
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types, read_cluster, this_node
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
-from modelpool.actors.ray.state_folder import own_checkpoints, pool_log_path, trace_folder
+from modelpool.actors.ray.state_folder import journal_path, own_checkpoints, pool_log_path, trace_folder
 from modelpool.actors.ray.survivors import Succession, detached_options, next_epoch
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.node_notices import NoticePoller, notice_lock
@@ -117,11 +118,14 @@ class ControllerActor(Controller):
         sys.setswitchinterval(SWITCH_SECONDS)
         me = ray.get_runtime_context().current_actor
         succession = _succession(plan, namespace, name, epoch, me)
-        ray_nodes = RayNodes()
+        ray_nodes, state = RayNodes(), SchedulerState(plan.scheduler)
+        cordons = state.worker_table.cordons
         super().__init__(
-            state=SchedulerState(plan.scheduler),
+            state=state,
             fleet=RayFleet(
-                create=lambda new: _create_worker(plan, new, me, succession, f"{namespace}/{name}"),
+                create=lambda new: _create_worker(
+                    plan, new, me, succession, f"{namespace}/{name}", tuple(cordons.drained())
+                ),
                 needs=partial(_needs, plan),
                 examiner=LossExaminer(ray_nodes),
                 recent_view=partial(ray_nodes.recent, plan.nodes.poll_seconds),
@@ -139,12 +143,14 @@ class ControllerActor(Controller):
                 plan.nodes.poll_seconds,
                 plan.elastic,
                 ClusterFacts(None if nodes is None else ray_nodes, plan.gpus_per_worker > 0),
+                plan.maintenance.obstacle,
             ),
             records=Records(
                 Recorder(plan.record, plan.scheduler),
                 None if plan.traces is None else open_traces(plan.traces, name),
                 None if plan.log is None else PoolLog(),
                 _archive(plan.checkpoints),
+                _history(plan.journal, name),
             ),
             models=NamedModels(tuple(plan.pins), tuple(plan.named)),
             heartbeat_seconds=plan.nodes.heartbeat_seconds,
@@ -304,6 +310,17 @@ def _archive(settings: CheckpointSettings | None) -> CheckpointArchive | None:
     return CheckpointArchive(_disk(settings, folder), is_shared=folder == own)
 
 
+def _history(journal: Path | Literal[False] | None, name: str) -> PoolHistory | None:
+    """Return the history beside a journal; None for a pool without one."""
+    if journal is False:
+        return None
+    try:
+        return PoolHistory(history_path(journal_path(journal, name)))
+    except OutputFailed as failed:  # the job service says so, too, and the pool does not start
+        logger.warning("the pool keeps no history: %s", failed)
+        return None
+
+
 def _disk(settings: CheckpointSettings, folder: Path) -> CheckpointDisk:
     return CheckpointDisk(settings.folder_at(folder))
 
@@ -320,7 +337,7 @@ def start_controller(
 
     place        its node: the head of the cluster, or this process's
     models       the files that the catalog needs; it runs on a node that has them. None on a single machine
-    environment  the runtime environment of the pool's actors, in addition to that of the job
+    environment  the runtime environment of the pool's actors, in addition to the job's
 
     Raises UserError if the name is taken, if no node has the model files, and if the controller cannot write its event
     log.
@@ -400,11 +417,17 @@ def _succession(
 
 
 def _create_worker(
-    plan: PoolPlan, new: WorkerOrigin, controller: ActorHandle[Any], succession: Succession | None, pool: str
+    plan: PoolPlan,
+    new: WorkerOrigin,
+    controller: ActorHandle[Any],
+    succession: Succession | None,
+    pool: str,
+    drained: tuple[NodeId, ...] = (),
 ) -> ActorHandle[Any]:
+    """Start a worker, on none of the nodes that an operator has `drained`."""
     detached = {} if succession is None else detached_options(succession.namespace, succession.pool, new)
     actor_class = ray.remote(
-        **_needs(plan, new.group).options,
+        **_needs(plan, new.group).options_beside(drained),
         **PLAIN,
         **detached,
         concurrency_groups=worker_threads(plan.overlaps_decode),

@@ -81,7 +81,7 @@ class ForkServer:
     @classmethod
     def start(cls, modules: Sequence[str], parent_folder: Path, first: Sequence[str] = ()) -> ForkServer | None:
         """Start a server that imports `modules`; None on systems other than Linux. Returns at once. Its socket is in a
-        new folder of `parent_folder`, whose path must be short; the next pool removes what a killed one left. The first
+        new folder of `parent_folder`, which needs a short path; the next pool removes what a killed one left. The first
         client is served as soon as the modules `first` are imported, if the others are not yet."""
         if sys.platform != "linux":
             return None
@@ -122,7 +122,7 @@ def python_command(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def fork_command(server: Path) -> tuple[str, ...]:
-    """Return what is run instead of Python for forks of the server with this socket."""
+    """Return the command that replaces Python for forks of the server with this socket."""
     return sys.executable, "-I", "-S", str(Path(fork_client.__file__)), str(server)
 
 
@@ -132,7 +132,7 @@ def fork_environment(command: Sequence[str]) -> dict[str, str]:
 
 
 def serve(listener: socket.socket, successor: int | None = None, own: Sequence[int] = ()) -> None:
-    """Fork a process for each client, until stdin is closed. With a `successor`, whose pipe this is: for one client, if
+    """Fork a process for each client, until stdin is closed. With the pipe of a `successor`: for one client, if
     it comes before the successor is ready; then wait until stdin is closed, or the successor ends. Forks close the file
     descriptors `own`.
     """
@@ -238,7 +238,7 @@ def _end_with(client: socket.socket) -> None:
 
 def can_fork(gpu_files: tuple[str, ...] = _GPU_FILES) -> bool:
     """Return whether a fork of this process can do what this process can: it has one thread, and no GPU open, which is
-    a file whose path begins with one of `gpu_files`."""
+    a file with a path that begins with one of `gpu_files`."""
     opened = []
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # of the listing itself

@@ -20,7 +20,7 @@ from modelpool.actors.ray.ray_session import is_on_this_machine, short_folder
 class Forks:
     """Where the processes of a pool come from: an own or a named fork server, or none.
 
-    command  what is run instead of Python for its forks; empty without one
+    command  runs instead of Python for its forks; empty without one
     """
 
     def __init__(self, command: Sequence[str] = (), server: ForkServer | None = None) -> None:

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 #: outputs that the owner writes of a node before a process is started there: a few images are not worth one
 START_AFTER = 4
-#: outputs that a process writes at a time: most of the time is that of the store
+#: outputs that a process writes at a time: most of the time is the store's
 WRITES_AT_A_TIME = 16
 #: limit of the start of a process, and of one output: a video in a slow store takes minutes
 START_SECONDS = 60.0
@@ -70,17 +70,17 @@ _NICENESS = 5
 
 
 class OutputWriterActor:
-    """Writes outputs on a node, for its owner. A problem is a value: Ray would wrap what is raised."""
+    """Writes outputs on a node, for its owner. A problem is a value: Ray would wrap an exception."""
 
     def __init__(self) -> None:
         with suppress(OSError):
             os.nice(_NICENESS)
         self._places: dict[OutputAddress, PlaceWriter] = {}
-        #: that of the latest place
+        #: access of the latest place
         self._access: StoreAccess | None = None
 
     def open(self, address: OutputAddress, mark: PlaceMark, access: StoreAccess, umask: int | None) -> str:
-        """Open a place; return why this process cannot write there, or "". `access` and `umask` are those of the owner
+        """Open a place; return why this process cannot write there, or "". `access` and `umask` are the owner's
         now; arguments of the constructor, unlike these, would be kept in Ray's control service, and so on its disk.
         """
         access.apply(self._access)
@@ -154,7 +154,7 @@ class RayNodeWriters:
         note: Callable[[str], None] = logger.warning,
         control_service: ControlService | None = None,
     ) -> None:
-        """`controller` is that of the pool, whose processes have its code. `note` is called with a sentence, once for
+        """`controller` is the pool's: started processes get its code. `note` is called with a sentence, once for
         each place to which a node that has outputs cannot write. `control_service` as in `RayConnection`.
         """
         self._controller = controller

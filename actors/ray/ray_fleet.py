@@ -1,9 +1,8 @@
-"""`RayFleet`: workers as Ray actors. Converts Ray's errors to those of `actors.control.fleet`.
-
+"""`RayFleet`: workers as Ray actors. Converts Ray's errors to errors of `actors.control.fleet`.
 Workers belong to the controller and end with it, or outlive it (`actors.ray.survivors`): then the next controller
 continues with them, and each call has the epoch of its controller.
 
-A worker whose group has no node yet is a pending actor: that is the demand to which Ray's autoscaler reacts, and it
+A worker of a group without a node is a pending actor: that is the demand to which Ray's autoscaler reacts, and it
 ends with the pool. A lost worker is examined (`actors.ray.ray_losses`) before its loss is reported. Calls that need
 Ray's control service run in threads, since they block while it does not answer: the creation of an actor (measured:
 until Ray aborts the process), and `ray.nodes`. Calls of actors that are up do not.
@@ -209,7 +208,7 @@ class RayFleet:
             raise
 
     async def _opened(self, handle: ActorHandle[Any]) -> WorkerSpec:
-        """Open the engine of a worker whose process answers. Raises WorkerLost if that takes too long."""
+        """Open the engine of a worker after its process answered. Raises WorkerLost if that takes too long."""
         began, limit = time.monotonic(), start_limit_seconds(self._longest_start_seconds, self._start_timeout_seconds)
         try:
             spec: WorkerSpec = await asyncio.wait_for(
@@ -503,7 +502,7 @@ class RayFleet:
         return ask
 
     async def _awaited(self, worker: _Worker, reports: Any) -> Any:
-        """Wait for the report of a call; convert Ray's errors to those of `actors.control.fleet`."""
+        """Wait for the report of a call; convert Ray's errors to errors of `actors.control.fleet`."""
         try:
             return unpacked(await reports)
         except WORKER_GONE as lost:

@@ -1,4 +1,4 @@
-"""`RayMetrics`: passes the metrics of a pool on to Ray, whose agents export them with Ray's own.
+"""`RayMetrics`: passes the metrics of a pool on to Ray; its agents export them with Ray's own.
 
 Ray counts by increments, so the values of the last export are kept. It has no way to add a complete histogram: the
 middle of each bucket is observed as often as values fell into it since, as Ray's agents do themselves. Names lack
@@ -13,7 +13,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from modelpool.actors.control.metrics.families import HistogramSample, MetricFamily, MetricKind
 
-#: label with the name of the pool, in addition to those of the metric
+#: label with the name of the pool, in addition to the metric's own labels
 POOL = "pool"
 
 

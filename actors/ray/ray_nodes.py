@@ -42,7 +42,7 @@ _Value = TypeVar("_Value")
 CALL_SECONDS, CONNECT_SECONDS = 5.0, 0.5
 #: dead nodes are part of the view for this long
 DEAD_NODE_SECONDS = 3600.0
-#: nodes whose drain is remembered after their end
+#: drained nodes that are remembered after their end
 _DRAINED_REMEMBERED = 4096
 #: calls to the control service that wait at the same time
 _THREADS = 2
@@ -256,7 +256,7 @@ def read_cluster() -> ClusterView:
 
 def _draining_nodes(gcs: Any) -> Mapping[str, int]:
     """Return the nodes that are drained, and when they end in milliseconds: from the client of the control service, or
-    before Ray 2.60, whose client lacks it, from the table of the state, which knows no limit of time."""
+    before Ray 2.60, where the client lacks it, from the table of the state, which knows no limit of time."""
     if hasattr(gcs, "get_draining_nodes"):
         found: Mapping[str, int] = gcs.get_draining_nodes(timeout=CALL_SECONDS)
     else:
@@ -311,7 +311,7 @@ def cluster_view(
 
 def pools_of(actors: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the number of workers of each pool, by the pool's name, from rows of Ray's table of actors: the name of a
-    worker that outlives its controller begins with that of the pool; others belong to the controller that owns them.
+    worker that outlives its controller begins with the pool's; others belong to the controller that owns them.
     """
     actors = tuple(actors)
     controllers = {
@@ -366,7 +366,7 @@ def _death_of_process(message: str) -> Death:
 
 
 def death_of_node(end: NodeEnd) -> Death:
-    """Return the death of a worker whose node ended like this."""
+    """Return the death of a worker after its node ended like this."""
     return _DEATHS_OF_NODES.get(end, Death.NODE_DIED)
 
 

@@ -151,7 +151,7 @@ def open_session(
     worker_python: Sequence[str] = (),
     exports: bool = True,
 ) -> RaySession:
-    """Start a local Ray with room for `local_workers` without GPUs, or join the one at `address`, by default that of
+    """Start a local Ray with room for `local_workers` without GPUs, or join the one at `address`, by default at
     RAY_ADDRESS.
 
     `bring_code` ships our packages to the nodes of a joined cluster. `worker_python` is what a local Ray runs instead
@@ -409,13 +409,13 @@ def _init(**arguments: Any) -> None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the handlers of this process: Ray replaces that of SIGTERM. Ray's processes ignore SIGHUP, which a closed
+    """Keep the handlers of this process: Ray replaces the one of SIGTERM. Ray's processes ignore SIGHUP, which a closed
     terminal sends to all of them: this process decides when they end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by what is started now
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # processes that start now inherit it
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`RemoteCatalog`: the catalog of a controller whose node lacks the model files, as an actor on a node that has them.
+"""`RemoteCatalog`: the catalog of a controller on a node without the model files, as an actor on a node that has them.
 
 Imports Ray at once: import this module after a session is open. Rules
 1. If the catalog's node is lost, the next node that has the files takes over, and the question is asked again: answers

@@ -1,6 +1,6 @@
 """The run files of pools on this machine, for `modelpool status`, `modelpool down` and `ModelPool.connect`.
 
-One file per pool, written by the process that owns it. A file whose process is gone is stale and ignored; process ids
+One file per pool, written by the process that owns it. A file without a live process is stale and ignored; process ids
 are reused, so the process's start must match too. Knows neither Ray nor how a pool is started.
 """
 
@@ -29,6 +29,7 @@ class RunningPool:
     start       of the process, see `process_start`; "" if unknown
     log         output of the process and its workers
     drain_seconds  time that running tasks get when the pool is asked to end
+    history     file of the events and costs of the pool, on the node of its controller; "" if it keeps none
     status_socket  path of a socket that answers with the status of the pool; "" if there is none
     """
 
@@ -41,6 +42,7 @@ class RunningPool:
     drain_seconds: float = 0.0
     status_socket: str = ""
     start: str = ""
+    history: str = ""
 
 
 def write_run_file(pool: RunningPool) -> None:

@@ -32,7 +32,7 @@ _END_SECONDS = 3.0
 #: the script of `actors.ray.fork_client`
 _FORK_CLIENT = "/actors/ray/fork_client.py"
 #: in the arguments of Ray's processes: programs of its package, and the titles of workers and agents. Not its name
-#: alone, which is also that of the home folder in Ray's images
+#: alone: the home folder in Ray's images has it, too
 _OF_RAY = re.compile(r"/ray/(core/src/ray|dashboard|_private|autoscaler)/|/ray/agent_stand_in\.py$|^ray::")
 
 
@@ -63,7 +63,7 @@ class SessionFolder:
 
 
 def remove_abandoned(parents: Iterable[Path]) -> list[Path]:
-    """Remove folders of this user whose program is gone, after killing Ray's processes that still use them. Leaves
+    """Remove this user's folders of programs that are gone, after killing Ray's processes that still use them. Leaves
     everything else alone: folders of other users, of living programs, and those without a lock. Never raises. Returns
     the removed folders.
     """
@@ -127,7 +127,7 @@ def _without_fork_server(arguments: list[str]) -> list[str]:
 def _is_ray_of(process: psutil.Process, folder: Path) -> bool:
     """Return whether a process belongs to the Ray of this folder: a program of Ray's package, or a worker or agent,
     which replace their arguments by a title, with the folder in its arguments or an open file there. Arguments that
-    name a fork server's folder do not count: its forks may serve another controller, whose Ray still runs.
+    name a fork server's folder do not count: its forks may serve another controller with a Ray that still runs.
     """
     arguments = _without_fork_server(process.cmdline())
     if process.pid == os.getpid() or not any(map(_OF_RAY.search, arguments)):

@@ -77,8 +77,8 @@ def fewer_processes(worker_python: Sequence[str] = (), exports: bool = False) ->
 
 
 def raylet_command(command: Sequence[str], worker_python: Sequence[str], exports: bool) -> tuple[list[str], bool]:
-    """Return the command that starts a raylet with stand-ins for its agents, and whose workers are started by
-    `worker_python`; and whether they are. Parts that are not as expected stay.
+    """Return the command that starts a raylet with stand-ins for its agents, and with workers that
+    `worker_python` starts; and whether it starts them. Parts that are not as expected stay.
     """
     values = dict(part.split("=", 1) for part in command if part.startswith("--") and "=" in part)
     folder, node = values.get("--session_dir", ""), values.get("--node_id", "")

@@ -1,7 +1,7 @@
 """The workers of a pool that outlive its controller: their names, the epochs of controllers, and who is left.
 
-Such a worker is a detached actor: it belongs to the control service (GCS), and its name, which contains that of the
-pool, is how the next controller finds it. It ends when a controller ends it, or by its lease
+Such a worker is a detached actor: it belongs to the control service (GCS), and the next controller finds it by its
+name, which contains the pool's. It ends when a controller ends it, or by its lease
 (`actors.worker.worker_lease`).
 
 Imports Ray at once: import this module after a session is open.
@@ -106,7 +106,7 @@ def left_workers(namespace: str, pool: str) -> list[ActorHandle[Any]]:
 
 
 def end_left_workers(namespace: str, pool: str, epoch: int) -> None:
-    """End the workers that the controller of `epoch` of a pool has left. Those of a newer one stay: it has taken the
+    """End the workers that the controller of `epoch` of a pool has left. Workers of a newer one stay: it has taken the
     pool over. Raises Ray's errors."""
     left = left_workers(namespace, pool)
     with ThreadPoolExecutor(ENDS) as ends:

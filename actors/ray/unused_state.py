@@ -142,7 +142,7 @@ def _has_lock(folder: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process has locked a file. File systems of a network tell that of other machines, too, as far as they
+    """Whether a process has locked a file. Network file systems tell locks of other machines, too, as far as they
     have locks."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -161,7 +161,7 @@ def _is_locked(path: Path) -> bool:
 
 def _is_used(path: Path) -> bool:
     """Whether a process of this machine uses one of the own files: the process that it names lives, or the file is
-    locked, or that of its pool, which lives or starts. Files that were never finished are not used."""
+    locked, or the lock file of its pool, which lives or starts. Files that were never finished are not used."""
     pool = path.name
     for suffix in _OF_POOLS:
         pool = pool.removesuffix(suffix)

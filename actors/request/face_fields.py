@@ -19,7 +19,7 @@ from modelpool.pool.values.core.errors import unusable_field
 if TYPE_CHECKING:
     from modelpool.pool.values.core.results import FloatArray
 
-#: what is accepted, for messages
+#: accepted forms, for messages
 FACE_FORMS = "a file (.npy, .safetensors, .json), an array or a list of numbers: one row for each face"
 #: most bytes of a file of embeddings, and most faces
 MAX_FILE_BYTES, MAX_FACES = 1 << 24, 16

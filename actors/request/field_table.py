@@ -51,7 +51,7 @@ MAX_CLIP_SKIP = 30
 MAX_FRAMES, MAX_FRAME_RATE, MAX_SECONDS = 1 << 14, 240.0, 3600.0
 #: outputs of one request, and lines of a job file
 MAX_OUTPUTS, MAX_LINE = 1000, 10**9
-#: the latest version of requests: that of fields that were added after the first release
+#: the latest version of requests: it has fields that were added after the first release
 LATEST = 2
 
 #: how the command line reads an option: one word, a number, several words, or a switch without a value
@@ -114,7 +114,7 @@ class RequestField:
 
     def checked(self, value: Any) -> Any:
         """Return the parsed value. Raises UserError that names the field."""
-        if isinstance(value, str) and not isinstance(self.check, Number | Whole):  # whose texts are short
+        if isinstance(value, str) and not isinstance(self.check, Number | Whole):  # texts of numbers are short
             check_characters(self.name, value, self.most_characters)
         check_entries(self.name, value, self.most_entries)
         if self.check is None or (value is None and self.default is None):

@@ -191,7 +191,7 @@ def _too_large(name: str, found: str) -> UserError:
 
 
 def _readable() -> tuple[str, ...]:
-    """Return those of `IMAGE_FORMATS` that the installed Pillow supports."""
+    """Return the `IMAGE_FORMATS` that the installed Pillow supports."""
     from PIL import Image
 
     Image.init()

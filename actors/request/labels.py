@@ -86,7 +86,7 @@ def labels_from_json(fields: Any) -> Labels:
 
 
 def output_key(digest: str, label_id: str) -> str:
-    """Return what identifies an output among those of a place: the digest of its recipe, or 20 hexadecimal digits of it
+    """Return the key of an output in its place: the digest of its recipe, or 20 hexadecimal digits of it
     and the id of the request. Equal requests with different ids have a file each.
     """
     if not label_id:

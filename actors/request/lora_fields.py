@@ -111,7 +111,7 @@ class LoraChoice(Strict):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not set: the seeds of job files are derived from this serialization."""
+        """Leave out fields that are not set: the seeds of job files are derived from this serialization."""
         always, fields = ("name", "strength"), type(self).model_fields
         return {name: value for name, value in plain(self).items() if name in always or value != fields[name].default}
 
@@ -187,7 +187,7 @@ def parse_lora(value: Any, steps: int | None = None) -> Any:
         first = len(parts)
         while first and _is_part(parts[first - 1]):
             first -= 1
-        if first == len(parts) and parts and name:  # the message names what is no strength
+        if first == len(parts) and parts and name:  # the message names the part that is no strength
             return {"name": ":".join((name, *parts[:-1])), "strength": parts[-1]}
         return _with_parts(":".join((name, *parts[:first])), parts[first:], steps)
     if isinstance(value, tuple | list) and len(value) in (2, 3):
@@ -329,7 +329,7 @@ def _with_parts(name: str, parts: list[str], steps: int | None = None) -> dict[s
     if len(numbers) > 2:
         raise unusable_field("loras", ":".join(numbers), "up to two strengths: text encoders, diffusion model")
     has_keyframes = "keyframes" in fields
-    # the last strength is that of the diffusion model, also in the form 0.5:0.2@0,1@0.5
+    # the last strength is for the diffusion model, also in the form 0.5:0.2@0,1@0.5
     by_position = ("strength",) if len(numbers) == 1 and not keyframes_last else ("text_strength", "strength")
     fields = {**dict(zip(by_position, numbers, strict=False)), **fields}
     if "strength" not in fields and "text_strength" in fields and not has_keyframes:  # as in A1111: te= alone is both

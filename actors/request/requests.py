@@ -167,7 +167,7 @@ class GenerateRequest(Strict):
     @model_validator(mode="before")
     @classmethod
     def _with_options(cls, fields: Any) -> Any:
-        """Accept fields that only some models support under `options`, too; what is left there are options of a run."""
+        """Accept fields that only some models support under `options`, too; the rest there are options of a run."""
         if not isinstance(fields, Mapping) or isinstance(fields.get("options"), RunOptions | None):
             return fields
         flat, options = {name: value for name, value in fields.items() if name != "options"}, fields["options"]
@@ -338,7 +338,7 @@ def _sides(size: Any) -> tuple[Any, Any]:
     return int(match[1]), int(match[2])
 
 
-#: what is accepted as a request
+#: accepted forms of a request
 RequestLike: TypeAlias = GenerateRequest | Mapping[str, Any]
 
 

@@ -62,7 +62,7 @@ class Strict(BaseModel):
 
     def __init__(self, **fields: Any) -> None:
         problem: UserError | None = None
-        # not a validator: those of the class, which look at several fields, come first
+        # not a validator: validators of the class, which look at several fields, come first
         known = type(self).model_fields
         set_fields = {name: value for name, value in fields.items() if value is not None or name not in known}
         try:

@@ -26,8 +26,8 @@ from modelpool.actors.outputs.atomic_write import private_opener
 _TRACE_CHARACTERS = 4000
 #: traces that remain in the folder, most recently used first; a living worker uses its own every few seconds
 TRACES_KEPT = 256
-#: files that count the processes that the kernel killed because memory ran out: those of this container (control
-#: groups of version 2, then 1), else those of the machine
+#: files that count the processes that the kernel killed because memory ran out: in this container (control
+#: groups of version 2, then 1), else on the machine
 OOM_COUNTERS = (
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),

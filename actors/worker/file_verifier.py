@@ -1,10 +1,10 @@
 """`FileVerifier`: compares the files that runs of a worker read with the SHA-256 that the recipes name.
 
 A sampled fingerprint lets a file be used at once (`actors.worker.file_check`); its hash is computed meanwhile, once on
-each machine (`pool.catalog.registry.node_hashes`). A run ends with the numbers of the states of files whose hashes are
+each machine (`pool.catalog.registry.node_hashes`). A run ends with the numbers of the states of files with hashes
 not known by then, and the controller learns of each such state later whether it was right. Rules
-1. A state of a file lasts until its size, times, inode or device change. A run whose file has another size, inode or
-   device at its end fails. Other times are no failure, as a file that was only touched has them too: it is hashed
+1. A state of a file lasts until its size, times, inode or device change. A run fails if its file has another size,
+   inode or device at its end. Other times are no failure, as a file that was only touched has them too: it is hashed
    again, and what the run made waits for that. Where no hash of the state before is known, it is made again.
 2. A file that differs is not used; when it changes again, the new one is hashed, and is used once it is right.
 3. A file that cannot be read is not used, either. It is read again after a while, ever more seldom; the
@@ -89,7 +89,7 @@ class _Watched:
         return number < self.began
 
     def judged(self, verdict: FileVerdict) -> JudgedFile:
-        """Return what is known of its state."""
+        """Return its state with this verdict."""
         part = self.part
         return JudgedFile(self.number, verdict, tuple(self.components), part.path, part.sha256, self.found)
 
@@ -172,8 +172,8 @@ class FileVerifier:
         return FilesInUse(tuple(used), has_changed)
 
     def end(self, in_use: FilesInUse) -> tuple[int, ...]:
-        """Look at the files again after a run that succeeded; return the numbers of the states whose hashes are not
-        known. Raises FilesUnavailable if one has changed meanwhile, or is not the expected one."""
+        """Look at the files again after a run that succeeded; return the numbers of the states with unknown
+        hashes. Raises FilesUnavailable if one has changed meanwhile, or is not the expected one."""
         problems: dict[str, tuple[ComponentKey, ...]] = {}
         news: list[JudgedFile] = []
         unverified = []
@@ -251,7 +251,7 @@ class FileVerifier:
         return True
 
     def _note_state(self, watched: _Watched, news: list[JudgedFile]) -> None:
-        """Note the state of a file, and what is known of it. Requires the lock. Raises UserError."""
+        """Note the state of a file, and its verdict if known. Requires the lock. Raises UserError."""
         members = members_of(watched.part)
         states = tuple(file_state(path) for path in members)
         known = self._known_hashes.known(watched.part)  # before anything is noted: this may raise, too

@@ -3,13 +3,13 @@
 Rules
 1. `run` never raises: every outcome becomes a `RunError` value in the report of that attempt. Only a call that is not
    accepted raises (rule 4).
-2. One thread uses the engine: that of Ray's `compute` group, which has one, so that runs begin in the order in which
+2. One thread uses the engine: the only one of Ray's `compute` group, so that runs begin in the order in which
    they were sent. With runs that overlap, the engine has a thread of its own (`_in_turn`), and `run` returns while the
    device still decodes: `ended` waits for that on another thread. Stops, status calls and preload
    requests arrive on other threads, too, and touch only the values named in `__init__`.
-3. A worker whose GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): it is replaced
-   by a new process, since no later run could succeed in this one. Both signals mean the same, in either order.
-4. Calls of a controller have its epoch. Those of an older one than the worker serves raise OlderEpoch, and its runs
+3. A worker that its GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): a new
+   process replaces it, since no later run could succeed in this one. Both signals mean the same, in either order.
+4. Calls of a controller have its epoch. Calls of an older one than the worker serves raise OlderEpoch, and its runs
    that are under way stop (`actors.worker.worker_lease`).
 
 Knows neither Ray nor the scheduler, and imports torch only through its engine.
@@ -261,12 +261,12 @@ class GpuWorker:
         overlaps_decode: bool = False,
         on_judged: Callable[[tuple[JudgedFile, ...], int], None] | None = None,
     ) -> None:
-        """`node` is the machine, whose memory and disks its workers share. With `checkpoint_seconds`, `on_state`
+        """`node` is the machine: its workers share its memory and disks. With `checkpoint_seconds`, `on_state`
         receives the state of a sampling run, at most once in that time, on another thread, and `checkpoint_disk` saves
         it. `cache` is the machine's folder for fetched files, and `host` the address at which other nodes get them;
         empty: they do not. `lease` has the epoch of its controller; without one, all calls are accepted. `on_preview`
         receives previews that are wanted, on another thread. With `overlaps_decode`, a decode may overlap with the runs
-        after it. `on_judged` receives what is found out about files, with the epoch of the controller, on any thread;
+        after it. `on_judged` receives verdicts about files, with the epoch of the controller, on any thread;
         it must not block. Without it, files are not hashed."""
         self._worker_id = worker_id
         self._incarnation = incarnation
@@ -299,7 +299,7 @@ class GpuWorker:
         self._revoked = RevokedRuns()
         #: likewise
         self._own_results = OwnResults()
-        #: the thread that uses the engine; None: that of the caller
+        #: the thread that uses the engine; None: the caller's
         self._compute = ThreadPoolExecutor(1, "compute") if overlaps_decode else None
         #: reports are made by one thread at a time
         self._reporting = threading.Lock()
@@ -333,7 +333,7 @@ class GpuWorker:
     def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:
         """Continue under this name, with all weights in place: what `start` is for a worker of an earlier controller.
         Called where `run` is, after its last run. Raises OlderEpoch, and as `start` if that had not ended; also then it
-        was taken over, and the time is not that of a start."""
+        was taken over, and the time does not measure a start."""
         return self._in_turn(lambda: self._adopt(worker_id, incarnation, epoch))
 
     def _adopt(self, worker_id: WorkerId, incarnation: int, epoch: int) -> StartedWorker:

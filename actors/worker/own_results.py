@@ -14,7 +14,7 @@ from modelpool.pool.values.core.stage_params import Result
 
 #: results that are kept: more than the missing inputs of any task
 MOST_KEPT = 4
-#: bytes of them together. Larger results are videos, whose next run takes longer than any message
+#: bytes of them together. Larger results are videos: their next run takes longer than any message
 MOST_BYTES = 64 << 20
 
 
@@ -26,7 +26,7 @@ class OwnResults:
         self._lock = threading.Lock()
         #: with their bytes
         self._kept: OrderedDict[int, tuple[Result, int]] = OrderedDict()
-        #: runs whose results stay for the run that is about to begin
+        #: runs with results that stay for the run that is about to begin
         self._claimed: frozenset[int] = frozenset()
 
     def keep(self, run: int, result: Result, result_bytes: int) -> None:
@@ -49,7 +49,7 @@ class OwnResults:
             return is_there
 
     def complete(self, own: Sequence[int], sent: Sequence[Result]) -> tuple[Result, ...]:
-        """Return all inputs of a run in order: those of `own`, which are forgotten, between those that were `sent`.
+        """Return all inputs of a run in order: results of `own`, which are forgotten, between results that were `sent`.
         What was sent beyond its inputs follows them. Raises KeyError if one is not there any more."""
         rest = list(sent)
         with self._lock:

@@ -21,7 +21,7 @@ BLOCK_BYTES = 4 << 20
 
 
 class Prefetcher:
-    """Serves one request at a time: a newer one replaces the previous one, whose blocks stay cached."""
+    """Serves one request at a time: a newer one replaces the previous one; its blocks stay cached."""
 
     def __init__(self, find_ranges: Callable[[FilePart], Mapping[str, tuple[ByteRange, ...]]] = byte_ranges) -> None:
         self._find_ranges = find_ranges

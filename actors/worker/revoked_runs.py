@@ -1,6 +1,6 @@
 """`RevokedRuns`: which of the runs that wait on a worker do not start, as the controller took them back.
 
-A controller counts its runs from 1. Each starts once or never, but not always in that order: those of a call that
+A controller counts its runs from 1. Each starts once or never, but not always in that order: runs of a call that
 failed are sent again alone, while later ones have started.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-#: runs that have started, or were revoked, and are remembered. More than wait on a worker at a time, with those of
+#: runs that have started, or were revoked, and are remembered. More than wait on a worker at a time, with runs of
 #: calls that are sent again
 MOST_REMEMBERED = 1024
 

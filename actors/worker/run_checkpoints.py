@@ -1,4 +1,4 @@
-"""`RunCheckpoints`: saves the states of a worker's sampling runs, and finds those of earlier runs of the same tasks.
+"""`RunCheckpoints`: saves the states of a worker's sampling runs, and finds states of earlier runs of the same tasks.
 
 A state is copied from the device between two steps, by the thread that runs. Writing it to the node's disk and sending
 it are done by a thread each: one that is slow skips checkpoints, delays no run and not the other.
@@ -46,11 +46,11 @@ class RunCheckpoints:
         self._on_disk: set[TaskId] = set()
 
     def rename(self, worker_id: WorkerId, incarnation: int) -> None:
-        """Send states under another name from now on: the controller ignores those of workers that it does not know."""
+        """Send states under another name from now on: the controller ignores states of unknown workers."""
         self._worker_id, self._incarnation = worker_id, incarnation
 
     def open(self) -> None:
-        """Remove what is too old or too much on the node's disk, in the background."""
+        """Remove old and excess states from the node's disk, in the background."""
         if self._disk is not None:
             self._disk.clean()
 

@@ -36,7 +36,7 @@ class RunFiles:
         close_models: Callable[[], None],
         is_over: Callable[[], bool],
     ) -> None:
-        """`cache`, `host` and `node` are as for `GpuWorker`. `on_judged` receives what is found out about files, on any
+        """`cache`, `host` and `node` are as for `GpuWorker`. `on_judged` receives verdicts about files, on any
         thread; without it, files are not hashed. `close_models` closes the models that no run uses, with their files.
         `is_over` ends prefetching."""
         self._cache = cache
@@ -78,7 +78,7 @@ class RunFiles:
         return () if self._fetched is None else self._fetched.on_disk()
 
     def tell_again(self) -> None:
-        """Tell a new controller what is known of files."""
+        """Tell a new controller the verdicts about files."""
         self._verifier.tell_again()
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class RunFiles:
         return byte_ranges(part)
 
     def begin_runs(self, requests: Sequence[RunRequest]) -> FilesInUse:
-        """Check the files of runs before they read them; close models whose files have changed. Raises
+        """Check the files of runs before they read them; close models with changed files. Raises
         FilesUnavailable."""
         components = {key: None for request in requests for key in task_files(request.task, request.work)}
         in_use = self._begin([file for request in requests for file in request.files], components)
@@ -130,7 +130,7 @@ class RunFiles:
         self._close_changed()
 
     def end_run(self, outcome: Outcome, in_use: FilesInUse) -> tuple[Outcome, tuple[int, ...]]:
-        """Return the outcome of a run with the states of its files whose hashes are not known. The outcome is an error
+        """Return the outcome of a run with the states of its files with unknown hashes. The outcome is an error
         if the files have changed."""
         if isinstance(outcome, Exception):
             return outcome, ()

@@ -34,7 +34,7 @@ class RunMemory:
             self._runs.popitem(last=False)
 
     def runs(self) -> tuple[PastRun, ...]:
-        """Return what is remembered, without what only the tasks themselves need."""
+        """Return the remembered runs, without what only the tasks themselves need."""
         return tuple(
             replace(past, task=replace(past.task, needs=(), divisions=(), together="", input_names=()))
             for runs in self._runs.values()

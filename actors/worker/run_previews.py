@@ -42,7 +42,7 @@ class RunPreviews:
         self._make = make
         self._send = send
         self._queue = LatestQueue("make previews")
-        #: wishes that came during runs, oldest first; replace that of the request
+        #: wishes that came during runs, oldest first; replace the wish of the request
         self._wishes: dict[int, PreviewWish | None] = {}
 
     def rename(self, worker_id: WorkerId, incarnation: int) -> None:
@@ -60,14 +60,14 @@ class RunPreviews:
         self._wishes = {}
 
     def wish_of(self, request: RunRequest) -> PreviewWish | None:
-        """Return what is wanted of a run now."""
+        """Return the wish for previews of a run now."""
         wish = self._wishes.get(request.run, request.preview)
         return None if wish is None or wish.kind is PreviewKind.NONE else wish
 
     def callback(
         self, request: RunRequest, steps_done: Callable[[], int], is_current: Callable[[], bool]
     ) -> Callable[[Callable[[], Sequence[FloatArray]]], None] | None:
-        """Return what is called after each prediction of a run; None for stages without previews. Only a run that
+        """Return the callback after each prediction of a run; None for stages without previews. Only a run that
         `is_current` has some."""
         work = request.work
         if not isinstance(work, SampleParams):

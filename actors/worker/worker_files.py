@@ -21,7 +21,7 @@ from modelpool.pool.values.core.remote_file import RemoteFile
 from modelpool.pool.values.core.stage_params import Stopped
 from modelpool.pool.values.specs.spec import FileOnDisk
 
-#: sets of files whose leases are kept before unmapped ones are given up
+#: sets of files with leases that are kept before unmapped sets are given up
 SETS_KEPT = 256
 #: files on the disk that the scheduler is informed of when the worker starts; small ones take no time to fetch
 MAX_TOLD, LEAST_TOLD_BYTES = 4096, 1 << 20

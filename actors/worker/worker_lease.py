@@ -4,7 +4,7 @@ A worker of a pool that outlives its controller belongs to no process. Each cont
 than those before it. Rules
 1. A call has the epoch of its controller. One of an older epoch is rejected, so that a controller that was replaced
    without noticing changes nothing.
-2. Every accepted call renews the lease. A worker whose lease is over ends itself: nobody else would.
+2. Every accepted call renews the lease. When it is over, the worker ends itself: nobody else would.
 
 Knows no Ray.
 """
@@ -22,7 +22,7 @@ _GRACE_PART, MOST_GRACE_SECONDS = 0.1, 5.0
 
 
 class OlderEpoch(RuntimeError):
-    """A call of a controller in whose place another one has come. The message has both epochs."""
+    """A call of a controller that another one has replaced. The message has both epochs."""
 
 
 class WorkerLease:

@@ -69,7 +69,7 @@ class AcceleratorMemory:
         free_bytes, device_bytes = calls.driver()
         self._total_bytes = min(budget_bytes or free_bytes, free_bytes)
         if 0 < self._total_bytes < device_bytes:  # some backends treat 0 as no limit
-            # the cap is the process's: other engines keep theirs, and what is reserved without an engine stays
+            # the cap is the process's: other engines keep theirs, and memory reserved without an engine stays
             others, share = calls.capped(), self._total_bytes / device_bytes
             if others is not None:
                 held = others if others < 1 else calls.reserved() / device_bytes

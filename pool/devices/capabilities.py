@@ -35,14 +35,14 @@ ANY_FLOAT16_FROM: Generation = (6, 0)
 #: words in the names of Pascal cards on which float16 is correct, but not faster
 _AUDIO_PASCAL = ("1080", "1070", "titan x", "p3000", "p3200", "p4000", "p4200", "p5000", "p5200", "p6000", "1060",
                  "1050", "p40", "p100", "p6", "p4")  # fmt: skip
-#: words in the names of Turing cards whose float16 gives wrong numbers
+#: words in the names of Turing cards with wrong numbers in float16
 _BROKEN_TURING = ("1660", "1650", "1630", "t500", "t550", "t600", "mx550", "mx450", "cmp 30hx", "t2000", "t1000",
                   "t1200")  # fmt: skip
 
-#: AMD architectures whose bfloat16 is emulated or missing: older than RDNA 3, and the first two of Vega.
+#: AMD architectures with emulated or missing bfloat16: older than RDNA 3, and the first two of Vega.
 #: Source: AMD's tables of matrix instructions; not tested on such a card
 _ROCM_WITHOUT_BFLOAT16 = ("gfx803", "gfx900", "gfx906", "gfx101", "gfx103")
-#: first release of macOS whose GPU kernels take bfloat16
+#: first release of macOS with GPU kernels that take bfloat16
 _MACOS_BFLOAT16_FROM = 14
 #: first generation of Cambricon cards with bfloat16
 _MLU_BFLOAT16_FROM = 5

@@ -1,6 +1,6 @@
 """A ring of streams that copy weights to a device while it computes.
 
-Uses streams and events like torch's CUDA ones; `pool.devices.uploads` decides what is copied. Without CUDA there are no
+Uses streams and events like torch's CUDA ones; `pool.devices.uploads` chooses the copies. Without CUDA there are no
 streams and no ring.
 
 Rules
@@ -62,7 +62,7 @@ class StreamMaker:
     new_end  an event that a thread waits for, for longer than a copy takes: the thread sleeps meanwhile, and hears of
              the end some 50 us late. Other events cost a CPU core for as long as somebody waits for them
     current  the compute stream
-    on       a context whose operations run on a stream
+    on       a context that runs operations on a stream
     lend     memory allocated on one stream is read by another: it is not overwritten before that one has passed its
              work pending when the memory was freed
     """

@@ -66,7 +66,7 @@ class ReadTensors(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let compiled code run inside, whose inputs are noted where others make or read them."""
+        """Let compiled code run inside: its inputs are noted where others make or read them."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -95,11 +95,11 @@ ACCELERATORS = (
 RAY_COUNTS = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU)
 #: the name in configurations that leaves the choice of the kind to `choose_kind`
 AUTO = "auto"
-#: the first version of torch whose device types can be Python, as the simulated one is
+#: the first version of torch that allows device types in Python, as the simulated one is
 SIMULATES_SINCE = (2, 10)
-#: what is expected instead of "sim" before that version
+#: expected instead of "sim" before that version
 NO_SIMULATION = '"cpu": simulated GPUs need torch 2.10 or newer'
-#: what is expected instead of a kind of `RAY_COUNTS`
+#: expected instead of a kind of `RAY_COUNTS`
 NO_GPU = "sim or cpu on a machine without GPUs in Ray"
 
 

@@ -34,7 +34,7 @@ SLOTS = 8
 #: tensors that share a buffer begin at multiples of this
 ALIGN_BYTES = 64
 
-#: where Linux lists what is mapped into this process
+#: where Linux lists the mappings of this process
 OWN_MAPPINGS = Path("/proc/self/maps")
 
 

@@ -1,4 +1,4 @@
-"""The tested versions of the libraries on whose private names or numerics the pool depends. Torch-free.
+"""The tested versions of the libraries that the pool depends on by private names or numerics. Torch-free.
 
 pyproject.toml requires the oldest ones; newer ones than the newest may work, and `modelpool doctor` names them. The
 tests run with the newest of constraints.txt, and with both ends by `scripts/test_versions`.

@@ -64,7 +64,7 @@ class TransferPipeline:
         ahead_bytes: int = AHEAD_BYTES,
         streams: int = COPY_STREAMS,
     ) -> TransferPipeline:
-        """Open the pipeline to `device`. `memory` is that of the host, queried if None; 0 `streams` copies
+        """Open the pipeline to `device`. `memory` is the host's, queried if None; 0 `streams` copies
         synchronously.
 
         Never fails for lack of pinned memory: copies then use pageable memory.
@@ -204,7 +204,7 @@ class TransferPipeline:
         return self._staging is not None and self._staging.would_wait
 
     def uploader(self, order: StreamOrder | None = None, kept_bytes: int = 0) -> Uploader:
-        """Return an uploader for one run. `order` is that of an earlier run of the same component, if known. It keeps
+        """Return an uploader for one run. `order` is from an earlier run of the same component, if known. It keeps
         at most `kept_bytes` that a plan has granted; 0: a part of the memory for copies ahead of use."""
         if self._streams is None:
             return DirectUploader(self._device, kept_bytes)

@@ -74,7 +74,7 @@ def rules_for(policy: VramPolicy) -> ResidencyRules:
 
 
 def choose_policy(flag: VramPolicy | None, kind: DeviceKind, shares_host_memory: bool = False) -> Decision[VramPolicy]:
-    """Return the policy for a device of this kind: that of the user, or the default of the device (None). Pure."""
+    """Return the policy for a device of this kind: the user's, or the default of the device (None). Pure."""
     if kind is DeviceKind.CPU:
         asked = f", although {flag.value} is configured" if flag not in (None, VramPolicy.DISABLED) else ""
         return Decision(VramPolicy.DISABLED, f"the CPU computes, and there is no device memory{asked}")

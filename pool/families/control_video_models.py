@@ -5,7 +5,7 @@ Channels of each cell, in order: the latent of the kept part of the video, the l
 the video guides the result), and the mask of that part with one channel per pixel of a cell. Leading time cells hold a
 reference image latent, zeros and zeros. Source: diffusers, WanVACEPipeline.
 
-Of models that animate: a mask with a channel for each frame of a cell, the latent of the character and of what is kept,
+Of models that animate: a mask with a channel for each frame of a cell, the latent of the character and the kept part,
 and the latent of the poses. The leading cell has the character and no poses. Source: diffusers, WanAnimatePipeline.
 
 Of models that follow a video: its latent alone. Sources: diffusers, CogVideoXFunControlPipeline; for Wan Fun, the

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.parts.teacache import TeaCacheFacts
 
-#: by the name of a family; of several for one size, the first whose pixels suffice counts
+#: by the name of a family; of several for one size, the first with enough pixels counts
 TEACACHE_FACTS: Mapping[str, tuple[TeaCacheFacts, ...]] = MappingProxyType(
     {family.name: family.options.teacache for family in defined_families() if family.options.teacache}
 )

@@ -1,7 +1,8 @@
 """The transformer families, as values: text encoders and latents of each. Torch-free.
 
 The components in a file are found by their own keys, so one row covers every way in which files combine them.
-`pool.models.diffusion` builds and calls the diffusion models, `pool.models.text` assembles the text conditioning.
+`pool.models.components.diffusion` builds and calls the diffusion models, `pool.models.text` assembles the text
+conditioning.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.
 _MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "vision_encoder."
 #: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image"})
-#: families whose text encoder must see the input image: they accept one if the vision part is present
+#: families with a text encoder that must see the input image: they accept one if the vision part is present
 TEXT_VISION: Mapping[str, TextVision] = {
     family.name: family.text.vision for family in defined_families() if family.text.vision is not None
 }
-#: families whose text encoder is connected to the model by a part in its file
+#: families with a part of the model's file that connects the text encoder to the model
 _CONNECTED: Mapping[str, Family] = {
     family.name: family for family in defined_families() if family.text.connector is not None
 }
@@ -134,7 +135,7 @@ def _completed(family: Family) -> SamplingFacts:
 
 
 def _inside(family: Family, prefix: str) -> tuple[str, ...]:
-    """Return the key prefixes of the connector in a file whose diffusion model has `prefix`."""
+    """Return the key prefixes of the connector in a file with `prefix` for the diffusion model."""
     return () if family.text.connector is None else tuple(prefix + part for part in family.text.connector.inside)
 
 
@@ -226,7 +227,7 @@ def with_text_vision(
     it.
 
     `vision_use` is how reference images are presented if neither the user nor a tensor decides, unless the family has
-    one way. A part that is not exactly that of Qwen 2.5 VL or 3 VL, which the models were trained with, is left out;
+    one way. A part other than Qwen 2.5 VL's or 3 VL's, which the models were trained with, is left out;
     `why_no_vision` states why.
     """
     vision = TEXT_VISION.get(family.name)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from copy import deepcopy
 from math import inf
 from typing import TypeAlias
 
 from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import ComponentKey, NodeId, WorkerSpec
+from modelpool.scheduler.autoscaling.drain_time import finish_at, servers
 from modelpool.scheduler.autoscaling.group_records import GroupRecord
 from modelpool.scheduler.autoscaling.outlook import (
     DueWork,
@@ -25,6 +27,7 @@ from modelpool.scheduler.autoscaling.outlook import (
     RequestNodes,
     WaitingWork,
 )
+from modelpool.scheduler.autoscaling.preview import ScalingPreview, WaitingLevel, group_previews
 from modelpool.scheduler.autoscaling.recent_work import WorkHistory
 from modelpool.scheduler.autoscaling.steady_arrivals import SteadyArrivals
 from modelpool.scheduler.autoscaling.wanted import (
@@ -33,15 +36,19 @@ from modelpool.scheduler.autoscaling.wanted import (
     LAST_SECONDS,
     fits_limits,
     least_cost,
+    obstacles_of,
     wanted,
 )
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.cordons import unavailable
 from modelpool.scheduler.model.cost_classes import CostClass
 from modelpool.scheduler.model.estimates import Estimate
 from modelpool.scheduler.model.file_verdicts import Incarnation
 from modelpool.scheduler.model.messages import (
+    Cordoned,
+    DisruptionsAllowed,
     Event,
     FilesJudged,
     LossCause,
@@ -50,6 +57,7 @@ from modelpool.scheduler.model.messages import (
     RunEnded,
     StartFailed,
     Submitted,
+    Uncordoned,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -126,7 +134,7 @@ class Autoscaler:
         #: price of all nodes, requested ones included, and the number of workers that it was computed for
         self.cost_per_hour = 0.0
         self._counted = 0
-        #: workers whose runs must end now: `max_cost` is spent
+        #: workers that must end their runs now: `max_cost` is spent
         self.expired: list[Worker] = []
         #: since when no task waits
         self._unused_since = 0.0
@@ -157,7 +165,7 @@ class Autoscaler:
                     self._slack.add(max(0.0, event.job.deadline - at))
                 if not self._worker_table.worker_index.count or self.next_at == inf:
                     self._due(max(at, self._evaluated_at + LEAST_SECONDS))
-            case NodeDraining():
+            case NodeDraining() | Cordoned() | Uncordoned() | DisruptionsAllowed():
                 self._due(at)
             case WorkerDown() | StartFailed():
                 self._drop_given_up(at)
@@ -275,7 +283,7 @@ class Autoscaler:
         self.cost_per_hour = sum(self.groups[name].group.price_per_hour * count for name, count in counts.items())
 
     def _drop_given_up(self, at: float) -> None:
-        """Forget workers whose process fails again and again on a node that exists."""
+        """Forget workers that fail again and again on a node that exists."""
         for worker in list(self._worker_table.workers.values()):
             if worker.group and worker.status is WorkerState.GIVEN_UP:
                 record = self.groups[worker.group]
@@ -304,12 +312,14 @@ class Autoscaler:
         limits = self._config.autoscaling
         outlooks, reference = self._outlooks()
         levels = self._levels(outlooks)
-        backlog, arrived = self._backlog(levels, reference, at)
+        backlog, arrived = self._backlog(levels, reference, at, self._arrivals)
+        for cost_class in self._costs.cost_classes():
+            cost_class.arrived_seconds = 0.0
         if backlog.tasks:
             self._unused_since = at
         nodes, members = self._nodes(outlooks, reference, backlog.tasks > 0, at)
         tolerated = self._pass_time(backlog, levels, arrived, outlooks, at)
-        fleet = Fleet(nodes, self.spent, self._history.recent(tolerated), self._pinned())
+        fleet = Fleet(nodes, self.spent, self._history.recent(tolerated), self._pinned(), self._may_end()[0])
         decisions = self.decide(backlog, outlooks, fleet, at, limits, self._config.deadline_margin_seconds)
         for decision in decisions:
             self.decisions.append(decision.why)
@@ -323,6 +333,39 @@ class Autoscaler:
         self.next_at = self._next_at(nodes, bool(decisions), at)
         return has_changed
 
+    def preview(self, at: float) -> ScalingPreview:
+        """Return what would be requested and given up at `at`, at or after the latest event. Changes nothing."""
+        outlooks, reference = self._outlooks()
+        levels = self._levels(outlooks)
+        backlog, _ = self._backlog(levels, reference, at, deepcopy(self._arrivals))
+        nodes, _ = self._nodes(outlooks, reference, backlog.tasks > 0, at)
+        recent = self._history.recent(self._tolerated_seconds(at))
+        may_end, held_back = self._may_end()
+        fleet = Fleet(nodes, self.spent_until(at), recent, self._pinned(), may_end)
+        limits, margin_seconds = self._config.autoscaling, self._config.deadline_margin_seconds
+        decisions = self.decide(backlog, outlooks, fleet, at, limits, margin_seconds)
+        obstacles = obstacles_of(outlooks, fleet, at, limits)
+        end_at = finish_at(servers(nodes, 0.0, at), backlog.seconds) if backlog.tasks else at
+        return ScalingPreview(
+            tuple(
+                WaitingLevel(None if work.level_bytes == inf else int(work.level_bytes), work.tasks, work.seconds)
+                for work in backlog.levels
+            ),
+            group_previews(outlooks, fleet, decisions, obstacles, backlog),
+            None if end_at == inf else end_at - at,
+            held_back if may_end == 0 else "",
+        )
+
+    def _may_end(self) -> tuple[int | None, str]:
+        """Nodes that disruption limits allow to give up now, and why not more."""
+        cordons, most = self._worker_table.cordons, self._config.max_unavailable_nodes
+        if cordons.obstacle:
+            return 0, cordons.obstacle
+        if most is None:
+            return None, ""
+        count = len(unavailable(cordons, self._worker_table.workers.values(), self._draining))
+        return max(0, most - count), f"{count} of at most {most} nodes are unavailable (max_unavailable)"
+
     def _next_at(self, nodes: tuple[FleetNode, ...], has_changed: bool, at: float) -> float:
         """When to look again: at the interval, while something may change by itself."""
         limits = self._config.autoscaling
@@ -333,14 +376,19 @@ class Autoscaler:
         is_busy = has_changed or bool(self._demand.tasks) or any(node.is_starting for node in nodes)
         if not is_busy:
             for name, record in self.groups.items():
-                mine = [node for node in nodes if node.group == name]
-                spare = sum(not node.is_kept for node in mine)
+                same = record.group.set_name
+                mine = [node for node in nodes if node.group and self.groups[node.group].group.set_name == same]
+                spare = sum(self._may_be_spare(node) for node in mine)
                 is_short = len(mine) < record.group.min_nodes and name in self._usable
                 is_busy = is_busy or (spare > 0 and len(mine) > record.group.min_nodes) or is_short
         return at + min(left + 1e-6, limits.interval_seconds if is_busy else inf)
 
+    def _may_be_spare(self, node: FleetNode) -> bool:
+        """Whether time alone may lead to giving the node up."""
+        return not node.is_kept and not node.is_cordoned and (node.is_starting or self._may_end()[0] != 0)
+
     def _outlooks(self) -> tuple[tuple[GroupOutlook, ...], str]:
-        """The groups, with speeds relative to the first one's GPUs, whose name is returned too."""
+        """The groups, with speeds relative to the GPUs of the first one, and the name of these GPUs."""
         reference = next(iter(self.groups.values())).device_name
         slowness = self._costs.run_kinds.slowness
         return tuple(r.outlook(1.0 / slowness(r.device_name, reference)) for r in self.groups.values()), reference
@@ -358,8 +406,11 @@ class Autoscaler:
                 last = capacity_bytes
         return sorted({*found, inf})
 
-    def _backlog(self, levels: list[float], reference: str, at: float) -> tuple[PendingWork, list[float]]:
-        """The waiting work, and GPU-seconds that arrived since the last evaluation, by level."""
+    def _backlog(
+        self, levels: list[float], reference: str, at: float, arrivals: SteadyArrivals
+    ) -> tuple[PendingWork, list[float]]:
+        """The waiting work, and GPU-seconds that arrived since the last evaluation, by level. They are added to
+        `arrivals`; the caller takes them off the cost classes."""
         overhead = 1.0 + min(MOST_LOADING, self._loading / (self._running + PRIOR_SECONDS))
         running: dict[CostClass, tuple[int, float]] = {}
         tasks = self._demand.tasks
@@ -376,7 +427,6 @@ class Autoscaler:
             level = bisect_left(levels, cost_class.needed_bytes)
             ratio = overhead * self._ratio(cost_class, reference)
             arrived[level] += ratio * cost_class.arrived_seconds
-            cost_class.arrived_seconds = 0.0
             run_count, run_seconds = running.get(cost_class, (0, 0.0))
             count = cost_class.tasks - run_count
             if count <= 0:
@@ -387,7 +437,7 @@ class Autoscaler:
             sums[level] += seconds
             loads[level] += load_bytes * seconds
             longest[level] = max(longest[level], ratio * cost_class.pattern.run_seconds)
-        arriving = self._arrivals.note(at, arrived if self._free_at > at - FORGET_SECONDS else [0.0] * len(levels))
+        arriving = arrivals.note(at, arrived if self._free_at > at - FORGET_SECONDS else [0.0] * len(levels))
         found = tuple(
             WaitingWork(
                 levels[i], int(counts[i]), sums[i], loads[i] / sums[i] if sums[i] else 0.0, longest[i], arriving[i]
@@ -422,7 +472,7 @@ class Autoscaler:
         members: dict[str, list[Worker]] = {}
         machines = _machines(self._worker_table.workers.values())
         for worker in self._worker_table.workers.values():
-            if worker.status is not WorkerState.GIVEN_UP:
+            if worker.status not in (WorkerState.GIVEN_UP, WorkerState.DRAINED):
                 known = machines.get((worker.group, worker.request)) if worker.spec is None else None
                 members.setdefault(known or _node_name(worker), []).append(worker)
         kept, holders = self._kept(), self._worker_table.worker_index.holders
@@ -454,15 +504,16 @@ class Autoscaler:
                 FleetNode(
                     name=name,
                     group=first.group,
-                    gpus=len(workers),
+                    gpus=sum(worker.cordon is None for worker in workers),
                     gpu_bytes=float(first.capacity_bytes or 0) if outlook is None else outlook.gpu_bytes,
                     speed=1.0 / self._costs.run_kinds.slowness(device, reference) if outlook is None else outlook.speed,
                     free_at=free_at,
-                    ends_at=inf if spec is None else self._draining.get(spec.node, inf),
+                    ends_at=self._ends_at(workers),
                     is_starting=is_starting,
                     is_overdue=is_starting and at - first.requested_at > OVERDUE * start_seconds + OVERDUE_SECONDS,
                     is_leaving=not any(worker.wanted for worker in workers),
-                    idle_gpus=sum(worker.is_idle for worker in live),
+                    is_cordoned=any(worker.cordon is not None for worker in workers),
+                    idle_gpus=sum(worker.is_idle and worker.cordon is None for worker in live),
                     idle_since=idle_since,
                     reload_seconds=reload,
                     value_seconds=value,
@@ -472,6 +523,12 @@ class Autoscaler:
                 )
             )
         return tuple(nodes), members
+
+    def _ends_at(self, workers: Iterable[Worker]) -> float:
+        """When their machine ends, or an operator has drained it; infinity if that is not known to happen."""
+        ends = [self._draining.get(worker.spec.node, inf) for worker in workers if worker.spec is not None]
+        drained = [worker.cordon.deadline for worker in workers if worker.cordon is not None]
+        return min((at for at in (*ends, *drained) if at is not None), default=inf)
 
     def _pass_time(
         self,
@@ -491,6 +548,10 @@ class Autoscaler:
             if levels[place] < inf or is_unknown:
                 found.append((levels[place], came, there))
         self._history.pass_time(at, found)
+        return self._tolerated_seconds(at)
+
+    def _tolerated_seconds(self, at: float) -> float:
+        """The time for which work may queue."""
         tolerated = self._config.autoscaling.wait_seconds
         if self._free_at < at - FORGET_SECONDS and self._slack.value is not None:
             tolerated = max(tolerated, SLACK_PART * self._slack.value)
@@ -546,7 +607,7 @@ def _node_name(worker: Worker) -> str:
 
 
 def _free_at(worker: Worker, start_seconds: float, at: float) -> float:
-    """When it should be free. What is overdue is expected to take as long again as it is late."""
+    """When it should be free. Overdue work is expected to take as long again as it is late."""
     if worker.status is WorkerState.STARTING:
         up_at = at + RESTART_SECONDS if worker.spec is not None else worker.requested_at + start_seconds
         return at + abs(up_at - at)

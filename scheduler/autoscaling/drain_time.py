@@ -19,6 +19,7 @@ def servers(nodes: Iterable[FleetNode], level_bytes: float, at: float) -> list[S
         node
         for node in nodes
         if node.gpu_bytes >= level_bytes and not node.is_leaving and not node.is_overdue and node.ends_at == inf
+        if node.gpus
     ]
     return sorted((max(at, node.free_at), node.capacity) for node in able)
 

@@ -1,4 +1,4 @@
-"""What is known of each group of nodes: learned properties, failures and back-off. Knows no workers and no work."""
+"""Records of each group of nodes: learned properties, failures and back-off. Knows no workers and no work."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The input and output of scaling decisions, as values: waiting work, groups, nodes, decisions.
 
-GPU-seconds are those of a GPU of speed 1, loads included. Levels are memory sizes: work of a level runs on every GPU
+GPU-seconds are for a GPU of speed 1, loads included. Levels are memory sizes: work of a level runs on every GPU
 with at least that much. All of it is of the size of the pool and of its cost classes, never of the number of tasks.
 """
 
@@ -100,16 +100,17 @@ class FleetNode:
     """A machine with workers, or a request for one.
 
     group           "" for workers that the shell named
-    gpus            workers on it
+    gpus            workers on it that take tasks
     free_at         when its GPUs should be free, on average; for a request when it should be up
     ends_at         when it will be gone; infinity if no notice came
     is_starting     it was never up
     is_overdue      it was never up, and much more time has passed than a start takes: it may be out of stock
     is_leaving      it was given up, and ends with its runs
+    is_cordoned     an operator has taken workers of it out of use: it is neither capacity nor given up
     idle_gpus       of its GPUs, those that run nothing
     idle_since      since when all its GPUs are idle; None if one is not. For a request, since when it has no use
     reload_seconds  seconds to load again what its GPUs hold
-    value_seconds   the same, of what is expected to be needed and is not held elsewhere
+    value_seconds   the same, for weights that are expected to be needed and are not held elsewhere
     is_kept         it holds pinned components that would be missing without it
     """
 
@@ -123,6 +124,7 @@ class FleetNode:
     is_starting: bool = False
     is_overdue: bool = False
     is_leaving: bool = False
+    is_cordoned: bool = False
     idle_gpus: int = 0
     idle_since: float | None = None
     reload_seconds: float = 0.0
@@ -140,12 +142,14 @@ class Fleet:
     """All nodes, the money spent on them so far, and the work of the recent past.
 
     pinned  workers that pinned components need, as pairs of memory and number
+    may_end nodes that may be given up now though they are up: disruption limits; None: any number
     """
 
     nodes: tuple[FleetNode, ...] = ()
     spent: float = 0.0
     recent: tuple[RecentWork, ...] = ()
     pinned: tuple[tuple[float, int], ...] = ()
+    may_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

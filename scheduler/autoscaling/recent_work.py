@@ -33,7 +33,7 @@ class RecentWork:
 
     def kept_up(self, capacity: float, since: float) -> bool:
         """Whether this capacity, from then on, would have worked off what waited then and what came since, and never
-        let more queue than what waited then, or what is tolerated."""
+        let more queue than waited then, or than is tolerated."""
         if not self.slots or self.slots[0].begun_at > since:
             return False
         tolerated, waiting, most = self.tolerated_seconds * capacity, -1.0, 0.0

@@ -6,7 +6,7 @@ Rules, in this order
    Work that no GPU can run is always worth a node.
 2. Work with a deadline gets the fewest nodes that meet the deadline, and those at once: fewer nodes for longer pay for
    fewer starts.
-3. The group is the one whose nodes do the work for the least money, of those whose GPUs have the memory and that may be
+3. The group is the one that does the work for the least money, of the groups that have GPUs with the memory and may be
    requested now; for equal prices the one that is done first. Work without a deadline may end a little later on nodes
    that cost less (`delay_tolerance`), even if these start too late to be worth a request of their own.
 4. A node is given up once its idle time has cost as much as restoring it would (start and reload: ski rental). Idle
@@ -14,8 +14,8 @@ Rules, in this order
    it for as long (`scheduler.autoscaling.recent_work`). The dearest group goes first, of one group the
    node with the least valuable weights. Never in the evaluation that requests nodes, nor if the remaining nodes would
    be half way to requesting one again.
-5. `min_nodes` and nodes with pinned components stay. No limit is ever exceeded; before `max_cost` is spent all nodes
-   end.
+5. `min_nodes`, nodes with pinned components, cordoned nodes, and nodes beyond the disruption limits stay. No limit is
+   ever exceeded; before `max_cost` is spent all nodes end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from modelpool.scheduler.autoscaling.outlook import (
     RequestNodes,
     WaitingWork,
 )
-from modelpool.scheduler.model.node_groups import NO_LIMITS, AutoscalingConfig, NodeGroup
+from modelpool.scheduler.model.node_groups import NO_LIMITS, AutoscalingConfig, NodeGroup, least_of_sets
 from modelpool.scheduler.model.scaling_record import ScalingRule, ScalingWhy
 
 #: factor on the GPU-seconds that are due by a deadline, as in `scheduler.decisions.queue.deadlines`. At 1.1, nodes that
@@ -88,6 +88,15 @@ def wanted(
     return (*evaluation.requests, *evaluation.given_up)
 
 
+def obstacles_of(
+    groups: Sequence[GroupOutlook], fleet: Fleet, at: float, limits: AutoscalingConfig = NO_LIMITS
+) -> dict[str, str]:
+    """Return why no node may be requested now, of the groups of which none may."""
+    evaluation = _Evaluation(PendingWork(), groups, fleet, at, limits, 0.0)
+    rooms = {outlook.group.name: evaluation.room(outlook) for outlook in groups}
+    return {name: reason for name, (room, reason) in rooms.items() if not room}
+
+
 class _Evaluation:
     """One call of `wanted`: its input, and what it has requested so far."""
 
@@ -122,9 +131,16 @@ class _Evaluation:
 
     # ---- limits ------------------------------------------------------------------------------------------------------
 
-    def active(self, group: str) -> list[FleetNode]:
-        """The nodes of a group that stay."""
-        return [n for n in self._of_group.get(group, ()) if not n.is_leaving and n.ends_at == inf]
+    def active(self, group: NodeGroup) -> list[FleetNode]:
+        """The nodes of the set of a group that stay."""
+        return [n for n in self._of_set(group) if not n.is_leaving and n.ends_at == inf]
+
+    def _of_set(self, group: NodeGroup) -> list[FleetNode]:
+        """The nodes of all groups of the set of a group."""
+        if not group.part_of:
+            return self._of_group.get(group.name, [])
+        names = [name for name, outlook in self.groups.items() if outlook.group.set_name == group.set_name]
+        return [node for name in names for node in self._of_group.get(name, ())]
 
     def room(self, outlook: GroupOutlook) -> tuple[int, str]:
         """How many nodes of the group may be requested now, and what limits them."""
@@ -140,7 +156,7 @@ class _Evaluation:
         mine = self._of_group.get(group.name, ())
         if any(node.is_overdue for node in mine):
             return 0, "a start is overdue"
-        count = len(mine)
+        count = len(self._of_set(group))
         found, reason = group.max_nodes - count, f"max_nodes {group.max_nodes}"
         if limits.max_gpus is not None:
             # all GPUs of a node, which exists until its last worker has ended
@@ -217,11 +233,16 @@ class _Evaluation:
         self._rooms.clear()
 
     def request_minimum(self) -> None:
-        """Request what is missing from `min_nodes`."""
-        for outlook in self.groups.values():
-            missing = outlook.group.min_nodes - len(self.active(outlook.group.name))
+        """Request the nodes that are missing from `min_nodes`."""
+        for outlook in sorted(self.groups.values(), key=self._set_order):
+            missing = outlook.group.min_nodes - len(self.active(outlook.group))
             if missing > 0 and (count := min(missing, self.room(outlook)[0])):
                 self.request(outlook, count, ScalingRule.MINIMUM, (("min_nodes", outlook.group.min_nodes),), 0.0)
+
+    def _set_order(self, outlook: GroupOutlook) -> tuple[int, float]:
+        """The groups of a set by price, where the first of the set is."""
+        names = [one.group.set_name for one in self.groups.values()]
+        return names.index(outlook.group.set_name), outlook.group.price_per_gpu_hour
 
     def request_pinned(self) -> None:
         """Request nodes for pinned components that have too few workers, of the groups with the lowest price."""
@@ -243,7 +264,7 @@ class _Evaluation:
         return seconds, seconds / self.total_seconds if self.total_seconds else 0.0
 
     def able(self, work: WaitingWork) -> list[GroupOutlook]:
-        """The groups whose GPUs have the memory."""
+        """The groups that have GPUs with the memory."""
         return [outlook for outlook in self.groups.values() if outlook.gpu_bytes >= work.level_bytes]
 
     def meet_deadlines(self, work: WaitingWork) -> None:
@@ -375,8 +396,9 @@ class _Evaluation:
             node
             for node in self.nodes
             if self._may_end(node)
+            and self._may_disrupt(node)
             and node.gpu_bytes < work.level_bytes
-            and len(self.active(node.group)) > self.groups[node.group].group.min_nodes
+            and len(self.active(self.groups[node.group].group)) > self.groups[node.group].group.min_nodes
         ]
         self.is_making_room = bool(others) or any(node.is_leaving for node in self.nodes)
         if others and not any(node.is_leaving for node in self.nodes):
@@ -444,7 +466,7 @@ class _Evaluation:
         """Give up the nodes that are not worth their price any more."""
         for node in sorted(filter(self._may_end, self.nodes), key=self._end_order):
             outlook = self.groups[node.group]
-            if len(self.active(node.group)) <= outlook.group.min_nodes or self._is_for_pins(node):
+            if len(self.active(outlook.group)) <= outlook.group.min_nodes or self._is_for_pins(node):
                 continue
             load_bytes = max((work.load_bytes for work in self.backlog.levels), default=0.0)
             restore_seconds = outlook.start_seconds + max(
@@ -452,6 +474,8 @@ class _Evaluation:
             )
             why = self._end_rule(node, restore_seconds)
             if why is None:
+                continue
+            if not self._may_disrupt(node):
                 continue
             rest = [other for other in self.nodes if other is not node]
             if not self._keeps_up(rest, node, outlook):
@@ -476,7 +500,15 @@ class _Evaluation:
         return sum(n.gpus for n in self.nodes if n.gpu_bytes >= level_bytes and not n.is_leaving and n.ends_at == inf)
 
     def _may_end(self, node: FleetNode) -> bool:
-        return bool(node.group) and not node.is_leaving and not node.is_kept and node.ends_at == inf
+        is_used = node.is_kept or node.is_cordoned
+        return bool(node.group) and not node.is_leaving and not is_used and node.ends_at == inf
+
+    def _may_disrupt(self, node: FleetNode) -> bool:
+        """Whether disruption limits allow to give the node up. A node that was never up is nobody's loss."""
+        if node.is_starting or self.fleet.may_end is None:
+            return True
+        starting = {one.name for one in self.fleet.nodes if one.is_starting}
+        return sum(given_up.node not in starting for given_up in self.given_up) < self.fleet.may_end
 
     def _end_order(self, node: FleetNode) -> tuple[bool, float, float, float, str]:
         outlook = self.groups[node.group]
@@ -546,8 +578,8 @@ def fits_limits(group: NodeGroup, groups: Sequence[NodeGroup], limits: Autoscali
     """Whether a node of the group may exist next to the `min_nodes` of all groups."""
     if group.min_nodes:
         return True
-    gpus = sum(one.min_nodes * one.gpus_per_node for one in groups) + group.gpus_per_node
-    price = sum(one.min_nodes * one.price_per_hour for one in groups) + group.price_per_hour
+    gpus, price = least_of_sets(groups)
+    gpus, price = gpus + group.gpus_per_node, price + group.price_per_hour
     return (limits.max_gpus is None or gpus <= limits.max_gpus) and (
         limits.max_cost_per_hour is None or price <= limits.max_cost_per_hour + 1e-9
     )

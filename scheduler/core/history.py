@@ -69,7 +69,7 @@ class TaskHistory:
     """One task of the job.
 
     status     "blocked", "ready", "queued", "running", "stopping"; "ended" if no live job needs it to run any more
-    attempts   oldest first, including those of an earlier job that wanted the same task
+    attempts   oldest first, including attempts for an earlier job that wanted the same task
     passed     how often later tasks went first while it waited, divided by the workers that are up
     held_back  it is ready and waits because its user is at the limit of running tasks
     wait       what it waits for; None if it has started, or ended
@@ -93,7 +93,7 @@ class JobHistory:
     at            time of this request
     submitted_at  None if no longer known; the request of an ended job is then missing too
     tasks         in the order of the job
-    lines         its story lines and those of its tasks up to its end, oldest first
+    lines         story lines of the job and its tasks up to its end, oldest first
     complete      False if parts are no longer known
     """
 
@@ -112,7 +112,7 @@ class JobHistory:
 
 
 def find_job(state: SchedulerState, text: str, others: Iterable[JobId] = ()) -> JobId:
-    """Return the job with this id, or the only one whose id contains `text`, among those of the core and `others`.
+    """Return the job with id `text`, or the only id that contains `text`, among jobs of the core and `others`.
     Raises UnknownName with the known jobs.
     """
     known = dict.fromkeys((*state.demand.ended, *state.demand.jobs, *others))

@@ -106,8 +106,8 @@ def _task(state: SchedulerState, task: Task) -> None:
     if task.status in (TaskStatus.BLOCKED, TaskStatus.READY):
         is_ready = all(need in held for need in task.spec.needs)
         assert is_ready == (task.status is TaskStatus.READY), _story(state, name, f"is {task.status.value}")
-        # which machine has a file is found out by runs, and what is on a GPU changes meanwhile
-        assert state.costs.nodes.lacking or state.why_unfit(task.spec) is None, _story(
+        # runs find out which machine has a file, and the weights on a GPU change meanwhile
+        assert state.costs.nodes.lacking or state.membership.why_unfit(task.spec) is None, _story(
             state, name, "waits and fits on no worker"
         )
     for need in task.spec.needs:
@@ -123,7 +123,9 @@ def _task(state: SchedulerState, task: Task) -> None:
     assert not (task.recycle_first and task.pinned_to is None), _story(state, name, "whom to recycle?")
     assert task.pinned_to is None or task.worker_id is None, _story(state, name, "runs and waits for a worker")
     assert task.timed_out_at is None or task.on_worker, _story(state, name, "is late and does not run")
-    assert not task.follows or (task.on_worker and state.send_ahead.seconds), _story(state, name, "follows what?")
+    assert not task.follows or (task.on_worker and state.starts.send_ahead.seconds), _story(
+        state, name, "follows what?"
+    )
     assert set(task.follows) <= set(task.spec.needs), _story(state, name, f"follows {task.follows}")
     assert not task.demand or all(need in held or need in demand.tasks for need in task.follows), _story(
         state, name, f"follows {task.follows}, which nobody computes"
@@ -151,6 +153,13 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     assert worker.wanted or worker.status in (WorkerState.STARTING, WorkerState.BUSY), _story(state, name, "lingers")
     assert worker.incarnation == state.worker_table.incarnations[name], _story(state, name, "has an old number")
     _queue(state, worker)
+    assert worker.cordon == state.worker_table.cordons.of(worker), _story(state, name, f"has cordon {worker.cordon}")
+    assert worker.status is not WorkerState.DRAINED or worker.drains, _story(state, name, "is down without a drain")
+    stays = worker.drains or _waits_for_hashes(state, worker)
+    assert stays or not worker.is_idle or worker.restart_by is None, _story(state, name, "is idle, and not restarted")
+    assert not (worker.is_idle and worker.drains) or _waits_for_hashes(state, worker), _story(
+        state, name, "is idle, and its machine is drained"
+    )
     limit = state.config.start_retry_limit
     given_up = worker.status is WorkerState.GIVEN_UP
     assert given_up == (worker.failures >= limit) or up, _story(state, name, f"failed {worker.failures} times")
@@ -180,16 +189,20 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     assert worker.used_bytes + running_bytes <= worker.residency.capacity_bytes, _story(state, name, "is overfull")
 
 
+def _waits_for_hashes(state: SchedulerState, worker: Worker) -> bool:
+    return (worker.worker_id, worker.incarnation) in state.refutation.verdicts.pending
+
+
 def _queue(state: SchedulerState, worker: Worker) -> None:
     name, queue = worker.worker_id, worker.queue
     assert not queue or worker.status is WorkerState.BUSY, _story(state, name, "has queued tasks, and no run")
     assert bool(queue) == (name in state.worker_table.with_queued), _story(state, name, "what is next?")
-    assert not queue or state.send_ahead.seconds, _story(state, name, "has queued tasks")
+    assert not queue or state.starts.send_ahead.seconds, _story(state, name, "has queued tasks")
     assert len(queue) <= MOST_QUEUED, _story(state, name, f"has {len(queue)} queued tasks")
     assert abs(worker.queued_seconds - sum(queued.seconds for queued in queue)) < 1e-6, _story(
         state, name, f"counts {worker.queued_seconds} s of queued tasks"
     )
-    stays = worker.wanted and worker.drain_deadline is None and state.ends_at is None
+    stays = worker.takes_tasks and worker.drain_deadline is None and state.ends_at is None
     for queued in queue:
         task = state.demand.tasks[queued.task_id]
         assert task.worker_id == name, _story(state, name, f"runs {task.name} later, which is on {task.worker_id}")
@@ -369,8 +382,7 @@ def _no_startable_task_waits(state: SchedulerState) -> None:
 
 
 def _is_reported_in_parts(state: SchedulerState) -> bool:
-    """Return whether the ends of some tasks of a batch are reported and those of others are not yet: nothing starts in
-    between."""
+    """Return whether only some tasks of a batch are reported as ended: nothing starts before the last report."""
     busy = state.worker_table.usable(WorkerState.BUSY)
     return any(len(worker.task_ids) < worker.members for worker in busy if worker.members > 1)
 

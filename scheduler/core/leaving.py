@@ -56,7 +56,7 @@ class Leaving:
         """Stop the runs that are due, and copy all results off machines with a deadline. Call when deadlines change.
         Returns the time at which the next run is due; infinity if none is."""
         due = self.stop_runs(deadlines, at)
-        self._copy_results(deadlines)
+        self.copy_results(deadlines)
         return due
 
     def stop_runs(self, deadlines: Mapping[NodeId, float], at: float) -> float:
@@ -102,9 +102,9 @@ class Leaving:
         seconds = step_seconds(first.spec, run_seconds, first.remaining)
         return latest_stop(at, deadline, worker.expected_end, seconds)
 
-    def _copy_results(self, deadlines: Mapping[NodeId, float]) -> None:
-        """Copy each result once: from then on it counts as safe. One that could not be copied is reported as lost.
-        Results of unknown machines are safe or cannot be saved."""
+    def copy_results(self, deadlines: Mapping[NodeId, float]) -> None:
+        """Copy all results off these machines, each once: from then on it counts as safe. One that could not be copied
+        is reported as lost. Results of unknown machines are safe or cannot be saved."""
         results = self._demand.results
         found: list[TaskId] = []
         for task_id, result in results.held.items():

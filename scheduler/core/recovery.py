@@ -55,7 +55,7 @@ RULES: Mapping[RunErrorKind, RetryRule] = {
 
 
 class Verdict(Enum):
-    """Decision about a task whose run failed."""
+    """Decision about a task with a failed run."""
 
     AGAIN = "again"  #: run it again, and count the failure
     AGAIN_FREE = "again_free"  #: run it again, and count nothing: it was stopped on request, or is not the cause
@@ -176,7 +176,7 @@ BLAMED_ALONE = frozenset({RunErrorKind.BAD_INPUT, RunErrorKind.INTERNAL, RunErro
 
 
 class Recovery:
-    """Handles tasks whose run failed, and refuses work that did harm before."""
+    """Handles tasks with failed runs, and refuses work that did harm before."""
 
     def __init__(self, config: SchedulerConfig, story: Story, worker_table: WorkerTable, demand: Demand) -> None:
         self._config = config
@@ -321,8 +321,8 @@ class Recovery:
             self._demand.forget(task, note)
 
     def workers_changed(self) -> None:
-        """Unpin tasks whose worker is not coming back, or is smaller than before; drop refusals for lack of memory that
-        is available now."""
+        """Unpin tasks if their worker is not coming back, or is smaller than before; drop refusals for lack of memory
+        that is available now."""
         self.quarantine.grown(
             max((w.capacity_bytes or 0 for w in self._worker_table.workers.values() if w.live), default=0)
         )
@@ -394,7 +394,7 @@ class Recovery:
         """A worker was lost with a task that does not run again: either may be the cause. While others are up a worker
         that is lost too often can be given up; the only one cannot, or a few bad tasks would end the pool."""
         others = (w for w in self._worker_table.workers.values() if w.worker_id != worker_id)
-        if not any(worker.live and worker.wanted for worker in others):
+        if not any(worker.live and worker.takes_tasks for worker in others):
             self._worker_table.forgive(worker_id)
 
     def _quarantine_out_of_memory(self, task: Task, error: RunError, at: float) -> None:

@@ -1,11 +1,14 @@
-"""Exports what limits, shares and estimates depend on as a `PoolMemory`, and takes that of an earlier core over."""
+"""Exports what limits, shares and estimates depend on as a `PoolMemory`, and takes over one of an earlier core."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
-from modelpool.scheduler.model.pool_memory import PoolMemory, RememberedGroup, RememberedUser
+from modelpool.pool.values.specs.spec import NO_NODE, NO_WORKER, NodeId, WorkerId
+from modelpool.scheduler.model.cordons import Cordon, Cordons
+from modelpool.scheduler.model.pool_memory import PoolMemory, RememberedCordon, RememberedGroup, RememberedUser
 
 if TYPE_CHECKING:
     from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
@@ -35,6 +38,7 @@ def memory_of(state: SchedulerState, at: float) -> PoolMemory:
         () if scaler is None else tuple(_group(scaler, name, at) for name in scaler.groups),
         state.costs.run_kinds.remembered(),
         state.costs.remembered_patches(),
+        tuple(_cordons(state.worker_table.cordons, at)),
     )
 
 
@@ -51,11 +55,42 @@ def remember(state: SchedulerState, memory: PoolMemory, gap_seconds: float) -> N
         account.load_seconds = account.load_seconds or each.load_seconds
     state.costs.run_kinds.remember(memory.runs)
     state.costs.remember_patches(memory.patches)
+    _remember_cordons(state, memory.cordons, gap_seconds)
     if state.autoscaler is not None:
         state.autoscaler.spent += memory.spent + memory.cost_per_hour * gap_seconds / HOUR
         for group in memory.groups:
             _remember_group(state.autoscaler, group, state.at, gap_seconds)
         state.autoscaler.remembered(state.at)
+
+
+def _cordons(cordons: Cordons, at: float) -> Iterator[RememberedCordon]:
+    for node, cordon in cordons.nodes.items():
+        yield RememberedCordon(node, NO_WORKER, at - cordon.since, _left(cordon.deadline, at))
+    for worker_id, cordon in cordons.workers.items():
+        yield RememberedCordon(NO_NODE, worker_id, at - cordon.since, _left(cordon.deadline, at))
+    for worker_id, deadline in cordons.restarts.items():
+        yield RememberedCordon(NO_NODE, worker_id, 0.0, _left(deadline, at), restarts=True)
+
+
+def _left(deadline: float | None, at: float) -> float | None:
+    return None if deadline is None else max(0.0, deadline - at)
+
+
+def _remember_cordons(state: SchedulerState, remembered: Iterable[RememberedCordon], gap_seconds: float) -> None:
+    nodes: dict[NodeId, Cordon] = {}
+    workers: dict[WorkerId, Cordon] = {}
+    restarts: dict[WorkerId, float] = {}
+    for each in remembered:
+        left_seconds = None if each.left_seconds is None else max(0.0, each.left_seconds - gap_seconds)
+        deadline = None if left_seconds is None else state.at + left_seconds
+        if each.restarts:
+            restarts[each.worker_id] = state.at if deadline is None else deadline
+        elif each.worker_id:
+            workers[each.worker_id] = Cordon(state.at - each.age_seconds - gap_seconds, deadline)
+        else:
+            nodes[each.node] = Cordon(state.at - each.age_seconds - gap_seconds, deadline)
+    if nodes or workers or restarts:
+        state.maintenance.remember(nodes, workers, restarts)
 
 
 def _group(scaler: Autoscaler, name: str, at: float) -> RememberedGroup:

@@ -4,7 +4,7 @@ The core plans the run of a worker and a queue of tasks after it. Rules
 1. A worker is sent a queued task if its run and those queued before should end within `send_ahead_seconds`, and if
    placement would start that task there now if the worker was idle. Long runs are thus followed by one queued task,
    and short ones by several.
-2. Only tasks whose weights are all resident then and that evict no others, and of the highest priority that waits: a
+2. Only tasks with all weights resident then and that evict no others, and of the highest priority that waits: a
    load may be worth less after the run than it seems now, and what to keep, as pinned weights, is known then. No urgent
    task waits, and none that one worker is reserved for. With batches, only tasks that would run alone there
    (`Batching.runs_alone`): the mates of others gather as late as possible.
@@ -15,14 +15,14 @@ The core plans the run of a worker and a queue of tasks after it. Rules
    is sent no other before the end of its run.
 5. Until the answer, it counts as queued. One that is not revoked in time runs: it cannot be told from one that was not
    asked back.
-6. If no task waits, a task may be queued whose missing inputs tasks in front of it on its worker compute, if it alone
+6. If no task waits, a task may be queued if tasks in front of it on its worker compute its missing inputs, it alone
    reads them, and the last of them is in front of it. Such a follower runs without a message between the two. It passes
-   no other task: those that read what tasks in front of it compute are on workers already, and none waits for the end
+   no other task: readers of what tasks in front of it compute are on workers already, and none waits for the end
    of one of these as its user is at the limit. Its weights are resident and it evicts none; no other GPU is faster, and
    no idle one has its weights next to other ones. If one of the tasks in front does not succeed, the worker reports the
    follower as revoked: it counts as started until then.
 7. A worker that may begin a task while it still decodes for the one before reports both ends when the decode is over:
-   the tasks behind a decode may have started (`Worker.begun`), as those of one call. There, a task that has to run
+   the tasks behind a decode may have started (`Worker.begun`), as in one call. There, a task that has to run
    alone is not queued, and none is queued behind it.
 
 Pure state; no clock.
@@ -51,7 +51,7 @@ MOST_ASKED = 4
 MOST_IDLE = 8
 #: busy workers, earliest end first, of which one may have a follower soon: all of them would cost more than the event
 MOST_COMPARED = 8
-#: queued tasks of a worker, and those of one call: half of them, so that the worker has others while the next are sent
+#: queued tasks of a worker, and of one call: half of them, so that the worker has others while the next are sent
 MOST_QUEUED = 16
 MOST_IN_CALL = MOST_QUEUED // 2
 #: expected seconds of a queue with which it is filled again, and of a call, as shares of `send_ahead_seconds`. The ends
@@ -122,7 +122,7 @@ class SendAhead:
         return found
 
     def _takes_none(self, worker: Worker, late_seconds: float) -> bool:
-        """Return whether no task may be queued on a busy worker, whose run should have ended `late_seconds` ago."""
+        """Return whether no task may be queued on a busy worker that should have ended its run `late_seconds` ago."""
         if worker.is_barred or worker.drain_deadline is not None or late_seconds > self.seconds:
             return True
         task_id = worker.task_id
@@ -260,6 +260,8 @@ class SendAhead:
                 reason = "the pool ends"
             elif not worker.wanted or worker.drain_deadline is not None:
                 reason = f"{worker.worker_id} will end"
+            elif not worker.takes_tasks:
+                reason = f"the operator wants nothing new on {worker.worker_id}"
             elif is_any_idle:
                 late_at = self._late_at(worker)
                 if at >= late_at:

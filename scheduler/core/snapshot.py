@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from modelpool.pool.values.specs.spec import ComponentKey, JobId, Stage, TaskId, UserId, WorkerId
+from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, Stage, TaskId, UserId, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.decisions.placement.pinned_loads import PinnedLoads, PinnedSet
 from modelpool.scheduler.model.cost_classes import STAGE_RANK
 from modelpool.scheduler.model.jobs import JobStatus, Task, TaskStatus
 from modelpool.scheduler.model.run_kinds import gpu_name
 from modelpool.scheduler.model.scaling_record import ScalingWhy
+from modelpool.scheduler.model.workers import WorkerState
 
 if TYPE_CHECKING:
     from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
@@ -52,7 +53,7 @@ class WorkerSnapshot:
 
     worker_id: WorkerId
     incarnation: int
-    #: "starting", "idle", "busy" or "given_up"
+    #: "starting", "idle", "busy", "given_up" or "drained"
     status: str
     #: False if it ends as soon as it is idle
     wanted: bool
@@ -81,6 +82,11 @@ class WorkerSnapshot:
     drain_deadline: float | None = None
     #: the group of nodes that it was requested from; "" if it was not
     group: str = ""
+    #: what an operator wants of it: "cordoned", "draining", "drained" or "restarting"; "" for nothing
+    order: str = ""
+    #: since when; and when its run must have ended for that, or None
+    ordered_at: float | None = None
+    leave_by: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,7 @@ class Snapshot:
     uploaded_bytes: int
     streamed_bytes: int
     patch_switches: int
-    #: results that the shell holds, and those of them that are only kept for later jobs
+    #: results that the shell holds, and the part that is only kept for later jobs
     results_held: int
     results_kept: int
     results_kept_bytes: int
@@ -170,6 +176,8 @@ class Snapshot:
     #: None without groups
     scaling: ScalingSnapshot | None = None
     pins: tuple[PinSnapshot, ...] = ()
+    #: the machines that an operator has cordoned, and whether they are drained
+    cordoned_nodes: tuple[tuple[NodeId, bool], ...] = ()
     #: expected time until the known tasks have run on the workers that are up, without loads; None without a worker
     left_seconds: float | None = None
 
@@ -203,6 +211,9 @@ def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
         deadlines_missed=demand.fair_queue.deadlines.missed,
         scaling=None if state.autoscaler is None else _scaling(state, state.autoscaler, at),
         pins=tuple(_pin(state.pinned_loads, pinned, at) for pinned in state.pinned_loads.sets.values()),
+        cordoned_nodes=tuple(
+            (node, cordon.deadline is not None) for node, cordon in state.worker_table.cordons.nodes.items()
+        ),
         left_seconds=_left_seconds(state, at),
     )
 
@@ -327,6 +338,17 @@ def _unavailable(state: SchedulerState, worker: Worker) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reasons))[:MOST_REASONS]
 
 
+def order_of(worker: Worker) -> str:
+    """Return what an operator wants of a worker, as `WorkerSnapshot` says it."""
+    if worker.status is WorkerState.DRAINED:
+        return "drained"
+    if worker.drains:
+        return "draining"
+    if worker.restart_by is not None:
+        return "restarting"
+    return "" if worker.cordon is None else "cordoned"
+
+
 def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
     return tuple(
         WorkerSnapshot(
@@ -349,6 +371,9 @@ def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
             unavailable=_unavailable(state, worker),
             drain_deadline=worker.drain_deadline,
             group=worker.group,
+            order=order_of(worker),
+            ordered_at=None if worker.cordon is None else worker.cordon.since,
+            leave_by=worker.leave_by,
         )
         for worker in state.worker_table.workers.values()
     )

@@ -41,7 +41,7 @@ class Timeouts:
         return task.started_at + worker.members * self._config.run_timeout_seconds
 
     def request_stops(self, at: float) -> list[tuple[Worker, str]]:
-        """Ask runs that take too long to stop. Returns the workers whose runs did not, with a message."""
+        """Ask runs that take too long to stop. Returns the workers with runs that did not, with a message."""
         hanging: list[tuple[Worker, str]] = []
         for worker in self._worker_table.workers.values():
             tasks = [self._demand.tasks[name] for name in worker.task_ids]

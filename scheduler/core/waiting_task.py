@@ -15,7 +15,7 @@ from modelpool.pool.values.specs.spec import TaskId, WorkerId
 from modelpool.pool.values.specs.wire_value import WireValue
 from modelpool.scheduler.model.jobs import Task, TaskStatus
 from modelpool.scheduler.model.placement_record import PlacementOption, WaitEvaluation
-from modelpool.scheduler.model.workers import Worker
+from modelpool.scheduler.model.workers import Worker, WorkerState
 
 if TYPE_CHECKING:
     from modelpool.scheduler.core.state import SchedulerState
@@ -127,9 +127,15 @@ def _ready(state: SchedulerState, task: Task, now: float) -> TaskWait:
 
 def _without_worker(state: SchedulerState, since: float | None) -> TaskWait:
     """No worker that is up can run it: one may come."""
-    starting = [worker for worker in state.worker_table.workers.values() if worker.wanted and not worker.live]
+    workers = [worker for worker in state.worker_table.workers.values() if worker.wanted]
+    kept_off = [worker for worker in workers if worker.cordon is not None]
+    starting = [worker for worker in workers if not worker.live and worker.cordon is None]
     if not starting:
-        return TaskWait("no worker that is up can run it", since)
+        others = [worker for worker in workers if worker.status is not WorkerState.GIVEN_UP]
+        reason = "no worker that is up can run it"
+        if kept_off:
+            reason = _kept_off(kept_off, len(kept_off) == len(others), state.at)
+        return TaskWait(reason, since)
     ends = [
         worker.requested_at + state.autoscaler.groups[worker.group].start_seconds
         for worker in starting
@@ -137,6 +143,18 @@ def _without_worker(state: SchedulerState, since: float | None) -> TaskWait:
     ]
     names = ", ".join(worker.worker_id for worker in starting[:MOST_OPTIONS])
     return TaskWait(f"no worker that is up can run it; starting: {names}", since, min(ends, default=None))
+
+
+def _kept_off(workers: list[Worker], are_all: bool, at: float) -> str:
+    """Say which workers an operator keeps it off."""
+    said = []
+    for worker in workers[:MOST_OPTIONS]:
+        assert worker.cordon is not None, f"{worker.name} is not cordoned"
+        doing = "drained" if worker.drains else "cordoned"
+        said.append(f"{worker.worker_id} is {doing} by the operator, since {at - worker.cordon.since:.0f} s ago")
+    more = f"; and {len(workers) - MOST_OPTIONS} more" if len(workers) > MOST_OPTIONS else ""
+    begins = "every worker is out of use" if are_all else "no other worker that is up can run it"
+    return f"{begins}: {'; '.join(said)}{more}. `modelpool uncordon` lets them take tasks again"
 
 
 def _is_idle(state: SchedulerState, worker_id: WorkerId) -> bool:

@@ -58,7 +58,7 @@ class SchedulerConfig:
     window: int = 32
     #: shares of users; UserId("*") stands for all that are not named, by default weight 1 and no limit
     shares: tuple[UserShare, ...] = ()
-    #: how far one user may get ahead of another whose jobs wait too, on each worker, because the weights that its jobs
+    #: how far one user may get ahead of another with waiting jobs, on each worker, because the weights that its jobs
     #: need are loaded: GPU-seconds of a user with weight 1. About the time of a few loads: smaller values load more
     #: often, larger ones let others wait longer (figures: docs/explanation/fairness.md)
     share_window_seconds: float = 15.0
@@ -81,12 +81,15 @@ class SchedulerConfig:
     start_backoff_seconds: float = 1.0
     start_backoff_limit_seconds: float = 60.0
     #: seconds, besides the upload, for giving a resident component other patches. An assumption: it need only be
-    #: positive, so that of equal uploads the one with equal patches is preferred
+    #: positive, to prefer equal patches among equal uploads
     patch_switch_seconds: float = 0.05
     #: entries of the story that are kept; None keeps all
     story_length: int | None = 20_000
     #: ids of ended jobs that are remembered, so that submitting one again has no effect
     ended_jobs_remembered: int = 100_000
+    #: nodes that may be unavailable at a time because of drains and of scaling down: neither adds another one beyond;
+    #: None: no limit
+    max_unavailable_nodes: int | None = None
     #: nodes that may be requested; without any, the shell names all workers
     groups: tuple[NodeGroup, ...] = ()
     #: limits over all groups
@@ -119,6 +122,7 @@ _MOST = {"send_ahead_seconds": 60.0}
 _SWITCHES = frozenset({"preemption", "upload_ahead"})
 
 _LEAST = {
+    "max_unavailable_nodes": 1,
     "max_attempts": 1,
     "crash_limit": 1,
     "run_timeout_seconds": 1,

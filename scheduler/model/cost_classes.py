@@ -1,6 +1,6 @@
 """Cost classes: tasks that cost the same to load on a worker, and estimates of what loading moves.
 
-One object for all waiting and running tasks of a class, so that what is computed for one holds for all. Pure byte
+One object for all waiting and running tasks of a class, so that each estimate is computed once for all. Pure byte
 arithmetic over `pool.weights.plan.eviction_plan.plan`; seconds are in `scheduler.decisions.costs.cost_model`.
 """
 

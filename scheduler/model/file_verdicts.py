@@ -1,7 +1,7 @@
-"""Which results depend on files whose hashes are not known yet, and what workers have found out about such files.
+"""Which results depend on files with unknown hashes, and what workers have found out about such files.
 
 A worker may use a file before its SHA-256 is known. What it makes until then has an origin: the worker and the state of
-the file (`pool.values.specs.spec.JudgedFile`). A result with origins may be read by other tasks, whose results have the
+the file (`pool.values.specs.spec.JudgedFile`). A result with origins may be read by other tasks: their results have the
 same origins. It leaves the pool when all of them are right, and is made again when one is not. Nobody can find out any
 more what a worker that is gone has used: its states count as wrong.
 """
@@ -21,7 +21,7 @@ NO_ORIGINS: Origins = frozenset()
 
 #: verdicts of a worker that are remembered, for reports that arrive after them; the oldest are forgotten first
 MOST_VERDICTS = 4096
-#: workers whose verdicts are remembered, those that are gone included
+#: workers with remembered verdicts, including workers that are gone
 MOST_WORKERS = 16384
 
 
@@ -62,8 +62,7 @@ class FileVerdicts:
         return frozenset(left)
 
     def lost(self, is_live: Callable[[WorkerId, int], bool]) -> list[Incarnation]:
-        """Forget the workers that are gone; return those of them that have made results with files of unknown
-        hashes."""
+        """Forget the workers that are gone; return the ones that have made results with files of unknown hashes."""
         lost = [worker for worker in self.pending if not is_live(*worker)]
         if lost:
             for worker in lost:

@@ -22,7 +22,7 @@ PCIE3, PCIE4, PCIE5 = 12.0e9, 24.5e9, 49.0e9
 #: launch-bound parts do not scale. Fitted to Flux in the Hugging Face blog "lora-fast", which reports 7.89 s per image
 #: on an H100 and 23.61 s on an RTX 4090: (989.4 / 165.2) ** 0.61 is their ratio
 SPEED_EXPONENT = 0.61
-#: the peak of the kind whose speed is 1, the A100
+#: the peak of the A100, the kind with speed 1
 REFERENCE_TFLOPS = 312.0
 
 

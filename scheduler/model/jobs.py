@@ -20,7 +20,7 @@ from modelpool.scheduler.model.placement_record import WaitEvaluation
 from modelpool.scheduler.model.story import Status
 from modelpool.scheduler.model.user_account import ANONYMOUS, NO_VIRTUAL_START, UserFlow
 
-#: the story's note of a job whose result exists
+#: the story's note of a job that has its result
 WAITS_FOR_VERDICT = "waits until the hashes of the files are known that its result was made with"
 
 #: negative priority, virtual start time of the user's share (`scheduler.decisions.queue.shares`), place in the order of
@@ -134,7 +134,7 @@ class Job:
     hopeless_seconds: float | None
     #: tasks that have to run, or run, for it; each names this job in its own `demand`. Empty once STOPPING
     demands: dict[TaskId, None]
-    #: runs whose end it waits for; non-empty exactly while STOPPING
+    #: runs that must end before it does; non-empty exactly while STOPPING
     awaits: dict[TaskId, None]
     #: how often a result that it still needed was lost
     losses: dict[TaskId, int]
@@ -204,7 +204,7 @@ class Task:
     attempt: int
     #: failed runs that count against the limit
     failures: int
-    #: those of them that ran out of memory, and the measures taken so far
+    #: failed runs that ran out of memory, and the measures taken so far
     memory_failures: tuple[MemoryFailure, ...]
     oom_steps: tuple[OomStep, ...]
     #: workers that were lost while it ran on them, one entry per loss
@@ -225,7 +225,7 @@ class Task:
     cancel_requested_at: float | None
     #: the state that its next run resumes from; None starts it from the beginning
     kept: KeptState | None
-    #: expected seconds of a run from the beginning; those of `spec` are of the steps that are left
+    #: expected seconds of a run from the beginning; `spec.run_seconds` are of the steps that are left
     full_run_seconds: float
     #: time at which its run was asked to stop with its state; None: it was not
     pause_requested_at: float | None
@@ -250,7 +250,7 @@ class Task:
     follows: tuple[TaskId, ...]
     #: its run reads a file, or a result, that is not the expected one: whatever comes of it does not count
     is_refuted: bool
-    #: those of the results that its run reads
+    #: origins of the results that its run reads
     origins: Origins
 
     def __init__(self, spec: TaskSpec, cost_class: CostClass, number: tuple[int, int], batch: str = "") -> None:
@@ -362,7 +362,7 @@ def needed_tasks(
 
 
 def problem_with(job: JobSpec, known: Container[ComponentKey]) -> str | None:
-    """Return what is wrong with the structure of `job`, naming the field; None if it is valid."""
+    """Return the error in the structure of `job`, naming the field; None if it is valid."""
     makeable: set[TaskId] = set(job.given)
     for task in job.tasks:
         if task.task_id in makeable:

@@ -13,6 +13,8 @@ from typing import Final, TypeAlias
 
 from modelpool.pool.values.core.errors import counted, format_bytes
 from modelpool.pool.values.specs.spec import (
+    NO_NODE,
+    NO_WORKER,
     ComponentKey,
     ComponentSpec,
     JobId,
@@ -147,6 +149,45 @@ class NodeDraining(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class Cordoned(WireValue):
+    """An operator cordoned a machine, or a worker: nothing is placed there any more. With a `deadline`, the machine is
+    drained: runs there end or move by then, and its workers end. Replaces an earlier one of the same place."""
+
+    at: float
+    node: NodeId = NO_NODE
+    worker_id: WorkerId = NO_WORKER
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Uncordoned(WireValue):
+    """An operator withdrew the cordon or the drain of a machine, or the cordon of a worker; or the machine is gone."""
+
+    at: float
+    node: NodeId = NO_NODE
+    worker_id: WorkerId = NO_WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRequested(WireValue):
+    """An operator wants a worker to be replaced by a new process: once its run has ended or was moved, at `deadline` at
+    the latest. Ignored for a worker that is not up."""
+
+    at: float
+    worker_id: WorkerId
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionsAllowed(WireValue):
+    """Whether nodes may be given up from now on, though they work: `obstacle` says why not; "" allows it. Maintenance
+    windows begin and end."""
+
+    at: float
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded(WireValue):
     """A `RunTask` ended, successfully or not."""
 
@@ -211,7 +252,7 @@ class Remembered(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class PinComponents(WireValue):
-    """Keep this set of components resident on at least `replicas` workers: idle workers load them, what is there is
+    """Keep this set of components resident on at least `replicas` workers: idle workers load them, resident ones are
     evicted last, nodes that hold them are not given up, and nodes are requested for workers that are missing. 0
     replicas withdraw it."""
 
@@ -260,6 +301,10 @@ Event: TypeAlias = (
     | StartFailed
     | WorkerDown
     | NodeDraining
+    | Cordoned
+    | Uncordoned
+    | RestartRequested
+    | DisruptionsAllowed
     | RunEnded
     | TaskRevoked
     | StateKept
@@ -347,7 +392,7 @@ class RunTask(WireValue):
     joins        send it in one call with the task before it, which is queued too; their ends may be reported together
     follows      inputs that tasks in front of it on this worker compute: they need not be sent. Without one of them,
                  the task does not start: answer with TaskRevoked
-    provisional  it reads results that were made with files whose hashes are not known yet: save no state of the run
+    provisional  it reads results that were made with files of unknown hashes: save no state of the run
     """
 
     worker_id: Final[WorkerId]
@@ -588,7 +633,7 @@ class ResolveJob(WireValue):
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class ScheduleTick(WireValue):
-    """Send a `Tick` after this delay: a task waits for a busy worker whose run may take longer than expected, or a run
+    """Send a `Tick` after this delay: a task waits for a busy worker that may take longer than expected, or a run
     must have ended by then. Several may be pending at once."""
 
     after_seconds: Final[float]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ class NodeGroup(WireValue):
     labels          Ray node labels that request the group: pairs of key and value
     resources       custom Ray resources of each worker: pairs of name and amount
     start_seconds   expected time from the request to the worker being up; measurements replace it
+    part_of         name of a set of groups, such as the instance types and zones of one kind of node: `min_nodes` and
+                    `max_nodes` are those of all its groups together. Each backs off alone
     """
 
     name: str
@@ -48,6 +51,7 @@ class NodeGroup(WireValue):
     labels: tuple[tuple[str, str], ...] = ()
     resources: tuple[tuple[str, float], ...] = ()
     start_seconds: float = 180.0
+    part_of: str = ""
 
     def __post_init__(self) -> None:
         if not NAME_PATTERN.fullmatch(self.name):
@@ -75,6 +79,11 @@ class NodeGroup(WireValue):
                 raise unusable_field(field, names, "each name once")
 
     @property
+    def set_name(self) -> str:
+        """The name of the set that it is part of; its own if it is part of none."""
+        return self.part_of or self.name
+
+    @property
     def price_per_gpu_hour(self) -> float:
         """The price of one of its GPUs."""
         return self.price_per_hour / self.gpus_per_node
@@ -93,7 +102,7 @@ class NodeGroup(WireValue):
 class AutoscalingConfig(WireValue):
     """Limits over all groups, and how decisions are taken. Raises UnusableField naming the field.
 
-    max_gpus           most GPUs of all groups at a time; None: no limit besides those of the groups
+    max_gpus           most GPUs of all groups at a time; None: only the groups have limits
     max_cost_per_hour  most that all requested nodes may cost in an hour; None: no limit
     max_cost           most that the pool may spend on nodes in its life. It is never exceeded: nodes end before it is
                        spent, minimum or not; None: no limit
@@ -129,14 +138,34 @@ def check_groups(groups: tuple[NodeGroup, ...], limits: AutoscalingConfig) -> No
     for name in names:
         if names.count(name) > 1:
             raise UnusableField(f"groups: found {name!r} {names.count(name)} times, expected each name once")
-    least_gpus = sum(group.min_nodes * group.gpus_per_node for group in groups)
+    for group in groups:
+        first = next(other for other in groups if other.set_name == group.set_name)
+        for field, found, expected in (
+            ("min_nodes", group.min_nodes, first.min_nodes),
+            ("max_nodes", group.max_nodes, first.max_nodes),
+        ):
+            if found != expected:
+                other = f"{expected}, as group {first.name}, which is part of {group.set_name} too"
+                raise unusable_field(field, f"{found} in group {group.name}", other)
+    least_gpus, least_cost = least_of_sets(groups)
     if limits.max_gpus is not None and least_gpus > limits.max_gpus:
         raise unusable_field("max_gpus", limits.max_gpus, f"at least the GPUs of all min_nodes, {least_gpus}")
-    least_cost = sum(group.min_nodes * group.price_per_hour for group in groups)
     if limits.max_cost_per_hour is not None and least_cost > limits.max_cost_per_hour:
         raise unusable_field(
             "max_cost_per_hour", limits.max_cost_per_hour, f"at least the price of all min_nodes, {least_cost:g}"
         )
+
+
+def least_of_sets(groups: Iterable[NodeGroup]) -> tuple[int, float]:
+    """Return the GPUs and the price per hour of the `min_nodes` of all sets, of the groups where they are least."""
+    gpus: dict[str, int] = {}
+    prices: dict[str, float] = {}
+    for group in groups:
+        name = group.set_name
+        own_gpus, own_price = group.min_nodes * group.gpus_per_node, group.min_nodes * group.price_per_hour
+        gpus[name] = min(gpus.get(name, own_gpus), own_gpus)
+        prices[name] = min(prices.get(name, own_price), own_price)
+    return sum(gpus.values()), sum(prices.values())
 
 
 def _require_text(field: str, found: Any, expected: str = "a text") -> None:

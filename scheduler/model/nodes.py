@@ -74,7 +74,7 @@ class Node:
     #: bytes of files in memory, least recently read first
     files: OrderedDict[ComponentKey, int] = field(default_factory=OrderedDict)
     used_bytes: int = 0
-    #: those of `files` that are being read, until a run that reads them ends
+    #: keys of `files` that are being read, until a run that reads them ends
     incoming: set[ComponentKey] = field(default_factory=set)
     #: files that it lacks, oldest first
     unavailable: OrderedDict[ComponentKey, UnavailableFile] = field(default_factory=OrderedDict)
@@ -321,3 +321,8 @@ class Nodes:
         if node.storage_bytes_per_second == inf and spec.storage_bytes_per_second > 0:
             node.storage_bytes_per_second = spec.storage_bytes_per_second
         return node
+
+    def are_missing(self, files: Iterable[ComponentKey], spec: WorkerSpec | None, at: float) -> bool:
+        """Return whether one of `files` is unavailable on the machine of a worker."""
+        node = self.of(spec) if self.lacking else None
+        return node is not None and node.unavailable_of(files, at) is not None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelpool.pool.values.specs.spec import ComponentKey, Stage, UserId
+from modelpool.pool.values.specs.spec import ComponentKey, NodeId, Stage, UserId, WorkerId
 from modelpool.pool.values.specs.wire_value import WireValue
 
 
@@ -72,6 +72,21 @@ class RememberedPatches(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class RememberedCordon(WireValue):
+    """An operator's cordon of a machine, or of a worker (`worker_id`), since `age_seconds`.
+
+    left_seconds  until the runs there must have ended, as it is drained or restarted; None: it is only cordoned
+    restarts      the worker is to be restarted, and not cordoned
+    """
+
+    node: NodeId
+    worker_id: WorkerId
+    age_seconds: float
+    left_seconds: float | None = None
+    restarts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PoolMemory(WireValue):
     """What a controller hands to the next one.
 
@@ -88,6 +103,7 @@ class PoolMemory(WireValue):
     groups: tuple[RememberedGroup, ...] = ()
     runs: tuple[RememberedRuns, ...] = ()
     patches: tuple[RememberedPatches, ...] = ()
+    cordons: tuple[RememberedCordon, ...] = ()
 
 
 def learned_only(memory: PoolMemory) -> PoolMemory:

@@ -26,7 +26,7 @@ class Result:
     providers: dict[JobId, None]
     #: the machine that computed it, and with which it would be lost; "" if unknown, or copied elsewhere
     node: NodeId
-    #: states of files that it was made with, whose hashes are not known yet
+    #: states of the files with unknown hashes that it was made with
     origins: Origins
     #: jobs that want it, and end when they are known
     awaited_by: dict[JobId, None]
@@ -59,7 +59,7 @@ class Results:
         #: held, neither read nor provided: least recently used first
         self.kept: OrderedDict[TaskId, None] = OrderedDict()
         self.kept_bytes = 0
-        #: results whose reason to be held may have changed since the last sweep
+        #: results to check at the next sweep: readers, providers or waiting jobs changed
         self._touched: dict[TaskId, None] = {}
         #: held by the shell, unknown to the core
         self._strays: list[TaskId] = []
@@ -148,7 +148,7 @@ class Results:
             self._touched[need] = None
 
     def sweep(self) -> list[TaskId]:
-        """Check every result whose readers or providers changed; return those to release, in order."""
+        """Check every result with changed readers, providers or waiting jobs; return ids to release, in order."""
         if not self._touched and not self._strays:
             return []
         released, self._strays = self._strays, []

@@ -17,7 +17,7 @@ from modelpool.scheduler.model.estimates import Estimate
 from modelpool.scheduler.model.gpu_kinds import kind_of
 from modelpool.scheduler.model.pool_memory import RememberedRuns, RememberedSize
 
-#: measurements of one size before they count more than those of all sizes: of three, one may be wrong
+#: measurements of one size before they count more than measurements of all sizes: of three, one may be wrong
 LEAST_OF_SIZE = 3
 #: measurements of the relative speed of two kinds of GPU before they count more than the table
 LEAST_COMPARED = 3
@@ -26,7 +26,7 @@ LEAST_DIFFERENCE = 0.05
 #: tasks in smaller runs, for each task of a batch, after which what was measured of that batch is forgotten: other load
 #: on the machine decides that it did not pay, or drivers and temperatures change. A sixteenth of the tasks tries it
 FORGOTTEN_AFTER = 32
-#: kinds of run whose times outlive the core
+#: kinds of run with times that outlive the core
 MOST_REMEMBERED = 2048
 #: device names that are remembered
 MOST_NAMES = 256

@@ -16,6 +16,8 @@ from modelpool.pool.values.specs.spec import JobId
 from modelpool.scheduler.model.messages import (
     CancelRequested,
     ComponentsKnown,
+    Cordoned,
+    DisruptionsAllowed,
     Event,
     FilesJudged,
     NodeDraining,
@@ -23,6 +25,7 @@ from modelpool.scheduler.model.messages import (
     PoolEnding,
     PruneComponents,
     Remembered,
+    RestartRequested,
     ResultLost,
     RunEnded,
     StartFailed,
@@ -30,6 +33,7 @@ from modelpool.scheduler.model.messages import (
     Submitted,
     TaskRevoked,
     Tick,
+    Uncordoned,
     WeightsLoaded,
     WorkerDown,
     WorkersWanted,
@@ -170,6 +174,15 @@ def describe(event: Event) -> str:
             return f"result of {event.task_id} lost"
         case NodeDraining():
             return f"{event.node} ends at {event.deadline:.1f} s: {event.reason}"
+        case Cordoned():
+            place = event.worker_id or event.node
+            return f"{place} {'cordoned' if event.deadline is None else 'drained'} by the operator"
+        case Uncordoned():
+            return f"{event.worker_id or event.node} uncordoned"
+        case RestartRequested():
+            return f"restart of {event.worker_id} requested by the operator"
+        case DisruptionsAllowed():
+            return f"no disruptions: {event.obstacle}" if event.obstacle else "disruptions are allowed"
         case Remembered():
             return "an earlier controller's memory"
         case PinComponents():

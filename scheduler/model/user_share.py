@@ -16,7 +16,7 @@ EVERYBODY = UserId("*")
 class UserShare:
     """A user's share of the pool; `EVERYBODY` stands for users that are not named. Raises UnusableField.
 
-    weight         GPU-seconds in proportion to those of other users whose jobs wait at the same time
+    weight         GPU-seconds in proportion to other users with jobs that wait at the same time
     running_limit  maximum tasks on workers at once; None: no limit
     """
 

@@ -15,6 +15,7 @@ from modelpool.pool.values.core.errors import counted, format_bytes
 from modelpool.pool.values.specs.spec import ComponentKey, NodeId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.pool.weights.plan.eviction_plan import Residency, Resident
 from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.cordons import Cordon, Cordons
 from modelpool.scheduler.model.messages import Command, EndWorker, LossCause, StartWorker
 from modelpool.scheduler.model.placement_record import Why
 from modelpool.scheduler.model.scaling_record import ScalingWhy
@@ -32,6 +33,7 @@ class WorkerState(Status):
     IDLE = "idle"
     BUSY = "busy"  #: it runs a task, or several at once
     GIVEN_UP = "given_up"  #: it failed too often; it stays down
+    DRAINED = "drained"  #: its machine was drained by an operator; it stays down until that is uncordoned
     ENDED = "ended"  #: forgotten
 
 
@@ -42,6 +44,7 @@ WORKER_MOVES: Mapping[WorkerState, frozenset[WorkerState]] = {
             WorkerState.IDLE,  # it is up
             WorkerState.STARTING,  # the start failed; the next incarnation is starting
             WorkerState.GIVEN_UP,  # the start failed once too often
+            WorkerState.DRAINED,  # the start failed, and its machine is drained
             WorkerState.ENDED,  # it started, and is no longer wanted; or its node was never needed
         }
     ),
@@ -50,6 +53,7 @@ WORKER_MOVES: Mapping[WorkerState, frozenset[WorkerState]] = {
             WorkerState.BUSY,  # a task was placed on it
             WorkerState.STARTING,  # it was lost, or is recycled
             WorkerState.GIVEN_UP,  # it was lost once too often
+            WorkerState.DRAINED,  # its machine is drained, or was when it was lost
             WorkerState.ENDED,  # it is no longer wanted
         }
     ),
@@ -58,12 +62,19 @@ WORKER_MOVES: Mapping[WorkerState, frozenset[WorkerState]] = {
             WorkerState.IDLE,  # the run ended
             WorkerState.STARTING,  # it was lost
             WorkerState.GIVEN_UP,  # it was lost once too often
+            WorkerState.DRAINED,  # it was lost, and its machine is drained
             WorkerState.ENDED,  # it was lost, and is no longer wanted
         }
     ),
     WorkerState.GIVEN_UP: frozenset(
         {
             WorkerState.STARTING,  # its failures turned out to be caused by a task
+            WorkerState.ENDED,  # it is no longer wanted
+        }
+    ),
+    WorkerState.DRAINED: frozenset(
+        {
+            WorkerState.STARTING,  # its machine is not drained any more
             WorkerState.ENDED,  # it is no longer wanted
         }
     ),
@@ -94,7 +105,7 @@ class WorkerRunTotals:
 class PendingLoad:
     """A load that a worker was sent.
 
-    runs  its completed runs when the load was sent: a later run has changed what is on the GPU
+    runs  its completed runs when the load was sent: a later run has changed the weights on the GPU
     """
 
     components: tuple[ComponentKey, ...]
@@ -195,6 +206,12 @@ class Worker:
     external_losses: int = 0
     #: when its machine ends; None if that is not known to end
     drain_deadline: float | None = None
+    #: the operator's cordon of it, or of its machine; None if there is none
+    cordon: Cordon | None = None
+    #: when its run must have ended because an operator wants it restarted; None if none does
+    restart_by: float | None = None
+    #: its process ran for an earlier controller
+    was_taken_over: bool = False
     #: the group of nodes that it was requested from; "" for a worker that the shell named
     group: str = ""
     #: the request that it belongs to: the workers of one node are requested together
@@ -214,6 +231,24 @@ class Worker:
     def task_ids(self) -> tuple[TaskId, ...]:
         """The tasks of its run that have not ended."""
         return () if self.task_id is None else (self.task_id, *self.batch_mates)
+
+    @property
+    def takes_tasks(self) -> bool:
+        """Whether new tasks may be placed on it while it is up."""
+        return self.wanted and self.cordon is None and self.restart_by is None
+
+    @property
+    def drains(self) -> bool:
+        """Whether an operator drains its machine."""
+        return self.cordon is not None and self.cordon.deadline is not None
+
+    @property
+    def leave_by(self) -> float | None:
+        """When its run must have ended, as an operator drains its machine or restarts it; None if neither."""
+        drain_by = None if self.cordon is None else self.cordon.deadline
+        if drain_by is None or self.restart_by is None:
+            return self.restart_by if drain_by is None else drain_by
+        return min(drain_by, self.restart_by)
 
     @property
     def is_idle(self) -> bool:
@@ -289,7 +324,7 @@ class Worker:
 
     @property
     def begun(self) -> list[QueuedTask]:
-        """The queued tasks that may have started: those of `joined`, and those behind a decode that may overlap with
+        """The queued tasks that may have started: tasks of `joined`, and tasks behind a decode that may overlap with
         it. Of two decodes with the same weights, the second one waits. One with others may be an upscale, which does
         not."""
         found, decodes = list[QueuedTask](), [] if self.decodes is None else [self.decodes]
@@ -328,8 +363,10 @@ class WorkerTable:
         self.worker_index = WorkerIndex()
         #: the workers with queued tasks
         self.with_queued: dict[WorkerId, Worker] = {}
-        #: queued tasks whose worker was lost. Emptied by the core
+        #: queued tasks of lost workers. Emptied by the core
         self.returned: list[QueuedTask] = []
+        #: what operators have taken out of use
+        self.cordons = Cordons()
 
     def want(self, worker_ids: Iterable[WorkerId]) -> None:
         """Start new workers; end workers that are no longer named: busy ones when their run has ended, and those that
@@ -348,6 +385,7 @@ class WorkerTable:
             if worker_id not in self.workers:
                 incarnation = self.incarnations.get(worker_id, 0) + 1
                 worker = self.workers[worker_id] = Worker(worker_id, incarnation)
+                worker.cordon = self.cordons.of(worker)
                 self._story.born(worker, f"#{incarnation}")
                 self._start(worker, incarnation, 0.0)
 
@@ -362,7 +400,7 @@ class WorkerTable:
             is_first = False
 
     def release(self, worker: Worker, why: ScalingWhy) -> None:
-        """End a worker whose node is given up: at once, or when its run has ended."""
+        """End a worker because its node is given up: at once, or when its run has ended."""
         worker.wanted, worker.end_why = False, why
         self._story.note(worker, why.words)
         if worker.status is not WorkerState.BUSY:
@@ -382,7 +420,8 @@ class WorkerTable:
         """A worker is up, on a machine that ends at `drain_deadline`; with `residency` it was taken over. Returns the
         tasks that turn out to be lost with it."""
         worker = self.workers.get(spec.worker_id)
-        if worker is None or worker.status is WorkerState.GIVEN_UP or spec.incarnation < worker.incarnation:
+        is_down = worker is not None and worker.status in (WorkerState.GIVEN_UP, WorkerState.DRAINED)
+        if worker is None or is_down or spec.incarnation < worker.incarnation:
             self._out.append(EndWorker(spec.worker_id, spec.incarnation))  # this one is not wanted
             return ()
         if worker.live and spec.incarnation == worker.incarnation:
@@ -401,11 +440,16 @@ class WorkerTable:
         worker.update_residency(residency or Residency(spec.capacity_bytes))
         worker.idle_since = at
         worker.drain_deadline = drain_deadline
+        worker.was_taken_over = residency is not None
+        if not worker.was_taken_over:
+            self.cordons.restarts.pop(worker.worker_id, None)
         held = "" if residency is None else f", taken over with {format_bytes(residency.used_bytes)} of weights"
         self._story.move(worker, WorkerState.IDLE, f"#{spec.incarnation}{held}")
         if not worker.wanted:
             self._forget(worker)
         self._note(worker)
+        if self.cordons and worker.wanted:
+            self.follow_cordons(worker)
         return lost_tasks
 
     def lost(self, worker: Worker, reason: str, cause: LossCause = LossCause.CRASH) -> tuple[TaskId, ...]:
@@ -422,6 +466,8 @@ class WorkerTable:
             worker.failures += 1
         if not worker.wanted:
             self._forget(worker)
+        elif worker.drains:
+            self._stay_drained(worker)
         elif worker.failures >= self._config.start_retry_limit:
             count = counted(worker.failures, "failure")
             self._story.move(worker, WorkerState.GIVEN_UP, f"{count} in a row, last: {reason}")
@@ -440,8 +486,8 @@ class WorkerTable:
                 self._story.note(worker, note)
 
     def end_drained(self, at: float) -> bool:
-        """Leave machines whose deadline has passed: their idle workers start elsewhere, except those of groups, whose
-        nodes are requested by decisions. Returns whether any did."""
+        """Leave machines past their deadline: their idle workers start elsewhere, except workers of groups: decisions
+        request the nodes of groups. Returns whether any did."""
         drained = [w for w in self.workers.values() if w.is_idle and (w.drain_deadline or inf) <= at]
         for worker in drained:
             if worker.group:
@@ -450,6 +496,43 @@ class WorkerTable:
             else:
                 self.recycle(worker, "its machine was drained")
         return bool(drained)
+
+    def follow_cordons(self, worker: Worker) -> None:
+        """Give a worker the cordon that is in force for it; one that had ended because of an earlier one starts
+        again."""
+        cordon, restart_by = self.cordons.of(worker), self.cordons.restarts.get(worker.worker_id)
+        if (cordon, restart_by) == (worker.cordon, worker.restart_by):
+            return
+        if cordon is not None and cordon != worker.cordon:
+            doing = "cordoned" if cordon.deadline is None else "drained"
+            self._story.note(worker, f"is {doing} by the operator")
+        elif cordon is None and worker.cordon is not None:
+            self._story.note(worker, "is uncordoned by the operator")
+        worker.cordon, worker.restart_by = cordon, restart_by if worker.live else None
+        if worker.status is WorkerState.DRAINED and not worker.drains:
+            self._story.move(worker, WorkerState.STARTING, f"#{worker.incarnation + 1}: its machine is not drained")
+            self._start(worker, worker.incarnation + 1, 0.0)
+        self._note(worker)
+
+    def end_for_drain(self, worker: Worker) -> None:
+        """End an idle worker whose machine an operator drains: one of a group for good, others until the machine is
+        uncordoned."""
+        assert worker.task_id is None, f"{worker.name} runs {worker.task_id}"
+        if worker.group:
+            worker.wanted = False
+            self._forget(worker)
+            return
+        self._out.append(EndWorker(worker.worker_id, worker.incarnation))
+        self._down(worker)
+        self._stay_drained(worker)
+
+    def _stay_drained(self, worker: Worker) -> None:
+        if worker.group:
+            worker.wanted = False
+            self._forget(worker)
+            return
+        worker.failures = min(worker.failures, self._config.start_retry_limit - 1)
+        self._story.move(worker, WorkerState.DRAINED, "its machine is drained by the operator")
 
     def recycle(self, worker: Worker, reason: str) -> None:
         """Restart the process of an idle worker. Not counted as a failure; a worker at its limit gets one more
@@ -530,7 +613,7 @@ class WorkerTable:
         self._note(worker)
 
     def assume(self, worker: Worker, residency: Residency) -> None:
-        """Assume more weights than the run needs: preloads, or those of a load without a run."""
+        """Assume more weights than the run needs: preloads, or a load without a run."""
         worker.update_residency(residency)
         self._note(worker)
 
@@ -549,22 +632,27 @@ class WorkerTable:
         worker.update_residency(report.residency)
         self._idle(worker, at)
 
+    def nodes(self) -> set[NodeId]:
+        """The machines of the workers that are up."""
+        return {worker.spec.node for worker in self.workers.values() if worker.live and worker.spec is not None}
+
     def current(self, worker_id: WorkerId, incarnation: int) -> Worker | None:
         """The worker, if this is its current incarnation."""
         worker = self.workers.get(worker_id)
         return worker if worker is not None and worker.incarnation == incarnation else None
 
     def usable(self, status: WorkerState) -> list[Worker]:
-        """The wanted workers that are IDLE, or BUSY."""
-        return [w for w in self.workers.values() if w.status is status and w.wanted]
+        """The workers that are IDLE, or BUSY, and take tasks."""
+        return [w for w in self.workers.values() if w.status is status and w.takes_tasks]
 
     def may_take(self, worker_id: WorkerId, needed_bytes: int) -> bool:
-        """Whether the worker is wanted, not given up, of known and sufficient memory; it may be busy or starting."""
+        """Whether the worker takes tasks, is not given up, and of known and sufficient memory; it may be busy or
+        starting."""
         worker = self.workers.get(worker_id)
         return (
             worker is not None
-            and worker.wanted
-            and worker.status is not WorkerState.GIVEN_UP
+            and worker.takes_tasks
+            and worker.status not in (WorkerState.GIVEN_UP, WorkerState.DRAINED)
             and (worker.capacity_bytes or 0) >= needed_bytes
         )
 
@@ -594,6 +682,8 @@ class WorkerTable:
     def _down(self, worker: Worker) -> None:
         worker.task_id = worker.expected_end = worker.loaded_at = worker.drain_deadline = None
         worker.batch_mates, worker.preloaded, worker.loading = (), {}, None
+        worker.restart_by = None
+        self.cordons.restarts.pop(worker.worker_id, None)
         for queued in worker.begun:
             queued.may_have_started = True
         while worker.queue:
@@ -610,7 +700,7 @@ class WorkerTable:
         self._note(worker)
 
     def _note(self, worker: Worker) -> None:
-        self.worker_index.note(worker, worker.wanted and worker.residency is not None)
+        self.worker_index.note(worker, worker.takes_tasks and worker.residency is not None)
 
     def _forget(self, worker: Worker) -> None:
         if worker.live:
@@ -621,3 +711,4 @@ class WorkerTable:
         del self.workers[worker.worker_id]
         if worker.group:  # its id is never used again
             del self.incarnations[worker.worker_id]
+            self.cordons.workers.pop(worker.worker_id, None)

@@ -71,7 +71,7 @@ class RunningBatch:
     def next_step(self, at: float) -> tuple[int, float]:
         """Return the first step that ends at `at` or later, counted over all steps, and its end."""
         step_seconds = self.run_seconds / (self.steps - self.first_step)
-        # the end of a step is a sum of floats: what is closer to it than a millionth of a step is at it
+        # the end of a step is a sum of floats: a time within a millionth of a step of it is at it
         step = max(1, ceil((at - self.loaded_at) / step_seconds - 1e-6)) if step_seconds else 1
         return self.first_step + step, max(at, self.loaded_at + step * step_seconds)
 

@@ -34,6 +34,8 @@ from modelpool.scheduler.model.messages import (
     CancelRequested,
     Command,
     ComponentsKnown,
+    Cordoned,
+    DisruptionsAllowed,
     DropWeights,
     EndWorker,
     Event,
@@ -49,6 +51,7 @@ from modelpool.scheduler.model.messages import (
     ReleaseResult,
     Remembered,
     ResolveJob,
+    RestartRequested,
     ResultLost,
     RevokeTask,
     RunEnded,
@@ -61,6 +64,7 @@ from modelpool.scheduler.model.messages import (
     Submitted,
     TaskRevoked,
     Tick,
+    Uncordoned,
     WeightsLoaded,
     WorkerDown,
     WorkersWanted,
@@ -261,7 +265,9 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.states.pop(owner, None)
             case PruneComponents() | CancelRequested() | WorkersWanted() | PinComponents():
                 pass
-            case FilesJudged() | Remembered() | Tick():
+            case FilesJudged() | Remembered() | Tick() | DisruptionsAllowed():
+                pass
+            case Cordoned() | Uncordoned() | RestartRequested():
                 pass
         return event
 
@@ -423,7 +429,7 @@ class VirtualCluster(Generic[CoreT_co]):
                 self._post_checkpoint(batch, report)
 
     def _start_queued(self, worker_id: WorkerId) -> None:
-        """Start the next queued task of a worker whose run has ended. One that follows a run without a result does not
+        """Start the next queued task of a worker after its run. One that follows a run without a result does not
         start."""
         machine = self._machines.live.get(worker_id)
         if machine is None or machine.batch is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from modelpool.scheduler.simulator.metrics import Figures
 
-#: values whose relative difference is smaller are equally good
+#: values with a smaller relative difference are equally good
 SAME = 1e-3
 
 

@@ -80,7 +80,7 @@ class WholeModels:
         models: dict[str, list[ComponentKey]] = {}
         for entry in _others(query):
             name = model_name(entry.component)
-            # the age of a model is that of its most recently used part
+            # a model is as old as its most recently used part
             models[name] = [*models.pop(name, []), entry.component]
         current_parts = [(key,) for name in current for key in models.pop(name, [])]
         counted = [name for name, keys in models.items() if any(_is_diffusion(key, specs) for key in keys)]
@@ -95,7 +95,7 @@ class WholeModels:
 
 @dataclass(slots=True)
 class KnownFuture:
-    """Belady's optimal eviction: all later runs on the GPU are known, and what is needed last is evicted first.
+    """Belady's optimal eviction: all later runs on the GPU are known; bytes that are needed last are evicted first.
 
     `expect` announces the runs, which must come in that order. Evicts bytes, not complete components.
     """

@@ -14,7 +14,7 @@ class Disturbances:
     """Functions that cause failures. By default nothing fails.
 
     start_fails  whether this start fails
-    run_factor   called once per run, in order: factor on its seconds and those of its mates
+    run_factor   called once per run, in order: factor on the seconds of it and its mates
     run_error    the error of this run and all its mates; None for success
     run_hangs    whether this run never ends by itself, nor when asked to stop
     """

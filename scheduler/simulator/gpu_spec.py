@@ -1,6 +1,6 @@
 """Parses GPU specifications such as '64xH100,32x4090' to simulated GPUs and their machines. Pure.
 
-Data of GPU kinds is in `scheduler.model.gpu_kinds`. Run seconds of a workload are those of one kind, the reference;
+Data of GPU kinds is in `scheduler.model.gpu_kinds`. Run seconds of a workload are for one kind, the reference;
 slower kinds take proportionally longer.
 """
 
@@ -68,7 +68,7 @@ class NodeShape:
 def parse_gpus(text: str, reference: str = REFERENCE_KIND, field: str = "--gpus") -> tuple[GpuGroup, ...]:
     """Parse groups such as '64xH100,32x4090', '4xH100:48GiB' (less memory than it has), '4x24GiB' (no named kind).
 
-    The count defaults to 1. `reference` is the kind whose speed is 1. Raises UnusableField and UnknownName.
+    The count defaults to 1. `reference` is the kind with speed 1. Raises UnusableField and UnknownName.
     """
     measured_on = kind_of(reference)
     if measured_on is None:

@@ -131,7 +131,7 @@ class Host:
         self._read_bytes = 0
         self._ahead_bytes = 0
         self._loads: Counter[ComponentKey] = Counter()
-        #: files that were counted as loads, and whose read was interrupted: resuming it is no further load
+        #: files with an interrupted read that was counted as a load: resuming it is no further load
         self._begun: set[ComponentKey] = set()
 
     @property

@@ -44,7 +44,7 @@ class SimulatedGpu:
 
     speed     divides the prior run seconds of a task
     kind      its kind of GPU, for comparisons
-    node      the machine whose memory and disks it shares; "" is a separate machine, with memory for every file and
+    node      it shares the memory and disks of this machine; "" is a separate machine, with memory for every file and
               storage as fast as the link
     marginal  time of each further task of a batch, as a fraction of one task: 1 gains nothing
     """
@@ -216,8 +216,8 @@ class Machines:
     ) -> SimulatedWork:
         """Return the cost of the command on that worker, and set the worker's residency to the one after it.
 
-        `tasks` are that of the command and its mates, which need the same weights; the seconds of the computation are
-        those of the longest of them, times `factor`.
+        `tasks` are the task of the command and its mates, which need the same weights; the computation takes the
+        seconds of the longest of them, times `factor`.
         """
         machine, number = self.live[command.worker_id], len(tasks)
         gpu, uses = machine.gpu, tasks[0].uses

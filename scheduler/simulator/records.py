@@ -19,7 +19,7 @@ class SimulatedRun:
     ended_at         when the worker finished or lost it; later than started_at + seconds for a share of a batch
     storage_bytes    read for it; without bytes that had been prefetched, or were being read for another run
     adapters         the LoRAs of its patch sets
-    adapters_loaded  those of them that were read for it, completely or in part
+    adapters_loaded  the `adapters` that were read for it, completely or in part
     batched          number of tasks that began together with it, including itself
     resident         every component was fully resident with the right patches
     """

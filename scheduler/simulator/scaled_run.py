@@ -1,4 +1,4 @@
-"""Simulates groups of nodes: properties of the nodes, and the figures of a cluster whose size changed.
+"""Simulates groups of nodes: properties of the nodes, and the figures of a cluster that changed its size.
 
 Pure apart from the simulation that it is passed; delays and losses follow from a seed.
 """
@@ -51,8 +51,8 @@ class ScalingFigures:
 def simulated_groups(
     groups: Iterable[NodeGroup], shape: NodeShape, reference: str = REFERENCE_KIND
 ) -> tuple[SimulatedGroup, ...]:
-    """The nodes of these groups; `reference` is the kind whose speed is 1. Raises UserError for a group whose GPU is
-    not known."""
+    """The nodes of these groups; `reference` is the kind with speed 1. Raises UserError for a group with an unknown
+    GPU."""
     measured_on = kind_of(reference)
     assert measured_on is not None, f"{reference} is not in the table"
     found = []
@@ -77,7 +77,7 @@ def simulated_groups(
 
 
 def random_conditions(seed: int, spot_losses_per_hour: float = 0.0) -> SupplyConditions:
-    """A provider whose nodes take a random time to start, and that takes this part of the spot nodes back per hour.
+    """A provider with random start times of nodes, which takes this part of the spot nodes back per hour.
     Draws depend on the seed, the group and the number of the node only."""
 
     def start_seconds(group: NodeGroup, number: int) -> float:
@@ -128,5 +128,5 @@ def with_deadline(jobs: Sequence[Submitted], by: float | None, within_seconds: f
 def scaled_cluster(
     core: SchedulerState, groups: Sequence[SimulatedGroup], conditions: SupplyConditions
 ) -> VirtualCluster[SchedulerState]:
-    """A cluster without GPUs, whose nodes are those that the core requests."""
+    """A cluster without GPUs: its nodes are the ones that the core requests."""
     return VirtualCluster(core, (), supply=NodeSupply(groups, conditions))

@@ -15,6 +15,7 @@ from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.cluster_facts import ClusterFacts
 from modelpool.actors.control.controller import Controller, PoolIdentity, Records, WatchedCluster
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns, WorkerLost
+from modelpool.actors.control.history.pool_history import PoolHistory
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.metrics.trace_export import TraceExport
 from modelpool.actors.control.node_watch import ClusterNodes
@@ -450,6 +451,7 @@ class Desk:
         heartbeat_seconds: float | None = None,
         epoch: int = 0,
         traces: TraceExport | None = None,
+        history: PoolHistory | None = None,
     ) -> None:
         self.fleet = FakeFleet()
         self.clock = ManualClock()
@@ -462,7 +464,7 @@ class Desk:
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
             pool=PoolIdentity("mine", epoch, budget_bytes=CAPACITY_BYTES),
             cluster=WatchedCluster(nodes, facts=ClusterFacts(nodes, needs_gpus=True)),
-            records=Records(recorder, traces),
+            records=Records(recorder, traces, history=history),
             heartbeat_seconds=heartbeat_seconds,
         )
         self.cursor = 0

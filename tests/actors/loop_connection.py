@@ -299,13 +299,13 @@ class LoopConnection:
             assert worker._checkpoints._sending.flush(60.0)
             assert worker._checkpoints._disk is None or worker._checkpoints._disk.flush(60.0)
         self._start(self.controller.status()).result()  # what was sent before has arrived
-        archive = self.controller._checkpoints._disk
+        archive = self.controller._states.archive._disk
         assert archive is None or archive.flush(60.0)
 
     def lose(self) -> None:
         """From now on the controller is gone, as far as drivers can tell."""
         self.lost = True
-        for client_id in tuple(self.controller._clients):  # answers what is asked now, so that it is asked again
+        for client_id in tuple(self.controller._drivers.known):  # answers what is asked now, so that it is asked again
             self._start(self.controller.leave(client_id)).result()
 
     def end(self) -> None:

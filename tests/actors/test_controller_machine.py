@@ -50,7 +50,7 @@ class ControllerMachine(RuleBasedStateMachine):
     @initialize(window=st.sampled_from([3, WINDOW]))
     def choose_window(self, window) -> None:
         """Most jobs are parked with a small one."""
-        self.desk.controller._parked = ParkedJobs(window)
+        self.desk.controller._queue.parked = ParkedJobs(window)
 
     @rule(prompt=PROMPTS, loras=LORAS, count=st.integers(1, 3), cfg=st.sampled_from([1.0, 5.0]))
     def submit(self, prompt, loras, count, cfg) -> None:
@@ -125,11 +125,13 @@ class ControllerMachine(RuleBasedStateMachine):
     @invariant()
     def running_tasks_are_told(self) -> None:
         validate(self.desk.state)
-        running = self.desk.controller._running_for(ME)
+        running = self.desk.controller._queue.running_for(ME)
         assert len(running) <= len(self.desk.fleet.running)
-        assert not self.desk.controller._broken, self.desk.controller._broken
-        in_core = {flow: state.in_core for flow, state in self.desk.controller._parked._flows.items() if state.in_core}
-        assert in_core == Counter(job.flow for job in self.desk.controller._jobs.values())
+        assert not self.desk.controller._queue.broken, self.desk.controller._queue.broken
+        in_core = {
+            flow: state.in_core for flow, state in self.desk.controller._queue.parked._flows.items() if state.in_core
+        }
+        assert in_core == Counter(job.flow for job in self.desk.controller._queue.jobs.values())
 
     def teardown(self) -> None:
         try:
@@ -165,9 +167,9 @@ class ControllerMachine(RuleBasedStateMachine):
                 assert job.error.message
         held = desk.state.snapshot().results_held
         assert len(desk.controller._tasks) == held
-        assert desk.controller._jobs == {}
-        assert desk.controller._parked._flows == {}
-        assert desk.controller._clients[ME].submissions == {}
+        assert desk.controller._queue.jobs == {}
+        assert desk.controller._queue.parked._flows == {}
+        assert desk.controller._drivers.known[ME].submissions == {}
 
 
 ControllerMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)

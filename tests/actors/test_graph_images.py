@@ -356,4 +356,4 @@ def test_a_image_that_cannot_be_brought_is_told_before_anything_is_queued() -> N
         with pytest.raises(UnusableField, match="mask"):
             pool.submit([request(), bad])
         assert [type(found) for found in pool.recipes([bad, request()])] == [UnusableField, Recipe]
-        assert not pool._connection.controller._jobs
+        assert not pool._connection.controller._queue.jobs

@@ -178,7 +178,7 @@ def test_a_run_resumes_from_its_checkpoint_when_its_worker_is_lost(undisturbed: 
     with opened(MovedRun("uni_pc", 0.0)) as moved:
         worker_id = WorkerId(moved.worker.worker_id)
         assert 1 <= moved.kept_step() <= 2, "the state after an earlier step"
-        moved.do(lambda controller: controller._dispatcher._lose(worker_id, 1, Loss("it was pulled out")))
+        moved.do(lambda controller: controller._dispatcher.workers.lose(worker_id, 1, Loss("it was pulled out")))
         assert moved.pixels() == undisturbed["uni_pc"]
         assert moved.runs()[1][1], "it began anew"
         moved.gate.set()
@@ -193,7 +193,7 @@ def test_a_lost_state_costs_time_only(undisturbed: dict[str, bytes]) -> None:
 
         def lose(controller: Controller) -> None:
             controller._tasks._entries[name].state.lost = True  # type: ignore[union-attr]
-            controller._dispatcher._lose(worker_id, 1, Loss("it was pulled out"))
+            controller._dispatcher.workers.lose(worker_id, 1, Loss("it was pulled out"))
 
         moved.do(lose)
         assert moved.pixels() == undisturbed["uni_pc"]
@@ -206,7 +206,7 @@ def test_a_run_resumes_from_its_file_when_its_whole_pool_is_gone(undisturbed: di
 
     def saved(moved: MovedRun) -> list[int]:
         moved.line.flush_checkpoints()
-        archive = moved.line.controller._checkpoints._disk
+        archive = moved.line.controller._states.archive._disk
         assert archive is not None
         return list(archive.folder.steps().values())
 

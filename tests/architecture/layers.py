@@ -38,7 +38,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "graph": ("common", "features", "."),
         "outputs": (".", "results"),
         "worker": ("wire", "step_checkpoints", "."),
-        "control": ("metrics", "inputs", ".", "detached"),
+        "control": ("metrics", "inputs", "history", ".", "detached"),
         "ray": (".",),
         "client": (".",),
         "http": ("service", "comfy", "native", "openai", "a1111", "page", ".", "ray_serve"),

@@ -13,10 +13,6 @@ PACKAGES = ("pool", "scheduler", "actors")
 MOST_LINES, MOST_METHODS, MOST_PARAMETERS = 80, 40, 10
 #: classes with more methods, and how many they may have: states of the scheduler's and the controller's shells
 CLASSES = {
-    "actors/client/followed_jobs.py:FollowedJobs": 72,
-    "actors/control/controller.py:Controller": 67,
-    "scheduler/core/state.py:SchedulerState": 51,
-    "actors/control/dispatcher.py:Dispatcher": 47,
     "pool/weights/vram/vram_manager.py:VramManager": 41,
     "actors/outputs/store.py:OutputStore": 41,
 }

@@ -1,12 +1,13 @@
-"""A wheel holds modelpool alone, and works where no checkout is.
+"""A wheel holds modelpool and its example model, and works where no checkout is.
 
 Proves: the only top-level folder is modelpool; the packages, the vocabulary, the web page and py.typed are in it, tests
-and benchmarks are not; the public API and the command run from it; a policy that only a checkout has is refused with a
-way to get it.
+and benchmarks are not; the example is outside of the package, and small; the public API and the command run from it; a
+policy that only a checkout has is refused with a way to get it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,9 @@ import pytest
 
 import modelpool
 from tests.architecture.source_tree import PACKAGES, ROOT, product_modules
+
+#: a wheel is small enough to be copied anywhere
+MOST_WHEEL_BYTES = 20 << 20
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly(usually="tests/architecture/test_package_names.py")]
 
@@ -54,7 +58,7 @@ COMMAND = PRELUDE + "sys.argv[0] = 'modelpool'; runpy.run_module('modelpool', ru
 
 
 def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1", "XDG_STATE_HOME": str(site.parent)}
     return subprocess.run(
         [sys.executable, *arguments], cwd=site.parent, env=environment, capture_output=True, text=True, check=False,
         timeout=120,
@@ -62,7 +66,7 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_wheel_holds_modelpool_alone(site: Path) -> None:
-    tops = {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")}
+    tops = {path.name for path in site.iterdir() if not path.name.endswith((".dist-info", ".data"))}
     assert tops == {"modelpool"}
     inside = {path.relative_to(site / "modelpool").as_posix() for path in (site / "modelpool").rglob("*.py")}
     expected = {module.place for module in product_modules(*PACKAGES)}
@@ -96,6 +100,21 @@ def test_the_command_runs_from_the_wheel(site: Path) -> None:
     assert modelpool.__version__ in done.stdout
     done = run(site, "-c", COMMAND, "simulate", "zipf:jobs=20", "--gpus", "2xL4")
     assert done.returncode == 0, done.stderr
+
+
+def test_the_example_model_comes_with_the_wheel(site: Path) -> None:
+    """So an installation draws before anything is fetched or configured."""
+    done = run(site, "-c", COMMAND, "models", "--json")
+    assert done.returncode == 0, done.stderr
+    listed = {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}
+    assert listed.keys() == {"shapes", "light", "outline"}
+    assert Path(listed["shapes"]["path"]).is_relative_to(site)
+    done = run(site, "-c", COMMAND, "models", "get", "shapes", "--folder", "copied/models")
+    assert done.returncode == 0, done.stderr
+    copied = site.parent / "copied" / "models" / "shapes.safetensors"
+    assert copied.read_bytes() == (ROOT / "examples" / "shapes" / "models" / "shapes.safetensors").read_bytes()
+    (wheel,) = (site.parent / "dist").glob("*.whl")
+    assert wheel.stat().st_size < MOST_WHEEL_BYTES
 
 
 def test_what_only_a_checkout_has_is_refused_with_a_way_to_get_it(site: Path) -> None:

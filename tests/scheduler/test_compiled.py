@@ -25,6 +25,7 @@ import pytest
 from benchmarks.compiled_core import ROOT, build, why_not
 from modelpool.pool.values.core.errors import GIB
 from modelpool.pool.values.specs.spec import (
+    NO_WORKER,
     FileVerdict,
     JobSpec,
     JudgedFile,
@@ -43,6 +44,8 @@ from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import (
     CancelRequested,
     Command,
+    Cordoned,
+    DisruptionsAllowed,
     Event,
     FilesJudged,
     NodeDraining,
@@ -50,9 +53,12 @@ from modelpool.scheduler.model.messages import (
     PoolEnding,
     PruneComponents,
     Remembered,
+    RestartRequested,
+    Uncordoned,
 )
 from modelpool.scheduler.model.pool_memory import (
     PoolMemory,
+    RememberedCordon,
     RememberedPatches,
     RememberedRuns,
     RememberedSize,
@@ -147,9 +153,20 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
     cluster.post(PinComponents(last / 3, (what.models[-1].components[0].key,), 2))
     cluster.post(NodeDraining(last / 2, node, last / 2 + 2.0))
     cluster.post(NodeDraining(last / 2 + 4.0, node, math.inf))
+    cluster.post(Cordoned(last / 5, worker_id=gpus[3].worker_id))
+    cluster.post(Uncordoned(last / 4, worker_id=gpus[3].worker_id))
+    cluster.post(Cordoned(last / 1.5, node, deadline=last / 1.5 + 3.0))
+    cluster.post(Uncordoned(last / 1.5 + 8.0, node))
+    cluster.post(DisruptionsAllowed(last / 6, "it is Monday"))
+    cluster.post(RestartRequested(last / 3, gpus[2].worker_id, last / 3 + 5.0))
     runs = RememberedRuns(Stage.SAMPLE, (), "H100", (2.0, 3.0), (RememberedSize(20, 4, (1.5,)),))
     users = (RememberedUser(UserId("ann"), 1.0, 2.0, 3.0),)
-    memory = PoolMemory(deadlines_met=1, users=users, runs=(runs,), patches=(RememberedPatches("H100", (1.2,)),))
+    cordons = (
+        RememberedCordon(NodeId(""), gpus[1].worker_id, 5.0),
+        RememberedCordon(NodeId("gone"), NO_WORKER, 1.0, 2.0),
+    )
+    patches = (RememberedPatches("H100", (1.2,)),)
+    memory = PoolMemory(deadlines_met=1, users=users, runs=(runs,), patches=patches, cordons=cordons)
     cluster.post(Remembered(last / 4, memory, 5.0))
     for number, gpu in enumerate(gpus):
         key = rng.choice(what.models).components[0].key

@@ -8,10 +8,13 @@ before.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from modelpool.pool.values.specs.eviction_hints import EvictionHints
 from modelpool.pool.values.specs.execution_modes import choose_mode
 from modelpool.pool.values.specs.spec import (
+    NO_NODE,
+    NO_WORKER,
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -45,6 +48,7 @@ from modelpool.scheduler.model.messages import (
     Command,
     ComponentsKnown,
     CopyResult,
+    Cordoned,
     DropWeights,
     EndWorker,
     Event,
@@ -57,6 +61,7 @@ from modelpool.scheduler.model.messages import (
     Preload,
     ReleaseResult,
     ResolveJob,
+    RestartRequested,
     ResultLost,
     RevokeTask,
     RunEnded,
@@ -69,6 +74,7 @@ from modelpool.scheduler.model.messages import (
     Submitted,
     TaskRevoked,
     Tick,
+    Uncordoned,
     WeightsLoaded,
     WorkerDown,
     WorkersWanted,
@@ -202,6 +208,10 @@ class Shell:
     wrong_states: set[TaskId] = field(default_factory=set)
     #: states of files that workers had used before they were changed
     changed: list[tuple[WorkerId, int, JudgedFile]] = field(default_factory=list)
+    #: workers and machines that the operator has cordoned or drained
+    cordoned: set[str] = field(default_factory=set)
+    #: workers, machines, and restarts: when runs there must have ended
+    leave_by: dict[str, float] = field(default_factory=dict)
     #: results that drivers provided
     provided: set[TaskId] = field(default_factory=set)
     _states_seen: int = 0
@@ -235,6 +245,7 @@ class Shell:
         self._idle_before = {worker.worker_id for worker in workers if worker.is_idle and worker.loading is None}
         commands = self._commands = self.state.handle(event)
         for command in commands:
+            assert not isinstance(command, RunTask | LoadWeights) or not self.is_kept_off(command.worker_id), command
             self._execute(command)
         for command in commands:
             if isinstance(command, RunTask) and not command.queued:
@@ -298,6 +309,34 @@ class Shell:
     def drain(self, node: str, seconds: float) -> list[Command]:
         """A notice that the machine ends after this time."""
         return self.feed(NodeDraining(self.tick(), NodeId(node), self.at + seconds, "spot notice"))
+
+    def cordon(self, place: str, seconds: float | None = None) -> list[Command]:
+        """An operator cordons a worker or a machine; with `seconds` it is drained by then."""
+        at = self.tick()
+        node, worker_id = (NodeId(place), NO_WORKER) if place.startswith("n") else (NO_NODE, WorkerId(place))
+        self.cordoned.add(place)
+        self.leave_by[place] = inf if seconds is None else at + seconds
+        return self.feed(Cordoned(at, node, worker_id, None if seconds is None else at + seconds))
+
+    def is_kept_off(self, worker_id: WorkerId) -> bool:
+        """Whether an operator wants nothing new on a worker."""
+        spec = self.state.worker_table.workers[worker_id].spec
+        return worker_id in self.cordoned or (spec is not None and spec.node in self.cordoned)
+
+    def is_time_up(self, worker_id: WorkerId) -> bool:
+        """Whether the deadline has passed by which the operator wants the runs of a worker to have ended."""
+        spec = self.state.worker_table.workers[worker_id].spec
+        places = (worker_id, "" if spec is None else spec.node, f"restart {worker_id}")
+        return any(self.leave_by.get(place, inf) <= self.at for place in places)
+
+    def uncordon(self, place: str) -> list[Command]:
+        self.cordoned.discard(place)
+        return self.feed(Uncordoned(self.tick(), NodeId(place), WorkerId(place)))
+
+    def restart(self, name: str, seconds: float = 30.0) -> list[Command]:
+        at = self.tick()
+        self.leave_by[f"restart {name}"] = at + seconds
+        return self.feed(RestartRequested(at, WorkerId(name), at + seconds))
 
     def lacks(self, name: str, *components: ComponentKey) -> list[Command]:
         """Let the run there end because its machine lacks these files."""
@@ -573,6 +612,7 @@ class Shell:
                     # the core may believe in a run that was revoked, and end the worker because that one does not stop
                     is_mistaken = any(one.worker_id == command.worker_id for one in self.revoked)
                     is_asked = is_mistaken or all(one.stop_requested for one in members)
+                    is_asked = is_asked or self.is_time_up(command.worker_id)
                     assert is_asked, f"{command}: nobody asked them to stop"
                     self._gone(command.worker_id)
             case RunTask():

@@ -27,12 +27,13 @@ from modelpool.actors.cli.terminal.interrupts import STOP_SIGNALS, StoppableComm
 from modelpool.actors.cli.terminal.status_socket import ANSWER_SECONDS, StatusSocket
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.detached.service_watch import ServiceWatch
+from modelpool.actors.control.history.pool_history import history_path
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray.code_folder import code_path
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
 from modelpool.actors.ray.session_folder import SessionFolder
-from modelpool.actors.ray.state_folder import pool_log_path
+from modelpool.actors.ray.state_folder import journal_path, pool_log_path
 from modelpool.actors.ray.unused_state import StateUpkeep
 from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.process_identity import process_start
@@ -140,6 +141,13 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
                 opened.close()
 
 
+def _history_file(config: PoolConfig) -> str:
+    """Return the path of the history of a pool; "" if it keeps none."""
+    if config.pool.journal is False:
+        return ""
+    return str(history_path(journal_path(config.pool.journal, config.cluster.name)))
+
+
 def _lock_file(name: str) -> Path:
     return machine_folder() / f"{name}.lock"
 
@@ -210,6 +218,7 @@ def _serve_until(
         drain_seconds=config.cluster.drain_seconds,
         status_socket=status_socket,
         start=process_start(me.pid),
+        history=_history_file(config),
     )
     write_run_file(running)
     upkeep = StateUpkeep(_lock_file(config.cluster.name), time.monotonic())

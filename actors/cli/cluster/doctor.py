@@ -1,4 +1,4 @@
-"""`modelpool doctor`: reports this machine's devices and software, the settings a pool derives from them, and
+"""`modelpool doctor`: reports this machine's devices, software and models, the settings a pool derives from them, and
 problems.
 
 Starts nothing and allocates no GPU memory.
@@ -21,7 +21,7 @@ from modelpool.actors.cli.terminal.options import PoolOptions
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from modelpool.pool.devices.detection import TorchBuild
+    from modelpool.pool.devices.detection import Problem, TorchBuild
     from modelpool.pool.devices.kind_names import DeviceKind
     from modelpool.pool.devices.nvml import NvmlReading
     from modelpool.pool.engine.diagnosis import DeviceDiagnosis, Diagnosis, DiagnosisSettings
@@ -42,11 +42,23 @@ class Software:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """Files of weights that a pool started here would have: their number, the folders, and the reason if they cannot be
+    listed. `is_example`: only the example model is there. Files of `[models] sources` are not counted."""
+
+    count: int
+    folders: tuple[str, ...]
+    is_example: bool = False
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Report:
     """The complete report."""
 
     software: Software
     diagnosis: Diagnosis
+    weights: WeightFiles
 
 
 @with_option_groups
@@ -81,9 +93,55 @@ def make_report(settings: PoolOptions) -> Report:
     nvml = read_nvml(find_nvml())
     found = detect(nvml)
     kinds = {device.kind for device in found.devices}
+    weights = find_weights(settings)
     problems = (*found.problems, *self_test_problems(kinds), *version_problems(_installed(TESTED)))
-    found = dataclasses.replace(found, problems=problems)
-    return Report(_software(nvml), diagnose(found, wanted))
+    found = dataclasses.replace(found, problems=(*problems, *_weight_problems(weights)))
+    return Report(_software(nvml), diagnose(found, wanted), weights)
+
+
+def find_weights(settings: PoolOptions) -> WeightFiles:
+    """Count the files of weights that a pool started here would find, without opening them. Raises UserError for a
+    wrong configuration."""
+    from modelpool.actors.cli.terminal.open_pool import settings_for
+    from modelpool.actors.config.example_model import example_folder
+    from modelpool.pool.catalog.registry.registry import open_registry
+    from modelpool.pool.values.core.errors import UserError
+
+    models, example = settings_for(settings).models, example_folder()
+    try:
+        registry = open_registry(models.folders, models.loras, models.registry, assemblies=models.assemblies)
+        places = [location.path for location in registry.locations()]
+        count = len(registry.scan().files)
+    except (UserError, OSError) as error:
+        return WeightFiles(0, tuple(map(str, models.folders)), problem=str(error))
+    is_example = example is not None and bool(places) and all(path.is_relative_to(example) for path in places)
+    return WeightFiles(count, tuple(map(str, places)), is_example)
+
+
+def _weight_problems(weights: WeightFiles) -> tuple[Problem, ...]:
+    from modelpool.actors.config.example_model import WAYS_TO_MODELS
+    from modelpool.pool.devices.detection import Problem
+
+    if weights.count and not weights.is_example:
+        return ()
+    own = "`modelpool models add FOLDER` adds your own files"
+    if weights.is_example:
+        fetch = "`modelpool models get ORG/NAME` fetches a model from the Hugging Face hub"
+        return (Problem("only the example model is there", f"nothing, for trying out; {fetch}, and {own}"),)
+    return (Problem(_weights_line(weights), f"{WAYS_TO_MODELS}; {own}"),)
+
+
+def _weights_line(weights: WeightFiles) -> str:
+    from modelpool.pool.values.core.errors import counted
+
+    where = ", ".join(weights.folders) or "any folder"
+    if weights.problem:
+        return f"cannot be listed: {weights.problem}"
+    return (
+        f"{counted(weights.count, 'file')} of weights in {where}"
+        if weights.count
+        else f"no files of weights in {where}"
+    )
 
 
 def as_plain(report: Report) -> dict[str, Any]:
@@ -107,6 +165,7 @@ def views(report: Report) -> list[RenderableType]:
         *([("driver", f"Nvidia {software.driver}")] if software.driver else []),
         ("host memory", _host_line(diagnosis)),
         ("pinnable", format_bytes(diagnosis.pinned_budget_bytes)),
+        ("models", _weights_line(report.weights)),
     ]
     parts: list[RenderableType] = [facts_table(facts)]
     for one in diagnosis.devices:

@@ -67,13 +67,22 @@ Job = Annotated[
 
 def why(context: typer.Context, job: Job, as_json: options.AsJson = False, pool: options.PoolName = None) -> None:
     """Show why each task of a job ran where it did, with expected and measured times. JOB may also be a pinned model:
-    shows where it is, and why it is on fewer GPUs."""
+    shows where it is, and why it is on fewer GPUs; or a worker: shows why it takes no tasks."""
     from modelpool.actors.cli.cluster.serve import name_of_running
     from modelpool.actors.cli.terminal.screen import print_json, say, user_console
     from modelpool.actors.outputs.results.history_json import history_json
 
     with session_of(context).open_pool(PoolOptions(pool=pool or name_of_running())) as running:
-        pinned = next((pinned for pinned in running.status().pins if pinned.model == job), None)
+        status = running.status()
+        worker = next((worker for worker in status.workers if worker.id == job), None)
+        if worker is not None:
+            if as_json:
+                print_json(sys.stdout, dataclasses.asdict(worker))
+            else:
+                reasons = worker.order_words or worker.not_up or worker.trouble
+                say(user_console(sys.stdout), f"worker {worker.id} is {worker.state}{reasons and f': {reasons}'}")
+            return
+        pinned = next((pinned for pinned in status.pins if pinned.model == job), None)
         if pinned is not None:
             if as_json:
                 print_json(sys.stdout, dataclasses.asdict(pinned))

@@ -26,13 +26,13 @@ def wait_for_end(pool: Pool) -> str:
 
 
 def wait_for_next(name: str, reason: str, console: Console) -> None:
-    """Wait until a pool of this name runs on this machine. Raises PoolLost with `reason` for the address of a pool:
-    nobody says where the next one is.
+    """Wait until a pool of this name runs on this machine. Raises PoolLost with `reason` for the address of a pool, or
+    "auto": nobody says where the next one is.
     """
     from modelpool.actors.outputs.results.outcomes import PoolLost
     from modelpool.actors.ray.run_file import running_pool
 
-    if ":" in name:
+    if ":" in name or name == "auto":
         raise PoolLost(reason)
     say(console, f"waiting for the next `modelpool up` of {name!r}; Ctrl-C ends this", "yellow")
     while running_pool(name) is None:

@@ -72,7 +72,7 @@ def _workers(now: PoolStatus, letters: Mapping[str, str]) -> FittedTable:
             FittedColumn("GPU", [Text(str(worker.id)) for worker in workers]),
             *([FittedColumn("node", nodes, gives_way=3, least_cells=10)] if on_nodes else []),
             FittedColumn("kind", [Text(worker.device or "-") for worker in workers], gives_way=2, least_cells=8),
-            FittedColumn("state", [Text(worker.state.replace("_", " ")) for worker in workers]),
+            FittedColumn("state", [Text(_state(worker)) for worker in workers]),
             FittedColumn("task", [Text(_task(worker)) for worker in workers], gives_way=7, least_cells=16, stays=True),
             FittedColumn("weights", bars(BAR_CELLS), gives_way=1, least_cells=8, redrawn=bars),
             FittedColumn("", [Text(text) for text in used], gives_way=6, least_cells=20, right=True),
@@ -80,6 +80,11 @@ def _workers(now: PoolStatus, letters: Mapping[str, str]) -> FittedTable:
             FittedColumn("hits", [Text(text) for text in hits], gives_way=4, least_cells=4, right=True),
         )
     )
+
+
+def _state(worker: WorkerStatus) -> str:
+    """Return its state, or what the operator wants of it, unless it is busy with the last run before that."""
+    return worker.order if worker.order and worker.state != "busy" else worker.state.replace("_", " ")
 
 
 def _task(worker: WorkerStatus) -> str:
@@ -149,7 +154,7 @@ def _nodes(now: PoolStatus) -> Table:
                 str(sum(worker.state == "busy" for worker in up)),
                 str(sum(worker.runs for worker in workers)),
                 f"{format_bytes(sum(w.used_bytes for w in up))} of {format_bytes(sum(w.capacity_bytes for w in up))}",
-                f"ends in {duration(min(leaves))}" if leaves else "",
+                f"ends in {duration(min(leaves))}" if leaves else now.cordoned_nodes.get(name, ""),
             )
         )
     return rows_table(["node", "GPUs", "busy", "runs", "weights", ""], rows, right=["GPUs", "busy", "runs"])

@@ -167,7 +167,7 @@ def components_table(components: Mapping[str, ComponentFacts]) -> RenderableType
 
 
 def sizes(model: ComponentFacts) -> Iterable[tuple[str, str]]:
-    """Yield what is known about a diffusion model in addition to its size."""
+    """Yield the facts about a diffusion model in addition to its size."""
     if model.name:
         yield "family", model.name + (f" ({model.comfyui} in ComfyUI)" if model.comfyui else "")
     yield "architecture", f"{model.runs} (diffusers)" if model.runs else "not available in any dependency"

@@ -1,4 +1,4 @@
-"""`modelpool models`: lists, adds, names, hashes and removes files of weights.
+"""`modelpool models`: lists, adds, fetches, names, hashes and removes files of weights.
 
 Reads headers, and complete files for hashes. Starts no pool and changes no file of weights.
 """
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from modelpool.actors.cli.models.get import GET_HELP, get
+from modelpool.actors.cli.models.opened_registry import model_settings, opened_registry
 from modelpool.actors.cli.terminal import options
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.cli.terminal.session import session_of
 from modelpool.pool.values.core.errors import CorruptFile
 
 if TYPE_CHECKING:
-    from modelpool.actors.config.config import ModelsSection
     from modelpool.pool.catalog.registry.registry import Registry, RegistryEntry
 
 _ADD = "Add files and folders of weights, in the layouts of ComfyUI, A1111 and Forge, and hash new files."
@@ -55,13 +56,14 @@ Force = Annotated[bool, typer.Option("--force", help=_FORCE, metavar=" ", show_d
 def models_app() -> typer.Typer:
     """Build the command with its subcommands; without one it lists."""
     app = typer.Typer(
-        help="List, add, name and remove models, LoRAs and other files of weights.",
+        help="List, add, fetch, name and remove models, LoRAs and other files of weights.",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_alone)
     app.command("list")(list_models)
     app.command("add", help=_ADD, no_args_is_help=True)(add)
+    app.command("get", help=GET_HELP, no_args_is_help=True)(get)
     app.command("scan", help=_SCAN)(scan)
     app.command("alias", help=_ALIAS, no_args_is_help=True)(alias)
     app.command("assemble", help=_ASSEMBLE, no_args_is_help=True)(assemble)
@@ -99,7 +101,7 @@ def list_models(
         with session_of(context).open_pool(PoolOptions(pool=pool)) as running:
             print_pool(pool, running.models(), running.loras(), as_json, running.status().pins)
         return
-    print_registry(_registry(config, allow_pickle), as_json)
+    print_registry(opened_registry(config, allow_pickle), as_json)
 
 
 def add(
@@ -114,7 +116,7 @@ def add(
     from modelpool.actors.cli.terminal.screen import print_json, say, user_console
     from modelpool.pool.catalog.registry.changes import add_location
 
-    registry = _registry(config, allow_pickle)
+    registry = opened_registry(config, allow_pickle)
     roots = []
     for path in locations:
         added = add_location(registry, path)
@@ -125,7 +127,7 @@ def add(
         for line, style in lines if not as_json else ():
             say(user_console(), line, style)
     if hashing:  # reopened as a pool would open it now: if nothing is configured, added models replace the example
-        _hash(_registry(config, allow_pickle), as_json, tuple(roots))
+        _hash(opened_registry(config, allow_pickle), as_json, tuple(roots))
 
 
 def scan(
@@ -135,7 +137,7 @@ def scan(
     from modelpool.actors.cli.models.models_view import refused_table
     from modelpool.actors.cli.terminal.screen import counted, print_json, say, show, user_console
 
-    registry = _registry(config, allow_pickle)
+    registry = opened_registry(config, allow_pickle)
     failed = _hash(registry, as_json, None)
     listing = registry.listing()
     for refused in listing.refused if as_json else ():
@@ -161,7 +163,7 @@ def alias(
     from modelpool.actors.cli.terminal.screen import print_json, say, user_console
     from modelpool.pool.catalog.registry.changes import set_alias
 
-    found, before = set_alias(_registry(config, allow_pickle), name, target)
+    found, before = set_alias(opened_registry(config, allow_pickle), name, target)
     if as_json:
         print_json(sys.stdout, {"kind": "alias", "name": found.name, "path": found.path, "sha256": found.sha256})
         return
@@ -190,7 +192,7 @@ def assemble(
     from modelpool.pool.catalog.registry.assembling import SelectedFiles
     from modelpool.pool.catalog.registry.assembling import assemble as assemble_files
 
-    registry, allowed = _registry(config, allow_pickle), _models(config, allow_pickle).allow_pickle
+    registry, allowed = opened_registry(config, allow_pickle), model_settings(config, allow_pickle).allow_pickle
     encoders = tuple(text_encoder or ())
     files = (checkpoint, diffusion_model, vae, vision_encoder, low_noise, unconditional)
     whole, model, autoencoder, *more = (file or "" for file in files)
@@ -218,7 +220,7 @@ def remove(
     from modelpool.actors.cli.terminal.screen import print_json, say, user_console
     from modelpool.pool.catalog.registry import changes
 
-    gone = changes.remove(_registry(config), what)
+    gone = changes.remove(opened_registry(config), what)
     is_place = isinstance(gone, Path)
     if as_json:
         print_json(sys.stdout, {"removed": "place" if is_place else "alias", "name": str(what), "path": _target(gone)})
@@ -229,28 +231,6 @@ def remove(
 
 def _target(gone: object) -> str:
     return str(gone) if isinstance(gone, Path) else str(getattr(gone, "target", ""))
-
-
-def _models(config: Path | None, allow_pickle: bool = False) -> ModelsSection:
-    from modelpool.actors.cli.terminal.open_pool import settings_for
-
-    return settings_for(PoolOptions(config=config, allow_pickle=allow_pickle)).models
-
-
-def _registry(config: Path | None, allow_pickle: bool = False) -> Registry:
-    """Open the registry that a pool started here would use."""
-    from modelpool.pool.catalog.registry.registry import open_registry
-    from modelpool.pool.catalog.registry.remote_models import open_remote
-
-    models = _models(config, allow_pickle)
-    return open_registry(
-        models.folders,
-        models.loras,
-        models.registry,
-        allow_pickle=models.allow_pickle,
-        assemblies=models.assemblies,
-        remote=open_remote(models.sources, models.cache_settings),
-    )
 
 
 def _hash(registry: Registry, as_json: bool, roots: tuple[Path, ...] | None) -> int:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from modelpool.actors.cli.terminal.screen import counted, duration, print_json, say, show, user_console
 from modelpool.actors.cli.terminal.tables import facts_table, lora_description, loras_table, models_table, rows_table
+from modelpool.actors.config.example_model import WAYS_TO_MODELS
 from modelpool.pool.values.core.errors import CorruptFile, format_bytes
 
 if TYPE_CHECKING:
@@ -233,5 +234,5 @@ def _problem(listed: ModelListing | LoraListing) -> str:
 def _nothing(places: str) -> str:
     return (
         f"No models found in {places}: put .safetensors files there, add a folder with "
-        "`modelpool models add FOLDER`, or name a configuration with --config"
+        f"`modelpool models add FOLDER`, or name a configuration with --config; {WAYS_TO_MODELS}"
     )

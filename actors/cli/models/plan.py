@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from modelpool.pool.values.specs.spec import JobId, Stage
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from modelpool.actors.cli.terminal.plots import Plot
     from modelpool.actors.config.config import PoolConfig
     from modelpool.actors.control.forecast import Forecast, StageForecast
     from modelpool.actors.graph.common.task_collector import JobGraph
@@ -34,7 +35,10 @@ ASSUMED_LINK = "12GB"
 _PLAN = "Plan"
 _VRAM = "Memory to plan for: 24GiB, 64MiB (default: as configured; simulated GPUs and the CPU have their own defaults)."
 _RESERVE = "Part of it to leave to other programs (default: as configured, else nothing)."
+_PLOT = "Plot the seconds against GPU memory: as text, or to a FILE.svg, .png or .pdf."
 _LINK = f"Bytes per second from host to GPU (default: {ASSUMED_LINK}, assumed)."
+#: amounts of memory that a plot has points for, besides those at which the plan changes
+PLOTTED = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class MemoryPlan:
     batch_bytes    activations of each stage with all images in one run
     kernels        kernels for the quantized weights of each component, with their costs
     calls          how the diffusion model is called while it is resident
+    curve          expected seconds of the images by bytes of memory, if a plot is wanted
     """
 
     model: str
@@ -69,6 +74,7 @@ class MemoryPlan:
     batch_bytes: dict[str, int]
     kernels: dict[str, tuple[KernelCost, ...]]
     calls: str
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 @with_request_options(("width", "loras", "steps", "cfg", "sampler", "upscale"))
@@ -84,6 +90,7 @@ def plan_memory(
     device: options.Device = None,
     vram_policy: options.Policy = None,
     reserve_vram: Annotated[str | None, options._option("--reserve-vram", _RESERVE, _PLAN, "SIZE")] = None,
+    plot: Annotated[str | None, options._option("--plot", _PLOT, options._OUTPUT, "[FILE]")] = None,
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
@@ -91,24 +98,37 @@ def plan_memory(
 
     Runs nothing and needs no GPU. The figures are those that a pool would plan with.
     """
+    from modelpool.actors.cli.terminal.plots import plot_file, show_plots
     from modelpool.actors.cli.terminal.screen import print_json, show, user_console
 
     if batch < 1:
         raise unusable_field("--batch", batch, "a whole number from 1")
+    file = plot_file(plot, as_json)
     where = PoolOptions(config=config, device=device, vram=vram, vram_policy=vram_policy, reserve_vram=reserve_vram)
-    found = memory_plan(model, prompt, dict(fields), batch, link, where)
+    found = memory_plan(model, prompt, dict(fields), batch, link, where, PLOTTED if plot is not None else 0)
+    console = user_console(sys.stdout)
     if as_json:
         print_json(sys.stdout, as_plain(found))
-        return
-    console = user_console(sys.stdout)
-    for part in tables_of(found):
-        show(console, part)
+    else:
+        for part in tables_of(found):
+            show(console, part)
+    if plot is not None:
+        show_plots(
+            user_console() if as_json else console, f"{found.model} on {found.device_kind}", plots_of(found), file
+        )
 
 
 def memory_plan(
-    model: str, prompt: str, fields: dict[str, Any], batch: int, link: str | None, options: PoolOptions
+    model: str,
+    prompt: str,
+    fields: dict[str, Any],
+    batch: int,
+    link: str | None,
+    options: PoolOptions,
+    plotted: int = 0,
 ) -> MemoryPlan:
-    """Plan `batch` images. Raises UserError, and DoesNotFit if they cannot be generated in this memory."""
+    """Plan `batch` images, and with `plotted` in about so many other amounts of memory. Raises UserError, and
+    DoesNotFit if they cannot be generated in this memory."""
     from modelpool.actors.cli.terminal.open_pool import settings_for
     from modelpool.actors.control.forecast import Speeds, forecast, needs_most
     from modelpool.actors.graph.build_graph import build_graph
@@ -145,8 +165,15 @@ def memory_plan(
         notes += ", room for copies ahead" if ahead_bytes else ""
         notes += f", {format_bytes(reserve_bytes)} for other programs" if reserve_bytes else ""
         raise too_little_memory(task, memory_for(least_bytes, kind, reserve_bytes), vram_bytes, notes)
-    speeds = Speeds(link_bytes, overlaps=ahead_bytes > 0, ahead_bytes=ahead_bytes)
-    found = forecast(graph, capacity_bytes, speeds, batch, lambda key: _modules(catalog, graph, key), rules)
+
+    def forecast_in(room_bytes: int) -> Forecast:
+        ahead = ahead_bytes_of(kind, room_bytes)
+        speeds = Speeds(link_bytes, overlaps=ahead > 0, ahead_bytes=ahead)
+        return forecast(graph, room_bytes - ahead, speeds, batch, lambda key: _modules(catalog, graph, key), rules)
+
+    found = forecast_in(room_bytes)
+    amounts = plotted_bytes(found, kind, reserve_bytes, vram_bytes, plotted) if plotted else ()
+    curve = tuple((memory, forecast_in(usable_bytes(None, memory, reserve_bytes)).seconds) for memory in amounts)
     return MemoryPlan(
         model=recipe.model,
         device_kind=kind,
@@ -166,7 +193,36 @@ def memory_plan(
         batch_bytes=_batch_bytes(catalog, graph, request, batch) if batch > 1 else {},
         kernels=_kernels(catalog, model, kind, config.pool.products),
         calls=config.pool.fast_paths.of(recipe.model).on(kind).words,
+        curve=curve,
     )
+
+
+def plotted_bytes(found: Forecast, kind: str, reserve_bytes: int, vram_bytes: int, count: int) -> tuple[int, ...]:
+    """Return amounts of memory to plot, ascending: `count` even ones from the minimum to beyond the last change of the
+    plan, and the amounts at which it changes."""
+    limits = [found.smallest_bytes, found.whole_bytes, *([found.resident_bytes] if found.resident_bytes else [])]
+    changes = [memory_for(each, kind, reserve_bytes) for each in limits]
+    least, most = changes[0], max(*changes, vram_bytes if vram_bytes < 2 * max(changes) else 0)
+    most += (most - least) // 8
+    even = (least + (most - least) * place // max(1, count - 1) for place in range(count))
+    return tuple(sorted({*even, *changes, *([vram_bytes] if vram_bytes <= most else [])}))
+
+
+def plots_of(found: MemoryPlan) -> list[Plot]:
+    """Return the plot of the seconds against memory, with the amounts at which the plan changes."""
+    from modelpool.actors.cli.terminal.plots import Limit, Line, Plot, time_words
+
+    made = found.forecast
+    limits = [("no tiling from", made.whole_bytes), ("fully resident from", made.resident_bytes)]
+    marks = tuple(
+        Limit(name, memory_for(count, found.device_kind, found.reserve_bytes)) for name, count in limits if count
+    )
+    points = tuple((float(memory), seconds) for memory, seconds in found.curve)
+    planned = float(found.vram_bytes) if points and found.vram_bytes <= points[-1][0] else None
+    title = f"expected seconds of {counted(made.images, 'image')}, the first loads of weights included"
+    line = Line(f"{found.model}, from {format_bytes(int(points[0][0]))} on", points, planned) if points else None
+    x_words: Callable[[float], str] = lambda memory: format_bytes(int(memory))  # noqa: E731
+    return [Plot(title, "GPU memory", (line,) if line else (), x_words, time_words, x_limits=marks, is_bytes=True)]
 
 
 def tables_of(found: MemoryPlan) -> tuple[RenderableType, ...]:

@@ -42,7 +42,7 @@ class WantedOutputs:
     chunks         with consecutive places from 0
     expected       about how many there are, the invalid ones included; None if that is not known
     invalid_count  returns the number of lines that were invalid so far; they are not in `chunks` and were reported
-    source         the file whose lines they are; "" without one
+    source         the file that has them as lines; "" without one
     """
 
     chunks: Iterator[Sequence[WantedOutput]]
@@ -58,7 +58,7 @@ class WantedOutputs:
 
 
 class CheckedRequests:
-    """Decides what is generated. Any thread may read the counts."""
+    """Decides which outputs are generated. Any thread may read the counts."""
 
     def __init__(
         self,

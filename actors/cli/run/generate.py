@@ -153,7 +153,7 @@ def prompts_and_seeds(prompts: Sequence[str], first_seed: int, n: int) -> list[t
 
 
 def resume_command(arguments: Sequence[str], first_seed: int) -> str:
-    """Return the command line that generates what is missing: same seed, existing images skipped."""
+    """Return the command line that generates the missing images: same seed, existing ones skipped."""
     has_seed = any(a == "--seed" or a.startswith("--seed=") for a in arguments)
     seed = [] if has_seed else ["--seed", str(first_seed)]
     resume = [] if "--resume" in arguments else ["--resume"]

@@ -1,6 +1,6 @@
 """Finds the requests that generate listed outputs again; shared by `repair` and `verify`.
 
-Knows recipes, requests and the pool's answer to what they lead to; not what is generated.
+Knows recipes, requests and the pool's answer to what they lead to; not the generated outputs.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def requests_again(
 def _best(
     entry: ManifestEntry, answers: Sequence[tuple[GenerateRequest, Recipe | UserError]]
 ) -> AgainRequest | Impossible | None:
-    """Return the request whose recipe is nearest to the listed one; None without answers."""
+    """Return the request with the recipe nearest to the listed one; None without answers."""
     from modelpool.actors.graph.recipe_request import differing_fields
 
     found = [

@@ -27,9 +27,9 @@ from modelpool.pool.values.core.errors import UserError
 
 #: longest message about a line; it quotes the value that it refuses
 MAX_MESSAGE = 500
-#: largest file whose lines are counted before they are read, which takes about a second
+#: largest file with lines that are counted before they are read, which takes about a second
 MAX_COUNTED_BYTES = 1 << 30
-#: files whose lines are rows
+#: files with a row in each line
 _COUNTED = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
 

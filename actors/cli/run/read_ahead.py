@@ -25,7 +25,7 @@ class ReadAhead(Generic[T]):
     """The items of an iterable, taken in a thread while entered. One consumer."""
 
     def __init__(self, items: Iterable[T], name: str, most_ahead: int = MOST_AHEAD) -> None:
-        """`name` is that of the thread."""
+        """`name` is the thread's."""
         self._items = items
         self._most_ahead = most_ahead
         self._taken: deque[T] = deque()

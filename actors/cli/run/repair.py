@@ -85,7 +85,7 @@ def repair(
 
 
 def outputs_of(context: typer.Context, given: str, pool: str | None) -> OutputAddress:
-    """Return the address of outputs: `given` if it is a folder or a URL, or else that of the submission with this id.
+    """Return the address of outputs: `given` if it is a folder or a URL, or else the address of this submission.
     Raises UserError if it is none of them."""
     from modelpool.actors.config.output_address import output_address
 

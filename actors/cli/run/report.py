@@ -41,9 +41,10 @@ def report(
         typer.Option("--price", help="Price of a GPU hour: adds the cost.", metavar="X", show_default=False),
     ] = None,
 ) -> None:
-    """Write an HTML report of a batch: a contact sheet by model and LoRA, timings, loads, cost, failures, and why each
-    task ran where it did. The page needs no other file. Needs no pool for a folder, which remembers the jobs that
-    failed and have no output yet; for the id of a submission, the pool names those that failed.
+    """Write an HTML report of a batch: failures first, then plots of throughput, GPU use, stages and cost, timings and
+    loads, and a contact sheet by model and LoRA with why each task ran where it did. The page needs no other file.
+    Needs no pool for a folder, which remembers the jobs that failed and have no output yet; for the id of a submission,
+    the pool names those that failed.
     """
     from modelpool.actors.cli.run.repair import named_place, named_submission
     from modelpool.actors.cli.terminal.screen import say, user_console
@@ -56,7 +57,7 @@ def report(
 
     if price is not None and not 0.0 <= price < float("inf"):
         raise unusable_field("--price", price, "a price of at least 0")
-    address, failed, noted = named_place(folder), [], frozenset[str]()
+    address, failed, noted, failed_at = named_place(folder), [], frozenset[str](), list[float]()
     if address is None:
         with named_submission(context, folder, None) as jobs:
             address = output_address(jobs.progress().record.output)
@@ -66,8 +67,10 @@ def report(
         place = existing_outputs(address)
         failures = place.failures()
         failed, noted = [(each.title, each.words) for each in failures], frozenset(each.job_id for each in failures)
+        failed_at = [each.at for each in failures]
     damaged = [(one.entry.file, one.reason) for one in place.damaged(quick=True)]
-    figures = report_figures(place.entries(), damaged, None if record is None else _record_of(record), failed, noted)
+    recorded = None if record is None else _record_of(record)
+    figures = report_figures(place.entries(), damaged, recorded, failed, noted, failed_at)
     page = report_page(f"Report of {address}", figures, place.local_file, price)
     target = out or (address / REPORT_NAME if isinstance(address, Path) else Path(REPORT_NAME))
     try:

@@ -1,7 +1,7 @@
 """Runs requests and reports the results; shared by all commands that generate.
 
 Knows the pool through its protocol, and what users and programs read; not where requests come from. Rules
-1. An image is safe as soon as it is finished: stopping loses only what is running.
+1. An image is safe as soon as it is finished: stopping loses only running images.
 2. `--json` prints one object per image, in the order in which they finish, and nothing else.
 """
 
@@ -55,9 +55,9 @@ EXIT_FAILED = 1
 _CHECK_SECONDS = 0.1
 #: interval of asking what the pool waits for while nothing runs yet
 _WAITING_SECONDS = 2.0
-#: what users of a pool without GPUs must know: its images are right, and its times are not those of a GPU
+#: what users of a pool without GPUs must know: its images are right, and its times are not a GPU's
 SIMULATED = "The GPUs of this pool are simulated: the CPU computes, slowly (`modelpool doctor` shows why)."
-#: number of jobs whose placement is printed, the first that end; the manifest has all
+#: number of jobs with a printed placement, the first that end; the manifest has all
 MOST_WHYS = 40
 
 
@@ -70,7 +70,7 @@ class CommandRun:
     all_or_nothing  one impossible request is an error, and nothing starts before all are checked; otherwise requests
                     start while later ones are read, and impossible ones are reported
     print_reasons   print at the end where each job ran and why
-    name            template of the names of files; None for that of the pool, or the usual names
+    name            template of the names of files; None for the pool's, or the usual names
     preview         file that the newest preview is written to; None: no previews are made
     """
 
@@ -145,7 +145,7 @@ def _has_simulated_gpus(pool: Pool) -> bool:
 
 def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) -> int:
     """Generate what `run` wants and is missing; return the exit code. Raises UserError, and PoolLost after printing
-    what is finished and how to resume. Creates the output folder when the first request is accepted.
+    finished outputs and how to resume. Creates the output folder when the first request is accepted.
     """
     from modelpool.actors.outputs.open_outputs import opened_if_exists
     from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -277,7 +277,7 @@ def kept_json(one: WantedOutput, kept: KeptImage) -> dict[str, Any]:
 def _make(
     run: CommandRun, pool: Pool, checked: CheckedRequests, stop: StopRequest, report: _Report
 ) -> tuple[list[JobFailure], Summary | None, dict[int, str]]:
-    """Generate what is missing; return the failures, the summary if anything ran, and where each job ran, by place."""
+    """Generate missing outputs; return the failures, the summary if anything ran, and where each job ran, by place."""
     jobs = pool.submit_stream(
         checked.chunks(),
         checked.decide,

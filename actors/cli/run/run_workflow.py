@@ -29,7 +29,7 @@ Workflow = Annotated[
     ),
 ]
 _PNG_BEGINS = b"\x89PNG\r\n"
-#: texts of a PNG file of ComfyUI: the workflow in the API format, and in that of the editor
+#: texts of a PNG file of ComfyUI: the workflow in the API format, and in the editor's
 _PNG_TEXTS = ("prompt", "workflow")
 
 

@@ -110,7 +110,7 @@ class PlannedFile:
 
 
 def planned_files(images: Sequence[Path], wanted: Upscale, ending: str | None) -> list[PlannedFile]:
-    """Return the result of each image: with names that differ, also from those of images of other folders. Raises
+    """Return the result of each image: with names that differ, also from results of images of other folders. Raises
     UserError for the first file that is no image.
     """
     from modelpool.actors.outputs.enlarged_file import source_facts
@@ -141,7 +141,7 @@ def _run(
     quality: int | None,
     as_json: bool,
 ) -> int:
-    """Enlarge what is not there yet; return the exit code."""
+    """Enlarge images without a result yet; return the exit code."""
     from modelpool.actors.cli.run.run_jobs import started
     from modelpool.actors.cli.terminal.screen import counted, json_on_stdout, print_json, say, user_console
     from modelpool.actors.outputs.enlarged_file import encode_enlarged

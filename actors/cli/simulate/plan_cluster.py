@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from modelpool.actors.cli.simulate.simulate_groups import ScaledSimulation
     from modelpool.actors.cli.simulate.simulate_runs import Setting, Simulated
+    from modelpool.actors.cli.terminal.plots import Line, Plot
     from modelpool.scheduler.simulator.gpu_spec import GpuGroup, NodeShape
+    from modelpool.scheduler.simulator.metrics import Figures
     from modelpool.scheduler.simulator.sizing import Goal, LeastCount
     from modelpool.scheduler.simulator.workloads.workload import Workload
 
@@ -35,7 +37,10 @@ _DEADLINE = "All jobs end within this time after the first arrives: 90s, 30m, 2h
 _LATENCY = "99% of the jobs take at most this time from submission to end."
 _MOST = "Maximum number of GPUs to try (default: 256)."
 _POLICY = "Placement policy (default: modelpool)."
+_PLOT = "Plot numbers of GPUs against time and cost: as text, or to a FILE.svg, .png or .pdf."
 EXIT_NONE = 1
+#: numbers that are simulated for a plot only, besides those of the search
+MOST_PLOTTED = 8
 #: simulated jobs over all kinds from which on processes of their own are worth their start
 LEAST_JOBS_IN_PROCESSES = 1000
 
@@ -53,6 +58,8 @@ class KindPlan:
     problem: str = ""
     #: the same goal with nodes that are requested when needed; None if not simulated
     scaled: ScaledSimulation | None = None
+    #: numbers that were simulated for a plot only
+    plotted: dict[int, Simulated] = field(default_factory=dict)
 
     @property
     def cost(self) -> float | None:
@@ -86,6 +93,7 @@ def plan_cluster(
     measured_on: shared.Reference = "H100",
     price: shared.Price = None,
     seed: shared.Seed = 0,
+    plot: Annotated[str | None, options._option("--plot", _PLOT, options._OUTPUT, "[FILE]")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the smallest number of GPUs that finishes a workload in time, by simulation.
@@ -94,16 +102,20 @@ def plan_cluster(
     suffices.
     """
     from modelpool.actors.cli.simulate.simulate_runs import setting_of
+    from modelpool.actors.cli.terminal.plots import plot_file, show_plots
     from modelpool.actors.cli.terminal.screen import print_json, show, user_console
 
-    goal = _goal(deadline, latency)
-    found = make_plan(trace, seed, goal, most, policy, setting_of(gpus, node, measured_on, config), price)
+    goal, file = _goal(deadline, latency), plot_file(plot, as_json)
+    setting = setting_of(gpus, node, measured_on, config)
+    found = make_plan(trace, seed, goal, most, policy, setting, price, is_plotted=plot is not None)
+    console = user_console(sys.stdout)
     if as_json:
         print_json(sys.stdout, as_plain(found))
     else:
-        console = user_console(sys.stdout)
         for part in tables_of(found):
             show(console, part)
+    if plot is not None:
+        show_plots(user_console() if as_json else console, f"{found.workload}: GPUs", plots_of(found), file)
     if all(kind.found is None or kind.found.count is None for kind in found.kinds):
         raise typer.Exit(EXIT_NONE)
 
@@ -121,9 +133,17 @@ def _goal(deadline: str | None, latency: str | None) -> Goal:
 
 
 def make_plan(
-    trace: str, seed: int, goal: Goal, most: int, policy: str, setting: Setting, price: list[str] | None
+    trace: str,
+    seed: int,
+    goal: Goal,
+    most: int,
+    policy: str,
+    setting: Setting,
+    price: list[str] | None,
+    is_plotted: bool = False,
 ) -> ClusterPlan:
-    """Find the smallest number of each kind. Raises UserError for wrong arguments before anything is simulated."""
+    """Find the smallest number of each kind; for a plot, simulate numbers around it. Raises UserError for wrong
+    arguments before anything is simulated."""
     from modelpool.actors.cli.simulate.simulate_runs import parse_policies, parse_prices, prices_of
     from modelpool.actors.cli.simulate.simulate_workload import load_work
     from modelpool.scheduler.simulator.gpu_spec import MOST_GPUS
@@ -153,6 +173,7 @@ def make_plan(
             policies[0],
             dataclasses.replace(setting, groups=(group,)),
             None if prices is None else prices[group.kind],
+            is_plotted,
         )
         for group in setting.groups
     ]
@@ -174,7 +195,14 @@ def _run_all(plans: Sequence[Callable[[], KindPlan]], jobs: int) -> tuple[KindPl
 
 
 def _plan_kind(
-    workload: Workload, seed: int, goal: Goal, most: int, policy: str, setting: Setting, price: float | None
+    workload: Workload,
+    seed: int,
+    goal: Goal,
+    most: int,
+    policy: str,
+    setting: Setting,
+    price: float | None,
+    is_plotted: bool = False,
 ) -> KindPlan:
     """Find the smallest number of the single kind of `setting`."""
     from modelpool.actors.cli.simulate.simulate_groups import autoscaled
@@ -186,11 +214,14 @@ def _plan_kind(
     simulated: dict[int, Simulated] = {}
     console = user_console()
 
-    def does(count: int) -> bool:
+    def simulate(count: int) -> Simulated:
         if console.is_terminal:
             say(console, f"{count}x{group.kind}", "dim")
         groups = (dataclasses.replace(group, count=count),)
-        simulated[count], _ = simulate_one(workload, seed, policy, dataclasses.replace(setting, groups=groups))
+        return simulate_one(workload, seed, policy, dataclasses.replace(setting, groups=groups))[0]
+
+    def does(count: int) -> bool:
+        simulated[count] = simulate(count)
         return goal.is_met(simulated[count].figures)
 
     work = {task.task_id: task.run_seconds for one in workload.jobs for task in one.job.tasks}
@@ -200,9 +231,66 @@ def _plan_kind(
         scaled = None
         if found.count is not None and policy == shared.OURS:
             scaled = autoscaled(workload, group, setting.shape, goal, min(most, 2 * found.count), price, seed)
-        return KindPlan(group, found, simulated, price, scaled=scaled)
+        extra = plotted_counts(found.count, most, simulated) if is_plotted else ()
+        plotted = {count: simulate(count) for count in extra}
+        return KindPlan(group, found, simulated, price, scaled=scaled, plotted=plotted)
     except DoesNotFit as problem:
         return KindPlan(group, None, simulated, price, str(problem))
+
+
+def plotted_counts(answer: int | None, most: int, known: Collection[int]) -> tuple[int, ...]:
+    """Return up to MOST_PLOTTED numbers of GPUs from half to twice the answer that are not `known`; without an answer,
+    up to `most`."""
+    first, last = (1, most) if answer is None else (max(1, answer // 2), min(most, 2 * answer))
+    step = max(1, -(-(last - first) // (MOST_PLOTTED - 1)))
+    return tuple(count for count in range(first, last + 1, step) if count not in known)[:MOST_PLOTTED]
+
+
+def plots_of(found: ClusterPlan) -> list[Plot]:
+    """Return the plots of numbers of GPUs: against the times that the goal bounds, and against the cost if all kinds
+    have a price."""
+    from modelpool.actors.cli.terminal.plots import Limit, Plot, time_words
+
+    goal = found.goal
+    nodes = f"GPUs, {found.shape.gpus} on each node" if found.shape.gpus > 1 else "GPUs, 1 on each node"
+    times: list[tuple[str, float | None, Callable[[Figures], float]]] = []
+    if goal.deadline_seconds is not None or goal.latency_seconds is None:
+        times.append(("time until all jobs have ended", goal.deadline_seconds, lambda each: each.makespan_seconds))
+    if goal.latency_seconds is not None:
+        times.append(("time of 99% of the jobs", goal.latency_seconds, lambda each: each.latency.p99_seconds))
+    plots = [
+        Plot(
+            title,
+            nodes,
+            _lines(found, lambda kind, figures, value=value: value(figures)),  # type: ignore[misc]
+            _count_words,
+            time_words,
+            (Limit("goal", limit),) if limit is not None else (),
+            is_whole=True,
+        )
+        for title, limit, value in times
+    ]
+    if all(kind.price is not None for kind in found.kinds):
+        costs = _lines(found, lambda kind, figures: figures.cost({kind.group.kind: kind.price or 0.0}))
+        plots.append(Plot("cost", nodes, costs, _count_words, lambda cost: f"{cost:.2f}", is_whole=True))
+    return plots
+
+
+def _lines(found: ClusterPlan, value_of: Callable[[KindPlan, Figures], float]) -> tuple[Line, ...]:
+    """Return a line for each kind; numbers with which jobs fail have no time, and no point."""
+    from modelpool.actors.cli.terminal.plots import Line
+
+    lines = []
+    for kind in found.kinds:
+        runs = sorted({**kind.plotted, **kind.simulated}.items())
+        points = [(float(count), value_of(kind, one.figures)) for count, one in runs if not one.figures.failed]
+        answer = None if kind.found is None or kind.found.count is None else float(kind.found.count)
+        lines.append(Line(kind.group.kind, tuple(points), answer))
+    return tuple(lines)
+
+
+def _count_words(count: float) -> str:
+    return f"{count:g}"
 
 
 def tables_of(found: ClusterPlan) -> tuple[RenderableType, ...]:

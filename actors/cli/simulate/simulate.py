@@ -77,10 +77,10 @@ def simulate(
     failed.
     """
     from modelpool.actors.cli.simulate.simulate_groups import simulate_groups
-    from modelpool.actors.cli.simulate.simulate_plots import require_drawable
     from modelpool.actors.cli.simulate.simulate_runs import parse_policies, parse_prices, prices_of, setting_of
     from modelpool.actors.cli.simulate.simulate_tables import as_plain, tables_of
     from modelpool.actors.cli.simulate.simulate_workload import load_work, require_replaceable, save_trace
+    from modelpool.actors.cli.terminal.plots import require_drawable
     from modelpool.actors.cli.terminal.screen import print_json, say, show, user_console
 
     if seeds < 1:

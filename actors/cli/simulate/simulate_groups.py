@@ -1,4 +1,4 @@
-"""`modelpool simulate --groups`: a workload on groups of nodes whose number the scheduler decides; and the same for
+"""`modelpool simulate --groups`: a workload on groups of nodes, as many as the scheduler decides; and the same for
 `modelpool plan-cluster`."""
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def policies() -> Mapping[str, Policy]:
 
 
 def workloads() -> Mapping[str, BuiltIn]:
-    """Return all built-in workloads by name, including those of the research code if it exists."""
+    """Return all built-in workloads by name, including the research code's if it exists."""
     from modelpool.scheduler.simulator.workloads.built_in import BUILT_IN
 
     if has_lab():

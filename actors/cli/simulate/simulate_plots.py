@@ -10,27 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.values.core.errors import OutputFailed, counted, unusable_field
+from modelpool.actors.cli.terminal.plots import LINE_COLOURS, new_figure, save_figure, without_frame
+from modelpool.pool.values.core.errors import counted
 from modelpool.scheduler.simulator.comparison import MEASURES, Measure, spreads
 from modelpool.scheduler.simulator.metrics import Figures
 from modelpool.scheduler.simulator.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from modelpool.pool.values.specs.spec import WorkerId
 
-#: colours that are distinguishable, also with colour blindness; further models share the last one
-MODEL_COLOURS = (
-    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1", "#66a61e", "#a6761d",
-)  # fmt: skip
+#: of models; further models share the last one
 OTHER_COLOUR, LOADING_COLOUR, OURS_COLOUR, PEER_COLOUR = "#bdbdbd", "#222222", "#0072b2", "#a8b8c4"
-DOTS_PER_INCH = 130
 #: number of GPUs whose names are readable next to each other
 MOST_NAMES = 40
 OURS = "modelpool"
-ENDINGS = (".png", ".pdf", ".svg")
 #: policies with a timeline each; of more, only the first gets one
 MOST_TIMELINES = 3
 
@@ -47,26 +42,16 @@ class Compared:
     is_ideal: bool = False
 
 
-def require_drawable(path: Path) -> None:
-    """Raise UserError if no plot can be written; called before anything is simulated."""
-    if path.suffix.lower() not in ENDINGS:
-        raise unusable_field("--plot", str(path), f"a file that ends in {', '.join(ENDINGS)}")
-    if path.is_dir():
-        raise unusable_field("--plot", str(path), "a file; this is a folder")
-    if not path.absolute().parent.is_dir():
-        raise unusable_field("--plot", str(path), "a file in an existing folder")
-
-
 def draw_timeline(path: Path, title: str, drawn: Timeline, gpus: Sequence[WorkerId]) -> None:
     """Draw one row per GPU, coloured by model, loading in black; below it the sums, and the waiting jobs.
 
     Raises OutputFailed if the file cannot be written.
     """
     height = min(max(0.16 * len(gpus), 1.4), 14.0)
-    figure = _figure(13.0, height + 3.6)
+    figure = new_figure(13.0, height + 3.6)
     rows, sums = figure.subplots(2, 1, sharex=True, height_ratios=(height, 1.7))
     scale, unit = _time_unit(drawn.seconds)
-    colours = dict(zip(drawn.models, MODEL_COLOURS, strict=False))
+    colours = dict(zip(drawn.models, LINE_COLOURS, strict=False))
     _draw_rows(rows, drawn, gpus, colours, scale)
     _draw_sums(sums, drawn, scale)
     rows.set_title(title, loc="left", fontsize=11)
@@ -74,7 +59,7 @@ def draw_timeline(path: Path, title: str, drawn: Timeline, gpus: Sequence[Worker
     sums.set_xlim(0, drawn.seconds / scale or 1)
     handles, labels = _model_legend(colours, len(drawn.models))
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False, fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_comparison(path: Path, title: str, policies: Mapping[str, Compared]) -> None:
@@ -82,7 +67,7 @@ def draw_comparison(path: Path, title: str, policies: Mapping[str, Compared]) ->
 
     Raises OutputFailed if the file cannot be written.
     """
-    figure = _figure(14.0, max(5.0, 2.2 + 0.62 * len(policies)))
+    figure = new_figure(14.0, max(5.0, 2.2 + 0.62 * len(policies)))
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1.0, 1.15))[0]
     _draw_latencies(left.subplots(), policies)
     shown = {measure.name: measure for measure in MEASURES}
@@ -96,7 +81,7 @@ def draw_comparison(path: Path, title: str, policies: Mapping[str, Compared]) ->
     for place, (measure, scale, label) in enumerate(panels):
         _draw_bars(axes.flat[place], measure, scale, label, policies)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _time_lost(policies: Mapping[str, Compared]) -> tuple[float, str]:
@@ -115,23 +100,6 @@ def _bytes_moved(policies: Mapping[str, Compared]) -> tuple[float, str]:
     return scale, f"weights moved to GPUs, {unit}"
 
 
-def _figure(width: float, height: float) -> Figure:
-    """Return a figure on the canvas for files, without pyplot, which needs displays and keeps figures."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Figure, path: Path) -> None:
-    try:
-        figure.savefig(path, dpi=DOTS_PER_INCH)
-    except OSError as error:
-        raise OutputFailed(f"--plot: {path} cannot be written: {error.strerror}") from None
-
-
 def _draw_rows(axes: Axes, drawn: Timeline, gpus: Sequence[WorkerId], colours: Mapping[str, str], scale: float) -> None:
     places = {gpu: row for row, gpu in enumerate(gpus)}
     spans: dict[tuple[int, str], list[tuple[float, float]]] = {}
@@ -145,7 +113,7 @@ def _draw_rows(axes: Axes, drawn: Timeline, gpus: Sequence[WorkerId], colours: M
     step = -(-len(gpus) // MOST_NAMES)
     axes.set_yticks(range(0, len(gpus), step), list(gpus)[::step], fontsize=8 if len(gpus) > 16 else 9)
     axes.tick_params(axis="y", length=0)
-    _without_frame(axes)
+    without_frame(axes)
 
 
 def _draw_sums(axes: Axes, drawn: Timeline, scale: float) -> None:
@@ -159,14 +127,14 @@ def _draw_sums(axes: Axes, drawn: Timeline, scale: float) -> None:
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_ylabel("of all GPUs")
-    _without_frame(axes)
+    without_frame(axes)
     twin = axes.twinx()
     twin.stairs([step.unfinished for step in drawn.steps], ends, color="#d55e00", linewidth=1.5, baseline=None)
     twin.set_ylim(bottom=0)
     twin.yaxis.set_major_locator(MaxNLocator(integer=True))
     twin.set_ylabel("unfinished jobs", color="#d55e00")
     twin.tick_params(axis="y", colors="#d55e00")
-    _without_frame(twin)
+    without_frame(twin)
 
 
 def _model_legend(colours: Mapping[str, str], models: int) -> tuple[list[Any], list[str]]:
@@ -211,7 +179,7 @@ def _draw_latencies(axes: Axes, policies: Mapping[str, Compared]) -> None:
     axes.set_axisbelow(True)
     if axes.lines:
         axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
-    _without_frame(axes)
+    without_frame(axes)
 
 
 def _some_minor_ticks(value: float, _: float) -> str:
@@ -221,7 +189,7 @@ def _some_minor_ticks(value: float, _: float) -> str:
 
 def _styles() -> Iterable[tuple[str, str]]:
     """Yield a colour and a line style for each policy other than ours."""
-    colours = [colour for colour in MODEL_COLOURS if colour not in (OURS_COLOUR, "#f0e442")]
+    colours = [colour for colour in LINE_COLOURS if colour not in (OURS_COLOUR, "#f0e442")]
     return [(colour, dashes) for dashes in ("-", "--", ":") for colour in colours]
 
 
@@ -252,12 +220,7 @@ def _draw_bars(axes: Axes, measure: Measure, scale: float, label: str, policies:
     axes.set_title(f"{label} ({better} is better)", fontsize=9, loc="left")
     axes.tick_params(axis="x", labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    _without_frame(axes)
-
-
-def _without_frame(axes: Axes) -> None:
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    without_frame(axes)
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:

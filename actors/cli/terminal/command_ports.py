@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from modelpool.actors.control.detached.job_service import JobsProgress
     from modelpool.actors.control.detached.records import RequestOutcome, SubmissionRecord
     from modelpool.actors.control.metrics.families import MetricFamily
+    from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
     from modelpool.actors.control.status import PinnedModel, PoolStatus
     from modelpool.actors.graph.features.recipe import Recipe
     from modelpool.actors.outputs.layout import OutputLayout
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from modelpool.actors.request.upscale_fields import Upscale
     from modelpool.pool.values.core.errors import UserError
     from modelpool.pool.values.core.stage_params import Result
+    from modelpool.scheduler.autoscaling.preview import ScalingPreview
     from modelpool.scheduler.core.history import JobHistory
+    from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 
 
 class PoolJobs(Protocol):
@@ -99,6 +102,10 @@ class Pool(FileListings, Protocol):
     ) -> PoolStage: ...
     def pin(self, *models: str, replicas: int = 1) -> tuple[PinnedModel, ...]: ...
     def unpin(self, *models: str) -> tuple[PinnedModel, ...]: ...
+    def would_request(
+        self, groups: Sequence[NodeGroup] = (), limits: AutoscalingConfig | None = None
+    ) -> ScalingPreview: ...
+    def operate(self, order: OperatorOrder) -> OrderTaken: ...
     def status(self) -> PoolStatus: ...
     def metrics(self) -> tuple[MetricFamily, ...]: ...
     def history(self, job: str) -> JobHistory: ...

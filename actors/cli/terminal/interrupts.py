@@ -5,7 +5,7 @@ The first request stops the work, and a second Ctrl-C ends the process at once. 
 closed shell and a service manager send several. Exit codes are 128 + the number of the first signal, as shells report
 it. A signal that the starting program ignores (SIGHUP under nohup) stays ignored.
 
-Knows signals, not what is running. Handlers run between any two instructions of the main thread, so they only set
+Knows signals, not the work. Handlers run between any two instructions of the main thread, so they only set
 flags, raise KeyboardInterrupt, or replace the streams of a terminal that is gone.
 """
 
@@ -118,7 +118,7 @@ class StoppableCommand:
 
 
 def leave_closed_terminal() -> None:
-    """Send what is written to a terminal that is gone to /dev/null: each write would fail, in the middle of a stop."""
+    """Send output for a terminal that is gone to /dev/null: each write would fail, in the middle of a stop."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             is_terminal = stat.S_ISCHR(os.fstat(descriptor).st_mode) and os.fstat(descriptor).st_rdev != _null_device()

@@ -25,7 +25,7 @@ def settings_for(options: PoolOptions) -> PoolConfig:
     """Return the configuration of a pool to start, with options applied. Raises UserError.
 
     Without --config: the file named by MODELPOOL_CONFIG; modelpool.toml in the working folder; the folders ./models
-    and ./loras; models added to the registry; the example of a checkout.
+    and ./loras; models added to the registry; the example model.
     """
     from modelpool.actors.config.config import CONFIG_NAME, CONFIG_VARIABLE, PoolConfig
 

@@ -1,4 +1,4 @@
-"""Gives commands groups of options: a parameter of a command whose type is a group becomes one option for each field of
+"""Gives commands groups of options: a parameter of a command with a group as type becomes one option for each field of
 the group."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Without:
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command whose type is a group by the options of the group, in the order of its
+    """Replace each parameter of a command with a group as type by the options of the group, in the order of its
     fields. The command is called with the groups."""
     own = inspect.signature(command, eval_str=True)
     groups = {

@@ -1,6 +1,6 @@
 """Options that several commands share, and the parsing of their text.
 
-Knows words on a command line, not what they are for. Those of request fields come from
+Knows words on a command line, not what they are for. Options of request fields come from
 `actors.cli.terminal.request_options`.
 """
 
@@ -16,6 +16,7 @@ import typer
 
 from modelpool.actors.cli.terminal.option_groups import OptionGroup, Without
 from modelpool.actors.cli.terminal.request_options import option_of
+from modelpool.actors.config.example_model import WAYS_TO_MODELS
 from modelpool.actors.request.field_table import IMAGE
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.values.core.errors import UserError, unusable_field
@@ -149,7 +150,10 @@ def require_text(name: str, text: str) -> None:
 def only_model(names: Iterable[str]) -> str:
     """Return the only one of the models of a pool. Raises UserError if there are several or none."""
     known = sorted(names)
+    if not known:
+        raise UserError(
+            f"this pool has no models (`modelpool models` shows every file, and why it is no model); {WAYS_TO_MODELS}"
+        )
     if len(known) != 1:
-        listed = ", ".join(known) or "none (`modelpool models` shows every file, and why it is no model)"
-        raise UserError(f"--model is required; models of this pool: {listed}")
+        raise UserError(f"--model is required; models of this pool: {', '.join(known)}")
     return known[0]

@@ -22,7 +22,7 @@ NO_FIELDS: Fields = MappingProxyType({})
 _FIELDS = "fields"
 #: the fields that do not change an output
 SCHEDULING_FIELDS = ("priority", "user", "deadline")
-#: fields whose options a command defines itself
+#: fields with options that a command defines itself
 _OF_COMMAND = ("model", "seed")
 
 

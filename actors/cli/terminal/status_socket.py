@@ -60,7 +60,7 @@ def plain_status(status: PoolStatus) -> dict[str, Any]:
 
 
 def asked_status(path: str) -> PoolStatus | None:
-    """Return the present status of the pool whose socket is at `path`; None if no process of this version answers
+    """Return the present status of the pool with the socket at `path`; None if no process of this version answers
     there, which Ray may do instead. Raises UserError if its controller does not answer.
     """
     try:

@@ -75,7 +75,7 @@ def status_table(status: PoolStatus) -> FittedTable:
             *(places if on_nodes else []),
             FittedColumn(
                 "state",
-                [Text(worker.state + more) for worker, more in zip(workers, starts, strict=True)],
+                [Text(_state(worker) + more) for worker, more in zip(workers, starts, strict=True)],
                 gives_way=6,
                 least_cells=10,
                 stays=True,
@@ -88,6 +88,11 @@ def status_table(status: PoolStatus) -> FittedTable:
         ),
         has_rule=True,
     )
+
+
+def _state(worker: WorkerStatus) -> str:
+    """Return its state, with what the operator wants of it."""
+    return worker.state if worker.order in ("", worker.state) else f"{worker.state}, {worker.order}"
 
 
 def _bytes_of(workers: Sequence[WorkerStatus]) -> tuple[list[int], list[int]]:
@@ -112,7 +117,12 @@ def worker_facts(status: PoolStatus) -> list[tuple[str, str]]:
     """Return what workers without a GPU and detached jobs wait for, how many jobs wait for hashes, and for each worker
     why it is not up, that it does not answer, that its node is drained or lacks files, or its latest trouble."""
     facts = [("GPUs", status.waiting_for)] if status.waiting_for else []
+    if status.cordoned_nodes:
+        named = ", ".join(f"{name} ({state})" for name, state in status.cordoned_nodes.items())
+        facts.append(("out of use", f"{named}; `modelpool uncordon NODE` brings a node back"))
     facts += [("detached jobs", f"wait: {trouble}") for trouble in status.jobs_troubles]
+    if status.history_trouble:
+        facts.append(("history", f"not written: {status.history_trouble}"))
     if status.jobs_unverified:
         verb = "job waits" if status.jobs_unverified == 1 else "jobs wait"
         facts.append(("files", f"{status.jobs_unverified} {verb} for the hashes of files that nodes are computing"))
@@ -125,6 +135,8 @@ def _worker_fact(worker: WorkerStatus) -> str:
     if worker.not_up:
         return "; ".join([worker.not_up, *silent])
     facts = silent if worker.leaves_in is None else [*silent, f"its node ends in {duration(worker.leaves_in)}"]
+    if worker.order:
+        facts.append(worker.order_words)
     if worker.unavailable:
         facts.append(f"its node lacks files: {'; '.join(worker.unavailable)}")
     return "; ".join(facts) or worker.trouble

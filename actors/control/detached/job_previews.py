@@ -32,7 +32,7 @@ class DetachedPreviews:
         return is_first
 
     def wanted(self) -> frozenset[str]:
-        """Return the submissions of which previews are wanted; those of others are forgotten."""
+        """Return the submissions of which previews are wanted; previews of others are forgotten."""
         now = time.monotonic()
         with self._lock:
             self._leases = {name: until for name, until in self._leases.items() if until > now}

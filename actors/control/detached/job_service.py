@@ -11,7 +11,7 @@ Rules
    window is small until the pool is faster than it, and again while outputs wait for a slow disk: until they are
    written, they occupy the object store.
 3. A lost controller loses nothing: its unfinished requests are sent to the next one.
-4. While the journal takes no writes, nothing is sent, what is in the pool runs, and outcomes wait in memory, at most a
+4. While the journal takes no writes, nothing is sent, jobs in the pool run, and outcomes wait in memory, at most a
    window of each submission. A probe of the journal ends that: nothing is cancelled, and nothing runs twice.
 5. An output folder that cannot be written holds its submission: nothing more of it is sent until it can be. It is
    opened by a thread of its own, since a store that does not answer must not hold up the others.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ from modelpool.actors.control.detached.records import (
 )
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.inputs.input_images import InputImages
+from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
 from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
 from modelpool.actors.control.past_jobs import unpacked_history
 from modelpool.actors.control.status import PinnedModel
@@ -185,13 +187,13 @@ class JobService:
         #: why no request is sent, while none can be
         self._trouble = "the pool is starting"
         self._feeds: dict[str, _Feed] = {}
-        #: submissions whose jobs in the pool have to be cancelled
+        #: submissions with jobs in the pool that have to be cancelled
         self._to_cancel: set[str] = set()
-        #: submissions whose folder cannot be written, when to try again, on the monotonic clock, and why
+        #: submissions with a folder that cannot be written, when to try again, on the monotonic clock, and why
         self._held: dict[str, tuple[float, str]] = {}
         #: when to probe a journal that could not be written, on the monotonic clock
         self._probe_at = 0.0
-        #: submissions whose place of outputs is being opened
+        #: submissions with a place of outputs that is being opened
         self._opening: dict[str, Future[_Feed]] = {}
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
         self._previews = DetachedPreviews()
@@ -321,9 +323,18 @@ class JobService:
             self._journal.keep_pins(models, replicas)
         return pinned
 
+    def operate(self, order: OperatorOrder) -> OrderTaken:
+        """As `Controller.operate`, for the next controllers too: the journal has it before this returns. Raises
+        UserError, and PoolLost without a controller."""
+        connection = self._connect()
+        taken = connection.call(CONTROLLER.operate, order)
+        found = connection.call(CONTROLLER.memory, sys.maxsize)  # without histories: `keep_memory` fetches them
+        self._journal.keep_memory(stored_memory(found.memory, found.controllers))
+        return taken
+
     def remind(self, connection: Connection) -> None:
         """Give a controller what the one before it has left in the journal, and have it pin what users have pinned, in
-        place of what its configuration says. A model whose file is gone is left out."""
+        place of what its configuration says. A model without its file is left out."""
         left = left_memory(self._journal.memory())
         connection.call(CONTROLLER.remember, left.memory, left.gap_seconds(), left.controllers)
         with self._pinning:
@@ -405,7 +416,7 @@ class JobService:
         self._lose(link.lost or "the pool is stopping")
 
     def _drop(self, name: str) -> None:
-        """Forget what is in the pool of a submission, and have it cancelled there."""
+        """Forget the jobs in the pool of a submission, and have them cancelled there."""
         with self._changed:
             if self._feeds.pop(name, None) is not None:
                 self._to_cancel.add(name)
@@ -496,7 +507,7 @@ class JobService:
         return feed
 
     def _hold_for(self, name: str, problem: Exception) -> None:
-        """Hold a submission whose outputs cannot be opened or completed: take it from the pool, and try again later."""
+        """Hold a submission with outputs that cannot be opened or completed: take it from the pool, and retry later."""
         if not isinstance(problem, (UserError, JournalFailed)):
             logger.error("the outputs of submission %s cannot be written", name, exc_info=problem)
         trouble = str(problem) or type(problem).__name__
@@ -537,7 +548,7 @@ class JobService:
             yield False, run
 
     def _send(self, link: _Link, feed: _Feed, chunk: Sequence[PendingRequest], is_again: bool) -> None:
-        """Send consecutive requests; end those that cannot run, and those whose output exists."""
+        """Send consecutive requests; end requests that cannot run, or have their output already."""
         # the only clock that goes on while the machine is off
         name, now = feed.record.submission_id, time.time()
         usable: list[tuple[int, GenerateRequest]] = []
@@ -576,8 +587,8 @@ class JobService:
         return []
 
     def new_id(self, name: str) -> SubmissionId:
-        """Return a new id for a submission; see `name_of`. A controller ignores jobs whose ids it knows, so ids differ
-        from those of earlier services, by the epoch, and of earlier connections.
+        """Return a new id for a submission; see `name_of`. A controller ignores jobs with known ids, so ids differ
+        from ids of earlier services, by the epoch, and of earlier connections.
         """
         return SubmissionId(f"{name}.{self._journal.epoch}.{next(self._id_numbers)}")
 
@@ -725,11 +736,11 @@ class _Link:
         self._service = service
         self._reader = EventReader(connection, CLIENT)
         self._images = InputImages(connection.give)
-        #: the ids under which the controller knows a submission; what is sent again has a new one
+        #: the ids under which the controller knows a submission; requests sent again have a new one
         self._ids: dict[str, list[SubmissionId]] = {}
-        #: those of them of which the controller has previews made
+        #: ids for which the controller has previews made
         self._previewed: set[SubmissionId] = set()
-        #: the troubles that the controller knows; None before the first: it may know those of an earlier service
+        #: the troubles that the controller knows; None before the first: it may know troubles of an earlier service
         self._told: tuple[str, ...] | None = None
         #: number of ended jobs that the controller had at the last `keep_memory`, and when the next one is due
         self._ended, self._memory_at = 0, 0.0
@@ -746,7 +757,7 @@ class _Link:
         self._reader.start()
 
     def leave(self) -> None:
-        """Disconnect; the controller cancels what is left."""
+        """Disconnect; the controller cancels remaining jobs."""
 
         def wake() -> None:
             with suppress(PoolLost):
@@ -797,7 +808,7 @@ class _Link:
             self._told = troubles
 
     def cancel(self, name: str) -> None:
-        """Cancel what is in the pool of a submission."""
+        """Cancel the jobs in the pool of a submission."""
         for submission_id in self.forget(name):
             self.connection.call(CONTROLLER.cancel, CLIENT, submission_id)
 
@@ -835,7 +846,7 @@ class _Listener:
 
 
 def _unpin_known(journal: Journal, connection: Connection, models: Sequence[str]) -> tuple[PinnedModel, ...]:
-    """Unpin those of `models` that the controller has pinned. The others may be in the journal only: their file was
+    """Unpin the `models` that the controller has pinned. The others may be in the journal only: their file was
     gone when the controller started, or the service was lost before it noted that they are unpinned. Raises
     UnknownName for any other; nothing changes then."""
     known = {pinned.model for pinned in connection.call(CONTROLLER.status).pins}
@@ -875,7 +886,7 @@ def _troubles(journal_trouble: str, held: Mapping[str, tuple[float, str]]) -> tu
 
 
 def _opened_feed(record: SubmissionRecord, node_writers: NodeWriters | None) -> _Feed:
-    """Open the place of a submission's outputs, and find what is there. Raises OutputFailed."""
+    """Open the place of a submission's outputs, and find existing outputs. Raises OutputFailed."""
     place = open_outputs(output_address(record.output))
     name = NameTemplate.of(record.file_name) if record.file_name else None
     jobs: JobFollower[RequestOutcome] = JobFollower()
@@ -898,7 +909,7 @@ def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> i
 def _without_finished(
     link: _Link, feed: _Feed, usable: Sequence[tuple[int, GenerateRequest]]
 ) -> tuple[list[tuple[int, GenerateRequest]], list[RequestOutcome]]:
-    """Split requests into those to run, and the outcomes of those whose file exists: it was written before the journal
+    """Split requests into requests to run, and outcomes of requests with a file: it was written before the journal
     knew."""
     images = InputImages(lambda image: None)
     left: list[tuple[int, GenerateRequest]] = []

@@ -11,7 +11,7 @@ Rules
 5. Times are wall-clock times.
 6. The oldest ended submissions are removed when more than `most_requests` requests are stored, and the oldest histories
    of jobs when there are more than MOST_HISTORIES.
-7. Rows have checksums, and submissions know how many requests they have: a file whose contents were altered is refused
+7. Rows have checksums, and submissions know how many requests they have: a file with altered contents is refused
    when it is opened. The lock file has the number of the latest epoch: an emptied file is refused, too. A file that is
    not there begins anew. Rows of earlier versions have no checksums and are read as they are.
 8. Once a statement has failed, `trouble` says why, until `probe` has found that the file takes writes again.
@@ -243,7 +243,7 @@ class Journal:
         self._write(change)
 
     def seal(self, submission_id: str, request_count: int | None = None, driver: str = "") -> SubmissionRecord:
-        """Acknowledge a submission whose requests are complete: `request_count`, or as many as it was begun with.
+        """Acknowledge a submission with complete requests: `request_count`, or as many as it was begun with.
         Raises JournalFailed if some are missing, and BeingReceived as `append`.
         """
 
@@ -424,8 +424,8 @@ class Journal:
         self._write(change)
 
     def history(self, job: str) -> bytes | None:
-        """Return the latest history of the job with this id, or of the only job whose id contains it; None if there is
-        none."""
+        """Return the latest history of the job with this id, or of the only job with an id that contains it; None if
+        there is none."""
         found = self._read(
             "SELECT content FROM history WHERE job = ?1 OR sent = ?1 ORDER BY number DESC LIMIT 1", (job,)
         )
@@ -439,7 +439,7 @@ class Journal:
     # ---- upkeep ---------------------------------------------------------------------------------------------------
 
     def probe(self) -> bool:
-        """Whether the journal takes writes: writes `PROBE_BYTES` in place of those of the last probe, and reads. Ends
+        """Whether the journal takes writes: writes `PROBE_BYTES` in place of the last probe's, and reads. Ends
         its `trouble` if so, and renews it otherwise.
         """
 
@@ -644,7 +644,7 @@ _ALTERED = (
 
 
 def _require_unaltered(connection: sqlite3.Connection) -> None:
-    """Raise sqlite3.DatabaseError for a file whose rows do not agree with their checksums."""
+    """Raise sqlite3.DatabaseError for a file with rows that do not agree with their checksums."""
     for statement in _ALTERED:
         found = connection.execute(f"{statement} LIMIT 1").fetchone()
         if found is not None:

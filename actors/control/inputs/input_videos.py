@@ -35,7 +35,7 @@ from modelpool.pool.values.specs.spec import TaskId
 REMEMBERED = 64
 
 Brought: TypeAlias = tuple[str, InputVideo, ResultRef]
-#: the field of a mask, whose pixels are another kind of result
+#: the field of a mask: its pixels are another kind of result
 _MASK = "video_mask"
 
 

@@ -51,7 +51,7 @@ class MetricFamily:
     name        as Prometheus shows it, with the unit; counters end in _total
     label_names in the order of the labels of each sample
     samples     of a counter or gauge
-    histograms  of a histogram, whose bucket limits are `bounds`
+    histograms  of a histogram with the bucket limits `bounds`
     """
 
     name: str

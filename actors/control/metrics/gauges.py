@@ -10,7 +10,8 @@ from modelpool.scheduler.core.snapshot import ScalingSnapshot, Snapshot, WorkerS
 
 #: the label of jobs without a user; an empty label is none at all
 NO_NAME = "anonymous"
-_WORKER_STATES = ("starting", "idle", "busy", "given_up")
+_ORDERS = ("cordoned", "draining", "drained", "restarting")
+_WORKER_STATES = ("starting", "idle", "busy", "given_up", "drained")
 
 
 class PoolGauges:
@@ -28,7 +29,7 @@ class PoolGauges:
     ) -> tuple[MetricFamily, ...]:
         """Return the metrics of a snapshot.
 
-        waiting_by_user   user -> stage -> tasks that have not started, including those of parked jobs
+        waiting_by_user   user -> stage -> tasks that have not started, including tasks of parked jobs
         waiting_by_model  model -> stage -> such tasks that are in the core
         parked_jobs       jobs that wait outside of the core for their turn
         """
@@ -73,6 +74,21 @@ class PoolGauges:
                 "modelpool_workers",
                 "Workers, by state.",
                 {(state,): states.get(state, 0) for state in _WORKER_STATES},
+                "state",
+            ),
+            gauge(
+                "modelpool_workers_out_of_use",
+                "Workers that an operator has taken out of use, by what was ordered.",
+                {(order,): sum(worker.order == order for worker in now.workers) for order in _ORDERS},
+                "order",
+            ),
+            gauge(
+                "modelpool_nodes_out_of_use",
+                "Nodes that an operator has cordoned or drained.",
+                {
+                    (state,): sum(is_drained == (state == "drained") for _, is_drained in now.cordoned_nodes)
+                    for state in ("cordoned", "drained")
+                },
                 "state",
             ),
             *_gpu_families(up),

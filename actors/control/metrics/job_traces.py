@@ -24,7 +24,7 @@ from modelpool.scheduler.model.messages import (
 )
 from modelpool.scheduler.model.placement_record import Why
 
-#: of a run that has not ended, or whose worker was lost
+#: of a run that has not ended, or was lost with its worker
 NO_COST = RunCost()
 
 

@@ -62,7 +62,7 @@ class _QueuedRun:
 
 
 class _Worker:
-    """What is counted of one incarnation of a worker.
+    """Counts of one incarnation of a worker.
 
     busy_since  start of the oldest of its current runs without a pause; meaningful while there are runs
     """
@@ -87,7 +87,7 @@ class _Worker:
 
 
 class _StageMetrics:
-    """What is counted of the successful runs of one stage."""
+    """Counts of the successful runs of one stage."""
 
     __slots__ = ("fetch", "hits", "load", "queue", "retries", "run", "runs")
 
@@ -454,7 +454,7 @@ class PoolMetrics:
                 self._tasks[stage, RunErrorKind.WORKER_LOST] += 1
 
     def _held(self, worker: _Worker, residency: Residency) -> None:
-        """Note what is on the GPU now, and count what is not any more."""
+        """Note the weights on the GPU now, and count the evicted ones."""
         held = {entry.component: entry.resident_bytes for entry in residency.entries}
         before = worker.held_bytes
         if held != before:

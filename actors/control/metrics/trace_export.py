@@ -60,7 +60,7 @@ class TraceExport:
             self._export(trace)
 
     def close(self) -> None:
-        """Export what is waiting, and stop."""
+        """Export waiting spans, and stop."""
         self._provider.shutdown()
 
     def _export(self, trace: JobTrace) -> None:
@@ -107,7 +107,7 @@ class TraceExport:
         from opentelemetry.context import Context
         from opentelemetry.trace import set_span_in_context
 
-        # without a parent: an empty context, not that of the caller
+        # without a parent: an empty context, not the caller's
         context = Context() if parent is None else set_span_in_context(parent)
         return self._tracer.start_span(name, context, attributes=attributes, start_time=self._unix(at))
 

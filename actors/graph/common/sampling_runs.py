@@ -17,7 +17,7 @@ from modelpool.pool.values.specs.spec import Role, TaskId
 
 @dataclass(frozen=True, slots=True)
 class SamplingRun:
-    """One run of a diffusion model for a request, whose defaults are filled in.
+    """One run of a diffusion model for a request with its defaults filled in.
 
     defaults    of `model`, the model of the request
     steps       length of the full schedule

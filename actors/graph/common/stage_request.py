@@ -25,7 +25,7 @@ class StageRequest:
     """A stage of `request`: its encoded prompt, its latent, or its decoded output. It contains all that its result
     depends on, so a stage can be requested before its inputs exist, and an evicted input can be computed again.
 
-    positive, negative  requests whose prompts are read as prompt and negative prompt; None: those of `request`
+    positive, negative  their prompts are read as prompt and negative prompt; None: the prompts of `request` are
     vae_model           the model that decodes; "" is the model of `request`, or its decoder if it has two stages
     latent              decoded instead of one that is sampled
     """
@@ -39,7 +39,7 @@ class StageRequest:
 
     @property
     def positive_request(self) -> GenerateRequest:
-        """The request whose prompt, model and LoRAs make the prompt."""
+        """The request with the text, model and LoRAs of the prompt."""
         return self.positive or self.request
 
     @property

@@ -150,6 +150,6 @@ class TaskCollector:
         return key
 
     def _use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int) -> ComponentUse:
-        """Return what a run needs of one component, with those of `loras` that change it."""
+        """Return what a run needs of one component, with the `loras` that change it."""
         changing = tuple(lora for lora in loras if self._catalog.touches(model, role, lora))
         return self._catalog.use(model, role, changing, passes)

@@ -95,7 +95,7 @@ def control_inputs(run: SamplingRun, refs: Sequence[ControlRef]) -> Iterator[tup
 
 @dataclass(frozen=True, slots=True)
 class RecipeControl:
-    """A ControlNet as it was applied. `mode` is set if it has several; `config_overrides` are those of `ControlRef` of
+    """A ControlNet as it was applied. `mode` is set if it has several; `config_overrides` are as in `ControlRef` of
     `pool.values.core.refs`; `mask_sha256` is the hash of its inpaint mask, empty if it has none."""
 
     name: str = field(metadata=FILE_NAME)

@@ -88,7 +88,7 @@ def control_video_task(
 
 
 def leading_cells(request: GenerateRequest, facts: SamplingFacts) -> int:
-    """Return how many latent frames precede those of the video: of the reference images of a control video, or of the
+    """Return how many latent frames precede the video: of the reference images of a control video, or of the
     image that leads the video."""
     if takes_control_video(facts):
         return len(request.references)

@@ -73,8 +73,8 @@ def expert_runs(run: SamplingRun) -> tuple[SamplingRun, ...]:
 
 
 def expert_lora_warnings(runs: Sequence[SamplingRun]) -> Iterator[str]:
-    """Yield warnings about LoRAs whose names suggest another expert than they are applied to, and about LoRAs for an
-    expert that runs no step: `runs` are the runs of one pass."""
+    """Yield warnings about LoRAs with names that suggest another expert than they are applied to, and about LoRAs for
+    an expert that runs no step: `runs` are the runs of one pass."""
     running = {LOW if run.low_noise else HIGH for run in runs}
     for lora in runs[0].request.loras:
         if not lora.has_effect:

@@ -25,7 +25,7 @@ from modelpool.pool.values.core.stage_params import ModelRef
 if TYPE_CHECKING:
     from modelpool.actors.graph.features.recipe import RecipeImages
 
-#: pixels of the images that models generate whose text encoder reads the reference. Source: the pipelines of diffusers
+#: pixels of the images of models with a text encoder that reads the reference. Source: the pipelines of diffusers
 #: for Qwen-Image's editing models
 EDIT_PIXELS = 1024**2
 

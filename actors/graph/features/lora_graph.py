@@ -38,7 +38,7 @@ def check_lora_texts(loras: Iterable[LoraChoice], work: SampleParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RecipeLora:
-    """A LoRA as it was applied. `noise` is the expert, if it was applied to one of two; the other fields are those of
+    """A LoRA as it was applied. `noise` is the expert, if it was applied to one of two; the other fields are as in
     `LoraRef` of `pool.values.core.refs`."""
 
     name: str = field(metadata=FILE_NAME)

@@ -39,8 +39,8 @@ def music_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDef
 
 
 def text_of(request: GenerateRequest, prompt: str, facts: SamplingFacts, sampled: GenerateRequest) -> str:
-    """Return the text that models of `facts` read for `prompt`: for music, with the facts about it, of which the length
-    is that of the clip that is `sampled`."""
+    """Return the text that models of `facts` read for `prompt`: for music, with the facts about it, and with the
+    length of the clip that is `sampled`."""
     if not facts.reads_lyrics:
         return prompt
     seconds = duration_of(sampled, sampled.model, facts).seconds
@@ -53,8 +53,8 @@ def lyrics_of(request: GenerateRequest) -> str:
 
 
 def music_lengths(lengths: Sequence[int]) -> list[int]:
-    """Return the lengths of what a model of music reads, from those of caption and lyrics: of its context, which has a
-    state for the reference audio, too; and those of both, which are equal in a batch."""
+    """Return the lengths of what a model of music reads, from the `lengths` of caption and lyrics: first the length of
+    its context, which has a state for the reference audio, too; then `lengths`, which are equal in a batch."""
     return [sum(lengths) + 1, *lengths]
 
 

@@ -62,7 +62,7 @@ class RecipeImages:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything needed to generate the same image, video or audio clip again. The marks of fields are those of
+    """Everything needed to generate the same image, video or audio clip again. The marks of fields are in
     `recorded`: new fields are `LATER`."""
 
     model: str = field(metadata=FILE_NAME)
@@ -88,7 +88,7 @@ class Recipe:
     motion: int = field(default=0, metadata=LATER)
     image_noise: float = field(default=0.0, metadata=LATER)
     elevation: float = field(default=0.0, metadata=LATER)
-    #: of an audio clip, whose width and height are 0
+    #: of an audio clip, which has width and height 0
     seconds: float = field(default=0.0, metadata=LATER)
     #: file format; empty for images in `IMAGE_FORMAT`
     format: str = field(default="", metadata=LATER)
@@ -142,7 +142,7 @@ class Recipe:
 
     @property
     def is_video(self) -> bool:
-        """Whether its frames are those of a video."""
+        """Whether its frames form a video."""
         return self.frames > 0 and not self.is_layers and not self.seconds
 
     @property

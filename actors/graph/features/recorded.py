@@ -1,4 +1,4 @@
-"""What a recipe records: dataclasses whose fields say how they are written, and what they mean for the digest.
+"""What a recipe records: dataclasses with fields that say how they are written, and what they mean for the digest.
 
 A field that is marked with `LATER` was added after the first version of its class: it is left out while it has its
 default, so that adding a field changes no existing recipe and no digest. Values only.
@@ -18,9 +18,9 @@ from modelpool.pool.values.core.errors import unknown_name
 LATER: Mapping[str, bool] = {"is_later": True}
 #: always written, and left out of the digest while it has its default
 LATER_IN_DIGEST: Mapping[str, bool] = {"is_later_in_digest": True}
-#: never part of the digest: how and where the output was computed, and names of files whose hashes are recorded
+#: never part of the digest: how and where the output was computed, and names of files with recorded hashes
 INFORMATIVE: Mapping[str, bool] = {"is_informative": True}
-#: name of a file whose hash is recorded; it may end with a commit of the hub. Other commits may have the same file, so
+#: name of a file with a recorded hash; it may end with a commit of the hub. Other commits may have the same file, so
 #: the digest leaves the commit out
 FILE_NAME: Mapping[str, bool] = {"is_file_name": True}
 #: mark with the name of a field in JSON, where it has another one there

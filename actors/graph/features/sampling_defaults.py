@@ -92,7 +92,7 @@ def _clip_lines(recipe: Recipe) -> Iterator[Line]:
 
 #: model, texts, guidance scale and seed
 BASE = Feature(defaults=_defaults, recipe=Section(_recorded, _restored, _text_lines))
-#: the lines of the sampler, whose fields `NOISE` has, and of the guidance
+#: the lines of the sampler (`NOISE` has its fields), and of the guidance
 SAMPLER = Feature(recipe=Section(lines=_sampler_lines))
 #: textual inversions, and layers of CLIP that are skipped
 CLIP = Feature(recipe=Section(_recorded_clip, _restored_clip, _clip_lines))

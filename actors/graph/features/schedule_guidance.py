@@ -84,7 +84,7 @@ def check_schedule(run: SamplingRun, sampler: str) -> None:
 
 
 def check_shift(request: GenerateRequest, facts: SamplingFacts) -> None:
-    """Raise UnusableField for a shift of a model whose noise levels do not follow from one."""
+    """Raise UnusableField for a shift if the model's noise levels do not follow from one."""
     if request.shift is None or facts.noise.takes_shift:
         return
     is_flow = facts.prediction is Prediction.FLOW

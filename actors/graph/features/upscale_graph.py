@@ -34,14 +34,14 @@ MAX_OWN_PIXELS = MAX_SIDE * MAX_SIDE
 
 
 def check_upscale(request: GenerateRequest, facts: SamplingFacts) -> None:
-    """Raise UnusableField for an upscaler of audio, or of layers, whose transparency no upscaler reads."""
+    """Raise UnusableField for an upscaler of audio, or of layers: no upscaler reads their transparency."""
     if request.upscale is not None and kind_of(facts) in ("audio", "layers"):
         raise unsupported_field("upscale", request.model, f"generates {output_plural(facts)}")
 
 
 def upscale_params(upscale: Upscale, upscaler: UpscalerRef, shape: OutputShape) -> UpscaleParams:
     """Return the parameters that enlarge an output of `shape`. Raises UnusableField for a result that is too large,
-    also that of the network itself, which the host holds before it is scaled."""
+    also a result of the network itself, which the host holds before it is scaled."""
     scale = upscaler.scale if upscale.scale is None else upscale.scale
     width, height = round(shape.width * scale), round(shape.height * scale)
     if max(width, height) > MAX_SIDE:

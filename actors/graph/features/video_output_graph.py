@@ -68,7 +68,7 @@ def first_frame_mode(request: GenerateRequest, model: str, facts: SamplingFacts)
     return begins
 
 
-#: format of images whose recipe names none
+#: format of images with a recipe that names none
 IMAGE_FORMAT = "png"
 _EXTENT = ("width", "height", "frames", "frame_rate", "seconds")
 
@@ -120,6 +120,6 @@ def _file_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDef
 
 #: width and height, or length
 SIZE = Feature(check_video_output, _extent_defaults, Section(_recorded_extent, _restored_extent, _size_lines))
-#: frames or layers; a part of `SIZE` whose line comes later
+#: frames or layers; a part of `SIZE` with a later line
 FRAMES = Feature(recipe=Section(lines=_frame_lines))
 FILE = Feature(defaults=_file_defaults, recipe=Section(_recorded_file, _restored_file, _file_lines))

@@ -40,7 +40,7 @@ _MEANINGS = {
 }
 #: fields of a view
 _VIEW = ("azimuth", "elevation", "camera_distance", "image_elevation")
-#: names of models that read the elevation of the image's camera, in place of the distance: not those of a folder such
+#: names of models that read the elevation of the image's camera, in place of the distance: not names of a folder such
 #: as `stable-diffusion`; and its usual value. Source: stabilityai/stable-zero123
 _READS_ELEVATION, _LEVEL_CAMERA = re.compile(r"stable[^a-z]*zero", re.IGNORECASE), 0.0
 

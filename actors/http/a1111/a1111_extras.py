@@ -1,6 +1,6 @@
 """Converts the bodies of A1111's extra-single-image and extra-batch-images. Pure, except that images are decoded.
 
-An image is enlarged by a factor, or to cover a size, to whose edges it is then cropped. A second upscaler may be
+An image is enlarged by a factor, or to cover a size, and is then cropped to it. A second upscaler may be
 blended with the first. Without an upscaler ("None") nothing is enlarged.
 """
 
@@ -122,7 +122,7 @@ def enlarging(call: ExtrasCall, width: int, height: int) -> Enlarging:
 
 
 def check_results(plans: Sequence[Enlarging]) -> None:
-    """Raise UnusableField for a call whose results are too large together: the server holds all of them."""
+    """Raise UnusableField for a call with results that are too large together: the server holds all of them."""
     pixels = sum(plan.size[0] * plan.size[1] for plan in plans)
     if pixels > MAX_CALL_PIXELS:
         raise unusable_field(

@@ -54,12 +54,12 @@ _NEUTRAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "RNG": ("CPU",),
     }
 )
-#: up to this version, the web UI had no choice of schedules: a name without one meant that of the model
+#: up to this version, the web UI had no choice of schedules: a name without one meant the model's
 _SCHEDULES_SINCE = (1, 9)
 _VERSION = re.compile(r"v(\d+)\.(\d+)")
 #: samplers with a schedule of their own in those versions
 _OWN_SCHEDULE = ("ddim", "uni_pc", "restart", "lcm", "dpm_fast", "dpm_adaptive")
-#: families whose CLIP is read one layer before the last by default, by the beginning of their title
+#: families that read CLIP one layer before the last by default, by the beginning of their title
 _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
 
 
@@ -112,7 +112,7 @@ def _sampling(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _guidance(values: Mapping[str, str]) -> dict[str, Any]:
-    """Return the guidance scale: that of a distilled model if there is no other."""
+    """Return the guidance scale: the distilled one if there is no other."""
     cfg, distilled = _number(values, "CFG scale"), _number(values, "Distilled CFG Scale")
     if distilled is not None and cfg in (None, 1.0):
         return {"cfg": distilled}
@@ -160,13 +160,13 @@ def _lora_hashes(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _notes(values: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is not used, by its key; the keys of one extension together."""
+    """Yield the unused values by their keys; the keys of one extension together."""
     unused = [
         key
         for key, value in values.items()
         if key not in _READ and value not in _NEUTRAL.get(key, ()) and not key.startswith("Civitai")
     ]
-    # several keys that begin with the same word are those of one extension: "ADetailer model", "ControlNet 0"
+    # several keys that begin with the same word belong to one extension: "ADetailer model", "ControlNet 0"
     groups: dict[str, list[str]] = {}
     for key in unused:
         groups.setdefault(key.split()[0], []).append(key)

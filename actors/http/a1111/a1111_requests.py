@@ -107,7 +107,7 @@ _UNIT_CROPS = (1, "Crop and Resize", "Scale to Fit (Inner Fit)", "INNER_FIT")
 _SAME_PROPORTIONS = 0.02
 #: <lora:NAME>, <lora:NAME:STRENGTH> and so on in a prompt
 _LORA = re.compile(r"<lora:([^<>]+)>")
-#: characters of such a text in a message, which ends with what is wrong
+#: characters of such a text in a message, which ends with the problem
 _MOST_SHOWN = 200
 #: unknown names in a message
 _MOST_NAMED = 20
@@ -284,7 +284,7 @@ def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]
 def requests_of(
     call: ImageCall, model: str, clip_layers: int, images: CallerImages, facts: SamplingFacts | None = None
 ) -> list[GenerateRequest]:
-    """Return a request for each image, with seeds that count up. `facts` are those of the model, if they are known.
+    """Return a request for each image, with seeds that count up. `facts` are the model's, if they are known.
     Raises UserError."""
     prompt, loras = without_loras(call.prompt, call.steps)
     fields: dict[str, Any] = {
@@ -329,7 +329,7 @@ def requests_of(
 def _by_scale(call: ImageCall, facts: SamplingFacts | None) -> dict[str, float]:
     """Return the field that Forge's scale for distilled models sets. As in Forge, it is the guidance of models that are
     distilled with one, and the shift of other flows, unless the call has a shift. Models without either have no use for
-    it, such as Flux schnell, whose levels are even."""
+    it, such as Flux schnell with its even levels."""
     if call.distilled_cfg_scale is None or facts is None:
         return {}
     guidance = Guidance.CLASSIFIER_FREE if facts.defaults is None else facts.defaults.guidance

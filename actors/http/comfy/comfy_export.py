@@ -17,7 +17,7 @@ from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 #: nodes of the editor that do nothing
 _NOTES = ("Note", "MarkdownNote")
 _REROUTE, _PRIMITIVE = "Reroute", "PrimitiveNode"
-#: what the editor does with a seed after a run; its value follows that of the seed. In files of early 2023 it is
+#: what the editor does with a seed after a run; its value follows the seed's. In files of early 2023 it is
 #: whether the seed is drawn
 _SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize", True, False)
 _SEEDS = ("seed", "noise_seed")

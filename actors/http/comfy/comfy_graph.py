@@ -59,7 +59,7 @@ EXPORT_HINT = "export it with File > Export (API) in the editor"
 _EDITOR_INPUTS = frozenset(
     ("control_after_generate", "control_before_generate", "upload", "image_upload", "choose file to upload")
 )
-#: nodes of a workflow, and those of them that save or preview images; published workflows have some dozen
+#: nodes of a workflow, and nodes that save or preview images; published workflows have some dozen
 MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 #: noise levels that the nodes of a workflow list, all together
 MAX_LISTED_LEVELS = 50_000
@@ -67,13 +67,13 @@ MAX_LISTED_LEVELS = 50_000
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
 #: names in the details of an error
 _MOST_NAMED = 20
-#: families whose CLIP is read one layer before the last by default, by the beginning of their title
+#: families that read CLIP one layer before the last by default, by the beginning of their title
 _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
-#: families whose text encoders are CLIP's only, by the beginning of their title
+#: families with text encoders of CLIP only, by the beginning of their title
 _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
 #: the family that reads the words of T5 and one padding token, and the padding and length that mean that
 _UNPADDED, _WITHOUT_PADDING = "Chroma", (1, 0)
-#: families whose guidance is an input of the model, with the scale that ComfyUI uses without FluxGuidance
+#: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
 #: patches of the latents of a small and of a large image, between which ModelSamplingFlux interpolates, and the side of
 #: a patch in pixels; and the exponents that Flux dev has there. Source: the configuration of Flux dev's scheduler
@@ -129,7 +129,7 @@ class NodeError:
 
 
 class WorkflowRejected(UserError):
-    """A workflow that cannot be run. `errors` are those of its nodes; `is_over_bound`: it has too much of something."""
+    """A workflow that cannot be run. `errors` are of its nodes; `is_over_bound`: it has too much of something."""
 
     def __init__(self, kind: str, message: str, errors: Sequence[NodeError] = (), is_over_bound: bool = False) -> None:
         named = "; ".join(f"node {e.node_id} ({e.class_type}): {e.message}: {e.details}" for e in errors[:3])
@@ -442,7 +442,7 @@ def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str,
 
 
 def _lora(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
-    """Return a LoRA of a request; the text encoders `clip` may be those of a node before it."""
+    """Return a LoRA of a request; the text encoders `clip` may come from a node before it."""
     on_text = use.text_strength if use in clip.loras else 0.0
     fields = {"name": use.name, "strength": use.strength}
     return fields if on_text == use.strength else {**fields, "text_strength": on_text}

@@ -1,6 +1,6 @@
 """Types of ComfyUI nodes and their inputs, and functions that declare inputs. Pure.
 
-The names of nodes, inputs and outputs are those of ComfyUI's API.
+Nodes, inputs and outputs have the names of ComfyUI's API.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALWAYS_WRITTEN = frozenset(("seed", "noise_seed", "value"))
 
 
 class NodeUnsupported(UserError):
-    """A node whose values ask for something that the pool does not do."""
+    """A node with values that ask for something that the pool does not do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The ComfyUI nodes that work here: their inputs and outputs, and what each of them means for a request.
 
-The names of nodes, inputs and outputs are those of ComfyUI's API. To support a node, add a row to a table.
+Nodes, inputs and outputs have the names of ComfyUI's API. To support a node, add a row to a table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Names the node of a ComfyUI workflow that an error of a request is about. Pure.
 
-A workflow is checked node by node; what follows from it is checked again as a request, by the pool, whose errors name
+A workflow is checked node by node; what follows from it is checked again as a request, by the pool: its errors name
 fields and files. Clients show errors at nodes, so that every one needs a node.
 """
 
@@ -64,8 +64,8 @@ _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 
 
 def rejection(prompt: Any, outputs: Sequence[WorkflowOutput], problem: UserError) -> WorkflowRejected:
-    """Return the rejection of a valid workflow whose requests are refused, with the node that the error is about: of
-    those that `outputs` need, the one with the field or the name in the message, else the sampler."""
+    """Return the rejection of a valid workflow with refused requests, with the node that the error is about: of
+    the nodes that `outputs` need, the one with the field or the name in the message, else the sampler."""
     nodes = known_nodes(prompt)
     needed = list(_needed(nodes, [output.node_id for output in outputs]))
     node_id, input_name = _place(nodes, needed, str(problem)) or (outputs[0].latent.node_id, "")

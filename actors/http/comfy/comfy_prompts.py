@@ -79,7 +79,7 @@ class Socket:
         self._frame: PreviewFrame | None = None
 
     def put(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Queue a message; a socket whose queue is full gets no more, and is closed."""
+        """Queue a message; a socket with a full queue gets no more, and is closed."""
         self._put({"type": kind, "data": dict(data)})
 
     def put_image(self, path: Path) -> None:
@@ -216,7 +216,7 @@ class Prompt:
 
     @property
     def end_message(self) -> tuple[str, dict[str, Any]]:
-        """The kind and the data of the message about the end: that of a failure, if anything failed."""
+        """The kind and the data of the message about the end, or about a failure, if anything failed."""
         data: dict[str, Any] = {"prompt_id": self.prompt_id}
         unsuccessful = [end for end in self.submission.ends if end.state != "succeeded"]
         end = next((end for end in unsuccessful if end.state == "failed"), next(iter(unsuccessful), None))
@@ -427,9 +427,9 @@ class ComfyPrompts:
         self._send_status(prompt.submission.owner)
 
     def _report_outputs(self, prompt: Prompt, ends: Sequence[JobEnd], images: Counter[int]) -> bool:
-        """Report the outputs that have all their images since `ends`; `images` counts those of each output. Return
-        whether images were sent, which clients take for those of the node that is executing: no previews may follow
-        before another node is."""
+        """Report the outputs that have all their images since `ends`; `images` counts images of each output. Return
+        whether images were sent: clients take them for images of the node that is executing, so no previews may
+        follow before another node is."""
         sent = False
         for end in ends:
             if end.path is None:

@@ -144,7 +144,7 @@ def _dpmpp_2m_sde(given: Mapping[str, Any]) -> tuple[SamplerValue]:
 
 
 def _with_own(name: str, **own: Any) -> Callable[[Mapping[str, Any]], tuple[SamplerValue]]:
-    """Return the builder of a sampler whose other settings must be its own."""
+    """Return the builder of a sampler: the node's other settings must be the sampler's `own`."""
 
     def build(given: Mapping[str, Any]) -> tuple[SamplerValue]:
         _expect(given, **own)

@@ -38,7 +38,7 @@ class ModelValue:
 
 @dataclass(frozen=True, slots=True)
 class ClipValue:
-    """Text encoders: those of the model `name`, or of separate files ("": those of whichever model uses them).
+    """Text encoders of the model `name`, or of separate files ("": of whichever model uses them).
 
     last_layer  that is read, from the end: -1 is the last; None as the model was trained
     padding     the least padding and length of T5's tokens that a node sets
@@ -64,7 +64,7 @@ class ImageScale:
     method  of ComfyUI's nodes
     size    width and height; one of them is 0 if it follows from the other
     pixels  about as many as the image has afterwards
-    sizes   of which the one is taken whose shape is most like that of the image
+    sizes   the one with the shape that is most like the image's is taken
     crops   whether sides that are too long are cut off, so that nothing is stretched
     """
 
@@ -89,7 +89,7 @@ class ImagePad:
 
 @dataclass(frozen=True, slots=True)
 class ImageCrop:
-    """A part of an image, in pixels from its upper left corner; what is outside of the image is left out."""
+    """A part of an image, in pixels from its upper left corner; pixels outside of the image are left out."""
 
     x: int
     y: int
@@ -107,7 +107,7 @@ ImageStep: TypeAlias = ImageScale | ImagePad | ImageCrop | ImageNegative
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An uploaded image, and what is done with it."""
+    """An uploaded image, and the steps that change it."""
 
     name: str
     steps: tuple[ImageStep, ...] = ()
@@ -115,7 +115,7 @@ class ImageFile:
 
 @dataclass(frozen=True, slots=True)
 class MaskFile:
-    """A channel of an image as a mask: "A" is inverted, since what is transparent is regenerated. "pad" is no channel:
+    """A channel of an image as a mask: "A" is inverted, since transparent pixels are regenerated. "pad" is no channel:
     the space around the image, which is its last step."""
 
     image: ImageFile
@@ -174,7 +174,7 @@ class TextValue:
     regions     texts for parts of the image besides it
     is_partial  it has regions only, and no text for the whole image
     references  images that the model reads together with the text
-    image_prompts  images whose tokens follow those of the text
+    image_prompts  images with tokens that follow the text's
     """
 
     text: str
@@ -231,7 +231,7 @@ class BlankLatent:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """The latents of an image, and where they are regenerated. `hides`: the image is encoded without what is there."""
+    """The latents of an image, and where they are regenerated. `hides`: the image is encoded without these pixels."""
 
     image: ImageFile
     mask: MaskFile | None = None

@@ -38,6 +38,9 @@ def readiness_of(status: PoolStatus) -> Readiness:
     """Return whether a pool can run jobs. One without workers that may start some is ready: jobs have them started."""
     wanted = len(status.workers)
     up = sum(worker.state in ("idle", "busy") for worker in status.workers)
+    out_of_use = sum(worker.order in ("cordoned", "draining", "drained") for worker in status.workers)
+    if wanted and out_of_use == wanted and status.scaling is None:
+        return Readiness("every worker is cordoned or drained by the operator", up, wanted)
     given_up = sum(worker.state == "given_up" for worker in status.workers)
     if up or (status.scaling is not None and given_up == 0):
         return Readiness("", up, wanted)

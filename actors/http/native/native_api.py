@@ -40,6 +40,7 @@ from modelpool.actors.request.requests import SPELLINGS, GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
 from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.previews import MEDIA_TYPE
+from modelpool.pool.values.core.run_options import MAIN_SETTING, RUN_OPTIONS, RunOption, limits_of
 
 INTERFACE = "native"
 #: keys of each owner that are remembered in a pool without a journal
@@ -271,7 +272,7 @@ def _add_pool(router: APIRouter, services: Services) -> None:
         return file_response(services.signed_file(name, until, signature))
 
     # not /api/models, which is a call of ComfyUI
-    @router.get("/api/choices", summary="List what requests name: models, LoRAs, other files, samplers and schedules")
+    @router.get("/api/choices", summary="List what requests name: models, LoRAs, other files, samplers, options")
     async def choices() -> dict[str, Any]:
         listings = await services.listings()
         return {
@@ -283,6 +284,7 @@ def _add_pool(router: APIRouter, services: Services) -> None:
             **dataclasses.asdict(listings.files),
             "samplers": [{"name": name, "label": each.display} for name, each in SAMPLERS.items()],
             "schedules": [{"name": name, "label": label} for name, label in SCHEDULES.items()],
+            "options": [_option_json(name, kind) for name, kind in RUN_OPTIONS.items()],
         }
 
     @router.get("/api/status", summary="Show the state of the pool")
@@ -303,6 +305,19 @@ def _add_pool(router: APIRouter, services: Services) -> None:
             families = families_for(families, user)
         families = (*families, *services.limits.families())
         return Response(metrics_text(families), media_type=CONTENT_TYPE)
+
+
+def _option_json(name: str, kind: type[RunOption]) -> dict[str, Any]:
+    """Return an option of a run with its settings, the main one first."""
+    defaults = {each.name: each.default for each in dataclasses.fields(kind)}
+    main = MAIN_SETTING.get(name, "")
+    settings = [
+        {"name": setting, "default": defaults[setting], **dataclasses.asdict(limits)}
+        for setting, limits in limits_of(kind).items()
+    ]
+    settings.sort(key=lambda each: each["name"] != main)
+    meaning = " ".join((kind.__doc__ or "").partition("Source:")[0].split())
+    return {"name": name, "meaning": meaning, "main": main, "settings": settings}
 
 
 def submission_json(submission: HttpSubmission, after: int = 0, most_ends: int = MOST_LISTED_ENDS) -> dict[str, Any]:

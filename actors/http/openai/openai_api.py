@@ -77,7 +77,7 @@ class ImagesCall(Strict):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Width and height as fields of a request; {} for those of the model."""
+        """Width and height as fields of a request; {} for the model's."""
         match = _SIZE.fullmatch(self.size or "")
         return {"width": int(match[1]), "height": int(match[2])} if match else {}
 
@@ -297,8 +297,8 @@ class _PartialImages:
         self._sent: Counter[int] = Counter()
 
     def due(self, previews: Iterable[ImagePreview]) -> list[ImagePreview]:
-        """Return those of the newest previews that are to be sent: the first of each image, and the next when their
-        share of the steps is done."""
+        """Return the newest previews to send: the first of each image, and the next when their share of the steps is
+        done."""
         count = self._call.partial_images
         found = [
             preview

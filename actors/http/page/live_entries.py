@@ -1,15 +1,16 @@
 """What the web page shows of a pool and of the submissions of one owner, as entries of a `LiveBoard`. Pure.
 
-Sections: pool (one entry), workers, models, users, groups, submissions, tasks, ends. Times are seconds since 1970, so
-that values of a pool in which nothing happens do not change.
+Sections: pool (one entry), workers, models, users, groups, submissions, tasks, ends, samples (`PoolSeries`). Times are
+seconds since 1970, so that values of a pool in which nothing happens do not change.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
+from modelpool.actors.control.detached.records import name_of
 from modelpool.actors.http.service.shown_messages import shown_message
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
 from modelpool.pool.values.specs.spec import ComponentKey
@@ -17,7 +18,7 @@ from modelpool.scheduler.core.snapshot import model_of
 
 if TYPE_CHECKING:
     from modelpool.actors.control.detached.records import SubmissionRecord
-    from modelpool.actors.control.status import PoolStatus, ResidentPart, WorkerStatus
+    from modelpool.actors.control.status import PoolStatus, ResidentPart, SubmissionStatus, WorkerStatus
 
 #: entries of a section: the page shows no more at a time, and has calls for the others
 MOST_SUBMISSIONS, MOST_TASKS, MOST_ENDS, MOST_QUEUES = 60, 200, 48, 30
@@ -26,6 +27,9 @@ MOST_CHARACTERS = 240
 #: the key of the only entry of the section "pool"
 POOL_KEY = "pool"
 _STAGES = ("encode", "sample", "decode")
+#: where submissions come from: this server, the pool's journal (another server, or `modelpool submit`), or another
+#: program, whose results this server does not read
+HERE, JOURNAL, ELSEWHERE = "here", "journal", "elsewhere"
 
 
 def pool_entry(status: PoolStatus | None, now: float, user: str | None, trouble: str) -> dict[str, Any]:
@@ -85,18 +89,38 @@ def pool_sections(status: PoolStatus, now: float, prompts: Mapping[str, str]) ->
 
 
 def submission_sections(
-    submissions: Sequence[HttpSubmission], left_seconds: Mapping[str, float], records: Sequence[SubmissionRecord] = ()
+    submissions: Sequence[HttpSubmission],
+    left_seconds: Mapping[str, float],
+    records: Sequence[SubmissionRecord] = (),
+    status: PoolStatus | None = None,
+    now: float = 0.0,
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the sections of submissions, oldest first, of one owner: those that are active and newest, their running
     tasks, and the latest ends. `left_seconds` are expected, by submission. `records` are those in the pool's journal
-    that this server has not accepted.
+    that this server has not accepted; `status` is the pool as the owner may see it, with those of other programs.
     """
-    own = {each.id: submission_entry(each, left_seconds.get(each.id)) for each in _shown(submissions)}
-    others = heapq.nlargest(MOST_SUBMISSIONS, records, key=lambda each: (each.pending > 0, each.created_at))
+    known = {each.id for each in submissions}
+    pooled = {name_of(each.id): each for each in reversed(() if status is None else status.submissions)}
+    own = {
+        each.id: submission_entry(each, left_seconds.get(each.id), pooled.get(each.id)) for each in _shown(submissions)
+    }
+    journaled = {
+        each.submission_id: record_entry(each, left_seconds.get(each.submission_id), pooled.get(each.submission_id))
+        for each in heapq.nlargest(MOST_SUBMISSIONS, records, key=lambda each: (each.pending > 0, each.created_at))
+    }
+    elsewhere = [
+        each
+        for each in (() if status is None else status.submissions)
+        if each.id not in known and name_of(each.id) not in known and name_of(each.id) not in journaled
+    ]
+    tasks = dict(_tasks(submissions))
+    if status is not None:
+        tasks |= _other_tasks(status, known, journaled, MOST_TASKS - len(tasks))
     return {
         "submissions": own
-        | {each.submission_id: record_entry(each, left_seconds.get(each.submission_id)) for each in others},
-        "tasks": dict(_tasks(submissions)),
+        | journaled
+        | {each.id: other_entry(each, now, status) for each in elsewhere[:MOST_SUBMISSIONS] if status is not None},
+        "tasks": tasks,
         "ends": {
             f"{submission.id}/{end.index}": end_entry(submission, place)
             for submission, place, end in latest_ends(submissions, MOST_ENDS)
@@ -104,13 +128,16 @@ def submission_sections(
     }
 
 
-def submission_entry(submission: HttpSubmission, left_seconds: float | None) -> dict[str, Any]:
-    """Return the entry of a submission."""
-    counts, first = submission.counts, submission.request_of(0)
+def submission_entry(
+    submission: HttpSubmission, left_seconds: float | None, pooled: SubmissionStatus | None = None
+) -> dict[str, Any]:
+    """Return the entry of a submission. Of requests that this server has not taken, the pool may know the first."""
+    counts, first = submission.counts, submission.request_of(0) or pooled
     return {
         "prompt": "" if first is None else _short(first.prompt),
         "model": "" if first is None else first.model,
-        "interface": submission.interface,
+        "source": HERE,
+        "user": "",
         "detached": submission.detached,
         "created_at": round(submission.created_at, 1),
         "jobs": submission.total,
@@ -124,12 +151,16 @@ def submission_entry(submission: HttpSubmission, left_seconds: float | None) -> 
     }
 
 
-def record_entry(record: SubmissionRecord, left_seconds: float | None) -> dict[str, Any]:
-    """Return the entry of a submission in the journal, as `submission_entry`; what runs of it is not known."""
+def record_entry(
+    record: SubmissionRecord, left_seconds: float | None, pooled: SubmissionStatus | None = None
+) -> dict[str, Any]:
+    """Return the entry of a submission in the journal, as `submission_entry`; what runs of it is not known, and its
+    first request only as far as the pool has it (`pooled`)."""
     return {
-        "prompt": "",
-        "model": "",
-        "interface": "",
+        "prompt": "" if pooled is None else _short(pooled.prompt),
+        "model": "" if pooled is None else pooled.model,
+        "source": JOURNAL,
+        "user": record.user,
         "detached": True,
         "created_at": round(record.created_at, 1),
         "jobs": record.request_count,
@@ -143,6 +174,59 @@ def record_entry(record: SubmissionRecord, left_seconds: float | None) -> dict[s
         "left_seconds": None if left_seconds is None else _rough(left_seconds),
         "can_retry": False,
     }
+
+
+def other_entry(submission: SubmissionStatus, now: float, status: PoolStatus) -> dict[str, Any]:
+    """Return the entry of a submission of another program, as `submission_entry`."""
+    jobs = (worker.run.job_id for worker in status.workers if worker.run is not None)
+    running = sum(job.rpartition("-")[0] == submission.id for job in jobs)
+    return {
+        "prompt": _short(submission.prompt),
+        "model": submission.model,
+        "source": ELSEWHERE,
+        "user": submission.user,
+        "detached": False,
+        "created_at": round(now - submission.seconds),
+        "jobs": submission.jobs,
+        "succeeded": submission.succeeded,
+        "failed": submission.failed,
+        "cancelled": submission.cancelled,
+        "running": running,
+        "state": "active" if submission.unfinished else "ended",
+        "stopping": False,
+        "waits_for": "",
+        "left_seconds": None,
+        "can_retry": False,
+    }
+
+
+def _other_tasks(
+    status: PoolStatus, known: Set[str], journaled: Container[str], most: int
+) -> dict[str, dict[str, Any]]:
+    """Return the tasks of submissions that this server does not follow, as far as the owner may see them."""
+    found: dict[str, dict[str, Any]] = {}
+    for worker in status.workers:
+        run = worker.run
+        if run is None or not run.job_id or len(found) >= most:
+            continue
+        submission, _, place = run.job_id.rpartition("-")
+        name = name_of(submission)
+        if submission in known or name in known or not place.isdecimal():
+            continue
+        shown = name if name in journaled else submission
+        found[f"{shown}/{place}"] = {
+            "submission": shown,
+            "index": int(place),
+            "job": run.job_id,
+            "stage": run.stage,
+            "worker": str(worker.id),
+            "step": run.step,
+            "steps": run.steps,
+            "prompt": _short(run.prompt),
+            "model": run.model,
+            "source": JOURNAL if name in journaled else ELSEWHERE,
+        }
+    return found
 
 
 def end_entry(submission: HttpSubmission, place: int) -> dict[str, Any]:
@@ -217,6 +301,7 @@ def _tasks(submissions: Sequence[HttpSubmission]) -> list[tuple[str, dict[str, A
                 "steps": task.steps,
                 "prompt": "" if request is None else _short(request.prompt),
                 "model": "" if request is None else request.model,
+                "source": HERE,
             }
             found.append((f"{submission.id}/{task.index}", fields))
     return found
@@ -231,7 +316,6 @@ def _worker(worker: WorkerStatus, now: float, prompts: Mapping[str, str]) -> dic
         "used": worker.used_bytes,
         "capacity": worker.capacity_bytes,
         # sorted: the order of use would change with every run
-        # sorted: the order of use would change with every run
         "parts": [resident_entry(part) for part in sorted(worker.parts, key=lambda part: part.component)],
         "job": "" if run is None else run.job_id,
         "user": "" if run is None else run.user,
@@ -241,12 +325,14 @@ def _worker(worker: WorkerStatus, now: float, prompts: Mapping[str, str]) -> dic
         "since": None if run is None else round(now - run.seconds),
         "stopping": run is not None and run.stopping,
         "mates": 0 if run is None else run.mates,
-        "prompt": "" if run is None else prompts.get(run.job_id, ""),
+        "prompt": "" if run is None else prompts.get(run.job_id, _short(run.prompt)),
         "runs": worker.runs,
         "runs_resident": worker.runs_resident,
         "trouble": _short(worker.not_up or worker.trouble or "; ".join(worker.unavailable)),
         "leaves_at": None if worker.leaves_in is None else round(now + worker.leaves_in),
         "silent": worker.silent_seconds > 0,
+        "order": worker.order,
+        "ordered_since": None if worker.order_seconds is None else round(now - worker.order_seconds),
     }
 
 

@@ -1,6 +1,7 @@
 """`LiveView`: the state of the pool and of submissions for the viewers of the web page, read once for all of them.
 
-While there are viewers, the pool is asked once in each interval. Viewers of one owner share a `LiveBoard`. A viewer is
+While there are viewers, the pool is asked once in each interval, and otherwise once for each sample of the charts.
+Viewers of one owner share a `LiveBoard`. A viewer is
 a version number: a slow one keeps nothing, delays nobody, and receives the latest values when it reads on.
 """
 
@@ -21,6 +22,7 @@ from modelpool.actors.http.page.live_entries import (
     prompts_of_running,
     submission_sections,
 )
+from modelpool.actors.http.page.pool_series import SAMPLE_SECONDS, PoolSeries
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.shown_messages import shown_message
 from modelpool.actors.http.service.user_views import status_for
@@ -69,6 +71,16 @@ class LiveView:
         self._records: tuple[SubmissionRecord, ...] = ()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._series = PoolSeries()
+
+    async def keep_sampling(self) -> None:
+        """Take samples for the charts for ever, so that a page that is opened has the last hour."""
+        while True:
+            if not self._viewers:  # else `_run` asks
+                status, _ = await self._asked()
+                if status is not None:
+                    self._series.note(status, time.monotonic(), time.time())
+            await asyncio.sleep(SAMPLE_SECONDS)
 
     def check_capacity(self, owner: str) -> None:
         """Raise HttpProblem if there are MOST_VIEWERS (503), or MOST_OF_USER of a user with a key (429)."""
@@ -127,8 +139,10 @@ class LiveView:
             if began - journal_at >= JOURNAL_SECONDS:
                 journal_at = began
                 self._records = await self._journal()
+            sampled = status is not None and self._series.note(status, time.monotonic(), time.time())
             asked_seconds = time.monotonic() - began
-            changed = [self._update(owner, board, status, trouble) for owner, board in tuple(self._boards.items())]
+            boards = tuple(self._boards.items())
+            changed = [self._update(owner, board, status, trouble, sampled) for owner, board in boards]
             if any(changed):
                 event, self._changed = self._changed, asyncio.Event()
                 event.set()
@@ -148,7 +162,7 @@ class LiveView:
         except (PoolLost, UserError, OSError):
             return ()
 
-    def _update(self, owner: str, board: LiveBoard, status: PoolStatus | None, trouble: str) -> bool:
+    def _update(self, owner: str, board: LiveBoard, status: PoolStatus | None, trouble: str, sampled: bool) -> bool:
         now, user = time.time(), owner or None
         known = self._services.submissions
         submissions = known.of(owner)
@@ -157,12 +171,15 @@ class LiveView:
             each for each in self._records if each.submission_id not in ids and (user is None or each.user == user)
         ]
         left_seconds = self._rates.left_seconds(owner, _active(submissions, records), time.monotonic())
-        entries: dict[str, Any] = submission_sections(submissions, left_seconds, records)
         if status is not None:
             # failures of the owner's submissions are among the ends
             others = tuple(job for job in status.failures if not known.has_job(owner, job.job_id))
             status = replace(status, failures=others) if user is None else status_for(status, user, frozenset())
+        entries: dict[str, Any] = submission_sections(submissions, left_seconds, records, status, now)
+        if status is not None:
             entries.update(pool_sections(status, now, prompts_of_running(submissions)))
+        if sampled or not board.version:  # it compares everything that it gets
+            entries["samples"] = self._series.entries
         entries["pool"] = {POOL_KEY: pool_entry(status, now, user, trouble)}
         return board.update(entries)
 

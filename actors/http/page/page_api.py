@@ -21,6 +21,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from modelpool.actors.http.native.native_api import INTERFACE, submission_json
+from modelpool.actors.http.page.job_parameters import (
+    recipe_fields,
+    recipe_parameters,
+    request_fields,
+    request_parameters,
+)
 from modelpool.actors.http.page.live_entries import end_entry
 from modelpool.actors.http.page.live_view import LiveView
 from modelpool.actors.http.page.thumbnails import MEDIA_TYPE, Thumbnails
@@ -32,6 +38,7 @@ from modelpool.actors.http.service.services import Services, caller_of
 from modelpool.actors.http.service.shown_messages import shown_values
 from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER, with_own_inputs, written_for_submission
 from modelpool.actors.http.service.submissions import HttpSubmission
+from modelpool.actors.outputs.file_content import recipe_of_file
 from modelpool.actors.outputs.results.history_json import history_json
 from modelpool.actors.request.requests import GenerateRequest
 
@@ -71,10 +78,6 @@ _THUMBNAIL_HEADERS = {
 }
 #: ends that one call looks at, and after how many it lets other calls run
 MOST_SEARCHED, SEARCHED_AT_ONCE = 20_000, 500
-#: fields of a request that the page's form has
-FORM_FIELDS = frozenset(
-    {"model", "prompt", "negative", "width", "height", "steps", "cfg", "sampler", "schedule", "seed", "loras"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +169,10 @@ def page_router(services: Services, live: LiveView) -> Any:
         path = await services.output_path(submission_id, index, owner, file)
         return Response(await thumbnails.of(path, owner), media_type=MEDIA_TYPE, headers=_THUMBNAIL_HEADERS)
 
-    @router.get("/api/jobs/{submission_id}/requests/{index}", summary="Show the main fields of a request")
+    @router.get("/api/jobs/{submission_id}/requests/{index}", summary="Show the parameters and the recipe of a job")
     async def job_request(request: Request, submission_id: str, index: int) -> dict[str, Any]:
         submission = await services.submissions.find(submission_id, caller_of(request).owner)
-        found = submission.request_of(index)
-        if found is None:
-            raise HttpProblem(404, f"the request of job {index} is not known to this server")
-        end = submission.end_of(index)
-        return {**request_fields(found), **({} if end is None or end.seed is None else {"seed": end.seed})}
+        return as_object(shown_values(await job_parameters(submission, index)))
 
     @router.post("/api/jobs/{submission_id}/retry", status_code=201, summary="Submit jobs that have no output again")
     async def retry(request: Request, submission_id: str) -> Response:
@@ -219,6 +218,21 @@ async def found_ends(
     return {"ends": found, "next": None}
 
 
+async def job_parameters(submission: HttpSubmission, index: int) -> dict[str, Any]:
+    """Return the fields of the page's form for a job, all its `parameters`, and its `recipe` if it has an output that
+    is readable here. Raises HttpProblem (404) if neither the request nor the recipe is known."""
+    request, end = submission.request_of(index), submission.end_of(index)
+    path = None if end is None else end.path
+    recipe = None if path is None else await asyncio.to_thread(recipe_of_file, path)
+    if recipe is not None:
+        fields = recipe_fields(recipe) if request is None else request_fields(request) | {"seed": recipe.seed}
+        return {**fields, "parameters": recipe_parameters(recipe), "recipe": recipe.as_json()}
+    if request is None:
+        raise HttpProblem(404, f"the request of job {index} is not known to this server")
+    seed = {} if end is None or end.seed is None else {"seed": end.seed}
+    return {**request_fields(request), **seed, "parameters": {**request_parameters(request), **seed}, "recipe": None}
+
+
 def retried_requests(submission: HttpSubmission) -> list[GenerateRequest]:
     """Return the requests of jobs that failed or were cancelled, with the seeds that they had. Raises HttpProblem
     (409).
@@ -233,12 +247,6 @@ def retried_requests(submission: HttpSubmission) -> list[GenerateRequest]:
         request if end.seed is None else request.model_copy(update={"seed": end.seed})
         for end, request in sorted(known, key=lambda each: each[0].index)
     ]
-
-
-def request_fields(request: GenerateRequest) -> dict[str, Any]:
-    """Return the fields of a request that the page's form has, as JSON values, and the names of others that are set."""
-    fields: dict[str, Any] = request.model_dump(mode="json", include=set(FORM_FIELDS))
-    return {**fields, "others": sorted(request.model_fields_set - FORM_FIELDS - {"user"})}
 
 
 def _newest_first(submission: HttpSubmission, before: int | None) -> Iterator[tuple[int, HttpSubmission, int]]:

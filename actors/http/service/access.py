@@ -71,7 +71,7 @@ class AccessControl:
         self._per_minute = settings.requests_per_minute
         self._queued_jobs = settings.queued_jobs
         self._now = now
-        #: by owner: those of the keys, so that their number is bounded
+        #: by owner: only owners with keys, so that their number is bounded
         self._buckets: dict[str, _Bucket] = {}
 
     def caller(self, headers: Mapping[str, str]) -> Caller:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: bodies up to this size are parsed on the loop, which takes less than handing them to a thread
 SMALL_BYTES = 1 << 16
-#: bodies up to this size are kept in memory. Those of one owner must not wait for larger ones of the same, without keys
+#: bodies up to this size are kept in memory. An owner's must not wait for larger ones of the same owner, without keys
 #: of everybody: each kind has turns of its own
 MEMORY_BYTES = 1 << 20
 #: bodies of this kind that are parsed at a time, in all and of each owner: the parser keeps the interpreter from the
@@ -47,7 +47,7 @@ class FormBody:
 
 async def json_body(request: Request, max_bytes: int) -> Any:
     """Return the body as a JSON value. Raises HttpProblem (400)."""
-    # what is announced to be small, as most bodies are, comes in one part or two
+    # a body that is announced to be small, as most are, comes in one part or two
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) <= SMALL_BYTES:
         try:
@@ -55,7 +55,7 @@ async def json_body(request: Request, max_bytes: int) -> Any:
         except NotJson as problem:
             raise _unusable(problem) from None
     arriving = share_of_bodies(request)
-    # slow bodies must not fill the memory, nor those of one owner the disk
+    # slow bodies must not fill the memory, nor bodies of one owner the disk
     with SpooledTemporaryFile(max_size=MEMORY_BYTES) as content, contextlib.closing(arriving):
         size = 0
         async for part in request.stream():

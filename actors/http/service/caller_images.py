@@ -20,11 +20,11 @@ from modelpool.pool.values.core.errors import UserError, unusable_field
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: fields of a request whose value is an image
+#: fields of a request with an image as value
 IMAGE_FIELDS = ("image", "mask", "last_image")
-#: fields whose value is an image or a list of images
+#: fields with an image or a list of images as value
 LIST_FIELDS = ("reference", "video", "video_mask", "face_video")
-#: fields whose value is a list of tables, with the keys of these that are images
+#: fields with a list of tables as value, with the keys of these that are images
 PART_FIELDS: Mapping[str, tuple[str, ...]] = {
     "controls": ("image", "mask"),
     "image_prompts": ("image", "mask"),
@@ -36,7 +36,7 @@ MAX_CALL_PIXELS = 64 * 2048 * 2048
 FETCH_SECONDS = 20.0
 MAX_URL_CHARACTERS = 2048
 _EXPECTED = "an image file as base64, or as a data URL (paths of the server are not read)"
-#: characters of what is no image that a message has
+#: characters of a text that is no image in a message
 _MOST_SHOWN = 40
 _DATA_URL = re.compile(r"data:[\w.+/-]*;base64,")
 

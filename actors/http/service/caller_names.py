@@ -1,4 +1,4 @@
-"""Names in the requests of callers: those of the pool's models, never paths of files on the server's disks."""
+"""Names in the requests of callers: names of the pool's models, never paths of files on the server's disks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EMBEDDING = re.compile(r"embedding:\s*([^\s,()]+)")
 
 
 def check_names(request: GenerateRequest, listed: Set[str]) -> GenerateRequest:
-    """Return a request whose names are no paths, except those that the pool has `listed`. A driver script may name any
+    """Return a request without paths as names, except paths that the pool has `listed`. A driver script may name any
     file; a caller must not probe the disk. Raises UnusableField.
     """
     for field, name in _names(request):

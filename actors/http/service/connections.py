@@ -31,7 +31,7 @@ YOUNG_SECONDS = 2.0
 SLOW_BODY_BYTES_PER_SECOND = 16 << 10
 #: of the connections, those that make room at once when there are too many: looking for them looks at all
 _ROOM_SHARE = 32
-#: open files besides connections: those of the pool, of Ray, and of outputs that are sent; each connection may send one
+#: open files besides connections: files of the pool, of Ray, and of outputs that are sent; each connection may send one
 OTHER_FILES, FILES_PER_CONNECTION = 256, 2
 #: the most open files that are asked for, where the system permits any number
 _MOST_FILES = 1 << 20
@@ -51,7 +51,7 @@ class Watched(Protocol):
     call            identifies the current or last call; None before the first
     head_began_at   when the first byte of a call came that is not complete; None if none came
     received_bytes  since it was opened
-    is_unread       whether the peer does not take what is sent, and the server has stopped sending
+    is_unread       whether the peer does not take sent data, and the server has stopped sending
     is_paused       whether the server does not take what the peer sends
     """
 
@@ -117,7 +117,7 @@ class Connections:
     def __init__(self, limits: ConnectionLimits, log: LimitLog) -> None:
         self.limits = limits
         self._log = log
-        #: by transport: a web socket continues that of a call
+        #: by transport: a web socket continues the transport of a call
         self._open: dict[asyncio.Transport, _Connection] = {}
         self._by_address: Counter[str] = Counter()
         self._sweeping: asyncio.TimerHandle | None = None

@@ -1,6 +1,6 @@
 """`HeaderLimit`: uvicorn's HTTP protocol on httptools, with a bound on what precedes and follows the body of a call.
 
-httptools keeps any number of headers, and those of any length, before a call reaches the application and its keys: a
+httptools keeps any number of headers of any length before a call reaches the application and its keys: a
 caller without a key could fill the memory of the server. uvicorn's other protocol, on h11, has such a bound.
 """
 

@@ -10,7 +10,7 @@ from modelpool.actors.http.service.shown_messages import bounded_message
 from modelpool.actors.request.expected_words import expected_words
 from modelpool.pool.values.core.errors import UserError
 
-#: beginning of the paths of an interface whose errors have a form of their own
+#: beginning of the paths of an interface with a form of errors of its own
 OPENAI_PATH, NATIVE_PATH = "/v1/", "/api/"
 A1111_PATHS = ("/sdapi/", "/controlnet/")
 #: calls of ComfyUI, by the first part of their path, which also exist below NATIVE_PATH

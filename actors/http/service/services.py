@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 #: folders of what callers send, and of their outputs, in the folder of a server
 OWN_FOLDERS = ("uploads", "inputs", "users")
-#: how long a signed address of an output is valid, as those of the OpenAI API
+#: how long a signed address of an output is valid, as in the OpenAI API
 SIGNED_SECONDS = 3600
 #: how long the lists of models and LoRAs are used: reading them asks the controller
 LISTING_SECONDS = 5.0
-#: calls whose requests are built at a time, in all and of each owner: fewer than there are threads
+#: calls that build requests at a time, in all and of each owner: fewer than there are threads
 MOST_BUILDING, MOST_BUILDING_OF_OWNER = 20, 8
 
 
@@ -243,24 +243,26 @@ class Services:
         return self._keeps_jobs
 
     async def history(self, caller: Caller, job_id: str) -> JobHistory:
-        """Return the history of a job: of a submission of `caller`, or of any without keys. What the pool does not
-        know of a job of the journal, or no longer, follows from its submission. Raises HttpProblem (404).
+        """Return the history of a job: of a submission of `caller`, of the user of the caller's key in another program,
+        or of any without keys. What the pool does not know of a job of the journal, or no longer, follows from its
+        submission. Raises HttpProblem (404).
         """
         name, _, place = journaled_id(job_id).rpartition("-")
         try:
             submission = await self.submissions.find(name, caller.owner)
         except HttpProblem:
-            if caller.user is not None:
-                raise HttpProblem(404, f"job {job_id!r} is unknown") from None
             submission = None
         try:
             found = await asyncio.to_thread(self.pool.history, job_id)
         except UnknownName as unknown:
             problem = str(unknown)
         else:
-            if job_id in (found.job_id, journaled_id(found.job_id)):
+            is_visible = submission is not None or caller.user is None or found.user == caller.user
+            if is_visible and job_id in (found.job_id, journaled_id(found.job_id)):
                 return found
-            problem = f"job {job_id!r} is unknown"  # the pool has returned one whose id contains this one
+            problem = f"job {job_id!r} is unknown"  # the pool has returned one with an id that contains this one
+        if submission is None and caller.user is not None:  # the pool's message names jobs of others
+            raise HttpProblem(404, f"job {job_id!r} is unknown")
         if submission is None or not place.isdecimal() or int(place) >= submission.total:
             raise HttpProblem(404, problem)
         return _history_without_the_pool(submission, int(place), job_id)

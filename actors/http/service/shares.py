@@ -72,5 +72,5 @@ class HeldShare:
 
 
 def of_the_largest(sizes: Counter[str]) -> str:
-    """Return the owner who has most: whose oldest goes first when all together have too much."""
+    """Return the owner who has most: this owner's oldest goes first when all together have too much."""
     return max(sizes, key=lambda owner: (sizes[owner], owner))

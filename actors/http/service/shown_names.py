@@ -31,7 +31,7 @@ INPUT_MARK = " [input]"
 _EXPECTED = (
     f"a name of up to {MOST_BYTES} bytes, not with a dot first or{INPUT_MARK} last, without / \\ and control characters"
 )
-#: characters of an ending, with its dot; what is longer is a part of the name
+#: characters of an ending, with its dot; a longer one is a part of the name
 _LONGEST_ENDING = 10
 
 

@@ -32,7 +32,7 @@ SWEEP_SECONDS = 3600.0
 
 
 def unneeded(folders: Collection[str], records: Iterable[SubmissionRecord]) -> list[str]:
-    """Return the folders from which no job will read: of submissions whose jobs have all succeeded. Failed jobs may be
+    """Return the folders from which no job will read: of submissions with all jobs succeeded. Failed jobs may be
     submitted again. A folder without a record stays: its submission may be on its way, or in the journal of another
     pool with the same folder of outputs."""
     over = {record.submission_id for record in records if 0 < record.request_count == record.succeeded}
@@ -89,7 +89,7 @@ def with_own_inputs(request: GenerateRequest, root: Path, folder: Path) -> Gener
 
 
 def _moved(value: Any, keys: Sequence[str], root: Path, folder: Path) -> Any:
-    """`value` with every path below `root` replaced by one in `folder`; of a part of a request, that of `keys`."""
+    """`value` with every path below `root` replaced by one in `folder`; of a part of a request, only at `keys`."""
     match value:
         case Strict():
             fields = {key: getattr(value, key, None) for key in keys}

@@ -187,7 +187,7 @@ class HttpSubmission:
         return self._ledger.end_of(index)
 
     def end_of_file(self, name: str) -> JobEnd | None:
-        """Return the end of the job whose output has this file name; None if there is none."""
+        """Return the end of the job that has an output with this file name; None if there is none."""
         return self._by_file.get(name)
 
     def note(self, ends: Sequence[JobEnd], running: tuple[RunningTask, ...], held: str = "", lost: str = "") -> None:
@@ -208,7 +208,7 @@ class HttpSubmission:
             self.on_ended(self, before - self.unfinished)
 
     def _release(self) -> None:
-        """Forget what is not read any more: requests with decoded images can take much memory."""
+        """Forget values that are not read any more: requests with decoded images can take much memory."""
         self._cancel = _nothing
         self._want_previews = None
         self.hold(None)
@@ -226,7 +226,7 @@ class HttpSubmission:
     def note_previews(self, found: Mapping[int, ImagePreview]) -> None:
         """Take the newest previews of the running jobs, and forget those of others. Call before `note`."""
         before = self.previews
-        # those of detached jobs are copies at every question; readers recognize a new one by its identity
+        # previews of detached jobs are copies at every question; readers recognize a new one by its identity
         old = {index: preview for index, preview in before.items() if found.get(index) == preview}
         self.previews = {**old, **{index: preview for index, preview in found.items() if index not in old}}
 
@@ -324,7 +324,7 @@ class Submissions:
         self._kept = kept
         #: oldest first
         self._known: OrderedDict[str, HttpSubmission] = OrderedDict()
-        #: those of them that are over, by owner, in the order in which they ended, with their numbers
+        #: submissions that are over, by owner, in the order in which they ended, with their numbers
         self._ended: dict[str, deque[HttpSubmission]] = {}
         self._ended_submissions: Counter[str] = Counter()
         self._ended_jobs: Counter[str] = Counter()
@@ -339,7 +339,7 @@ class Submissions:
         folder = owner_folder(self._folder, owner)
 
         def submitted() -> HttpJobs:
-            with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
+            with contextlib.suppress(OSError):  # the pool names the problem with the folder
                 make_private_folder(folder)
             return self._pool.submit(list(requests), output=folder, user=user)
 
@@ -370,7 +370,7 @@ class Submissions:
         folder = owner_folder(self._folder, owner)
 
         def submitted() -> HttpDetachedJobs:
-            with contextlib.suppress(OSError):  # the pool says what is wrong with the folder
+            with contextlib.suppress(OSError):  # the pool names the problem with the folder
                 make_private_folder(folder)
             return self._pool.submit_detached(list(requests), output=folder, jobs_id=submission_id, user=owner or None)
 
@@ -615,7 +615,7 @@ def _end_of(result: OutputResult | JobFailure) -> JobEnd:
 
 
 def _end_of_outcome(outcome: RequestOutcome, place: OutputAddress) -> JobEnd:
-    """Return the end of a job whose output is at `place`, where its submission has its outputs."""
+    """Return the end of a job with an output at `place`, where its submission has its outputs."""
     path = place / outcome.file if outcome.file and isinstance(place, Path) else None
     address = f"{place}/{outcome.file}" if outcome.file and not isinstance(place, Path) else ""
     facts = {"sha256": outcome.pixels_sha256} if outcome.file else {}

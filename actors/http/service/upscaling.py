@@ -30,7 +30,7 @@ class ImageToEnlarge:
 
 
 class Upscaling:
-    """What is being enlarged. Belongs to one event loop."""
+    """The images that are being enlarged. Belongs to one event loop."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -58,12 +58,12 @@ class Upscaling:
             finally:
                 for stage in stages:
                     running.remove(stage)
-                    await asyncio.to_thread(stage.cancel)  # those of a call that failed or was left
+                    await asyncio.to_thread(stage.cancel)  # stages of a call that failed or was left
                 if not running:
                     self._running.pop(caller.owner, None)
 
     async def cancel(self, owner: str) -> None:
-        """Cancel what is being enlarged for `owner`."""
+        """Cancel the stages that run for `owner`."""
         for stage in tuple(self._running.get(owner, ())):
             await asyncio.to_thread(stage.cancel)
 

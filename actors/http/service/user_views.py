@@ -13,8 +13,8 @@ _USER_LABEL = "user"
 
 
 def status_for(status: PoolStatus, user: str, own_jobs: Set[str]) -> PoolStatus:
-    """Return `status` with the waiting tasks, GPU-seconds and runs of `user` only, and the failures of `own_jobs`.
-    Totals are those of all users.
+    """Return `status` with the waiting tasks, GPU-seconds, runs and submissions of `user` only, and the failures of
+    `own_jobs`. Totals are of all users.
     """
     return replace(
         status,
@@ -22,6 +22,7 @@ def status_for(status: PoolStatus, user: str, own_jobs: Set[str]) -> PoolStatus:
         waiting_by_user={name: tasks for name, tasks in status.waiting_by_user.items() if name == user},
         seconds_by_user={name: seconds for name, seconds in status.seconds_by_user.items() if name == user},
         failures=tuple(job for job in status.failures if job.job_id in own_jobs),
+        submissions=tuple(each for each in status.submissions if each.user == user),
     )
 
 
@@ -33,7 +34,7 @@ def families_for(families: Iterable[MetricFamily], user: str) -> tuple[MetricFam
 def _worker_for(worker: WorkerStatus, user: str) -> WorkerStatus:
     if worker.run is None or worker.run.user == user:
         return worker
-    return replace(worker, run=replace(worker.run, job_id="", user=""))
+    return replace(worker, run=replace(worker.run, job_id="", user="", model="", prompt=""))
 
 
 def _family_for(family: MetricFamily, user: str) -> MetricFamily:

@@ -139,8 +139,8 @@ class WatchedSocket(WebSocketsSansIOProtocol):
 
 
 def watched_protocols(watching: Connections) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
-    """Return the protocols of calls and of web sockets whose connections `watching` limits: calls on httptools, which
-    is faster than h11, where that is installed."""
+    """Return the protocols of calls and of web sockets, with connections limited by `watching`: calls on httptools,
+    which is faster than h11, where that is installed."""
     base: Any
     if find_spec("httptools") is None:
         from uvicorn.protocols.http.h11_impl import H11Protocol

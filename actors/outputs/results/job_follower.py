@@ -11,7 +11,7 @@ Rules
 1. A job has one end: the first one counts, unless its output is lost afterwards.
 2. An event of the pool counts under the id under which the job was sent last, and once: events come twice after a
    takeover, and late from a submission that was sent again.
-3. A job whose output is lost is sent again, `MOST_REPEATS` times; not after its driver has cancelled it.
+3. A job with a lost output is sent again, `MOST_REPEATS` times; not after its driver has cancelled it.
 4. A job that the pool has cancelled is sent again if it was withdrawn, since its output could not be written. A journal
    decides alone which of its jobs are cancelled: whatever else cancels one, it is sent again.
 """
@@ -42,7 +42,7 @@ class JobFollower(Generic[E]):
         #: first indexes of the requests that were submitted together, and when
         self._starts: list[int] = []
         self._times: list[float] = []
-        #: jobs in the pool, by the id under which they were sent last; and those of them whose ends have come
+        #: jobs in the pool, by the id under which they were sent last; and jobs with an end that has come
         self._sent: dict[int, str] = {}
         self._arrived: set[int] = set()
         #: jobs to send again, the oldest first

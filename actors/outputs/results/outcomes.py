@@ -42,9 +42,10 @@ class TaskSummary:
     node             display name of the worker's node; "" on a single machine
     fetch_seconds    until its files were on the node's disk, not part of `seconds`
     fetched_bytes    fetched for it from sources and other nodes
-    device           device that it ran on, by its name, such as that of a GPU
+    device           name of the device that it ran on, such as a GPU's
     lost             runs of it that were lost before: each the worker and the reason
     resumed          where it resumed from the state of an earlier run, "after step 60 of 100"; empty if it did not
+    ended_at         when its report arrived, in seconds since the epoch; 0 if unknown
     """
 
     stage: Stage
@@ -66,6 +67,7 @@ class TaskSummary:
     device: str = ""
     lost: tuple[str, ...] = ()
     resumed: str = ""
+    ended_at: float = 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -160,7 +162,7 @@ def no_track() -> AudioSamples | None:
 class VideoResult(OutputResult):
     """One finished video: frames [T, H, W, 3] and frames per second; or the layers of one image, [T, H, W, 4]. Some
     models generate an audio track with it. If a program is more than 1 GiB of written results behind, frames and
-    samples are those of the file, which most formats of videos do not keep exactly.
+    samples come from the file, which most formats of videos do not keep exactly.
     """
 
     frame_rate: float
@@ -196,7 +198,7 @@ class VideoResult(OutputResult):
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class AudioResult(OutputResult):
     """One finished audio clip: samples [S, channels] in -1 to 1, and samples per second. If a program is more than
-    1 GiB of written results behind, the samples are those of the file, of 16 bits.
+    1 GiB of written results behind, the samples come from the file, with 16 bits.
     """
 
     samples_per_second: int

@@ -1,8 +1,8 @@
 """Rows of a folder with a Hugging Face dataset: what `save_to_disk` writes, or Parquet and Arrow files. Needs pyarrow,
 not `datasets`.
 
-Facts about the folders: `save_to_disk` writes `state.json`, whose `_data_files` list the Arrow files in order, and for
-several splits `dataset_dict.json`, with a folder of each. Datasets on the Hub have Parquet files, whose names begin
+Facts about the folders: `save_to_disk` writes `state.json`; its `_data_files` list the Arrow files in order, and for
+several splits `dataset_dict.json`, with a folder of each. Datasets on the Hub have Parquet files; their names begin
 with the split. Source: datasets, `Dataset.save_to_disk`, `DatasetDict.save_to_disk`, and the Hub's documentation of
 repository structures.
 """

@@ -90,7 +90,7 @@ def _standard_input(choice: ColumnChoice) -> Iterator[Row]:
 
 
 class _Continued:
-    """A stream whose start was read already."""
+    """A stream with `start`, which was read already."""
 
     def __init__(self, start: bytes, rest: BinaryIO) -> None:
         self._start, self._rest = io.BytesIO(start), rest

@@ -84,7 +84,7 @@ class CheckpointDisk:
         self._queue.put(task_id, partial(self.folder.remove, task_id))
 
     def clean(self) -> None:
-        """Remove what is too old or too much, soon."""
+        """Remove old and excess checkpoints, soon."""
         self._queue.put("clean", self.folder.clean)
 
     def flush(self, seconds: float) -> bool:

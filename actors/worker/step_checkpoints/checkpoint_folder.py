@@ -89,8 +89,8 @@ class CheckpointFolder:
         versions: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`versions` are those of the packages that compute, by default the installed ones, and whatever else the last
-        bits of a state depend on; `now` is wall-clock time, with which the ages of files are compared."""
+        """`versions` has the versions of packages that compute, by default the installed ones, and whatever else the
+        last bits of a state depend on; `now` is wall-clock time, with which the ages of files are compared."""
         self.path = path
         self._bound_bytes = bound_bytes
         self._versions = installed_versions() if versions is None else versions
@@ -154,7 +154,7 @@ class CheckpointFolder:
                 _remove(stored.path)
 
     def clean(self) -> None:
-        """Remove what is too old, files that were never finished, and the oldest checkpoints beyond the bound."""
+        """Remove checkpoints that are too old, files that were never finished, and the oldest ones beyond the bound."""
         for stored in self._oldest_first():
             if self._now() - stored.changed_at > MOST_AGE_SECONDS:
                 _remove(stored.path)

@@ -1,4 +1,4 @@
-"""`message_fields`: the fields of messages between processes, to compare those of two versions."""
+"""`message_fields`: the fields of messages between processes, to compare two versions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 def message_fields(*messages: Any) -> str:
     """Return a text with the fields of these classes and of all that their fields have, in their order: pickles of
-    most contain values only, which an earlier version would read as those of other fields."""
+    most contain values only, which an earlier version would read as values of other fields."""
     fields: dict[type, str] = {}
     left = list(messages)
     while left:

@@ -84,7 +84,7 @@ class RunRequest(WireValue):
     preview  the previews that somebody wants from the start; `want_previews` of the worker changes that
     own    for each of `task.needs`, the run of this worker that makes it, after which this one starts, or 0: that one
            is sent. Empty if all are sent. Without the result of such a run, this one does not start
-    provisional  it reads what was made with files whose hashes are not known yet: no state of it is saved
+    provisional  it reads what was made with files of unknown hashes: no state of it is saved
     """
 
     task: TaskSpec
@@ -155,7 +155,7 @@ class StateSaved:
     """A worker saved the state of a sampling run after `step` of `steps`, and continues it. The state is part of the
     message: an object that the worker stored would be lost with the worker.
 
-    epoch  of the controller that sent the run: the names of workers and the numbers of runs are those of one controller
+    epoch  of the controller that sent the run: the names of workers and the numbers of runs belong to one controller
     """
 
     worker_id: WorkerId
@@ -229,7 +229,7 @@ class StageSubmission:
 class JobEnded:
     """The end of a job, for its driver. `result` is set if it succeeded, `error` if it failed.
 
-    wanted  the task whose result the job is for
+    wanted  the task that makes the result of the job
     tasks   its successful tasks, in the order of the task graph
     node    of the worker that made the result; NO_NODE if that is not known
     """

@@ -32,7 +32,7 @@ def unpacked(value: bytes) -> Any:
 
 
 def packed_result(result: Result | None, result_bytes: int) -> bytes | Result | None:
-    """Pack a result whose arrays have `result_bytes`, unless it is too large."""
+    """Pack a result with arrays of `result_bytes`, unless it is too large."""
     return packed(result) if result is not None and result_bytes <= SMALL_BYTES else result
 
 

@@ -40,8 +40,14 @@ class HubName:
         return HubName(found[1], found[2] or "", found[3] or "")
 
     @property
+    def fetch(self) -> str:
+        """The command that fetches it into a folder of models."""
+        file, revision = self.file and f":{self.file}", self.revision and f"@{self.revision}"
+        return f"modelpool models get {self.repository}{file}{revision}"
+
+    @property
     def download(self) -> str:
-        """The command that brings its repository, or its file, into the cache."""
+        """The command that brings its repository, or its file, into the cache of the hub."""
         words = ["hf download", self.repository, *([self.file] if self.file else [])]
         return " ".join((*words, *([f"--revision {self.revision}"] if self.revision else [])))
 
@@ -72,6 +78,11 @@ def cached_weights(text: str) -> Path | None:
     if chosen is None:
         raise UnknownName(f"{text}: the cache of the hub has no weights of it; bring them there: {name.download}")
     return chosen
+
+
+def is_of_repository(path: Path, repository: str) -> bool:
+    """Whether the file is in a folder ORG/NAME, as `modelpool models get ORG/NAME` places files."""
+    return f"/{repository}/" in f"{path.parent.as_posix()}/"
 
 
 def hub_name(path: Path) -> str | None:

@@ -41,7 +41,7 @@ from modelpool.pool.catalog.registry.folder_scan import (
 )
 from modelpool.pool.catalog.registry.hashes import FileHashes, OnBytes, as_digits, hash_file
 from modelpool.pool.catalog.registry.header_summary import FileSummary, read_facts
-from modelpool.pool.catalog.registry.hub_names import HubName, cached_weights
+from modelpool.pool.catalog.registry.hub_names import HubName, cached_weights, is_of_repository
 from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing, list_lora, list_model
 from modelpool.pool.catalog.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.catalog.registry.registry_store import Alias, HashRecord, RegistryStore, open_store
@@ -259,11 +259,27 @@ class Registry:
         usable = [file for file in candidates if self._is_usable(file, kinds)]
         if len({file.real_path for file in usable}) > 1 and not self._are_copies(usable):
             raise _ambiguous(name, what, usable, list(files))
+        if not usable:
+            usable = self._fetched(name, what, kinds, found)
         if not usable and (cached := cached_weights(name)) is not None:
             usable = [file for file in (weights_file(cached),) if self._is_usable(file, kinds)]
         if not usable:
             raise self._not_found(name, what, kinds, found, candidates)
         return usable[0]
+
+    def _fetched(
+        self, name: str, what: str, kinds: Collection[FileKind | None], found: FolderScan
+    ) -> list[WeightsFile]:
+        """Return the usable files of the repository `name` on the hub that were fetched into a folder of models, one
+        file or copies of one. Raises AmbiguousName for several."""
+        hub = HubName.parse(name)
+        if hub is None or hub.file or hub.revision:
+            return []
+        files = [file for file in found.files if is_of_repository(file.path, hub.repository)]
+        usable = [file for file in files if self._is_usable(file, kinds)]
+        if len({file.real_path for file in usable}) > 1 and not self._are_copies(usable):
+            raise _ambiguous(name, what, usable, [file.path for file in found.files])
+        return usable
 
     def find_model(self, name: str) -> WeightsFile:
         """Return the checkpoint or diffusion model that `name` means. Raises as `find`."""
@@ -436,7 +452,7 @@ class Registry:
         if as_digits(name) is None:
             hint = f" There is a folder of that name here: ./{name}" if _file_at_path(f"./{name}") is not None else ""
             hub = HubName.parse(name)
-            hint += f" If it is a name on the hub, bring it into the cache first: {hub.download}" if hub else ""
+            hint += f" If it is a name on the hub, fetch it first: {hub.fetch}" if hub else ""
             return UnknownName(f"{unknown}{hint}")
         records = self._records()
         unread = sum(self._known_hashes(file, records.get(str(file.real_path))) is None for file in found.files)

@@ -8,7 +8,7 @@ Data is in CPU memory, so results equal the CPU's bit for bit. Each storage is c
 exceeding it raises `torch.OutOfMemoryError`; mixing devices raises RuntimeError as CUDA does; copies between host and
 device are counted. There are no streams: asynchronous behaviour of a GPU is not simulated. Random numbers on the device
 come from its own generator, never from the CPU's; `torch.Generator` exists for the CPU only. For inference: a layer
-whose input or weights need a gradient raises RuntimeError unless gradients are off.
+with input or weights that need a gradient raises RuntimeError unless gradients are off.
 
 torch has one registry of device types per process, so `install` is process-wide and cannot be undone; its state is one
 object, a `SimBackend`, which torch holds as `torch.sim`.

@@ -55,7 +55,7 @@ class SimLedger:
         self.index = index
         self._budget_bytes = budget_bytes
         self._foreign_bytes = 0
-        self._room_bytes = budget_bytes  # the budget less what is foreign
+        self._room_bytes = budget_bytes  # the budget less the foreign bytes
         self._copies_until_failure: int | None = None
         self._used_bytes = 0
         self._peak_bytes = 0

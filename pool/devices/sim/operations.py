@@ -116,7 +116,7 @@ _SPECIAL_KINDS = {
 _SUBSTITUTES = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 # The same operations by the entrance that Python code uses: it parses its arguments several microseconds faster than
-# `torch.ops`. Only operations that a step of a diffusion model calls often, and whose arguments come in the same order.
+# `torch.ops`. Only operations that a step of a diffusion model calls often, with arguments in the same order.
 _FAST_ENTRANCES: dict[OpOverload, Callable[..., Any]] = {
     aten._softmax.default: torch._softmax,
     aten.add.Tensor: torch.add,

@@ -103,7 +103,7 @@ def _indexing_method(method: Method) -> Method:
     return direct
 
 
-_INDEX_PARTS = frozenset((int, slice, type(None), type(Ellipsis)))  # those whose result is a view
+_INDEX_PARTS = frozenset((int, slice, type(None), type(Ellipsis)))  # their result is a view
 _DIRECT_METHODS: Mapping[DirectKind, Callable[[Method], Method]] = {
     DirectKind.ELEMENTWISE: _elementwise_method,
     DirectKind.VIEW: _view_method,
@@ -218,7 +218,7 @@ def wrap(inner: torch.Tensor, sim: SimDevice) -> SimTensor:
 
 
 def wrap_charged(inner: torch.Tensor, sim: SimDevice) -> SimTensor:
-    """`wrap` for a tensor whose storage is charged to `sim`."""
+    """`wrap` for a tensor with storage that is charged to `sim`."""
     if inner.is_contiguous() and not inner.storage_offset():
         tensor = make_wrapper(SimTensor, inner.shape, dtype=inner.dtype, device=sim.torch_device)
     else:

@@ -112,7 +112,7 @@ class _Recorder(torch.Tensor):
 
 
 class _Token:
-    """An object whose lifetime can be observed."""
+    """An object with an observable lifetime."""
 
     alive = 0
 

@@ -29,7 +29,7 @@ def all_definitions() -> tuple[Definition, ...]:
 
 @functools.cache
 def defined_families() -> tuple[Family, ...]:
-    """Return those of them that are transformers."""
+    """Return the families that are transformers."""
     return tuple(family for family in all_definitions() if isinstance(family, Family))
 
 

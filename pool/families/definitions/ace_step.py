@@ -49,7 +49,7 @@ def _attention(reader: fam.ShapeReader, layer: str, prefix: str = "") -> fam.Arg
 
 
 def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
-    """The arguments of `diffusers.AceStepTransformer1DModel`, and those of its condition encoder."""
+    """The arguments of `diffusers.AceStepTransformer1DModel`, and of its condition encoder."""
     reader, own = fam.ShapeReader(shapes), f"{COMPANION}_"
     lyrics, timbre = f"{COMPANION}.lyric_encoder.", f"{COMPANION}.timbre_encoder."
     projector = f"{COMPANION}.text_projector.weight"
@@ -96,7 +96,7 @@ def prepare(module: nn.Module, shape_CL: tuple[int, ...], kwargs: fam.ModelKwarg
     """Return the inputs of the steps: the context of lyrics, silence and caption, and the latent of silence; and the
     context of the learned state, which is as long.
 
-    "silence" is the latent of silence of a model whose file has none.
+    "silence" is the latent of silence of a model without one in its file.
     """
     encoder: Any = module.get_submodule(COMPANION)
     context_BLD, null_1LD, source_1LC = encoder(
@@ -108,7 +108,7 @@ def prepare(module: nn.Module, shape_CL: tuple[int, ...], kwargs: fam.ModelKwarg
 
 
 def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
-    """Predict noise minus clean latent. Inputs that are not prepared, as those of dry runs, are prepared first."""
+    """Predict noise minus clean latent. Unprepared inputs, as in dry runs, are prepared first."""
     import torch
 
     if "lyrics" in kwargs:
@@ -202,7 +202,7 @@ FAMILIES = (
         lora=fam.LoraNaming(
             (
                 *fam.TRANSFORMER.rules,
-                # trainers of its authors adapt the diffusion model alone, whose name is a part of the file's
+                # trainers of its authors adapt the diffusion model alone: its name is a part of the file's
                 fam.NameRule("base_model.model.", fam.NameSource.CHECKPOINT, transform=_without_part),
                 fam.NameRule("", fam.NameSource.CHECKPOINT, transform=_without_part),
             )

@@ -4,7 +4,7 @@ Torch-free.
 The smaller model has 30 heads and adds positions to its patches; the larger one has 48 and rotates queries and keys.
 Their latents have different scales, and their noise levels different shifts. The image-to-video model also has a
 learned table of positions, and thus one size. Version 1.5 reads pairs of latent frames: one that is not decoded
-precedes those of the video.
+precedes the video.
 """
 
 from __future__ import annotations
@@ -154,9 +154,9 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 
 def _table_sides(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return width, height and frames of the videos whose patches of 2 x 2 cells have rows in a table of `shape`.
+    """Return width, height and frames of the videos with one row per patch of 2 x 2 cells in a table of `shape`.
 
-    Sides are 3 to 2; a table may be that of several sizes, of which the largest is meant. Raises UnknownArchitecture
+    Sides are 3 to 2; a table may fit several sizes: the largest is meant. Raises UnknownArchitecture
     for a table of none.
     """
     patches = shape[1] - _TOKENS
@@ -170,7 +170,7 @@ def _table_sides(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
-    """Predict the velocity. Raises UnusableField for another size than that of a table of positions."""
+    """Predict the velocity. Raises UnusableField for a size that the table of positions does not have."""
     own = fam.config_of(module)
     more: dict[str, Tensor] = {}
     if own.ofs_embed_dim:
@@ -201,7 +201,7 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
 
 def _rotary(own: Any, frames: int, rows: int, columns: int, device: Any) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the positions of all patches, [N,head]: a quarter of a head for time, the rest for
-    rows and columns. Positions are those of the training size, cropped to the form of the video; in version 1.5, the
+    rows and columns. Positions are of the training size, cropped to the form of the video; in version 1.5, the
     numbers of patches.
 
     Source: diffusers' CogVideoXPipeline, `_prepare_rotary_positional_embeddings`.

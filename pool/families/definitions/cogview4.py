@@ -18,7 +18,7 @@ from modelpool.pool.families.parts.video_calls import joined
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: width of a head of CogView 3+, whose tensors have the same names; CogView 4 is no multiple of it wide
+#: width of a head of CogView 3+, which has the same tensor names; CogView 4 is no multiple of it wide
 OLDER_HEAD = 40
 #: width of a head; one that is narrower is the only one
 _HEAD = 128

@@ -13,7 +13,7 @@ from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: first position coordinate of a reference image; that of the output is 0
+#: first position coordinate of a reference image; the output has 0
 _REFERENCE = 1
 #: input channels of the models that read an image: latent and mask, or the latent of edges or depth
 _FILL_CHANNELS, _CONTROL_CHANNELS = 96, 32

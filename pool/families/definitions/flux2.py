@@ -13,7 +13,7 @@ from modelpool.pool.families.parts.patches import patch_ids, references
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: distance of the first position coordinates of reference images; that of the output is 0
+#: distance of the first position coordinates of reference images; the output has 0
 _REFERENCE = 10
 _TOKENS = 512
 _TEMPLATE = (

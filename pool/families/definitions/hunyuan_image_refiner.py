@@ -1,6 +1,6 @@
 """The refiner of Hunyuan Image 2.1: the image to refine, with noise, is concatenated with the latent. Torch-free.
 
-Its autoencoder is that of HunyuanVideo 1.5, two of whose cells are one of its latents.
+Its autoencoder is HunyuanVideo 1.5's: two cells of the autoencoder are one cell here.
 """
 
 from __future__ import annotations

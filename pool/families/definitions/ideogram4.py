@@ -20,10 +20,10 @@ from modelpool.pool.families.parts.patches import patch_ids
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: layers of the text encoder whose states are read, the last one without the norm after it
+#: layers of the text encoder that the model reads, the last one without the norm after it
 _LAYERS = (1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31, 34, 36)
 _TOKENS = 2048
-#: first position of patches in each coordinate, beyond those of words
+#: first position of patches in each coordinate, beyond the words
 _FIRST_PATCH = 65536
 #: patches of an image of 512 x 512 pixels, for which the levels are not shifted
 _UNSHIFTED = 1024
@@ -77,8 +77,8 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 
 def as_rows(x_BCHW: Tensor) -> Tensor:
-    """Return the patches of a latent as rows, [B,N,C]. Its channels are those of the VAE, each with the four cells of a
-    patch; a row has the channels of the first cell, then those of the next."""
+    """Return the patches of a latent as rows, [B,N,C]. The latent has each channel of the VAE for the four cells of a
+    patch; a row has the channels of the first cell, then of the next."""
     rows: Tensor = x_BCHW.unflatten(1, (-1, fam.PATCH)).transpose(1, 2).flatten(1, 2).flatten(2).transpose(1, 2)
     return rows
 

@@ -37,7 +37,7 @@ _TEMPLATE = (
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
 _IMAGE_TEMPLATE = _TEMPLATE.replace("{}", f"<|vision_start|>{fam.IMAGE_TOKEN}<|vision_end|>{{}}")
-#: first tokens whose states are dropped, and the others that are read
+#: first tokens, dropped after encoding, and the others that are read
 _BEFORE, _TOKENS = 34, 2048
 #: base of the rotations, of the published configuration; the default of the class is another one
 _THETA = 10000

@@ -35,7 +35,7 @@ _CELLS_OF_PATCH = 4
 #: frames of a latent frame
 _CELL_FRAMES = 4
 #: a position is two spectra of 512 of 44,100 samples per second. Source: the published configurations of its parts; the
-#: scales are those of models before and after their distillation
+#: scales are from models before and after their distillation
 SOUND = fam.SoundFacts(cells_per_second=44100 / 1024, width=40, rounds_up=True, scale=0.5302)
 _DISTILLED_SOUND = replace(SOUND, scale=0.417)
 #: what no shape determines, of the published configurations

@@ -19,7 +19,7 @@ from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: layers of the text encoder whose states are read
+#: layers of the text encoder that the model reads
 _LAYERS = (2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35)
 #: tokens of a prompt with the end of the template, which longer prompts keep
 _TOKENS, _AFTER = 512, 5

@@ -1,4 +1,4 @@
-"""LongCat-Image: Flux without a pooled text, whose text encoder is Qwen 2.5 VL. Torch-free.
+"""LongCat-Image: Flux without a pooled text, with Qwen 2.5 VL as text encoder. Torch-free.
 
 Prompts are not rewritten by the text encoder, as the pipeline of diffusers does unless `enable_prompt_rewrite` is off.
 """

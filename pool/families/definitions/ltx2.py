@@ -57,7 +57,7 @@ def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
-    """The arguments of `diffusers.LTX2VideoTransformer3DModel`. Those of positions are the published ones."""
+    """The arguments of `diffusers.LTX2VideoTransformer3DModel`. Position arguments are the published ones."""
     return {
         **video_config(found, shapes),
         "audio_in_channels": shapes["audio_proj_in.weight"][1],

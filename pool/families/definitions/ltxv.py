@@ -1,4 +1,4 @@
-"""LTX-Video: each cell is a patch, whose time position depends on the frame rate. Torch-free."""
+"""LTX-Video: each cell is a patch; its time position depends on the frame rate. Torch-free."""
 
 from __future__ import annotations
 

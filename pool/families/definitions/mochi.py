@@ -74,7 +74,7 @@ _BLOCK: dict[str, tuple[str, ...]] = {
     "mlp_y.w1": ("ff_context.net.0.proj",),
     "mlp_y.w2": ("ff_context.net.2",),
 }
-#: modules whose halves are swapped: gate and value, shift and scale
+#: modules with swapped halves: gate and value, shift and scale
 _SWAPPED = ("mlp_x.w1", "mlp_y.w1", "final_layer.mod")
 
 
@@ -99,7 +99,7 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the module's parameters. diffusers' converter handles exactly 48 blocks.
 
-    Sources: the key lists of the published files (tests/golden/detection_keys.json.gz) and those of the module. Raises
+    Sources: the key lists of the published files (tests/golden/detection_keys.json.gz) and of the module. Raises
     UnknownArchitecture for tensors without a block.
     """
     blocks = [int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key)) is not None]

@@ -1,10 +1,10 @@
-"""OmniGen: a language model whose sequence is words, reference images and the patches of the output. Torch-free.
+"""OmniGen: a language model that reads words, reference images and the patches of the output. Torch-free.
 
 There is no text encoder: the table of words of the model is one here. A prompt names each reference image, which takes
 the place of its name; a prompt without names gets them in front. Words attend to what precedes them, patches of an
 image to each other too. Each text runs by itself, as in the original code. diffusers' pipeline runs all as a batch,
-and gives each the positions of the first: if that is shorter than another one, their predictions differ from those of
-the original.
+and gives each the positions of the first: if that is shorter than another one, their predictions differ from the
+original.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LONG_FACTORS = (
     *(63.48000717163086, 63.66000747680664, 63.850006103515625, 64.08000946044922, 64.760009765625),
     *(64.80001068115234, 64.81001281738281, 64.81001281738281),
 )
-#: published names, and those of diffusers
+#: published names, and names in diffusers
 _OUTER: tuple[tuple[str, str], ...] = (
     ("pos_embed", "patch_embedding.pos_embed"),
     ("x_embedder.proj.", "patch_embedding.output_image_proj."),

@@ -1,4 +1,4 @@
-"""Qwen-Image, and its editing models, whose text encoder sees the reference images. Torch-free."""
+"""Qwen-Image, and editing models with a text encoder that sees the reference images. Torch-free."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _TEMPLATE = (
     "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
-#: tokens of the system's turn, whose states are dropped
+#: tokens of the system's turn, dropped after encoding
 _BEFORE = 14
 #: cells of a slot of the text encoder, which stands for 2x2 of them
 _CELLS = 4

@@ -1,8 +1,7 @@
 """Qwen-Image layered: splits an image into transparent layers. Torch-free.
 
-Its latents are those of the complete image and of each layer, one after the other, before that of the given image. Its
-autoencoder has a channel of transparency. The pipeline has its text encoder describe the image if the prompt is empty;
-here, an empty prompt stays empty.
+Its latents, in order: the complete image, each layer, the given image. Its autoencoder has a channel of transparency.
+The pipeline has its text encoder describe the image if the prompt is empty; here, an empty prompt stays empty.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Sana 1.5 has the same layout with norms of queries and keys, and the model for 4096 pixels another shift of its noise
 levels; in a file, its table of positions determines it, in a folder the scheduler has the shift. Sana Sprint is
-distilled from it to one to four steps, and reads the guidance scale: its levels are angles, whose tangents are the
+distilled from it to one to four steps, and reads the guidance scale: its levels are angles, their tangents the
 noise relative to the image. Images have the requested size: the pipeline of diffusers generates the nearest of a table
 of sizes, and resizes that, unless `use_resolution_binning` is off.
 """
@@ -113,7 +113,7 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 
 def convert_sprint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters of Sana Sprint, whose embedding of the noise level has one level less."""
+    """Return the parameters of Sana Sprint: names of its embedding of the noise level are one level shorter."""
     return {key.replace("time_embed.emb.", "time_embed."): value for key, value in _NAMES.convert(tensors).items()}
 
 
@@ -133,7 +133,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.Mode
 
 def forward_sprint(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The pipeline has the same in terms of angles: its latents are longer by the root of the
-    squares of both shares, and its prediction is that of this flow, rotated."""
+    squares of both shares, and its prediction is this flow's, rotated."""
     return fam.sample_of(
         module(
             hidden_states=x_BCHW,

@@ -1,4 +1,4 @@
-"""Stable Audio 1: audio of a fixed length, whose start and length in seconds are a part of the text. Torch-free.
+"""Stable Audio 1: audio of a fixed length, with start and length in seconds as a part of the text. Torch-free.
 
 A separate model embeds the seconds (`pool.models.components.diffusion.audio_seconds`).
 """
@@ -92,7 +92,7 @@ def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
-    """Predict the velocity; `level_B` is the angle whose tangent is sigma, in units of a right angle.
+    """Predict the velocity; `level_B` is the arc tangent of sigma, in units of a right angle.
 
     "seconds" is embedded, [B,2,D], or else the module's `SECONDS` embeds it. States of text padding are zeros.
     """

@@ -2,7 +2,7 @@
 
 A small model embeds the seconds (`pool.models.components.diffusion.audio_seconds`). Published files have the state of
 text padding next to the model, folders in it. The distilled model and the base model have equal tensors; the facts are
-those of the distilled one.
+from the distilled one.
 """
 
 from __future__ import annotations

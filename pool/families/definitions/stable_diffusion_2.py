@@ -68,7 +68,7 @@ SD2_DEPTH = replace(
 
 
 #: Estimates depths or normals of an image in one step, without noise and without a text. Its files have the UNet alone;
-#: text encoder and VAE are those of Stable Diffusion 2. Source: LotusDPipeline of EnVision-Research/Lotus
+#: text encoder and VAE are from Stable Diffusion 2. Source: LotusDPipeline of EnVision-Research/Lotus
 LOTUS_D = replace(
     SD2,
     name="lotus_d",
@@ -225,7 +225,7 @@ _UNCLIP_PIPELINE = fam.PipelineFacts(
 
 
 def _varying(family: fam.LocatedFamily, comfyui: str, width: int) -> fam.UNetDefinition:
-    """Return a family whose class labels are an embedding of `width` and the noise level, which is as wide."""
+    """Return a family with an embedding of `width` and the noise level, which is as wide, as class labels."""
     defined = _definition(family, unclip(adm_in_channels=2 * width), comfyui, _UNCLIP_PIPELINE)
     return replace(defined, labels_width=width)
 

@@ -77,7 +77,7 @@ PLAYGROUND_25 = replace(
         fam.Prediction.EDM, fam.MicroConditioning.SIZES, fam.NoiseFacts(fam.NoiseKind.EDM, 0.002, 80.0, 0.5)
     ),
 )
-#: default noise of velocity models whose files may state their sigma range (CosXL). Source: scheduler of
+#: default noise of velocity models (CosXL), unless a file states its sigma range. Source: scheduler of
 #: stabilityai/cosxl
 VELOCITY_EDM_NOISE = fam.NoiseFacts(fam.NoiseKind.EDM, 0.002, 120.0)
 #: Source: diffusers/stable-diffusion-xl-1.0-inpainting-0.1

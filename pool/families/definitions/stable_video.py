@@ -52,11 +52,11 @@ _ATTENTION = (
 
 
 def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the names in Stable Video Diffusion's file to those of diffusers' video UNet, and SV3D's.
+    """Convert the names in files of Stable Video Diffusion and SV3D to names in diffusers' video UNet.
 
     Latent diffusion's names, with a temporal residual block and temporal transformer blocks next to each spatial one.
     Tensors are renamed, and the order of blocks is read off the keys. Source: the key lists of the published files
-    (tests/golden/detection_keys.json.gz) and those of the module.
+    (tests/golden/detection_keys.json.gz) and of the module.
     """
     places = _places(tensors)
     converted: dict[str, Tensor] = {}
@@ -218,7 +218,7 @@ SVD = _family(
 )
 # Orbits of an object in an image. Their files have a complete image VAE as the image encoder, and the decoder of p
 # elsewhere (`pool.models.components.common.spliced_vae`). The numbers of p are 1e-5, the angle from straight up and the
-# direction, in radians, for each frame; that of u is the noise on the image. Source: stabilityai/sv3d; sv3d_u.yaml and
+# direction, in radians, for each frame; u has the noise on the image. Source: stabilityai/sv3d; sv3d_u.yaml and
 # sv3d_p.yaml of Stability-AI/generative-models
 _SV3D_VAE, _SV3D_SIDES = "conditioner.embedders.1.encoder.", (576, 576)
 _SV3D_DEFAULTS = fam.SamplingDefaults(50, 2.5, "euler", "karras", fam.Guidance.RISING_AND_FALLING, image_noise=1e-5)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: tokens that Wan reads of every text, padded with zeros. Source: WanPipeline, and the attention of
 #: WanTransformer3DModel
 _TOKENS = 512
-#: images whose vision states the class reads, if it has positions for two
+#: images that the class reads, as vision states, if it has positions for two
 _IMAGES = 2
 
 
@@ -107,7 +107,7 @@ def forward_vace(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fa
 
 
 def _images(module: nn.Module, states_BLD: Tensor | None) -> Tensor | None:
-    """Return the states of one image unchanged; those of two along the batch, as the class expects."""
+    """Return the states of one image unchanged; of two, along the batch, as the class expects."""
     embedder: Any = module.get_submodule("condition_embedder").image_embedder
     if states_BLD is None or embedder is None or embedder.pos_embed is None:
         return states_BLD if embedder is not None else None
@@ -280,7 +280,7 @@ _FLF2V = replace(
     sampling=replace(_I2V.sampling, video=fam.video_like(_I2V.sampling, ends=fam.LastFrameMode.MUST)),
     options=replace(_I2V.options, teacache=()),
 )
-#: follows a video that begins with an image: the latents of the video, and that of the image followed by zeros
+#: follows a video that begins with an image: latents of the video, and the image latent followed by zeros
 _FUN_CONTROL = replace(
     _I2V,
     name="wan21_fun_control",

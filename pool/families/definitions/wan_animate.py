@@ -55,8 +55,8 @@ _NAMES: tuple[tuple[str, str], ...] = (
     (r"^motion_encoder\.dec\.direction\.weight$", "motion_encoder.motion_synthesis_weight"),
     (r"^motion_encoder\.enc\.fc\.", "motion_encoder.motion_network."),
 )
-#: keys and values of a face adapter, which are one tensor; a convolution of the motion encoder, whose biases have the
-#: dimensions of an image and whose kernels that blur are fixed
+#: keys and values of a face adapter, which are one tensor; a convolution of the motion encoder: its biases have the
+#: dimensions of an image, its kernels that blur are fixed
 _BOTH = re.compile(r"^face_adapter\.fuser_blocks\.(\d+)\.linear1_kv\.")
 _CONVOLUTION = re.compile(r"^motion_encoder\.enc\.net_app\.convs\.(\d+)\.(?:(conv1|conv2|skip)\.)?(?:(\d)\.)?(\w+)$")
 #: levels of the motion encoder below the one of 4 pixels

@@ -4,7 +4,7 @@ no text. Torch-free.
 The embedding of the image by CLIP L and four numbers of the view are projected to one state ("cc_projection"), which
 the UNet reads in the place of a text; the latent of the image is concatenated. The unguided prediction sees neither.
 
-Sources: cvlab-columbia/zero123, `sample_model` of gradio_new.py; stabilityai/stable-zero123, whose number of the
+Sources: cvlab-columbia/zero123, `sample_model` of gradio_new.py; stabilityai/stable-zero123, where the number of the
 distance is the angle of the image's camera from straight above.
 """
 

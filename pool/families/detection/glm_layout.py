@@ -29,7 +29,7 @@ def glm_vision_config(named: Mapping[str, Shape]) -> tuple[Config, Config]:
     """Return the arguments of the configurations of the vision model and of the codes, from the shapes of all their
     tensors under the names of the module.
 
-    Raises UnknownArchitecture unless the tensors are exactly those of a possible GLM-Image.
+    Raises UnknownArchitecture unless a possible GLM-Image has exactly these tensors.
     """
     sizes = {_PATCHES: 4, _POSITIONS: 2, _INNER: 1, _CODES: 2}
     for key, dimensions in sizes.items():

@@ -1,8 +1,8 @@
 """Families that are recognised and do not run: their marks, and the class of diffusers that has their architecture, if
 any. Torch-free; see `signatures`.
 
-Most are known by their marks alone. Sizes are measured for architectures that a family that runs shares, for those
-whose families differ in sizes, and for those whose published configurations the tests have.
+Most are known by their marks alone. Sizes are measured for architectures that a family that runs shares, that have
+families of different sizes, or for which the tests have published configurations.
 
 Sources: diffusers 0.42.1 for its naming, its classes and the keys of its single-file converters; the keys by which
 other programs recognise the published files.
@@ -37,7 +37,7 @@ def _shared(
     latent: str = "",
     extra_keys: tuple[str, ...] = (),
 ) -> Signature:
-    """Return the row of a family whose `layout` others share, or whose sizes are measured."""
+    """Return the row of a family with measured sizes or a `layout` that others share."""
     return Signature(name, title, layout, when, extra_keys, latent, comfyui, runs)
 
 

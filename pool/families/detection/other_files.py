@@ -313,7 +313,7 @@ UNCERTAIN: tuple[OtherFile, ...] = (
 )  # fmt: skip
 
 LORA = OtherFile("a LoRA", FileKind.LORA, lambda names: looks_like_lora(names.keys))
-#: kinds whose files contain a LoRA, or have keys that end as those of one
+#: kinds of files that contain a LoRA, or have keys that end as a LoRA's
 _ASKED_BEFORE_LORAS = frozenset({FileKind.IMAGE_PROMPT})
 
 _DIFFUSERS_VAE = "a VAE in the naming of diffusers, one part of a model folder"

@@ -78,7 +78,7 @@ def diffusion_component(facts: DiffusionFacts, contents: Contents) -> ComponentF
 
 
 def split_second(shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Shape], Mapping[str, Shape]]:
-    """Split `shapes` of a file into those without a low-noise expert, and those of that expert without prefix."""
+    """Split `shapes` of a file into all but a low-noise expert, and that expert without prefix."""
     start = LOW_NOISE_PREFIX
     second = {key.removeprefix(start): shape for key, shape in shapes.items() if key.startswith(start)}
     return {key: shape for key, shape in shapes.items() if not key.startswith(start)} if second else shapes, second
@@ -93,7 +93,7 @@ def second_model(contents: Contents) -> Iterator[ComponentFacts]:
 
 
 def other_components(contents: Contents, taken: str | None) -> Iterator[ComponentFacts]:
-    """Yield every component except the diffusion model, whose prefix is `taken`; None if there is none.
+    """Yield every component except the diffusion model, which has prefix `taken`; None if there is none.
 
     A file with a single component may have no prefix.
     """

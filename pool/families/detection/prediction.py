@@ -26,7 +26,7 @@ _TENSORS: tuple[tuple[str, str], ...] = (
 NOISE_WORD, VELOCITY_WORD = "epsilon", "v"
 #: tensors that state the noise schedule, not the prediction type
 _OF_NOISE = frozenset({"edm-v", "edm", "zero-terminal-snr"})
-#: metadata entries; the first is that of ModelSpec
+#: metadata entries; the first is from ModelSpec
 PREDICTION_KEY = "modelspec.prediction_type"
 PREDICTION_ENTRIES = (PREDICTION_KEY, "modelspec.predict_key")
 #: alternative notations

@@ -4,7 +4,7 @@ Torch-free.
 Knows names and shapes; `pool.models.components.vision.qwen` builds and runs it.
 
 Facts that shapes do not tell, from config.json of Qwen/Qwen2.5-VL-7B-Instruct: 16 heads, windows of 112 pixels, and
-full attention in every eighth block; of Qwen/Qwen3-VL-8B-Instruct: 16 heads, and the blocks whose states the first
+full attention in every eighth block; of Qwen/Qwen3-VL-8B-Instruct: 16 heads, and the blocks with states that the first
 layers of the language part read.
 """
 
@@ -26,7 +26,7 @@ PATCH, MERGED = 14, 2
 FRAMES, CHANNELS = 2, 3
 #: a weight that all of them have
 SURE_KEY = "patch_embed.proj.weight"
-#: tensors whose shapes are measured: biases, which are never stored in parts
+#: measured tensors: biases, which are never stored in parts
 _GATE, _LAST = "blocks.0.mlp.gate_proj.bias", "merger.mlp.2.bias"
 
 #: Qwen 3 VL: pixels along a side of a patch, a weight that no other has, and the blocks that are read, by their number
@@ -39,7 +39,7 @@ _POSITIONS, _INNER_3, _LAST_3 = "pos_embed.weight", "blocks.0.mlp.linear_fc1.bia
 def qwen_vision_config(named: Mapping[str, Shape]) -> Config:
     """Return the arguments of its configuration, from the shapes of all its tensors under the names of its module.
 
-    Raises UnknownArchitecture unless the tensors are exactly those of a possible Qwen 2.5 VL vision part.
+    Raises UnknownArchitecture unless a possible Qwen 2.5 VL vision part has exactly these tensors.
     """
     width, depth = _width_and_depth(named, (_GATE, _LAST), "Qwen 2.5 VL", PATCH)
     inner, out = named[_GATE][0], named[_LAST][0]
@@ -163,7 +163,7 @@ def norm_layers(width: int, *names: str) -> Iterator[tuple[str, Shape]]:
 
 
 def linear_layers(layers: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
-    """Yield names and shapes of weights and biases of `layers`, whose weights have these shapes."""
+    """Yield names and shapes of weights and biases of `layers`: weight shapes by layer."""
     for name, shape in layers.items():
         yield f"{name}.weight", shape
         yield f"{name}.bias", shape[:1]

@@ -78,7 +78,7 @@ def mistaken(shapes: Mapping[str, Shape], expected: str, unknown: str) -> str:
 
 
 def _wrapped(contents: Contents) -> str | None:
-    """Return what is inside of a wrapper that trainers leave in the names; None if nothing is."""
+    """Describe the content of a wrapper that trainers leave in the names; None without known content."""
     shared = (each for each in _WRAPPERS if all(key.startswith(each) for key in contents.shapes))
     prefix = next(shared, None) if contents.shapes else None
     if prefix is None:

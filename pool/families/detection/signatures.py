@@ -5,8 +5,8 @@ recognised and do not run. Order matters twice:
 
 1. Layouts are tried in the order of their first mention. The narrower of two layouts that match a file comes first,
    unless their excluded keys distinguish them.
-2. Of the rows of one layout, the first whose condition and extra keys match wins. The last row of a layout matches the
-   rest; if none matches, the layout's title describes the file.
+2. Of the rows of one layout, the first with matching condition and extra keys wins. The last row of a layout matches
+   the rest; if none matches, the layout's title describes the file.
 
 Sources: the published models' configurations; ComfyUI's class names (facts in tests/golden/detection.json); class names
 of diffusers 0.42.1.
@@ -20,7 +20,7 @@ from modelpool.pool.families.detection.not_running import NOT_RUNNING
 
 
 def with_definitions(rows: tuple[Signature, ...], definitions: tuple[Definition, ...]) -> tuple[Signature, ...]:
-    """Return `rows` and those of `definitions`, by layout.
+    """Return `rows` and the rows of `definitions`, by layout.
 
     A new layout is tried before all of `rows`, since only its own module knows how narrow it has to be. A family with
     a condition precedes the rows of its layout, and one without follows them; those with extra keys are the first.

@@ -179,7 +179,7 @@ _TOKEN_TABLES = (
     "shared.weight", "encoder.embed_tokens.weight", "model.embed_tokens.weight",
     "bert.embeddings.word_embeddings.weight",
 )  # fmt: skip
-#: tensors whose given dimension is the encoder's width
+#: tensors, and the dimension with the encoder's width
 _WIDTHS = (
     (_T5_GATE, 1), (_T5_KEYS, 1), (_NORM_AFTER_ATTENTION, 0),
     ("text_model.encoder.layers.0.mlp.fc1.weight", 1), ("encoder.layers.0.mlp.fc1.weight", 1),

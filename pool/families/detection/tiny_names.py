@@ -1,4 +1,4 @@
-"""The names of TAESD's tensors in the three layouts of its files, as those of the one that holds both halves.
+"""The names of TAESD's tensors in the three layouts of its files, as names of the layout with both halves.
 
     taesd_encoder.0.weight, taesd_decoder.1.weight      both halves in one file
     0.weight, 1.weight                                  each half in its own file, as it was published
@@ -33,7 +33,7 @@ def is_encoder_alone(keys: Container[str]) -> bool:
 
 
 def with_both_halves_names(values: Mapping[str, T]) -> dict[str, T]:
-    """Return `values` by the names of a file with both halves; those of other tensors stay."""
+    """Return `values` by the names of a file with both halves; other tensors keep their names."""
     alone = DECODER if is_decoder_alone(values) else ENCODER if is_encoder_alone(values) else ""
     return {_named(key, alone): value for key, value in values.items()}
 

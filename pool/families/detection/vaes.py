@@ -4,7 +4,7 @@ and shapes. Torch-free.
 A table of signatures, one row per published kind; the first match wins. Keys have no component prefix. Knows the kinds
 that are recognised, not how they are built (`pool.models.components.vae`).
 
-Memory figures are those of section 7 of the published behaviour of ComfyUI (commit 4086acf3c2, 2025-12-06): formulas
+Memory figures are from section 7 of the published behaviour of ComfyUI (commit 4086acf3c2, 2025-12-06): formulas
 fitted to measured peaks of complete passes. Golden values: tests/golden/vae_detection.json.
 """
 
@@ -169,9 +169,9 @@ _KL_PARTS = re.compile(
 )
 #: beginnings of names that only classes of diffusers have
 _DIFFUSERS_PARTS = ("encoder.mid_block.", "decoder.mid_block.", "encoder.down_blocks.", "decoder.up_blocks.")
-#: of KVAE, whose other names are those of Stable Diffusion's
+#: of KVAE; its other names are Stable Diffusion's
 _KVAE_PARTS = ("encoder.down.0.downsample.spatial_conv.", "decoder.up.1.upsample.spatial_conv.")
-#: of VidTok and of KVAE for videos, whose other names are those of HunyuanVideo's
+#: of VidTok and of KVAE for videos; their other names are HunyuanVideo's
 _WRAPPED_NORMS = tuple(f"decoder.mid.block_1.norm1.{norm}.weight" for norm in ("norm", "norm_layer.norm_layer"))
 #: dimensions of the kernels of an autoencoder of videos; one of sounds has fewer
 _VIDEO_KERNEL = 5
@@ -526,7 +526,7 @@ _FOLDED_VIDEO: tuple[Numbers, Numbers] = (
 _TINY_VIDEO_ENCODE = _tiny_video_bytes(700, 1, 0.66, 0.11)
 _FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
     "flux2": (lambda s: 4 * 2178 * _last_two(s) * 64, lambda s: 1767 * _last_two(s)),
-    # estimated, not measured: of a residual block at full size, whose norms are computed in float32
+    # estimated, not measured: of a residual block at full size, with norms computed in float32
     "dc": (lambda s: 1200 * _last_two(s) * 32**2, lambda s: 1200 * _last_two(s)),
     "hunyuan_image": (lambda s: 700 * _last_two(s) * 32**2, lambda s: 700 * _last_two(s)),
     "hunyuan_image_3": (lambda s: 2800 * _last_three(s) * 16**2, lambda s: 2800 * _last_two(s)),
@@ -536,7 +536,7 @@ _FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
         lambda s: 2800 * min(8, 4 * (s[2] - 1) + 1) * _last_two(s) * 64,
         lambda s: 1400 * min(9, s[2]) * _last_two(s),
     ),
-    # estimated, not measured: those of HunyuanVideo, with eight frames at a time in each direction
+    # estimated, not measured: as HunyuanVideo, with eight frames at a time in each direction
     "cogvideox": (
         lambda s: 2800 * min(9, 4 * (s[2] - 1) + 1) * _last_two(s) * 64,
         lambda s: 1400 * min(9, s[2]) * _last_two(s),
@@ -561,7 +561,7 @@ _FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
     "ltx_v2": _LTX,
     "ltx2": _LTX,
     "cosmos": (lambda s: 50 * _whole(s) * 8 * 8 * 8, lambda s: 50 * round((s[2] + 7) / 8) * 8 * _last_two(s)),
-    # estimated, not measured: of a residual block at full size, whose norms are computed in float32
+    # estimated, not measured: of a residual block at full size, with norms computed in float32
     "qwen_image_21": (lambda s: 2500 * _last_two(s) * 16**2, lambda s: 1700 * _last_two(s)),
     "wan22": (lambda s: 8000 * _last_two(s) * 16**2, lambda s: 3300 * _last_two(s)),
     "qwen_image_layered": (lambda s: 7000 * _last_two(s) * 8**2, lambda s: 6000 * _last_two(s)),

@@ -46,8 +46,8 @@ def recognise_vision(shapes: Mapping[str, Shape]) -> tuple[str, str] | None:
 
 
 def states_widths(shapes: Mapping[str, Shape]) -> frozenset[int]:
-    """Return the widths that the outputs of a vision encoder with tensors of `shapes` may have: that of its states, and
-    that of its projection. Empty if the names are unknown here."""
+    """Return the widths that the outputs of a vision encoder with tensors of `shapes` may have: of its states, and of
+    its projection. Empty if the names are unknown here."""
     patches = [shapes[key][0] for key, _ in _PATCHES if len(shapes.get(key, ())) == 4]
     if not patches:
         return frozenset()

@@ -1,7 +1,7 @@
-"""Audio tracks of videos: how long they are, and how their latents are sampled together with those of the frames.
+"""Audio tracks of videos: how long they are, and how their latents are sampled together with the frames.
 Torch-free to import.
 
-While it is sampled, the latent of the audio is in cells behind those of the frames, filled up with numbers that mean
+While it is sampled, the latent of the audio is in cells behind the frames, filled up with numbers that mean
 nothing: so it has one noise, one sampler and one guidance with them.
 
 Legend: B batch, C channels, T H W cells of a latent, L positions of the audio's latent, A numbers of each.
@@ -33,7 +33,7 @@ def sound_length(sound: SoundFacts, frames: int, frame_rate: float) -> int:
 
 
 def sound_cells(sound: SoundFacts, frames: int, frame_rate: float, numbers: int) -> int:
-    """Return the cells of time behind those of the frames of a video, of `numbers` numbers each, that have its audio
+    """Return the cells of time behind the frames of a video, of `numbers` numbers each, that have its audio
     while it is sampled."""
     return math.ceil(sound_length(sound, frames, frame_rate) * sound.width / numbers)
 
@@ -60,7 +60,7 @@ class SoundTrack:
 
     @classmethod
     def of(cls, video: VideoFacts | None, frames: int, frame_rate: float) -> SoundTrack | None:
-        """Return that of a video of a model of `video`; None for models without audio."""
+        """Return the audio track of a video for a model of `video`; None without audio."""
         if video is None or video.sound is None:
             return None
         return cls(

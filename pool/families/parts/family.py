@@ -72,7 +72,7 @@ class TextVision:
 @dataclass(frozen=True, slots=True)
 class Connector:
     """Where single files have the part that joins the states of a text encoder (`Reading.connects`): its key prefix,
-    and further ones below that of the diffusion model."""
+    and further ones below the prefix of the diffusion model."""
 
     prefix: str
     inside: tuple[str, ...]
@@ -89,7 +89,7 @@ class TextInputs:
     connector  place of the reading that connects the text encoder to the model; None: there is none
     optional   encoders that the model runs without, but not without all of them
     lyrics     how the first text encoder reads lyrics, for models that read them
-    lora_names  names of its text encoders in LoRA files, by encoder, where they differ from those of other families
+    lora_names  names of its text encoders in LoRA files, by encoder, where they differ from other families
     words      key prefix of the table of words in the diffusion model, by naming, if that table is the text encoder;
                empty: text encoders are separate
     """
@@ -202,24 +202,23 @@ class DiffusersFolder:
     pipeline          its class; empty for a family that diffusers has no pipeline for
     entries           further entries of the pipeline's index
     missing           components of the pipeline that no checkpoint has: by folder, what to provide
-    config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
+    config_pipelines  another pipeline for a module with a true entry in its configuration: by that entry
     scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
     is_multistep      whether its folders have a multistep solver with the levels of a flow
     scheduler         scheduler of its folders, if it is none of the usual ones for its noise
     shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting
                       are refused otherwise
     guiders           guiders of the pipeline, by folder
-    same_as           another family whose folders have equal tensors: the pipeline distinguishes them
-    vae_class         class of diffusers that its pipelines have for a VAE of Wan 2.1 whose halves are equal; empty:
-                      Wan's
+    same_as           another family with equal tensors in its folders: the pipeline distinguishes them
+    vae_class         class of diffusers that its pipelines have for a VAE of Wan 2.1 with equal halves; empty: Wan's
     vae_entries       settings of its VAE's configuration that pipelines read, other than scale and statistics
     text_folders      folder of each text encoder; empty: the names of the roles
     own_levels        whether the pipeline defines the noise levels, with a shift that the scheduler does not have
     scales_latent     whether the pipeline reads the scale of latents in the configuration of the VAE; else it reads
                       mean and deviation of each channel there
     libraries         subpackages of diffusers with further models of its folders, by folder
-    config_entries    settings of the diffusion model's configuration that no tensor determines and whose default in the
-                      class differs
+    config_entries    settings of the diffusion model's configuration that no tensor determines and that have another
+                      default in the class
     distilled_entries entries of the configuration of a distilled model, one of which says so; empty: an entry of the
                       index does
     """
@@ -263,7 +262,7 @@ class Family:
     lora      names of its weights in LoRA files
     sources   where the figures of `sampling` are from
     options   optional methods and models that its runs can use
-    distilled    sampling of the distilled model with the same tensors, whose folder says so; None: there is none
+    distilled    sampling of the distilled model with the same tensors, as its folder says; None: there is none
     two_experts  two models of the family as experts for high and low noise; None if there are none
     """
 
@@ -312,7 +311,7 @@ class Family:
 
     @property
     def layout_names(self) -> LayoutNames | None:
-        """The names of its published files, if they are those of a layout; None if `build.convert` is a function."""
+        """The layout of the names of its published files; None if `build.convert` is a function."""
         convert = self.build.convert
         if isinstance(convert, str):
             return LayoutNames(convert)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: the norm that tells the width of a head
 _HEAD = "transformer_blocks.0.attn.norm_q.weight"
 
-#: modules of a double and of a single block in the names of the original code, and in those of diffusers; one with
+#: modules of a double and of a single block in the names of the original code, and in diffusers' names; one with
 #: several names is cut into equal parts
 _DOUBLE: Mapping[str, tuple[str, ...]] = {
     "img_mod.lin": ("norm1.linear",),
@@ -42,7 +42,7 @@ _DOUBLE: Mapping[str, tuple[str, ...]] = {
     "img_mlp.down_proj": ("ff.net.2",),
     "txt_mlp.down_proj": ("ff_context.net.2",),
 }
-#: gated feed-forwards, whose two halves are one tensor in diffusers: the gate is the second one
+#: gated feed-forwards, with both halves as one tensor in diffusers: the gate is the second one
 _GATED: Mapping[str, str] = {"img_mlp": "ff.net.0.proj", "txt_mlp": "ff_context.net.0.proj"}
 _SINGLE: Mapping[str, str] = {
     "modulation.lin": "norm.linear",
@@ -114,7 +114,7 @@ def guidance(module: nn.Module, kwargs: ModelKwargs) -> Tensor | None:
 
 def _flux_fused(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
     """Names for the fused layers of single blocks: queries, keys and values of `linear1` as one, and the names of the
-    same layers in Flux 2, which diffusers keeps fused. Feed-forwards have those of Flux 2 as well."""
+    same layers in Flux 2, which diffusers keeps fused. Feed-forwards have the names in Flux 2 as well."""
     names = names_by_source[NameSource.DIFFUSERS]
     for base, ranges in names.items():
         block, found, layer = base.rpartition(".net.")
@@ -141,8 +141,8 @@ LORA = replace(TRANSFORMER, extra_names=_flux_fused)
 
 
 def names_of_diffusers(time_embedding: str) -> Convert:
-    """Return the converter from the original names to those of diffusers, for a class whose embedding of the noise
-    level is named `time_embedding`. It raises KeyError for a missing half of a gated feed-forward."""
+    """Return the converter from the original names to names in diffusers, for a class with an embedding of the noise
+    level named `time_embedding`. It raises KeyError for a missing half of a gated feed-forward."""
 
     def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         import torch

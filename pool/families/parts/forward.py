@@ -15,7 +15,7 @@ of time.
  pooled               [B,V]       pooled text embedding
  guidance             [B]         guidance scale of a distilled model
  image                [B,C,H,W]   (or [B,C,T,H,W]) latents and masks, concatenated with the noisy latent along channels
- reference            [B,C,H,W]   latent of a reference image, whose patches are appended to those of the latent
+ reference            [B,C,H,W]   latent of a reference image; its patches are appended to the latent's
  image_places         [B,K,2]     place of each name of a reference image among the words, and its number, from 1
  image_context        [B,L,D]     states of a vision encoder
  size                 [B,2]       height and width of the output in pixels
@@ -37,7 +37,7 @@ of time.
  next_level           [B]         the level after this step, for models that learned complete steps ("mean flow")
  lyrics               [B,L,D]     embedded tokens of lyrics, before the model has encoded them with the context
  source               [B,C,L]     latent of the audio that a model of music reads next to the noisy one
- unconditional        [B]         present if the prediction is that of the module's second model, which reads no text
+ unconditional        [B]         present if the module's second model predicts, which reads no text
  ===================  ==========  ===================================================================================
 """
 

@@ -18,7 +18,7 @@ from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Readi
 
 #: positions: an eighth of a head is rotated by time, the rest by height and width. Source: 16, 56, 56 of 128
 _TIME_SHARE = 8
-#: a piece of a key in Flux's naming and in that of the original code; a piece that contains another precedes it
+#: a piece of a key in Flux's naming and in the original naming; a piece that contains another precedes it
 _PIECES = (
     ("_attn.qkv.", "_attn_qkv."),
     ("_attn.proj.", "_attn_proj."),
@@ -48,7 +48,7 @@ _REFINER_PIECES = (
     (".mlp.2.", ".mlp.fc2."),
 )
 
-#: the encoder of the words to render in newer models: published names, and those of diffusers
+#: the encoder of the words to render in newer models: published names, and names in diffusers
 SECOND_TEXT = (
     ("byt5_in.layernorm.", "context_embedder_2.norm."),
     ("byt5_in.net.0.proj.", "context_embedder_2.linear_1."),

@@ -20,7 +20,7 @@ UNCONDITIONAL = "unconditional"
 COMPANION = "condition_encoder"
 #: its parameter: the latent of silence, [1,L,C]. Published files have it in a file of its own
 SILENCE = "silence_latent"
-#: cells of the published one; those of it that stand for a reference audio: 30 s
+#: cells of the published latent of silence; cells that stand for a reference audio: 30 s
 SILENCE_CELLS, TIMBRE_CELLS = 15000, 750
 #: the state of text padding in published files of models with `DURATION`
 PADDING_KEY = "conditioner.conditioners.prompt.padding_embedding"

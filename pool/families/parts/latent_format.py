@@ -1,4 +1,4 @@
-"""`LatentFormat`: how a diffusion model's latents follow from those of its VAE. Torch-free."""
+"""`LatentFormat`: how a diffusion model's latents follow from its VAE's latents. Torch-free."""
 
 from __future__ import annotations
 

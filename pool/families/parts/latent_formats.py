@@ -114,7 +114,7 @@ _GLM_IMAGE_STD = (
     2.1875, 2.046875, 2.71875, 2.390625, 2.390625, 2.453125, 2.25, 2.15625,
 )  # fmt: skip
 
-#: by the name of the family whose latents they are
+#: by the name of the latents
 LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "sd1": LatentFormat(4, scale=0.18215, tiny="taesd"),
     "sdxl": LatentFormat(4, scale=0.13025, tiny="taesdxl"),
@@ -146,7 +146,7 @@ LATENT_FORMATS: Mapping[str, LatentFormat] = {
     "cosmos": LatentFormat(16, 3),
     "wan21": LatentFormat(16, 3, mean=_WAN_21_MEAN, std=_WAN_21_STD, tiny="lighttaew2_1"),
     "wan22": LatentFormat(48, 3, mean=_WAN_22_MEAN, std=_WAN_22_STD, tiny="lighttaew2_2"),
-    # those of Wan 2.1, of an autoencoder with a channel of transparency
+    # as Wan 2.1's, of an autoencoder with a channel of transparency
     "qwen_image_layered": LatentFormat(16, 3, mean=_WAN_21_MEAN, std=_WAN_21_STD),
     "qwen_image_21": LatentFormat(64, mean=_QWEN_IMAGE_21_MEAN, std=_QWEN_IMAGE_21_STD),
     "hunyuan3d_2": LatentFormat(64, 1, scale=0.9990943042622529),

@@ -1,4 +1,4 @@
-"""`LayoutNames`: the published names of a layout, and how a converter makes those of diffusers of them. Torch-free to
+"""`LayoutNames`: the published names of a layout, and how a converter makes diffusers' names of them. Torch-free to
 import.
 
 `pool.models.lora_names.discovered` traces the converters.
@@ -40,8 +40,8 @@ class LayoutNames:
     without     beginnings of the names of published tensors that the module does not have
     renamed     parameters that the converter leaves under their published names -> the module's names
     converter   the converter, if diffusers has none
-    like        another layout with the same names, whose converter is used, with `prefixes`: beginnings of its names in
-                diffusers, and those of this one
+    like        another layout with the same names: its converter is used, with `prefixes`: beginnings of its names in
+                diffusers, and of this layout's
     cuts        tensors that the converter cuts at fixed rows
     older       the name by which the converter knows a key, if files use newer ones too
     """
@@ -74,7 +74,7 @@ _SINGLE_BLOCKS = re.compile(r"^single_blocks\.\d+\.linear1\.(weight|bias)$")
 
 
 def single_block_cuts(width_key: str) -> FixedCuts:
-    """Return the cuts of Flux's single blocks, for a model whose width is the number of rows of `width_key`."""
+    """Return the cuts of Flux's single blocks, for a model that is as wide as `width_key` has rows."""
 
     def actual(shapes: Shapes, key: str) -> tuple[int, ...]:
         hidden = width_of(shapes, width_key)
@@ -91,7 +91,7 @@ class LayoutTable:
     diffusers checkpoints of the same weights.
 
     outer    key prefixes outside of blocks; other keys are left out
-    swapped  those of them whose halves are swapped: the original has shift before scale
+    swapped  prefixes in `outer` of modules with swapped halves: the original has shift before scale
     blocks   diffusers' name of the list of blocks
     block    modules of a block; one with several names is cut into equal parts. Others keep their names.
     """

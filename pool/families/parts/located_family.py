@@ -67,7 +67,7 @@ class LocatedFamily:
     configs        for diffusers folders: the arguments of each component's class
     extra_prefixes  key prefixes of further tensors of a component
     sound_configs  for diffusers folders: the arguments of the classes that decode audio, by folder
-    inside         components whose tensors are also tensors of the diffusion model
+    inside         components with tensors that are also tensors of the diffusion model
     latent         the latents of a model without a VAE; None if the VAE defines them
     companion      part of the diffusion model that has a folder of its own in diffusers: the name of both
     carried_text   the text encoder that some files carry; None if none does

@@ -55,7 +55,7 @@ class LoraNaming:
     """All rules for names in the LoRAs of one family.
 
     rules        the first wins if two make the same name
-    extra_names  base names that neither source has, made from those of all sources
+    extra_names  base names that neither source has, made from the names of all sources
     """
 
     rules: tuple[NameRule, ...]
@@ -74,7 +74,7 @@ def joined_names(source: NameSource, *prefixes: str) -> tuple[NameRule, ...]:
     return tuple(NameRule(prefix, source, joined=True) for prefix in prefixes)
 
 
-#: names whose prefix shows that a checkpoint's key follows
+#: names with a prefix before a checkpoint's key
 CHECKPOINT_KEYS = (
     *dotted(NameSource.CHECKPOINT, "diffusion_model.", "model.diffusion_model."),
     *dotted(NameSource.WHOLE_KEY, "diffusion_model.", "model.diffusion_model."),
@@ -96,7 +96,7 @@ _TRANSFORMER_RULES = (
 
 #: names made of the checkpoint's keys
 GENERIC = LoraNaming((*CHECKPOINT_KEYS, *_BORROWED))
-#: the same, and names made of those of diffusers
+#: the same, and names made of diffusers' names
 TRANSFORMER = LoraNaming((*CHECKPOINT_KEYS, *_TRANSFORMER_RULES, *_BORROWED))
 
 

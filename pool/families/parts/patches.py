@@ -51,8 +51,8 @@ def references(kwargs: ModelKwargs) -> list[Tensor]:
 
 
 def output_size(x_BCHW: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Return height and width of the output in pixels, [B,2], for models that read it: those of cells of 8x8 pixels if
-    the inputs have none."""
+    """Return height and width of the output in pixels, [B,2], for models that read it: from cells of 8x8 pixels if the
+    inputs have none."""
     import torch
 
     if "size" in kwargs:

@@ -1,4 +1,4 @@
-"""Types that describe a pipeline of diffusers as `pool.saving` writes it. Torch-free."""
+"""Types that describe a pipeline of diffusers as `pool.models.saving` writes it. Torch-free."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PipelineFacts:
     entries  other entries of its index: missing parts, and settings
     noisy    the folder of the scheduler that adds noise to the model's input image; empty for none
     processor  the folder of the image processor of the vision encoder; empty for none
-    libraries  of components whose class is in a subpackage of diffusers, by folder
+    libraries  subpackages of diffusers that have the classes of components, by folder
     guiders  by folder, if the pipeline has guiders as components
     missing  components that it reads and no checkpoint has: by folder, what to provide
     """

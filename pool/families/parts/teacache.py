@@ -17,7 +17,7 @@ class TeaCacheFacts:
     threshold     the smallest of the published ones: the best quality
     blocks        number of blocks of the model that they were measured on; 0: of all models of the family
     most_pixels   of a frame, up to which they are meant: models of two sizes have one layout
-    of_vector     the change is that of the vector which modulates the blocks, not of the modulated input of the first
+    of_vector     the vector which modulates the blocks is compared, not the modulated input of the first
     first_steps   steps at the start that are computed in any case
     """
 

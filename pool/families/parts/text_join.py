@@ -1,4 +1,4 @@
-"""`ReadText`: a text as one encoder read it; and `TextJoin`: how a model reads those of several encoders together.
+"""`ReadText`: a text as one encoder read it; and `TextJoin`: how a model reads texts of several encoders together.
 Torch-free to import.
 
 Legend: L tokens, D width of a token's state, V width of the pooled text.
@@ -44,7 +44,7 @@ class TextJoin:
     """The text inputs of a model that reads several encoders together.
 
     join         from the text as each encoder read it, in the order of the readings
-    is_appended  the states of the last encoder follow those of the others; else all have one length
+    is_appended  the states of the last encoder follow the others; else all have one length
     """
 
     join: Callable[[Sequence[ReadText]], Joined]

@@ -86,7 +86,7 @@ class Reading:
                       it
     cleaning          preprocessing of a prompt
     is_optional       an empty prompt gives zeros, with none of them masked as real
-    dropped_tokens    number of first tokens, of the template, whose states are dropped
+    dropped_tokens    number of first tokens, of the template, that are dropped after encoding
     least_tokens      texts are padded to this length; 0: to the longest of the batch
     multiple          padding that counts as real makes the number of tokens a multiple of this; 0: there is none
     most_tokens       longer texts are truncated, dropped tokens included
@@ -111,7 +111,7 @@ class Reading:
     pooled            pooled vector in addition to the states
     image_token     image token of the template, one for each image
     image_template  the template of a prompt about a reference image, which has as many tokens before the image; empty:
-                    those of Qwen-Image's editing models
+                    templates of Qwen-Image's editing models
     images_every    the states of images precede the others, and only every n-th is read; 0: they keep their positions
     last_head         token that ends the header of a chat turn: the last header, `HEAD_TOKENS` long, is dropped
     reads_states      models read the states; if they read only the pooled vector, CLIP runs only its first chunk
@@ -182,7 +182,7 @@ class Reading:
         return before, after
 
     def left_out(self, layers: int) -> int:
-        """Return the number of skipped layers of an encoder whose file has `layers` layers."""
+        """Return the number of skipped layers of an encoder with `layers` layers in its file."""
         return max(0, self.layers_left_out - max(0, self.depth - layers))
 
 
@@ -193,7 +193,7 @@ SDXL_CLIP_G = Reading(
 
 
 def fixed_length(encoder: str, tokens: int, width: int = 4096, **more: Any) -> Reading:
-    """Return the reading of a text encoder whose texts all have `tokens` tokens; `more` are its other fields."""
+    """Return the reading of a text encoder with `tokens` tokens for every text; `more` are its other fields."""
     return Reading(encoder, width=width, least_tokens=tokens, most_tokens=tokens, **more)
 
 
@@ -297,7 +297,7 @@ _IN_QUOTES = re.compile("'[^']*'|\"[^\"]*\"|\u2018[^\u2018\u2019]*\u2019|\u201c[
 
 def spelled(text: str) -> Iterator[str]:
     """Yield the pieces of `text` that are tokenized separately: the characters of parts in quotation marks, marks
-    included, and what is between these parts."""
+    included, and the text between these parts."""
     end = 0
     for found in _IN_QUOTES.finditer(_APOSTROPHE.sub("\0", text)):
         if end < found.start():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PRIOR_PIXELS, PRIOR_CELLS = 128, 3
 #: weight that reads the pooled text, in the naming of diffusers and of the published stage B
 _POOLED = ("clip_txt_pooled_mapper.weight", "clip_mapper.weight")
-#: a tensor of stage B whose width is the channel count of stage C's latent
+#: a tensor of stage B, and its dimension with the channel count of stage C's latent
 _READS_PRIOR = ("effnet_mapper.0.weight", 1)
 
 
@@ -34,7 +34,7 @@ def prior_channels(module: nn.Module) -> int:
 
 
 def empty_text(module: nn.Module, tokens: int) -> dict[str, Tensor]:
-    """Return the text inputs of stage B, whose states it does not read, on the meta device, with a batch of one."""
+    """Return the text inputs of stage B, which does not read the states, on the meta device, with a batch of one."""
     import torch
 
     width = int(config_of(module).clip_text_pooled_in_channels)

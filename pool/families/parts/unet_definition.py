@@ -1,7 +1,7 @@
 """`UNetDefinition`: everything that the project knows about one family of UNets, or one stage of Stable Cascade.
 Torch-free to import.
 
-The sibling of `Family` for models whose single files have one fixed layout, so that a `LocatedFamily` value states
+The sibling of `Family` for models with one fixed layout of single files, so that a `LocatedFamily` value states
 where their components are.
 """
 
@@ -19,7 +19,7 @@ from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind
 
 @dataclass(frozen=True, slots=True)
 class FolderMark:
-    """What tells a diffusers folder of a family whose diffusion model is recognised as another family.
+    """The mark of a diffusers folder for a family with a diffusion model recognised as another family.
 
     recognised_as  name of the other family
     folder         folder of a component that only this family has; empty: none
@@ -45,13 +45,13 @@ class UNetDefinition:
     latent      name of its latents (`latent_formats`)
     text        its text encoders, and how each is read
     lora        names of its weights in LoRA files
-    pipeline    its pipeline in diffusers; None: that of the family that it is derived from, if any
-    build       how it is built and called; None: by `pool.models.common`, as a UNet that reads only texts
+    pipeline    its pipeline in diffusers; None: the pipeline of the family that it is derived from, if any
+    build       how it is built and called; None: by `pool.models.components.common`, as a UNet that reads only texts
     velocity_pixels  width and height of the training images of files that predict velocity; 0: no difference
     edm_noise   the default noise of files with a range of noise levels, which then predict velocity; None: no file of
                 the family has one
-    looks_like  another family whose models have equal shapes at unpublished sizes: the text encoders tell them apart
-    folder_mark what tells its folders from those of another family; None: the shapes of the diffusion model do
+    looks_like  another family with models of equal shapes at unpublished sizes: the text encoders tell them apart
+    folder_mark what tells its folders from another family's; None: the shapes of the diffusion model do
     untrained_noise  kinds of noise that no model of the family was trained with, and the expected value of a scheduler
     vision_encoder   the vision encoder that its models read, if not the usual one for its use; empty: the usual one
     labels_width     width of the image embedding in its class labels; 0: it has none

@@ -1,7 +1,7 @@
 """What the families of UNets share: conditions that distinguish them at any size, facts about their layers that no
 shape tells, and their places in files and folders. Torch-free.
 
-The conditions know the fields that `layouts.unet` measures. Exact sizes, which distinguish the published relatives of a
+The conditions know the fields that `unet_layouts` measures. Exact sizes, which distinguish the published relatives of a
 family, are in its module.
 """
 
@@ -21,7 +21,7 @@ NUMBER_WIDTH = 256
 MAX_NORM_GROUPS = 32
 #: key prefixes in single files, and how the parts are built
 UNET_PREFIX, VAE_PREFIX = "model.diffusion_model.", "first_stage_model."
-#: the same, of the projection of an image embedding and the numbers of a view, whose folder has this name too
+#: the same, of the projection of an image embedding and the numbers of a view; its folder has this name too
 VIEW_PREFIX = "cc_projection."
 UNET_AND_VAE = {Role.DIFFUSION_MODEL: Architecture.LDM_UNET, Role.VAE: Architecture.VAE}
 #: folders of a pipeline, and the pipelines of models that read one text encoder. Source for all pipelines of UNets:

@@ -12,7 +12,7 @@ from modelpool.pool.families.parts.forward import ModelKwargs
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: models that animate a character: channels of the mask of what is kept, and pixels along a side of a face
+#: models that animate a character: channels of the mask of the kept part, and pixels along a side of a face
 MASK_CHANNELS, FACE_SIDE = 4, 512
 #: pixels along a side of a cell, of models with learned positions (CogVideoX)
 _CELL_PIXELS = 8
@@ -35,7 +35,7 @@ def with_image(x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:
 
 
 def towards_image(predicted: Tensor, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Return the prediction of a flow; where an image is kept, the one whose clean latent is the image."""
+    """Return the prediction of a flow; where an image is kept, the one with the image as clean latent."""
     import torch
 
     if "image_mask" not in kwargs:

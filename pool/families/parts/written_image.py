@@ -13,8 +13,8 @@ from dataclasses import replace
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.values.core.written_tokens import TOKEN_SIDE, WrittenTokens
 
-#: tokens around an image: those of reference images have both, that of the image to write only the first. Tokens with
-#: lower ids are those of images
+#: tokens around an image: both for reference images, only the first for the image to write. Image tokens have lower
+#: ids
 IMAGE_START, IMAGE_END = "<|dit_token_16384|>", "<|dit_token_16385|>"
 #: the token of a template for a reference image
 REFERENCE_TOKEN = "<|image|>"

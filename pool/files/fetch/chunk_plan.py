@@ -5,8 +5,8 @@ node has or is taking at that moment, and everything else from other nodes. What
 second old, so nodes must not follow each other through the file: a node takes consecutive chunks until it meets what
 another one has, and then continues within the longest range that nobody has, at a place of its own.
 
-A node whose claims make no progress is not waited for longer than `patience_seconds`: then the chunk is taken from the
-source after all. If the source is much faster than the other nodes, what they have is ignored.
+Nobody waits longer than `patience_seconds` for a node with claims that make no progress: then the chunk is taken from
+the source after all. If the source is much faster than the other nodes, their chunks are ignored.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class FileGone(SourceFailed):
 
 
 class LibraryMissing(UserError):
-    """A source whose library is not installed. The message names the extra to install."""
+    """A source with a library that is not installed. The message names the extra to install."""
 
 
 class WrongContent(CorruptFile):

@@ -3,7 +3,7 @@
     content/SHA256           complete, verified files; nothing else is ever read as weights
     partial/KEY.part         files that are being fetched, with their journals; they count with their full size
     views/DIGEST/PATH        hard links to content, with the names that a model's files have at their source
-    hashes/KEY               SHA-256 of files whose source publishes none, as it was found
+    hashes/KEY               SHA-256 of files, as it was found, where the source publishes none
     cache.lock               held while room is made, for some milliseconds
 
 Rules
@@ -183,7 +183,7 @@ class FileCache:
         return None
 
     def hash_is_known_as(self, file: RemoteFile, sha256: str) -> None:
-        """Remember the SHA-256 of a file whose source publishes none."""
+        """Remember the SHA-256 of a file from a source that publishes none."""
         path = self._hashes / version_key(file)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(sha256)
@@ -249,7 +249,7 @@ class FileCache:
         needed_next: Sequence[str],
         should_stop: Callable[[], bool],
     ) -> None:
-        """Fetch what is missing of a locked partial file, verify it and give it its name."""
+        """Fetch the missing chunks of a locked partial file, verify it and give it its name."""
         for attempt in (1, 2):
             with self._room_lock():
                 reserved = partial.data_path.stat().st_size if partial.data_path.exists() else 0

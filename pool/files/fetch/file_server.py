@@ -57,7 +57,7 @@ def state_on_disk(cache: FileCache, key: str) -> FetchProgress | None:
 
 
 class OwnNode(Exception):
-    """The address of another node is that of another process of this node."""
+    """The address of another node belongs to another process of this node."""
 
 
 class FileServer:

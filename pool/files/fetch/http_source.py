@@ -10,7 +10,7 @@ import http.client
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from typing import Any
@@ -44,9 +44,12 @@ _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 class HttpSource:
     """Files below one URL. Any number of threads may use it."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
-        """`headers` are sent with every request."""
+    def __init__(
+        self, url: str, headers: Mapping[str, str] | None = None, open_url: Callable[..., Any] = urllib.request.urlopen
+    ) -> None:
+        """`headers` are sent with every request; `open_url` opens one, as `urllib.request.urlopen` does."""
         self.url = url
+        self._open_url = open_url
         self._headers = {"Accept-Encoding": "identity", **(headers or {})}
 
     def files(self) -> tuple[RemoteFile, ...]:
@@ -79,6 +82,10 @@ class HttpSource:
 
     def check(self, file: RemoteFile) -> None:
         """See `FileSource`. Each answer was compared with the listed version."""
+
+    def answer(self, url: str) -> Any:
+        """Open `url`, repeating a request that fails for a moment. Raises SourceFailed."""
+        return self._patiently(url, {})
 
     def _expect_range(self, answer: Any, file: RemoteFile, begin: int, end: int) -> None:
         """Raise unless `answer` has the requested bytes of the file that was listed."""
@@ -145,7 +152,7 @@ class HttpSource:
     def _open(self, url: str, headers: Mapping[str, str]) -> Any:
         request = urllib.request.Request(url, headers={**self._headers, **headers})
         try:
-            return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+            return self._open_url(request, timeout=TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code in _TRANSIENT:

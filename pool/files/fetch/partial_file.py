@@ -22,8 +22,9 @@ DATA_SUFFIX, JOURNAL_SUFFIX = ".part", ".journal"
 class PartialFile:
     """The partial file `key` in a folder. Only one process at a time has it; its threads may share it."""
 
-    def __init__(self, folder: Path, key: str, size_bytes: int, journal: int) -> None:
+    def __init__(self, folder: Path, key: str, size_bytes: int, journal: int, remedy: str) -> None:
         """Use `PartialFile.try_lock`."""
+        self._remedy = remedy
         self.data_path = folder / f"{key}{DATA_SUFFIX}"
         self.journal_path = folder / f"{key}{JOURNAL_SUFFIX}"
         self._size_bytes = size_bytes
@@ -33,8 +34,15 @@ class PartialFile:
         self.progress = new_progress(size_bytes)
 
     @classmethod
-    def try_lock(cls, folder: Path, key: str, size_bytes: int) -> PartialFile | None:
-        """Take the partial file over; None if another process has it. Nothing is opened or reserved yet."""
+    def try_lock(
+        cls,
+        folder: Path,
+        key: str,
+        size_bytes: int,
+        remedy: str = "Free some, or set a smaller cache_bytes in [models]",
+    ) -> PartialFile | None:
+        """Take the partial file over; None if another process has it. Nothing is opened or reserved yet. `remedy` is
+        what helps against a full disk."""
         path = folder / f"{key}{JOURNAL_SUFFIX}"
         while True:
             journal = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -44,7 +52,7 @@ class PartialFile:
                 os.close(journal)
                 return None
             if os.fstat(journal).st_nlink:  # else it was completed, or cleaned up, before it was locked
-                return cls(folder, key, size_bytes, journal)
+                return cls(folder, key, size_bytes, journal, remedy)
             os.close(journal)
 
     def open(self) -> FetchProgress:
@@ -102,13 +110,13 @@ class PartialFile:
         """Return bytes of complete chunks."""
         return os.pread(self._data, end - begin, begin)
 
-    def finish(self, path: Path) -> None:
+    def finish(self, path: Path, mode: int = 0o444, replaces: bool = False) -> None:
         """Give the complete and verified file its final name, atomically, and release the lock. A file that has this
-        name already has equal bytes and stays."""
-        if path.exists():
+        name already has equal bytes and stays, unless this one `replaces` it."""
+        if path.exists() and not replaces:
             self.discard()
             return
-        os.fchmod(self._data, 0o444)
+        os.fchmod(self._data, mode)
         os.fsync(self._data)
         os.rename(self.data_path, path)
         _sync_folder(path.parent)
@@ -144,7 +152,7 @@ class PartialFile:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return CacheFull(
                 f"{self.data_path.parent.parent}: the disk is full ({error.strerror}); expected room for "
-                f"{self._size_bytes} bytes. Free some, or set a smaller cache_bytes in [models]"
+                f"{self._size_bytes} bytes. {self._remedy}"
             )
         return error
 

@@ -1,6 +1,6 @@
 """`FileSource`: a place with files of weights that are read by ranges; and reading a range with retries.
 
-A source knows names, sizes, versions and bytes; not what is in a file, nor where it is kept.
+A source knows names, sizes, versions and bytes; not the contents of a file, nor where it is kept.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks that the files of a model folder are inside that folder. Torch-free.
 
-The policy: a path that a user names is read wherever its links lead. What is found by listing a folder, or named by a
+The policy: a path that a user names is read wherever its links lead. A file found by listing a folder, or named by a
 file in it, must be inside that folder: a downloaded model must not reach other files of the machine.
 One layout of links is allowed: the cache of the Hugging Face hub keeps `REPOSITORY/snapshots/REVISION/FILE` as a link
 into `REPOSITORY/blobs`. Source: "Understand caching" in the documentation of huggingface_hub.

@@ -36,7 +36,7 @@ CONDITION_ENCODER = "condition_encoder"
 UNCONDITIONAL_FOLDER = "unconditional_transformer"
 #: where the keys of a folder begin, if not with its name
 _PLACES = {UNCONDITIONAL_FOLDER: "transformer.unconditional"}
-#: component folders whose weights are read
+#: component folders with weights that are read
 COMPONENT_FOLDERS = (
     *("unet", "transformer", "transformer_2", UNCONDITIONAL_FOLDER, "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),

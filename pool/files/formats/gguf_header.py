@@ -5,7 +5,7 @@ Knows how tensors are described: name, sizes, type and offset. Quantized tensors
 as their dtype, and the shape that they have in the model; the others have safetensors' names. Every size and offset is
 checked against the file's length before anything of that size is allocated.
 Source: the GGUF specification (ggml, docs/gguf.md), versions 2 and 3; city96's converters (ComfyUI-GGUF, Apache-2.0)
-for `comfy.gguf.orig_shape.*` entries, of weights whose rows do not fill blocks, and for weights of five dimensions;
+for `comfy.gguf.orig_shape.*` entries, of weights with rows that do not fill blocks, and for weights of five dimensions;
 llama.cpp's tools/gguf-split for `split.*`.
 
 Why not the reader of the `gguf` package: measured with 0.19 on a file of 1,500 tensors, it takes 87 to 107 ms and this
@@ -60,10 +60,10 @@ class _Part:
 def read_gguf_header(path: str) -> Header:
     """Read the GGUF file at `path`, or the split model of which it is the first part; reads no weights.
 
-    Scalars and texts of its entries are the header's metadata. Text encoders with llama.cpp's names get those of
+    Scalars and texts of its entries are the header's metadata. Text encoders with llama.cpp's names get the names of
     transformers. Raises CorruptFile, naming the file and the fault, when it is no complete GGUF file, or a part is
-    missing or of another model; UnsafeFile for a part outside the folder; UnknownArchitecture for text encoders whose
-    values cannot be converted to those of transformers.
+    missing or of another model; UnsafeFile for a part outside the folder; UnknownArchitecture for text encoders with
+    values that cannot be converted to transformers' values.
     """
     allowed = HeaderBudget()
     first = _read(path, {}, allowed)

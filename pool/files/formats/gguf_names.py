@@ -1,4 +1,4 @@
-"""Maps tensor names of GGUF files to those of published files: of text encoders (llama.cpp's) and of whole checkpoints
+"""Maps tensor names of GGUF files to published names: of text encoders (llama.cpp's) and of whole checkpoints
 (stable-diffusion.cpp's). Diffusion models keep their names. Torch-free and pure.
 
 Also marks the changes that llama.cpp makes to values when it converts, which are undone when they are read: the rows of
@@ -27,7 +27,7 @@ from modelpool.pool.values.core.errors import UnknownArchitecture
 
 #: where the converter puts the first and the second CLIP of a UNet model
 _FIRST, _SECOND = "cond_stage_model.transformer.", "cond_stage_model.1.transformer."
-#: where files of SDXL have them, and those of SD2 the only one
+#: where files of SDXL have them, and files of SD2 the only one
 _SDXL_FIRST, _SDXL_SECOND, _SD2 = (
     "conditioner.embedders.0.transformer.",
     "conditioner.embedders.1.model.",
@@ -36,12 +36,12 @@ _SDXL_FIRST, _SDXL_SECOND, _SD2 = (
 #: linear in SD2, a convolution in SD1
 _PROJECTION_IN = "model.diffusion_model.input_blocks.1.1.proj_in.weight"
 _MODEL = "model.diffusion_model."
-#: weights of diffusion models whose first of three dimensions is 1: position tables, modulations of Wan
+#: weights of diffusion models with 1 as the first of three dimensions: position tables, modulations of Wan
 _THREE_DIMENSIONS = ("pos_embed", "positional_encoding", ".modulation")
 
 
 def published_entries(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """Return the `tensors` of a file under the names and with the dimensions of published files; those of other files
+    """Return the `tensors` of a file under the names and with the dimensions of published files; tensors of other files
     than whole checkpoints are returned as they are."""
     beginnings = _beginnings(tensors)
     found: dict[str, TensorEntry] = {}
@@ -62,12 +62,12 @@ def _beginnings(tensors: Mapping[str, TensorEntry]) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class EncoderNames:
-    """Name tables of one kind of text encoder: llama.cpp's names to those of transformers.
+    """Name tables of one kind of text encoder: llama.cpp's names to transformers' names.
 
     blocks       prefixes of block names, before the block's number, in llama.cpp and in transformers
     parts        names inside a block
     top_level    names of tensors outside blocks
-    interleaved  parts whose rows are heads with the rows of their two halves alternating, and the entry with their head
+    interleaved  parts with rows of heads, the rows of their two halves alternating, and the entry with their head
                  count
     norm         what llama.cpp adds to the norms
     """
@@ -132,7 +132,7 @@ NAMES: Mapping[str, EncoderNames] = MappingProxyType(
         "llama": _LLAMA, "mistral3": _LLAMA, "gemma2": _GEMMA, "gemma3": _GEMMA,
     }
 )  # fmt: skip
-#: related architectures that no model here reads, and whose values llama.cpp changes too
+#: related architectures that no model here reads, with values that llama.cpp changes too
 UNSUPPORTED = ("gemma", "gemma-embedding")
 #: the entry that decides which names a file has
 _ARCHITECTURE_KEY = "general.architecture"

@@ -8,7 +8,7 @@ A description is JSON, named `NAME.model.json`:
      "text_encoders": ["clip/clip_l.safetensors", "clip/clip_g.safetensors"]}
 
 Paths are relative to its folder and must stay in it, as the files of a shard index must: a downloaded description must
-not reach other files of the machine. `checkpoint` is a complete checkpoint, whose components are used where no other
+not reach other files of the machine. `checkpoint` is a complete checkpoint: its components are used where no other
 file replaces them.
 """
 

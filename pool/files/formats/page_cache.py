@@ -38,7 +38,7 @@ def advise_willneed(path: str, ranges: Sequence[ByteRange]) -> None:
 def in_memory(path: str, ranges: Sequence[ByteRange]) -> bool:
     """Whether these ranges of the file seem to be in the page cache: tests a sample of their bytes.
 
-    False where the system cannot tell; True for a file that cannot be read, whose reader will report it.
+    False where the system cannot tell; True for a file that cannot be read: its reader will report it.
     """
     total_bytes = sum(end - begin for begin, end in ranges)
     step_bytes = max(1, -(-total_bytes // _SAMPLES))

@@ -3,8 +3,8 @@
 Ranges that are not in memory are requested from the system a window ahead of populating the page table: this keeps the
 disk busy and fills memory by single pages. Reading through the mapping instead fills memory in blocks of up to 2 MiB,
 which every later mapping enters into its page table in a tenth of the time (0.04 against 0.40 s for 2.5 GB). But on a
-virtual machine whose host reclaims free blocks, each page of such a block costs a host page fault at its first touch: 8
-microseconds, or four seconds for two gigabytes, in the middle of the first run (benchmarks/RESULTS.md).
+virtual machine with a host that reclaims free blocks, each page of such a block costs a host page fault at its first
+touch: 8 microseconds, or four seconds for two gigabytes, in the middle of the first run (benchmarks/RESULTS.md).
 A file that is in memory still costs a page fault for every few pages of a fresh mapping, a tenth of a second for two
 gigabytes; the kernel populates the page table in one go, while the module is being built. Linux 5.14 and newer.
 Source of the constant: Linux, include/uapi/asm-generic/mman-common.h

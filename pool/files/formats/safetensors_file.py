@@ -87,7 +87,7 @@ class TensorEntry:
     begin, end  byte range in the file
     path        the file that contains it, if the header covers several files; "" for the header's path
     strides     element strides of each dimension; None for contiguous tensors
-    heads       number of attention heads whose rows the file interleaves: a row of the first half, then one of the
+    heads       number of attention heads with rows that the file interleaves: a row of the first half, then one of the
                 second; 0 for rows in order
     added       constant that the file has added to each element
     is_ggml     whether it is in a GGUF file: programs that convert scaled weights to it leave their scales beside them

@@ -52,7 +52,7 @@ def write_safetensors(
     overwrite: bool = False,
     on_bytes: Callable[[int], None] | None = None,
 ) -> int:
-    """Write `tensors` to `path` in their order, or in that of `aligned` if it would leave one misaligned.
+    """Write `tensors` to `path` in their order, or in the order of `aligned` if one would be misaligned.
 
     Atomic: see `atomic_file`. Calls `on_bytes` with the size of each block written. Returns the file's size. Raises
     OutputFailed as `atomic_file` does, UnusableField for duplicate names, for metadata that are not texts and for a

@@ -1,6 +1,6 @@
 """Writes a component's weights to a diffusers folder: one file, or several and their index. Torch-free.
 
-Names and size limit are those of `save_pretrained` of diffusers 0.42.
+Names and size limit are as in `save_pretrained` of diffusers 0.42.
 """
 
 from __future__ import annotations

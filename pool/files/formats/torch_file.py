@@ -24,7 +24,7 @@ WRAPPERS = (
 )  # fmt: skip
 #: Tensors may share storages, as tied weights do. A higher ratio is an attack: copies would become separate tensors.
 MAX_BYTES_PER_FILE_BYTE = 2
-#: tables of an IP-Adapter, whose tensors are named by both: "image_proj.proj.weight"
+#: tables of an IP-Adapter, with tensors named by table and key: "image_proj.proj.weight"
 _IP_ADAPTER_TABLES = frozenset({"image_proj", "ip_adapter"})
 
 

@@ -25,7 +25,7 @@ HOST_INPUTS = frozenset({FRAME_RATE, IMAGE_PLACES, STEP})
 
 
 def inputs_on(model_kwargs: ModelKwargs, device: torch.device) -> dict[str, Tensor]:
-    """Return model inputs on `device`; those of `HOST_INPUTS` unchanged."""
+    """Return model inputs on `device`; `HOST_INPUTS` unchanged."""
     return {name: value if name in HOST_INPUTS else value.to(device) for name, value in model_kwargs.items()}
 
 

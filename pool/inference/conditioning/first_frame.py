@@ -90,7 +90,7 @@ def noised_image(
     image_BCTHW: Tensor, seeds: Sequence[int], sigma_data: float, memory: GuidanceMemory | None = None
 ) -> Callable[[], ModelKwargs]:
     """Return a function that returns an image's latent with noise of `FIRST_FRAME_SIGMA`, scaled to unit variance like
-    other inputs: new noise with each call, from separate random numbers for each of `seeds` (those of its complement).
+    other inputs: new noise with each call, from separate random numbers for each of `seeds` (from its complement).
     It continues after the calls that `memory` counts, and counts its own there.
 
     Source: diffusers, CosmosVideoToWorldPipeline, which draws noise for each text of each step.

@@ -65,7 +65,7 @@ class ImageInputs:
     """Model inputs by name, each [B, ...] on the CPU.
 
     model_kwargs  with every text
-    negative  with the negative prompt, replacing those of the same names
+    negative  with the negative prompt, replacing inputs of the same names
     without  with the negative prompt, for a prediction without the image; None if there is none
     """
 
@@ -92,7 +92,7 @@ def image_inputs(
     cells: tuple[int, int],
 ) -> ImageInputs:
     """Return the inputs of a model of `facts` from the images that these works read, for latents of `cells` (height,
-    width); of a first frame, only what is repeated for every frame."""
+    width); of a first frame, only inputs that are repeated for every frame."""
     work, model_kwargs, negative = works[0], dict[str, Tensor](), dict[str, Tensor]()
     if work.image is not None and facts.image_concat is ImageConcat.PIXELS:
         model_kwargs[IMAGE] = torch.stack([_noisy(each, read, facts) for each, read in zip(works, inputs, strict=True)])
@@ -222,7 +222,7 @@ def _masked_image(
 
 def _noisy(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> Tensor:
     """Return the image to enlarge, [C, H, W] from -1 to 1, with the model's noise at the requested level, from separate
-    random numbers (those of the seed's complement)."""
+    random numbers (from the seed's complement)."""
     image = read.read(task_inputs.IMAGE, ImagePixels)
     pixels_CHW = torch.from_numpy(image.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
     sigma = sigma_table(facts.noise).sigmas[work.image_numbers.noise_level]
@@ -231,7 +231,7 @@ def _noisy(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> Tensor
 
 
 def _with_noise(latent_BC: Tensor, works: Sequence[SampleParams]) -> Tensor:
-    """Return image latents with noise, from separate random numbers of each image (those of the seed's complement).
+    """Return image latents with noise, from separate random numbers of each image (from the seed's complement).
     Source: `prepare_latents` of diffusers' HunyuanImageRefinerPipeline."""
     noises = [ImageNoise(image_noise_seed(work.seed)).draw((1, *latent_BC.shape[1:])) for work in works]
     return torch.cat(noises) * _NOISE_SHARE + latent_BC * (1.0 - _NOISE_SHARE)
@@ -239,7 +239,7 @@ def _with_noise(latent_BC: Tensor, works: Sequence[SampleParams]) -> Tensor:
 
 def _depth(work: SampleParams, read: TaskInputs, cells: tuple[int, int]) -> Tensor:
     """Return the luminance of a depth map at the cells of the latent, [1, H, W] from -1 to 1: the whole range, whatever
-    that of the map. Source: `prepare_depth_map` of diffusers' StableDiffusionDepth2ImgPipeline."""
+    the map's. Source: `prepare_depth_map` of diffusers' StableDiffusionDepth2ImgPipeline."""
     image = read.read(task_inputs.IMAGE, ImagePixels)
     whole_HWC = covering(image.pixels_HWC, work.shape.width, work.shape.height)
     grey_HW = np.asarray(Image.fromarray(whole_HWC).convert("L")).astype(np.float32)

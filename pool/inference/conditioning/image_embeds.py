@@ -44,7 +44,7 @@ from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
 
 def use_of(work: VisionEncodeParams, facts: SamplingFacts) -> VisionEncoderUse | None:
-    """Return which output of the vision encoder `work` reads: that of its own, else that of the model of `facts`."""
+    """Return which output of the vision encoder `work` reads: its own `use`, else the use of `facts`."""
     return VisionEncoderUse(work.use) if work.use else facts.vision_use
 
 
@@ -90,7 +90,7 @@ def _states_of(
     vision_use: VisionEncoderUse | None,
     size: tuple[int, int],
 ) -> Tensor:
-    """Return the states of an image by `module`, that of `encoder`, [L, D] on the CPU; frees all device memory."""
+    """Return the states of an image by `module` of `encoder`, [L, D] on the CPU; frees all device memory."""
     if vision_use is None:
         patches_NP = seen_patches(module, covering(image.pixels_HWC, *size)).to(encoder.device)
         return seen_states(module, patches_NP.to(encoder.compute_dtype), size).float().to("cpu")

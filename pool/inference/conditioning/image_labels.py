@@ -29,7 +29,7 @@ _MAX_PERIOD = 10000.0
 
 def image_labels(works: Sequence[SampleParams], embeds: Sequence[FloatArray], facts: ImageLabels) -> dict[str, Tensor]:
     """Return the class labels of each image of a run by the name of the model input, [B, V], on the CPU in float32:
-    each embedding of `embeds` [1, D] gets noise from separate random numbers (those of the seed's complement). The
+    each embedding of `embeds` [1, D] gets noise from separate random numbers (from the seed's complement). The
     noise is relative to the statistics of `facts`. Source: `noise_image_embeddings` of diffusers'
     StableUnCLIPImg2ImgPipeline."""
     rows = []

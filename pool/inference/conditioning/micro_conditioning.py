@@ -92,7 +92,7 @@ def call_unet(
 ) -> Tensor:
     """Call a UNet of diffusers. Sizes stay float32: half precision cannot represent 2049. The input `IMAGE` is
     concatenated to the channels of the latent, unscaled; `IMAGE_LATENT` takes its place, with its level and text;
-    `CLASS_LABELS` are the argument of that name; with `VIEW`, the context is that of an image."""
+    `CLASS_LABELS` are the argument of that name; with `VIEW`, the context is from an image."""
     dtype = x_BCHW.dtype
     added = {name: value if name == "time_ids" else value.to(dtype) for name, value in model_kwargs.items()}
     if VIEW in added:

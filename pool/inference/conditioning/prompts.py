@@ -21,8 +21,8 @@ class Prompts:
 
     uncond         the negative prompt; None with a guidance scale of 1
     regions        prompts for parts of the image in addition to `cond`
-    without_image  model inputs that replace those of the same names for a prediction of `uncond` without an image
-    without_image_BLD  the text of that prediction; None: that of `uncond`
+    without_image  model inputs that replace inputs of the same names for a prediction of `uncond` without an image
+    without_image_BLD  the text of that prediction; None: the text of `uncond`
     """
 
     cond: Condition

@@ -55,8 +55,8 @@ NO_REGIONS = Regions()
 def region_weights(
     regions: Sequence[RegionParams], masks: Sequence[Sequence[Mask]], cells: tuple[int, int]
 ) -> tuple[Tensor, ...]:
-    """Return the weight of each region in latents of `cells` (height, width). `masks` are, for each image, those of the
-    regions that have one."""
+    """Return the weight of each region in latents of `cells` (height, width). `masks` are, for each image, the masks of
+    the regions that have one."""
     by_region = iter(zip(*masks, strict=True))
     weights = []
     for region in regions:

@@ -43,7 +43,7 @@ class RunResources:
     resumed      states that the tasks resume from, all at one step; () starts from the beginning
     patches_at   patches of the diffusion model that change over the steps or from text to text
     cache_bytes  of the device, for patched weights that the next step needs again
-    silence_1LC  latent of silence, for a model of music whose file has none
+    silence_1LC  latent of silence, for a model of music without one in its file
     """
 
     controls: Sequence[ModelPatcher] = ()

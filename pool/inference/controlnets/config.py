@@ -1,6 +1,6 @@
 """Arguments of diffusers' ControlNets of UNets, from the shapes of their parameters. Torch-free; builds nothing.
 
-Arguments that shapes do not determine are those of the UNets that ControlNets are copied from
+Arguments that shapes do not determine are as in the UNets that ControlNets are copied from
 (`pool.models.components.common.infer_config`).
 """
 

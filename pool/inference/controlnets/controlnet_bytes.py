@@ -60,7 +60,7 @@ class ControlBytes:
 
     def added(self, texts: int) -> Residuals | None:
         """Return the residuals for one call of the diffusion model with `texts` texts, as
-        `pool.inference.controlnets.controlnet_run.Controls` does."""
+        `pool.inference.controlnets.controlnet_run.RunControlNets` does."""
         if self.residuals is None:
             return None
         spread = self.residuals.spread(self.blocks)

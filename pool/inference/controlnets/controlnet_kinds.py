@@ -1,6 +1,6 @@
 """The table of ControlNet kinds: the models that each is for, how it is detected, built and called.
 
-One row for each kind. Knows neither files nor what is done with residuals (`pool.inference.controlnets.block_samples`).
+One row for each kind. Knows neither files nor the use of residuals (`pool.inference.controlnets.block_samples`).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class ControlKind:
 
 
 def _models(name: str) -> frozenset[str]:
-    """Return the families whose ControlNets are called `name`."""
+    """Return the families that call their ControlNets `name`."""
     return frozenset(family.name for family in defined_families() if family.options.controlnets == name)
 
 

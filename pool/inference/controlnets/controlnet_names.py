@@ -1,4 +1,4 @@
-"""Renames the keys of published ControlNets to those of diffusers' modules, where diffusers has no converter.
+"""Renames the keys of published ControlNets to diffusers' names, where diffusers has no converter.
 
 `pool.weights.keymaps.key_map.discover` traces each function: it only renames and splits tensors. Keys are without
 prefix. Source of the names: the files of XLabs-AI/flux-controlnet-collections and of

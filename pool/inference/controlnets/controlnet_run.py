@@ -209,7 +209,7 @@ def controls_of(
     done: int = 0,
 ) -> RunControlNets:
     """Return the ControlNets of the run of these works. Each reads an image of each work, pixels or a latent;
-    inpainting ones also a mask. `prompt` is that of each work; `done` of its steps were done before."""
+    inpainting ones also a mask. `prompt` is each work's; `done` of its steps were done before."""
     work = works[0]
     kinds = [kind_of(patcher.module) for patcher in patchers]
     read = [_images_of(results, work, kinds) for results in inputs]

@@ -23,7 +23,7 @@ _MASK_CHANNELS = "mask channels"
 
 
 def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenModel) -> None:
-    """Raise UnusableField unless the ControlNet `name` is for diffusion models like that of `model`."""
+    """Raise UnusableField unless the ControlNet `name` is for diffusion models like `model`'s."""
     family = model.checkpoint.family
     if family.sampling.model not in kind.models:
         if "" in kind.models:

@@ -37,7 +37,7 @@ def mask_form(
     kind: ControlKind, control: nn.Module, mode: int | None, requested: str | int | None, named: bool
 ) -> ControlMaskMode | None:
     """Return how a ControlNet reads a mask in mode `mode`; None if it does not. `requested` is the mode in the request,
-    `named` whether its name is that of an inpainting ControlNet."""
+    `named` whether it is named like an inpainting ControlNet."""
     if is_inpaint_by_request(kind):
         config: Any = control.config
         # whether ControlNets for SDXL with such names read masks alike is unknown

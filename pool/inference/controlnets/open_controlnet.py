@@ -73,7 +73,7 @@ def is_named(path: Path, word: str) -> bool:
 
 
 def _own_name(path: Path) -> str:
-    """Return the name of a ControlNet: that of its file, or of its folder; in the cache of a hub, whose folders are
+    """Return the name of a ControlNet: its file's, or its folder's; in the cache of a hub, where folders are
     named by revision, the repository (`models--OWNER--NAME/snapshots/REVISION`)."""
     if not path.name.startswith(_FOLDER_WEIGHTS):
         return path.name
@@ -205,7 +205,7 @@ class OpenControlNet:
         return mask_form(self.kind, self.module, self.mode_of(requested), requested, is_named(path, INPAINT))
 
     def check_fits(self, model: OpenModel) -> None:
-        """Raise UnusableField unless it is for diffusion models like that of `model`."""
+        """Raise UnusableField unless it is for diffusion models like `model`'s."""
         check_fits(self.ref.name, self.kind, self.module, model)
 
 

@@ -112,7 +112,7 @@ def _full_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _blocks_per_size(tensors: Mapping[str, Tensor], count: int) -> int:
     """Return the number of residual blocks of each size: a change of width starts a size."""
     starts = [int(match[1]) for key in tensors if (match := _FLAT.match(key)) and match[2] == "in_conv"]
-    # without any change of width, that of all published adapters
+    # without any change of width, as in all published adapters
     return min(starts) if starts else min(2, count)
 
 

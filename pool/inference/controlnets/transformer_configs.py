@@ -1,6 +1,6 @@
 """Arguments of diffusers' ControlNets of transformers, from the shapes of their parameters. Torch-free; builds nothing.
 
-Arguments that shapes do not determine are those of the transformers that they are copied from
+Arguments that shapes do not determine are as in the transformers that they are copied from
 (`pool.families.definitions`).
 """
 
@@ -19,7 +19,7 @@ from modelpool.pool.values.core.errors import UnknownArchitecture
 Config: TypeAlias = dict[str, Any]
 Shapes: TypeAlias = Mapping[str, Shape]
 
-#: latent channels of models with 2x2 patches whose patch embedding is the model's. Source: the configuration of
+#: latent channels of models with 2x2 patches and the model's patch embedding. Source: the configuration of
 #: stabilityai/stable-diffusion-3.5-large
 SD3_CHANNELS = 16
 #: Z-Image: layers, and refiner layers before them that read only the latent. Source: Tongyi-MAI/Z-Image-Turbo
@@ -56,7 +56,7 @@ def sd3_control_config(shapes: Shapes) -> Config:
     """Return the arguments of `diffusers.SD3ControlNetModel`; as `flux_control_config`.
 
     No shape determines whether it was trained with a pooled text and with shifted latents. ControlNets that embed
-    patches and texts themselves were not; those of SD3.5 large, which embed neither, were. Source:
+    patches and texts themselves were not; ControlNets of SD3.5 large, which embed neither, were. Source:
     InstantX/SD3-Controlnet-Canny and stabilityai/stable-diffusion-3.5-large-controlnet-canny.
     """
     image = _shape(shapes, "pos_embed_input.proj.weight", 4)

@@ -20,7 +20,7 @@ from modelpool.pool.weights.patcher.blocks.diffusers_names import attentions_of,
 
 _UNET_GROUPS = {"input": "IN", "output": "OUT"}
 _GROUPS = {"double_block": "D", "single_block": "S"}
-#: another name of the first group, for models whose blocks are of one kind
+#: another name of the first group, for models with blocks of one kind
 _ALIAS = "B"
 _POINTS = {"image": "attn1", "text": "attn2"}
 
@@ -73,7 +73,7 @@ def _patch(option: AttentionScale, factors: BlockFactors, names: Mapping[BlockKe
 
 
 def _scaled(below: Patch | None, factor: float, option: BlockScale, clock: StepClock) -> Patch:
-    """Return a block whose change of the tokens is multiplied by `factor`."""
+    """Return a block with its change of the tokens multiplied by `factor`."""
 
     def block(values: dict[str, Any], context: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
         out = context["original_block"](values) if below is None else {**values, **below(values, context)}
@@ -90,7 +90,7 @@ def _scaled(below: Patch | None, factor: float, option: BlockScale, clock: StepC
 
 
 def _factor(factors: BlockFactors, name: str) -> float:
-    """Return the factor of a block: its own, else that of all blocks of its kind, else 1."""
+    """Return the factor of a block: its own, else the factor of all blocks of its kind, else 1."""
     found = dict(factors)
     return found.get(name, found.get(_group(name), 1.0))
 

@@ -35,10 +35,10 @@ _CELL_PIXELS = 8
 class CacheState:
     """What a cache remembers of one group of texts.
 
-    reference    the tensor whose change is measured, of an earlier step
+    reference    the tensor, of an earlier step, from which change is measured
     skipped      what the skipped blocks added to the tokens of the image, when they last ran
     before       the tokens of the image before these blocks, in the current call
-    after        those after them, if they are skipped in the current call
+    after        the same after them, if they are skipped in the current call
     accumulated  change since they last ran
     skips        they are skipped in the current call
     """
@@ -144,7 +144,7 @@ class ModulatedInputs(BlockCache):
         return None, state.accumulated < (self.option.threshold or facts.threshold)
 
     def _facts(self, values: Values) -> TeaCacheFacts:
-        """Return those of the first size that the frames of this call do not exceed."""
+        """Return the facts of the first size that the frames of this call do not exceed."""
         pixels = math.prod(values["transformer_options"]["original_shape"][-2:]) * _CELL_PIXELS**2
         return next(facts for facts in self.published if pixels <= facts.most_pixels)
 
@@ -227,7 +227,7 @@ def _replacement(
 
 
 def _image(values: Values, len_of: Tensor | None = None) -> Tensor:
-    """Return the tokens of the image; the last ones if those of the text are before them, of the length of `len_of`."""
+    """Return the tokens of the image; the last ones if text tokens are before them, of the length of `len_of`."""
     tokens_BLD: Tensor = values["img"]
     if "text_tokens" in values:
         return tokens_BLD[:, values["text_tokens"] :]

@@ -39,7 +39,7 @@ class DeepLayers:
     features: dict[object, Tensor | tuple[Tensor, ...]] = field(default_factory=dict)
     _key: object = None
     _skips: bool = False
-    #: levels whose blocks add the features of T2I-Adapters themselves, of those that run in each step
+    #: levels with blocks that add the features of T2I-Adapters themselves, of those that run in each step
     _adapted_levels: int = 0
 
     def computes(self, step: int) -> bool:
@@ -89,7 +89,7 @@ class DeepLayers:
         return out
 
     def _stand_in(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A layer whose result only layers read that return the feature themselves, or nothing of their own."""
+        """A layer that only layers read that return the feature themselves, or nothing of their own."""
         if not self._skips:
             return forward(*args, **kwargs)
         feature = self.features[self._key]
@@ -103,7 +103,7 @@ class DeepLayers:
         return hidden if kwargs.get("return_dict", True) else (hidden,)
 
     def _nothing(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A layer whose result nothing reads in the steps between; ControlNets add to it."""
+        """A layer that nothing reads in the steps between; ControlNets add to its result."""
         if not self._skips:
             return forward(*args, **kwargs)
         hidden = args[0] if args else kwargs["hidden_states"]

@@ -1,6 +1,6 @@
 """FreeU: scales the features of the deepest levels of a UNet and the low frequencies of their skip connections.
 
-Source: Si et al. 2023 ("FreeU: Free Lunch in Diffusion U-Net"), equations 3 to 7; version 1 is that of diffusers.
+Source: Si et al. 2023 ("FreeU: Free Lunch in Diffusion U-Net"), equations 3 to 7; version 1 is from diffusers.
 
 Shape legend: B batch, C channels, H W cells.
 """

@@ -42,7 +42,7 @@ _KEY = "run options"
 class RunExtension:
     """The options of one run, applied to its model.
 
-    model_options  those of the patcher with these
+    model_options  the patcher's options with these
     deep_layers    of DeepCache
     attended       the tokens that SAG reads
     """
@@ -80,7 +80,7 @@ class RunExtension:
 
     @contextmanager
     def installed(self, module: nn.Module) -> Iterator[None]:
-        """Install what is not an option of the model on `module` inside the block; enter it inside of the run. Raises
+        """Install all but the options of the model on `module` inside the block; enter it inside of the run. Raises
         UnusableField."""
         run = current_run(module)
         if self.deep_layers is None or run is None:

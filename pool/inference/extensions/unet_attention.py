@@ -20,7 +20,7 @@ from modelpool.pool.values.core.run_options import HyperTile, RunOptions, SelfAt
 from modelpool.pool.weights.options.transformer_options import Extra, Patch, ReplacePoint, TransformerOptions
 from modelpool.pool.weights.patcher.blocks.diffusers_names import UnetBlockInfo, attentions_of, unet_blocks
 
-#: the fact of a model call that names the option for whose guidance it is made
+#: the fact of a model call that names the option that guides by it
 PERTURBED = "perturbed"
 #: pixels along a side of a cell of the latent
 _CELL_PIXELS = 8

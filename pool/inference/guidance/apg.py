@@ -4,7 +4,7 @@ to the conditional prediction, in all steps or in late ones.
 Implements the published variants of HunyuanImage, in late steps, and of ACE-Step; knows neither models nor samplers.
 
 Sources: Sadat et al. 2024 (adaptive projected guidance), algorithm 1; `AdaptiveProjectedMixGuidance` of diffusers, and
-Tencent-Hunyuan/HunyuanImage-2.1, for the constants; diffusers' AceStepPipeline for those of ACE-Step.
+Tencent-Hunyuan/HunyuanImage-2.1, for the constants; diffusers' AceStepPipeline for ACE-Step's.
 
 Shape legend: B batch, C latent channels, H W latent height and width.
 """
@@ -25,7 +25,7 @@ from modelpool.pool.values.core.sampling_facts import Guidance, SamplingDefaults
 CFG_STEPS, CFG_STEPS_WITH_TEXT = 6, 39
 #: momentum of earlier differences, largest norm of the sum, and its factor
 MOMENTUM, MAX_NORM, STRENGTH = -0.5, 10.0, 10.0
-#: the same for ACE-Step, whose norms are those of each channel
+#: the same for ACE-Step, which has a norm for each channel
 CHANNEL_MOMENTUM, CHANNEL_MAX_NORM = -0.75, 2.5
 #: smallest norm of a vector with a direction
 _SHORTEST = 1e-12
@@ -65,7 +65,7 @@ def orthogonal_part(cond_BCHW: Tensor, differences_BCHW: Tensor, dims: tuple[int
 
 
 def _accumulated(memory: GuidanceMemory, predicted: Predictions, sigma: float, momentum: float) -> Tensor:
-    """Return the difference of the predictions at `sigma` plus `momentum` times that of earlier levels, and keep it in
+    """Return the difference of the predictions at `sigma` plus `momentum` times the earlier levels', and keep it in
     `memory`."""
     if sigma != memory.level:
         memory.levels, memory.level, memory.before_BCHW = memory.levels + 1, sigma, memory.differences_BCHW
@@ -108,7 +108,7 @@ class AdaptiveProjectedGuidance(Guider):
 
 class ChannelProjectedGuidance(Guider):
     """The guider of one run of ACE-Step: in every step the prediction for the prompt plus the orthogonal part of the
-    accumulated differences, for each channel along its length. Its state is that of `AdaptiveProjectedGuidance`."""
+    accumulated differences, for each channel along its length. It has the state of `AdaptiveProjectedGuidance`."""
 
     def __init__(self, cfg: float, memory: GuidanceMemory | None = None) -> None:
         self.scale, self._memory = cfg, memory or GuidanceMemory()

@@ -49,7 +49,7 @@ def call_model(
 ) -> Tensor:
     """Return the prediction of `module` for the latents `x_BC` at `level_B`, in the dtype of `x_BC`. `context_BLD` are
     text states (or image embeddings, for models that read no text), `inputs` the other inputs: numbers stay float32,
-    masks keep their dtype. `residuals` are those of ControlNets."""
+    masks keep their dtype. `residuals` are from ControlNets."""
     if not facts.model:
         return call_unet(module, x_BC, level_B, context_BLD, inputs, residuals)
     if residuals is not None:

@@ -44,7 +44,7 @@ def rescale(guided_BCHW: Tensor, cond_BCHW: Tensor, rescale_mode: CfgRescale) ->
 
 def rescale_to_deviation(guided_BCHW: Tensor, cond_BCHW: Tensor, factor: float) -> Tensor:
     """Return `guided_BCHW`, scaled by `factor` of the way to the standard deviation of `cond_BCHW`, for each image; a
-    constant prediction, such as that of CFG-Zero* in the first steps, stays as it is."""
+    constant prediction, such as CFG-Zero*'s in the first steps, stays as it is."""
     sides = tuple(range(1, cond_BCHW.dim()))
     deviations = guided_BCHW.std(sides, keepdim=True)
     ratio = torch.where(deviations > 0, cond_BCHW.std(sides, keepdim=True) / deviations, 1.0)

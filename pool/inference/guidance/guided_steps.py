@@ -92,7 +92,7 @@ def guided_denoiser(
     All run as one batch, the negative prompt first. They run separately if they differ in length, so that neither is
     padded with tokens that the model was not trained on, or in their hooks, or as `call.max_batch` says. With a
     guidance scale of 1 the negative prompt does not run, unless the options say otherwise or the sampler reads its
-    prediction from `unconditional`, which is set by each call. `drawn_inputs` returns model inputs that replace those
+    prediction from `unconditional`, which is set by each call. `drawn_inputs` returns model inputs that replace inputs
     of the same names, new for each prediction and text, `cond` first.
     """
     assert guider.scale == 1.0 or prompts.uncond is not None, f"cfg {guider.scale} needs the unconditional context"
@@ -129,7 +129,7 @@ class _GuidedStep:
             without_image = replace(prompts.uncond, context_BLD=text, model_kwargs=model_kwargs)
             self._conditions = (*self._conditions, without_image)
         self._batches = batches(self._conditions, call.max_batch)
-        #: the hooks of the last batch, whose weights are in place
+        #: the hooks of the last batch, with their weights in place
         self._hooks: object | None = None
         #: whether options, wrappers or hooks may read the facts of a call
         self._records_facts = (
@@ -204,7 +204,7 @@ class _GuidedStep:
 
     def _predict_side(self, side: int, x_BCHW: Tensor, sigma: float) -> Tensor:
         """Return the clean prediction for the prompt, including regions, or for the negative prompt, without guidance;
-        functions of options call it for predictions in addition to those of the step."""
+        functions of options call it for predictions in addition to the step's."""
         negative = UNCOND, self._without_image
         if side == UNCOND:
             kept = [condition if place == UNCOND else None for place, condition in enumerate(self._conditions)]
@@ -276,7 +276,7 @@ class _GuidedStep:
         return [UNCOND if place in (UNCOND, self._without_image) else COND for place in batch.members]
 
     def _in_order(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """Return `batches`, those whose weights are in place first: half as many changes of weights."""
+        """Return `batches`, first the ones with weights in place: half as many changes of weights."""
         if self._call.apply_hooks is None or len(batches) == 1:
             return batches
         return sorted(batches, key=lambda batch: batch.hooks != self._hooks)

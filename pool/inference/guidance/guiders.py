@@ -126,7 +126,7 @@ class TextAndImageGuidance(ClassifierFreeGuidance):
 
 
 class DeviationRescaledGuidance(Guider):
-    """Another guidance, whose result is scaled to the standard deviation of the prediction for the prompt."""
+    """Another guidance, with its result scaled to the standard deviation of the prediction for the prompt."""
 
     def __init__(self, inner: Guider, factor: float, prediction: Prediction, sigma_data: float) -> None:
         self.scale = inner.scale

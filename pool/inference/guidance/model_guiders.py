@@ -109,7 +109,7 @@ class FirstFrame:
 
     @classmethod
     def of(cls, facts: SamplingFacts, work: SampleParams, cond: Condition) -> FirstFrame:
-        """Return that of a run like `work` by a model of `facts`, whose texts are `cond`."""
+        """Return the first frame of a run like `work` with texts `cond` by a model of `facts`."""
         begins = None if facts.video is None else facts.video.begins
         leads = work.image is not None and begins is FirstFrameMode.LEADING_CELL
         return cls(work.image is not None and noises_image(facts.video), cond.model_kwargs[IMAGE] if leads else None)

@@ -22,7 +22,7 @@ from modelpool.pool.values.core.sampling_facts import SamplingFacts
 
 
 def learned_negative_part(run: DenoisingRun) -> RunPart | None:
-    """Give a run whose model learned its negative prompt the prompt in place of it, until the model replaces it."""
+    """Give a run the prompt in place of the negative prompt that its model learned, until the model replaces it."""
     if run.facts.learned_negative and run.work.reads_negative:
         run.prompts = replace(run.prompts, uncond=run.prompts.cond)
     return None

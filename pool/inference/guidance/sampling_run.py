@@ -42,7 +42,7 @@ NOISE_ALONE = 0.999
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagesToDenoise:
-    """The images of one run. They differ in seeds and texts and share the rest of `work`, whose own seed is not read.
+    """The images of one run. They differ in seeds and texts and share the rest of `work`; its own seed is not read.
 
     shape_CHW  of the latent of each
     cells      latent frames of a video; behind them is its audio. 0: all
@@ -67,10 +67,10 @@ def denoise_images(
 ) -> Tensor:
     """Return the denoised latents of `images`, from one run: float32 [B, C, H, W] on the CPU, in the model's scale.
 
-    Noise is added to the latent of `start` (float32, in the model's scale), else to that of its inpainting. The state
+    Noise is added to the latent of `start` (float32, in the model's scale), else to its inpainting's. The state
     is kept in float32 on `device`, where the model is called too: with 2 B texts (all negative ones first), or with B
     of them as `guided_denoiser` says. `prompts` are on the host. `part`: the steps of a partial run; its state is
-    updated, and passed to `hooks.checkpoint` between two steps. If it pauses, the latent is that after the last step
+    updated, and passed to `hooks.checkpoint` between two steps. If it pauses, the latent is from after the last step
     done. Raises Stopped before a step if `hooks.should_stop()`, UnusableField for inpainting of other shapes.
     """
     work, wrappers = images.work, call.options.wrappers
@@ -130,7 +130,7 @@ def partial_run_part(run: DenoisingRun) -> RunPart:
 
 
 def _previewed(denoise: Denoise, hooks: RunHooks, cells: int) -> Denoise:
-    """Return `denoise`, which offers its predictions for previews, of videos those of `cells` latent frames, 0 for all;
+    """Return `denoise`, which offers its predictions for previews, of videos `cells` latent frames, 0 for all;
     itself if nobody can want any."""
     preview = hooks.preview
     if preview is None:

@@ -1,4 +1,4 @@
-"""Videos whose audio track is sampled together with their frames."""
+"""Videos with an audio track, sampled together with their frames."""
 
 from __future__ import annotations
 

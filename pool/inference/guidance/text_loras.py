@@ -22,7 +22,7 @@ class TextLoras:
 
     @classmethod
     def of(cls, work: SampleParams, text: str) -> TextLoras:
-        """Return those of the text of this name (`pool.values.core.lora_texts`)."""
+        """Return the LoRAs of the text of this name (`pool.values.core.lora_texts`)."""
         return cls(tuple(place for place, lora in enumerate(work.loras) if acts_for(lora.only, text)))
 
 
@@ -44,8 +44,7 @@ def changing_loras_part(run: DenoisingRun) -> RunPart | None:
 
 
 def with_text_loras(prompts: Prompts, work: SampleParams) -> Prompts:
-    """Return `prompts` with the LoRAs of each text. The prediction without an image has those of the negative
-    prompt."""
+    """Return `prompts` with the LoRAs of each text. The prediction without an image has the negative prompt's."""
     uncond = prompts.uncond
     regional = prompts.regions.conditions
     return replace(

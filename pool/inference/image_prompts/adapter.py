@@ -144,7 +144,7 @@ class AdapterPlan:
 
     @property
     def text_width(self) -> int:
-        """Width of its tokens, which is that of the text that the diffusion model reads."""
+        """Width of its tokens and of the text that the diffusion model reads."""
         return int(self.arguments["txt_in_features"]) if self.kind.appends else self.layers[0][1]
 
 

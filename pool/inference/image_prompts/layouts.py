@@ -45,14 +45,14 @@ class BlockReading(Enum):
 
     #: in double blocks, with the queries of the image; the result is added to the image after the block (XLabs)
     AFTER_BLOCK = "after block"
-    #: in all blocks, with keys that are normalized; the result is added to that of the attention (InstantX)
+    #: in all blocks, with keys that are normalized; the result is added to the attention's (InstantX)
     IN_ATTENTION = "in attention"
 
 
 @dataclass(frozen=True, slots=True)
 class FileLayers:
     """The layers of a file, in the order of the attentions that they are for: the keys of the weights for keys and for
-    values, and those of the biases, if it has any. `of_blocks`: they are for the blocks of a transformer, not for the
+    values, and of the biases, if it has any. `of_blocks`: they are for the blocks of a transformer, not for the
     cross-attentions of a UNet."""
 
     weights: tuple[tuple[str, str], ...] = ()
@@ -219,7 +219,7 @@ def split_names(shapes: Shapes) -> tuple[dict[str, str], FileLayers]:
             f"its {counted(len(shapes), 'tensor is', 'tensors are')} no image prompt adapter (the first are {first})"
         )
         raise UnknownArchitecture(mistaken(shapes, "an image prompt adapter that this version runs", unknown))
-    # those of UNets have odd numbers: even ones are of attentions that read no text
+    # layers of UNets have odd numbers: even ones are of attentions that read no text
     return projection, FileLayers(_in_order(weights), _in_order(biases), of_blocks=min(weights) == 0)
 
 
@@ -228,7 +228,7 @@ def _in_order(table: Mapping[int, Mapping[str, str]]) -> tuple[tuple[str, str], 
 
 
 def prompt_kind_among(names: Mapping[str, Shape], of_blocks: bool = False) -> PromptKind:
-    """Return the kind of adapter whose projection has these tensors, among those for the blocks of a transformer, or
+    """Return the kind of adapter with these tensors as projection, among the kinds for the blocks of a transformer, or
     among the others. Raises UnknownArchitecture."""
     kinds = (kind for kind in KINDS if (kind.blocks is not None) == of_blocks)
     kind = next((kind for kind in kinds if kind.sign in names), None)

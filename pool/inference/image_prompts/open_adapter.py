@@ -84,7 +84,7 @@ class OpenImagePrompt:
         return 2 * rows * tokens * widths * self.form.compute_dtype.itemsize
 
     def check_fits(self, model: OpenModel) -> None:
-        """Raise UnusableField unless it is for diffusion models like that of `model`."""
+        """Raise UnusableField unless it is for diffusion models like `model`'s."""
         family, name, plan = model.checkpoint.family, self.ref.name, self.plan
         kind = plan.kind
         found = f"{kind.title} {name!r}"

@@ -1,13 +1,13 @@
 """Image prompts in one sampling run: calls each adapter once, and passes its tokens to the diffusion model.
 
-Tokens of Redux are appended to the prompt. Those of an IP-Adapter are keys and values for every cross-attention, or for
+Tokens of Redux are appended to the prompt. An IP-Adapter's are keys and values for every cross-attention, or for
 the blocks of Flux; they follow from the image, so they are computed once and selected by row in each call.
 
-An image prompt with masks acts in the part of the picture that is white in them: what each attention adds is
+An image prompt with masks acts in the part of the picture that is white in them: the addition of each attention is
 multiplied by the mask at the attention's own resolution.
 
 Shape legend: B batch, N images, T tokens, L rows of the attention, D width, H heads, E width of a head, R rows that
-were computed: that of the negative prompt, then one for each task of the run. M masks, J tasks of the run.
+were computed: the negative prompt's, then one for each task of the run. M masks, J tasks of the run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KEY_EPS = 1e-5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attended:
-    """An image prompt whose tokens are attended to: keys and values [R, T, D] of each layer of its file, and its masks
+    """An image prompt with attended tokens: keys and values [R, T, D] of each layer of its file, and its masks
     in the size of the output; None if it acts everywhere. `blocks`: where the blocks of Flux read them; None for
     cross-attentions."""
 
@@ -60,7 +60,7 @@ class _Attended:
     blocks: BlockReading | None = None
 
     def shares(self, rows: int, picture: tuple[int, int]) -> Tensor | None:
-        """Return how far it acts in each row of an attention over a latent whose height and width are `picture`,
+        """Return how far it acts in each row of an attention over a latent of height and width `picture`,
         [J, M, L, 1]; None if it acts everywhere. Source: `IPAdapterMaskProcessor.downsample` of diffusers."""
         if self.masks_JMHW is None:
             return None
@@ -95,7 +95,7 @@ class RunImagePrompts:
         return replace(prompts, cond=_with_rows(cond, 1), uncond=uncond, regions=regions)
 
     def added_to_options(self, options: ModelOptions, module: nn.Module) -> ModelOptions:
-        """Return `options` of a run of `module` whose attentions read the image prompts."""
+        """Return `options` of a run of `module` with attentions that read the image prompts."""
         if not self._attended:
             return options
         self._layers = [
@@ -180,7 +180,7 @@ def image_prompts_of(
     patchers: Sequence[ModelPatcher],
     interrupt: Callable[[], None],
 ) -> RunImagePrompts:
-    """Return the image prompts of the run of these works, whose adapters are `patchers`: calls each adapter. Raises
+    """Return the image prompts of the run of these works, with adapters `patchers`: calls each adapter. Raises
     Stopped at a layer."""
     attended: list[_Attended] = []
     appended: list[Tensor] = []
@@ -230,7 +230,7 @@ class _Called:
         return tokens_NTD.reshape(1, -1, tokens_NTD.shape[-1])
 
     def negative_tokens(self, read: TaskInputs, like: Tensor) -> Tensor:
-        """Return the tokens of the negative prompt: those of zeros in place of each embedding, and of no image for
+        """Return the tokens of the negative prompt: from zeros in place of each embedding, and of no image for
         adapters that read the states of an image. As many as in `like`. Source: `prepare_ip_adapter_image_embeds` of
         diffusers' pipelines."""
         states = faces = None

@@ -1,7 +1,7 @@
 """`LatentColours`: a linear map from the channels of a latent cell to a colour, fitted to what a VAE decodes.
 
-The map is found by least squares from random latents that the VAE decodes: each cell is a sample, whose colour is the
-mean of its pixels. So it exists for every VAE, without published figures. Latents of one colour fit better than those
+The map is found by least squares from random latents that the VAE decodes: each cell is a sample, with the mean of its
+pixels as colour. So it exists for every VAE, without published figures. Latents of one colour fit better than latents
 that vary within the image: a decoder mixes neighbouring cells, and the map reads one. Knows neither modules nor files.
 
 Shape legend: S samples, C latent channels, H W latent height and width, N cells, P Q pixel height and width.
@@ -22,7 +22,7 @@ Matrix: TypeAlias = npt.NDArray[np.float64]
 
 #: latents that a map is fitted to, at least: twice its unknowns for 16 channels
 LEAST_SAMPLES = 32
-#: deviation of a cell from the mean of its latent, whose own deviation is 1
+#: deviation of a cell from the mean of its latent, which itself has deviation 1
 _CELL_DEVIATION = 0.1
 #: values beyond this show as this: a latent has about unit variance
 _MOST = 1e3

@@ -37,10 +37,10 @@ from modelpool.pool.values.core.stopping import stop_check, stop_if_asked
 from modelpool.pool.values.specs.spec import ExecutionMode
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
-#: VAEs whose latent scaling is given by numbers, and whose encoder returns moments that tiles can blend
+#: VAEs with latent scaling given by numbers, and with an encoder that returns moments that tiles can blend
 KL = "kl"
-#: kinds of VAE whose leading latent frames are dropped before decoding: the frames of others depend on them, or nobody
-#: wants them
+#: kinds of VAE that drop leading latent frames before decoding: the frames of others depend on them, or nobody wants
+#: them
 DROPS_BEFORE = frozenset({"cogvideox", "qwen_image_layered"})
 #: frames of a video that are converted to bytes at once
 _FRAMES = 4
@@ -198,7 +198,7 @@ def downscales(latent: LatentFacts) -> tuple[Downscale, ...]:
 
 
 def tiling(division: ExecutionMode | None, into: torch.device = HOST) -> Tiling:
-    """Return the tiles of `division`, whose result is on `into`; without one, a single tile."""
+    """Return the tiles of `division`, with the result on `into`; without one, a single tile."""
     return Tiling(0 if division is None else division.tile, accumulator=into)
 
 

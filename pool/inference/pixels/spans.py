@@ -1,7 +1,7 @@
 """Positions of tiles along one dimension, and their blending weights.
 
-Torch-free and pure; knows nothing of what is computed. A tile of an image is one `Span` of each dimension, and its
-weight at a position is the product of theirs.
+Torch-free and pure; knows nothing of the computation. A tile of an image is one `Span` of each dimension; its weight at
+a position is the product of their weights.
 """
 
 from __future__ import annotations

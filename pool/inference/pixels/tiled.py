@@ -43,10 +43,10 @@ def run_tiled(
     `tile` and `overlap` are in positions of the input, `scales` map them to positions of the result (a number: a
     factor); one entry for each dimension after the channels. `call` gets the complete batch. A single tile is one plain
     call, bit for bit equal to one without tiles.
-    `context` are positions around each tile that `call` gets too, as far as there are any, and whose results are
-    dropped: what is near the edge of a tile depends on what is beyond. It needs scales that are numbers.
-    `finish` is applied to the result: that of a single tile is still where and in what dtype `call` computed it, and
-    moves to `device` afterwards, so that a smaller result moves faster; that of several is in float32 on `device`.
+    `context` are positions around each tile that `call` gets too, as far as there are any; their results are
+    dropped: results near the edge of a tile depend on positions beyond. It needs scales that are numbers.
+    `finish` is applied to the result: a single tile's is still where and in what dtype `call` computed it, and
+    moves to `device` afterwards, so that a smaller result moves faster; several tiles' is in float32 on `device`.
     `before_tile` is called before each tile, and may raise to end the run; `on_tile` after each with (done, total).
     Raises UnusableField for tiles that do not meet, and if the sizes of a result of `call` do not match `scales`.
     """
@@ -175,7 +175,7 @@ def _cut(x_BC: Tensor, tile_spans: tuple[Span, ...]) -> Tensor:
 def _within(
     call: TileCall, x_BC: Tensor, tile_spans: tuple[Span, ...], context: Sequence[int], scales: Sequence[Scale | int]
 ) -> Tensor:
-    """Return the result of a tile that is computed with what is around it."""
+    """Return the result of a tile that is computed with its surroundings."""
     read, kept = [slice(None)] * 2, [slice(None)] * 2
     for span, more, scale, size in zip(tile_spans, context, scales, x_BC.shape[2:], strict=True):
         assert isinstance(scale, int), "tiles with context need scales that are numbers"

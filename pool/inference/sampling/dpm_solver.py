@@ -27,7 +27,7 @@ from modelpool.pool.inference.sampling.sampler_step import (
 
 @dataclass(slots=True, eq=False)
 class _Solver:
-    """One step from time `begin`, whose predictions are shared by its orders."""
+    """One step from time `begin`, with predictions that its orders share."""
 
     denoise: Denoise
     x_BCHW: Tensor
@@ -130,10 +130,10 @@ def sample_dpm_adaptive(
     part: PartialRun | None = None,
     settings: SamplerSettings = DEFAULT_SETTINGS,
 ) -> Tensor:
-    """DPM-Solver of order 3 whose step lengths follow from its estimated error, three evaluations per attempt.
+    """DPM-Solver of order 3, with step lengths that follow from its estimated error, three evaluations per attempt.
 
     The number of steps of the run has no influence; progress is the share of the way in t. Ends at the lowest noise
-    level, not at 0. The error is that of all of `x_BCHW`, so images must not be batched; it is computed on the CPU in
+    level, not at 0. The error is from all of `x_BCHW`, so images must not be batched; it is computed on the CPU in
     float64, so that all devices decide alike. Deterministic unless `eta` is set.
     """
     part = part or PartialRun()

@@ -37,8 +37,8 @@ def resolve_guidance(defaults: SamplingDefaults | None, cfg: float) -> tuple[flo
 
 
 def check_known_steps(facts: SamplingFacts, model: str, sampler: str, named: str, churns: bool = False) -> None:
-    """Raise UnusableField for a `sampler` whose steps `model` was not distilled to; `named` is how the user named it,
-    `churns` whether it is to add noise before steps."""
+    """Raise UnusableField for a `sampler` with other steps than `model` was distilled to; `named` is the user's name of
+    it, `churns` whether it is to add noise before steps."""
     if facts.knows_steps and (sampler != "euler" or churns):
         found = f"{named} with s_churn" if sampler == "euler" else named
         expected = f"euler without s_churn: model {model!r} was distilled to its steps"

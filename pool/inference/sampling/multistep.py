@@ -57,8 +57,8 @@ def _ipndm_v(step: Step, x_BCHW: Tensor) -> Tensor:
     """Improved PNDM of order 4 for steps of any length.
 
     Source: Zhou et al. 2024 ("Fast ODE-based Sampling for Diffusion Models in Around 5 Steps", AMED), `ipndm_v` of the
-    authors' implementation. From order 3 on its coefficients differ from those of `_lms`, the integrals of the
-    interpolating polynomial, and those of order 4 do not add up to 1 unless steps are equal; images have been published
+    authors' implementation. From order 3 on its coefficients differ from the coefficients of `_lms`, the integrals of
+    the interpolating polynomial, and do not add up to 1 in order 4 unless steps are equal; images have been published
     with them. The last step goes to the prediction.
     """
     clean_BCHW = step.denoise(x_BCHW, step.sigma)
@@ -101,7 +101,7 @@ def _integrals(levels: Sequence[float], begin: float, end: float) -> list[float]
 
 @dataclass(frozen=True, slots=True)
 class _PreservingTime:
-    """The time of a variance-preserving diffusion whose noise levels are those of Karras et al. 2022: 0.002 at time
+    """The time of a variance-preserving diffusion with the noise levels of Karras et al. 2022: 0.002 at time
     0.001, 80 at time 1.
 
     Source: Karras et al. 2022, table 1 ("VP"): sigma**2 = exp(slope * t**2 / 2 + start * t) - 1.

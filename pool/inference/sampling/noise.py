@@ -24,7 +24,7 @@ _LAST_SEED = 2**64 - 1
 
 
 def image_noise_seed(seed: int) -> int:
-    """Return the seed of the noise that is added to a conditioning image, different from that of the run itself."""
+    """Return the seed of the noise that is added to a conditioning image, different from the seed of the run itself."""
     return _LAST_SEED - seed
 
 

@@ -46,7 +46,7 @@ class SamplerMemory:
 
 @dataclass(slots=True)
 class GuidanceMemory:
-    """The state of the guidance between two steps. Guidance functions write to it; the fields are those of
+    """The state of the guidance between two steps. Guidance functions write to it; it has the fields of
     `GuidanceState`."""
 
     levels: int = 0
@@ -138,7 +138,7 @@ def partial_run_of(
     resumed: Sequence[RunState] = (),
     should_pause: Callable[[], bool] = _never,
 ) -> PartialRun:
-    """Return the run of `works`: from the states in `resumed`, from those of the other expert in its inputs, or from
+    """Return the run of `works`: from the states in `resumed`, from the other expert's in its inputs, or from
     the beginning."""
     work = works[0]
     begin, end = (steps - work.schedule.first_step for steps in work.schedule.span)

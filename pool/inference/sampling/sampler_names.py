@@ -61,24 +61,24 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
 
 #: means the one of `ays_sd1`, `ays_sdxl` and `ays_svd` that was published for the model; A1111's name has no model
 ALIGNED_SCHEDULE, _ALIGNED_DISPLAY = "ays", "Align Your Steps"
-#: other names of schedules: those of A1111 and Forge
+#: other names of schedules: in A1111 and Forge
 _OTHER_SCHEDULE_NAMES: Mapping[str, str] = MappingProxyType({"uniform": "normal", "align_your_steps_gits": "gits"})
-#: what a recipe calls levels that the request lists
+#: name in a recipe of levels that the request lists
 EXPLICIT_SCHEDULE = "sigmas"
 
-#: samplers whose formulas do not suit flows: they assume that noise is added to an image of full scale, or place too
-#: few steps at high noise. Measured in benchmarks/RESULTS.md
+#: samplers with formulas that do not suit flows: they assume that noise is added to an image of full scale, or place
+#: too few steps at high noise. Measured in benchmarks/RESULTS.md
 NOT_FOR_FLOWS = frozenset(
     {
         *("dpm_fast", "dpmpp_2s_ancestral_cfg_pp", "dpmpp_2m_cfg_pp", "res_multistep_cfg_pp"),
         *("res_multistep_ancestral_cfg_pp", "gradient_estimation_cfg_pp"),
     }
 )
-#: samplers that place their own steps: two experts cannot share them, nor images of a batch those of "dpm_adaptive"
+#: samplers that place their own steps: two experts cannot share them, nor images of a batch the steps of "dpm_adaptive"
 OWN_STEPS = frozenset({"dpm_fast", "dpm_adaptive", "restart"})
 
-#: samplers that draw noise in their steps by default; those that add the noise of `s_churn`; and those of which `eta`
-#: is a setting: in the first it replaces a default above 0, the others draw no noise without it
+#: samplers that draw noise in their steps by default; that add the noise of `s_churn`; and that have `eta`
+#: as a setting: in the first it replaces a default above 0, the others draw no noise without it
 NOISY = frozenset(
     {
         *("euler_ancestral", "euler_ancestral_cfg_pp", "dpm_2_ancestral", "dpmpp_2s_ancestral"),

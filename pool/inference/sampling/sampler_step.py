@@ -44,7 +44,7 @@ class SamplerSettings:
                    algorithm 2), between the levels `s_tmin` and `s_tmax`
     order          order of a multistep method; None is its default
     path           shares of image and noise at each level
-    table          noise levels of the training; None is that of Stable Diffusion 1
+    table          noise levels of the training; None: Stable Diffusion 1's
     unconditional  returns the clean latent that the last call of `denoise` predicted without guidance; for CFG++
     check_stop     raises Stopped if the run should stop; for samplers that try a step several times
     """
@@ -65,9 +65,9 @@ class SamplerSettings:
         return default if self.eta is None else self.eta
 
     def is_mostly_noise(self, sigma: float) -> bool:
-        """Whether a latent at `sigma` has more noise than image, in a run of a model whose last level is noise alone
+        """Whether a latent at `sigma` has more noise than image, in a run of a model with noise alone as last level
         (zero terminal SNR). The slope there is the noise, and slopes at two levels differ by an image over the smaller
-        one: times the length of a step from noise alone, that is thousands of images. So methods that combine slopes
+        one: times the length of a step from noise alone, thousands of images. So methods that combine slopes
         combine predicted images there, which is the same method in 1 / level."""
         return self.table is not None and self.table.sigma_max >= _PURE_NOISE and sigma >= 1.0
 

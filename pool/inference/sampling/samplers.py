@@ -78,7 +78,7 @@ def _euler_ancestral(step: Step, x_BCHW: Tensor) -> Tensor:
 
     Draws noise once a step, except in a step that ends at 0. Where the training's levels end above 0
     (`SigmaTable.ancestral_residue`), that step is run as if it ended there, and the result is scaled to unit variance:
-    DDPM over a table whose first level is that.
+    DDPM over a table with that first level.
     Sources: k-diffusion, `sample_euler_ancestral`; Ho et al. 2020 (DDPM), algorithm 2, which is the same in other
     variables. For a flow, where less noise means more of the image, see `renoise`.
     """
@@ -229,7 +229,7 @@ sample_uni_pc_2 = StepSampler(UniPc(2, grows=True))
 #: samplers of `FUNCTIONS` that differ for flow models. The others follow the same path for both kinds, or read
 #: `SamplerSettings.path`
 FLOW_FUNCTIONS: Mapping[str, Sampler] = MappingProxyType({"uni_pc_2": StepSampler(UniPc(2, grows=True, is_flow=True))})
-#: sampler, a key of `names.SAMPLERS` -> function
+#: sampler, a key of `sampler_names.SAMPLERS` -> function
 FUNCTIONS: Mapping[str, Sampler] = MappingProxyType(
     {
         "euler": sample_euler,

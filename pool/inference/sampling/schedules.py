@@ -333,9 +333,9 @@ def make_sigmas(name: str, steps: int, table: SigmaTable, settings: Mapping[str,
 
 
 def explicit_sigmas(levels: Sequence[float], table: SigmaTable) -> Tensor:
-    """Return listed noise levels as those of a run: float32 [steps + 1], the last one 0.
+    """Return listed noise levels as the levels of a run: float32 [steps + 1], the last one 0.
 
-    Raises UnusableField for a level above those of the model.
+    Raises UnusableField for a level above the model's.
     """
     if levels[0] > table.sigma_max * 1.001:
         raise unusable_field("sigmas", f"{levels[0]:g}", f"noise levels of the model, up to {table.sigma_max:g}")
@@ -358,8 +358,8 @@ def _sgm_uniform(steps: int, table: SigmaTable) -> list[float]:
 
 
 def _simple(steps: int, table: SigmaTable) -> list[float]:
-    """Every (table length / steps)-th entry from the top; the index is rounded, not the stride. For a flow, whose
-    levels are continuous, equal parts of the range."""
+    """Every (table length / steps)-th entry from the top; the index is rounded, not the stride. For a flow, with
+    continuous levels, equal parts of the range."""
     return [table.strided(step, steps) for step in range(steps)]
 
 
@@ -451,8 +451,7 @@ def _beta_integral(x: float, alpha: float, beta: float) -> float:
 
 
 def _kl_optimal(steps: int, table: SigmaTable) -> list[float]:
-    """Even in the angle whose tangent is the noise level. Source: Sabour et al. 2024 (Align Your Steps), theorem
-    3.1."""
+    """Even in the arc tangent of the noise level. Source: Sabour et al. 2024 (Align Your Steps), theorem 3.1."""
     low, high = table.deviations
     return [table.level(math.tan(angle)) for angle in _evenly(math.atan(high), math.atan(low), steps)]
 
@@ -488,8 +487,8 @@ _SCM_MIDDLE = 1.3 / (math.pi / 2.0)
 
 
 def _scm(steps: int, table: SigmaTable) -> list[float]:
-    """Even in the angle whose tangent is the noise relative to the image, from the last level down; the second of two
-    is at a published angle. Source: Chen et al. 2025 (Sana Sprint); diffusers' `SCMScheduler`."""
+    """Even in the arc tangent of the noise relative to the image, from the last level down; the second of two is at a
+    published angle. Source: Chen et al. 2025 (Sana Sprint); diffusers' `SCMScheduler`."""
     level: Callable[[float], float] = table.level
     if isinstance(table, FlowTable):
         high, low, level = math.pi / 2.0, 0.0, _share
@@ -500,7 +499,7 @@ def _scm(steps: int, table: SigmaTable) -> list[float]:
 
 
 def _share(ratio: float) -> float:
-    """Return the share of noise whose ratio to the image is `ratio`."""
+    """Return the share of noise with the ratio `ratio` to the image."""
     return ratio / (1.0 + ratio)
 
 
@@ -509,8 +508,8 @@ _LOGIT_DEVIATION, _LEAST_LOGIT, _MOST_LOGIT = 1.5, -7.5, 9.0
 
 
 def _logit_normal(steps: int, table: SigmaTable) -> list[float]:
-    """The logarithm of the noise relative to the image is at even quantiles of a normal distribution, whose mean is
-    that of the shift. Source: diffusers' Ideogram4Pipeline. Without a flow, the distribution ends with the levels of
+    """The logarithm of the noise relative to the image is at even quantiles of a normal distribution with the logarithm
+    of the shift as mean. Source: diffusers' Ideogram4Pipeline. Without a flow, the distribution ends with the levels of
     the table."""
     normal = NormalDist(sigma=_LOGIT_DEVIATION)
     if not isinstance(table, FlowTable):
@@ -532,7 +531,7 @@ _LEAST_SNR, _MOST_SNR = -6.2, 2.0
 
 def _log_snr(steps: int, table: SigmaTable) -> list[float]:
     """Even logarithms of the signal relative to the noise; the first level is replaced by the highest one. Source:
-    diffusers' StableAudio3Pipeline. Without a flow, the logarithms are those of the table's levels."""
+    diffusers' StableAudio3Pipeline. Without a flow, the logarithms are from the table's levels."""
     if isinstance(table, FlowTable):
         ratios = torch.sigmoid(-(_MOST_SNR - torch.linspace(1.0, 0.0, steps + 1) * (_MOST_SNR - _LEAST_SNR)))
         return [table.sigma_max, *ratios[1:-1].tolist()]
@@ -578,7 +577,7 @@ _AYS_SDXL = (999, 845, 730, 587, 443, 310, 193, 116, 53, 13, 0)
 _AYS_SVD = (700.0, 54.5, 15.886, 7.977, 4.248, 1.789, 0.981, 0.403, 0.173, 0.034, 0.002)
 
 
-#: schedules whose levels do not follow from those of the model
+#: schedules with levels that do not follow from the model's
 _PUBLISHED_LEVELS = frozenset({"gits", "ays_sd1", "ays_sdxl", "ays_svd"})
 #: schedule -> levels of a run without the final 0, from its steps, the levels of the model, and its settings by name
 LEVELS: Mapping[str, Callable[..., list[float]]] = MappingProxyType(

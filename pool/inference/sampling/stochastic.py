@@ -179,7 +179,7 @@ class SaSolver:
     predictor, corrector  orders
 
     Noise is drawn for steps that end in the middle part of the training's timesteps, with eta 1 there.
-    Source: Xue et al. 2023 (SA-Solver), algorithms 1 and 2; the interval is that of its section 6.
+    Source: Xue et al. 2023 (SA-Solver), algorithms 1 and 2; the interval is from its section 6.
     """
 
     evaluates_corrected: bool = False

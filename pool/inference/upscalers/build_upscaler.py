@@ -1,12 +1,12 @@
 """Builds an upscaler from the tensors of its file, in any of the published key layouts.
 
-Three layouts of `RRDBNet` are in circulation: that of the first ESRGAN (`model.1.sub.0.RDB1.conv1.0.weight`), that of
-its later code, BSRGAN and RealSR (`RRDB_trunk.0.RDB1.conv1.weight`), and that of Real-ESRGAN
+Three layouts of `RRDBNet` are in circulation: the first ESRGAN's (`model.1.sub.0.RDB1.conv1.0.weight`), the layout of
+its later code, BSRGAN and RealSR (`RRDB_trunk.0.RDB1.conv1.weight`), and Real-ESRGAN's
 (`body.0.rdb1.conv1.weight`). Nothing is copied: the module uses the mapped bytes of the file.
 
 `CompactNet` has the small networks of Real-ESRGAN for videos and drawings (SRVGGNetCompact). Source: the published
-networks: convolutions with activations in a row, in the size of the input, then a pixel shuffle whose result is added
-to the enlarged input.
+networks: convolutions with activations in a row, in the size of the input, then a pixel shuffle, added to the enlarged
+input.
 
 Shape legend: B batch, C channels, H W height and width.
 """
@@ -52,7 +52,7 @@ class CompactNet(nn.Module):
 
 #: prefixes of all keys in some files: a network that was trained on several devices
 PREFIXES = ("module.",)
-#: keys of the layouts of `RRDBNet`, and the name of the parameter; the weight or bias follows. Those of the first
+#: keys of the layouts of `RRDBNet`, and the name of the parameter; the weight or bias follows. Keys of the first
 #: layout have numbers that depend on the number of blocks and doublings (`_old_ends`)
 _RENAMED = (
     (re.compile(r"model\.1\.sub\.(\d+)\.RDB(\d)\.conv(\d)\.0"), r"body.\1.rdb\2.conv\3"),
@@ -103,7 +103,7 @@ class UpscalerPlan:
 
 
 def plan_upscaler(shapes: Mapping[str, Shape]) -> UpscalerPlan:
-    """Return how to build the upscaler whose tensors have `shapes`. Raises UnknownArchitecture if it is none of the
+    """Return how to build the upscaler with tensors of `shapes`. Raises UnknownArchitecture if it is none of the
     networks that this version runs, or one for images that are not RGB."""
     prefix = next((each for each in PREFIXES if shapes and all(key.startswith(each) for key in shapes)), "")
     own = {key.removeprefix(prefix): tuple(shape) for key, shape in shapes.items()}

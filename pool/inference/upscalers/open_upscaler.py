@@ -62,7 +62,7 @@ class OpenUpscaler:
 
     def activation_bytes(self, width: int, height: int) -> int:
         """Return the device memory of enlarging a tile of this size, without weights. Every tensor of such a network
-        has a number of values for each pixel, so one dry run tells that of all sizes."""
+        has a number of values for each pixel, so one dry run tells the memory of all sizes."""
         if self._pixel_bytes is None:
             counted = peak_bytes(self.module, self.form.compute_dtype, self.typical_call())
             self._pixel_bytes = counted / _DRY_RUN_EDGE**2

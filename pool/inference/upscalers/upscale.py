@@ -36,7 +36,7 @@ from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 #: edges of tiles in pixels of the image, largest first, for images that do not fit in memory as a whole
 TILES = (512, 384, 256, 192, 128, 96, 64)
 #: neighbouring tiles share this fraction (1 / n) of their edge, but no less than `LEAST_OVERLAP` pixels: the networks
-#: look farther, but what is far away changes little
+#: look farther, but distant pixels change little
 OVERLAP_SHARE, LEAST_OVERLAP = 8, 16
 
 
@@ -82,7 +82,7 @@ def upscale_images(
 class Tiles:
     """The tiles of an image, each as height and width, in its pixels.
 
-    edges     of the part of a tile whose result is kept: of nearly equal size
+    edges     of the kept part of a tile: of nearly equal size
     overlaps  of neighbouring parts, over which one fades into the other
     context   pixels around a part that are computed with it, and dropped
     """
@@ -94,7 +94,7 @@ class Tiles:
     @classmethod
     def of(cls, width: int, height: int, tile: int, overlap: int, step: int) -> Tiles:
         """Return tiles of at most `tile`, of which neighbours share `overlap` pixels; 0 is one tile, or the usual
-        overlap. Half of the overlap is context: at its very edge, a tile knows nothing of what is beyond. Tiles begin
+        overlap. Half of the overlap is context: at its very edge, a tile knows nothing of pixels beyond. Tiles begin
         at multiples of `step` pixels, which an upscaler reads as one position."""
         if not tile or max(width, height) <= tile:
             return cls((height, width), (0, 0), (0, 0))
@@ -114,11 +114,11 @@ class Tiles:
 
     @property
     def computed(self) -> tuple[int, int]:
-        """Height and width of what is computed at once, with the context."""
+        """Height and width that are computed at once, with the context."""
         return self.edges[0] + 2 * self.context[0], self.edges[1] + 2 * self.context[1]
 
     def slowdown(self, width: int, height: int) -> float:
-        """Return the number of pixels that are computed, relative to those of an image of this size."""
+        """Return the number of pixels that are computed, relative to an image of this size."""
         covered = 1
         for side, edge, lap, more in zip((height, width), self.edges, self.overlaps, self.context, strict=True):
             count = 1 if side <= edge else math.ceil((side - lap) / (edge - lap))

@@ -99,7 +99,7 @@ def _unet_key(name: str, blocks: int, attended: set[str]) -> Iterator[str]:
 
 
 def _part_key(place: str, part: str, rest: str) -> Iterator[str]:
-    """Yield the key of `rest` in a residual block, or in attention, whose names are equal in both."""
+    """Yield the key of `rest` in a residual block, or in attention, which has equal names in both."""
     if part == "attentions":
         yield f"{place}.{rest}"
         return

@@ -90,7 +90,7 @@ class AssemblyProblems:
 def assembled_header(assembly: Assembly, read: Callable[[str], Header]) -> Header:
     """Return all files of `assembly` as one header; `read` reads one.
 
-    Raises MissingParts naming what is missing or does not belong to the model, UnknownArchitecture for a diffusion
+    Raises MissingParts naming a part that is missing or of another model, UnknownArchitecture for a diffusion
     model that this version does not run, and whatever `read` raises.
     """
     assembler, short = _assemble(assembly, read)
@@ -190,7 +190,7 @@ def _assemble(assembly: Assembly, read: Callable[[str], Header]) -> tuple[_Assem
 
 
 def _add_second(assembler: _Assembler, main: Header, low: Header, model: DiffusionFacts) -> list[str]:
-    """Add the diffusion model of `low` as the low-noise expert next to that of `main`, which is `model`; return the
+    """Add the diffusion model of `low` as the low-noise expert next to `model`, the one of `main`; return the
     reasons if that is impossible."""
     try:
         assembler.family, part = second_model(low, model)
@@ -204,7 +204,7 @@ def _add_second(assembler: _Assembler, main: Header, low: Header, model: Diffusi
 def _add_unconditional(
     assembler: _Assembler, main: Header, other: Header, model: DiffusionFacts, prefix: str
 ) -> list[str]:
-    """Add the diffusion model of `other` to that of `main`, which is `model` and whose keys begin with `prefix`, as the
+    """Add the diffusion model of `other` to `model`, the one of `main` with keys that begin with `prefix`, as the
     one that predicts without a text; return the reasons if that is impossible."""
     name = UNCONDITIONAL.get(assembler.family.name)
     if name is None:
@@ -251,8 +251,8 @@ class _TextEncoder:
 def _family(
     model_path: str, model: DiffusionFacts, encoders: Sequence[_TextEncoder], present: Collection[str]
 ) -> tuple[LocatedFamily, dict[Role, _TextEncoder], list[str]]:
-    """Return the family, the role of each text encoder in it, and those without a role, as text. Of two families that
-    look alike at unpublished sizes, the one whose text encoders are passed or are among the keys `present`.
+    """Return the family, the role of each text encoder in it, and the encoders without a role, as text. Of two families
+    that look alike at unpublished sizes, the one with text encoders that are passed or among the keys `present`.
     """
     alike = look_alike(model.name)
     names = {model.name, *(() if alike is None else (alike.name,))}
@@ -285,7 +285,7 @@ def _family(
 
 
 def _places(family: LocatedFamily, encoders: Sequence[_TextEncoder]) -> dict[Role, _TextEncoder]:
-    """Return the role of each of `encoders` that has one: those of a published size by name, the others in order where
+    """Return the role of each of `encoders` that has one: published sizes by name, the others in order where
     a text encoder of their key naming is left."""
     members = dict(zip(family.text_encoders, members_of(family), strict=False))
     placed: dict[Role, _TextEncoder] = {}
@@ -322,7 +322,7 @@ def _text_encoder(header: Header) -> _TextEncoder:
 
 
 def _vae(header: Header, model: DiffusionFacts, family: LocatedFamily) -> AssemblyPart | str:
-    """Return the VAE in a file, or why it cannot be that of the model. Raises MissingParts for a file without one."""
+    """Return the VAE in a file, or why the model cannot have it. Raises MissingParts for a file without one."""
     for part in _of_kind(header, Kind.VAE):
         dtypes = {bare: header.tensors[key].dtype for bare, key in part.keys.items()}
         facts = recognise_vae(part.shapes, dtypes)
@@ -341,7 +341,7 @@ def _vision_encoder(header: Header, family: LocatedFamily) -> AssemblyPart | str
     """Return the vision encoder in a file, or why the model has no use for it. Raises MissingParts for a file without
     one.
 
-    Those of an unpublished size have no name; their role follows from their position.
+    Encoders of an unpublished size have no name; their role follows from their position.
     """
     for part in _of_kind(header, Kind.VISION_ENCODER):
         if not any(len(part.shapes.get(key, ())) == _PATCHES_DIMENSIONS for key in _PATCHES):
@@ -373,7 +373,7 @@ def _of_components(base: Header) -> list[str]:
 
 
 def _renamed_layers(header: Header, names: Mapping[str, str]) -> dict[str, object]:
-    """Return the metadata of `header` about quantized layers whose weights are among `names`, by their new names."""
+    """Return the metadata of `header` about quantized layers with weights among `names`, by their new names."""
     text = header.metadata.get(QUANTIZATION_KEY)
     layers = json.loads(text).get("layers", {}) if text else {}  # `layers_in_file` has read it
     renamed = ((names.get(f"{layer}.weight"), settings) for layer, settings in layers.items())
@@ -404,7 +404,7 @@ def _missing_components(assembler: _Assembler, model: DiffusionFacts) -> Iterabl
 
 
 def _missing_text(family: LocatedFamily, missing: Sequence[MissingComponent]) -> Iterable[str]:
-    """Yield what is missing, as text; nothing if nothing is."""
+    """Yield the missing components, as text; nothing without any."""
     titles = {Role.VAE: "a VAE with latents of", Role.VISION_ENCODER: "the vision encoder"}
     wanted = [f"{titles.get(component.role, 'the text encoder')} {component.names[0]}" for component in missing]
     if wanted:

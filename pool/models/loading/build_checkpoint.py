@@ -2,7 +2,7 @@
 
 Combines the parts of this package. Nothing is copied: a built module reads the file's bytes, in the dtype of the file;
 quantized weights stay packed wherever their format allows the module's shape. Does not move or cast weights
-(`pool.ops`), nor patch them (`pool.patches`).
+(`pool.weights.ops`), nor patch them (`pool.weights.patches`).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Checkpoint:
 
     def config(self, role: Role) -> Config:
         """Return the constructor arguments of the component `role` (not a VAE): inferred from its shapes, or a folder's
-        configuration. Raises UnknownArchitecture if the shapes are not those of such a component."""
+        configuration. Raises UnknownArchitecture if no such component has the shapes."""
         config = self.family.configs.get(role)
         if config:
             return dict(config)
@@ -119,7 +119,7 @@ class Checkpoint:
     def key_map(self, role: Role) -> KeyMap:
         """Return the key map of the component `role`.
 
-        Raises UnknownArchitecture naming the file if its tensors are not those of the component's module.
+        Raises UnknownArchitecture naming the file if the component's module has other tensors.
         """
         known = self._key_maps.get(role)
         return self._plan(role).key_map if known is None else known
@@ -129,8 +129,8 @@ class Checkpoint:
         """Return the component `role` as a module over the mapped file.
 
         A quantized weight that the module has in a form which its format cannot represent is unpacked; the number of
-        those is logged. Raises UnknownArchitecture naming the file if its tensors are not those of the component's
-        module.
+        unpacked weights is logged. Raises UnknownArchitecture naming the file if the component's module has other
+        tensors.
         """
         plan = self._plan(role)
         module, key_map = plan.module, plan.key_map
@@ -167,7 +167,7 @@ class Checkpoint:
         return key in self.layers or is_block_type(self.header.tensors[key].dtype)
 
     def vae_plan(self) -> VaePlan:
-        """Return the build plan of its VAE. Raises UnknownArchitecture if its tensors are not those of a VAE."""
+        """Return the build plan of its VAE. Raises UnknownArchitecture if no VAE has its tensors."""
         return vae_plan(self.family, self.family.shapes_of(Role.VAE, self.shapes), self.family.prefixes[Role.VAE])
 
     def _plan(self, role: Role) -> ComponentPlan:

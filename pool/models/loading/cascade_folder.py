@@ -25,7 +25,7 @@ _DEFAULT_SCALE = 0.3764
 
 
 def is_cascade(shapes: Mapping[str, Shape]) -> bool:
-    """Whether tensors with such names are those of a folder of either stage."""
+    """Whether a folder of either stage has tensors with such names."""
     return any(key.startswith((f"{PRIOR}.", f"{DECODER}.")) for key in shapes)
 
 
@@ -55,7 +55,7 @@ def cascade_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Locate
 
 
 def _scale(config: Mapping[str, Any]) -> float:
-    """Return the factor between the VAE's latents and those of stage B."""
+    """Return the factor between the VAE's latents and stage B's."""
     scale = number_in(VAE, config, "scale_factor", _DEFAULT_SCALE)
     if not scale > 0.0:
         raise wrong_value(VAE, "scale_factor", scale, "a number above 0")

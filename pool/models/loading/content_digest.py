@@ -41,7 +41,7 @@ class RangeDigests:
         return RangeDigests(found)
 
     def update(self, chunk: memoryview, place: int) -> None:
-        """Add the bytes of the file at offset `place`, which follow those of the last call."""
+        """Add the bytes of the file at offset `place`, which follow the last call's."""
         stop = place + len(chunk)
         for number in range(bisect_right(self._ends, place), len(self._ranges)):
             begin, end = self._ranges[number]
@@ -61,7 +61,7 @@ def component_digests(
     digests_of: Callable[[str], Mapping[ByteRange, bytes] | None],
 ) -> dict[Role, str]:
     """Return the digest of each component of a checkpoint, in hexadecimal; components with a tensor without a digest
-    are left out. `digests_of` returns those of the file at a path, or None."""
+    are left out. `digests_of` returns the digests of the file at a path, or None."""
     known: dict[str, Mapping[ByteRange, bytes]] = {}
     for path in header.files:
         known[path] = digests_of(path) or {}
@@ -81,7 +81,7 @@ def _lines(
     layers: Mapping[str, QuantizedLayer],
     known: Mapping[str, Mapping[ByteRange, bytes]],
 ) -> Iterator[str | None]:
-    """Yield a description of each tensor of a component; None for one whose digest is unknown."""
+    """Yield a description of each tensor of a component; None for one with an unknown digest."""
     for key in family.shapes_of(role, header.shapes):
         entry = header.tensors[key]
         digest = known[header.path_of(key)].get((entry.begin, entry.end))

@@ -1,8 +1,8 @@
 """Detects the family of a file of weights from its keys and shapes. Torch-free.
 
-The interface to `pool.detection` for code that runs checkpoints: returns a family that this version runs, or raises an
-error that states what the file is instead. Reads no weights; `pool.models.loading.small_tensors` adds the facts that
-need them.
+The interface to `pool.families.detection` for code that runs checkpoints: returns a family that this version runs, or
+raises an error that states what the file is instead. Reads no weights; `pool.models.loading.small_tensors` adds the
+facts that need them.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _with_metadata(family: LocatedFamily, header: Header) -> LocatedFamily:
 def _of_folder(
     header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer], whole: bool
 ) -> LocatedFamily:
-    """Return the family of a diffusers folder, whose configurations specify what no tensor determines."""
+    """Return the family of a diffusers folder: its configurations specify what no tensor determines."""
     family = folder_family(header, shapes, whole=whole)
     _check_dtypes(family, header, shapes, layers)
     try:
@@ -139,7 +139,7 @@ def _of_folder(
 
 
 def recognise(shapes: Mapping[str, Shape]) -> str | None:
-    """Return the title of the architecture whose diffusion model is among `shapes`, run by this version or not.
+    """Return the title of the architecture with a diffusion model among `shapes`, run by this version or not.
 
     Raises UnknownArchitecture for a known model's keys with impossible shapes.
     """
@@ -153,7 +153,7 @@ def _title(found: DiffusionFacts) -> str:
 
 def _family_of(title: str, shapes: Mapping[str, Shape]) -> LocatedFamily | None:
     """Return the family that this version runs `title` as. Of two families that look alike at unpublished
-    sizes, the one whose components are present."""
+    sizes, the one with its components present."""
     found = [family for family in (*FAMILIES, *VIDEO_UNETS) if family.title == title]
     found += [alike for family in found if (alike := look_alike(family.name)) is not None]
     found = [with_decoder_of_frames(with_detected_text_encoders(family, shapes), shapes) for family in found]

@@ -1,6 +1,6 @@
 """Finds the byte ranges of a component in its files. Torch-free; reads headers only.
 
-Knows where tensors are in a file and which component they belong to; not what is done with them.
+Knows where tensors are in a file and which component they belong to; not how they are used.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Located
 
 
 def _folders(family: LocatedFamily) -> dict[Role, str]:
-    """Return the folder of each component: that of the pipeline for text encoders, whose only one may be the second."""
+    """Return the folder of each component: the pipeline's for text encoders, where the only one may be the second."""
     pipeline = UNETS[family.name].pipeline
     known = {} if pipeline is None else pipeline.folders
     texts = {role: known.get(role, role.value) for role in family.text_encoders}

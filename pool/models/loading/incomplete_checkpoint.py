@@ -19,7 +19,7 @@ from modelpool.pool.values.specs.spec import Role
 
 
 def without_parts(family: LocatedFamily, missing: Collection[Role]) -> LocatedFamily:
-    """Return `family` without the components `missing`. Without its VAE, latents are those of the published one."""
+    """Return `family` without the components `missing`. Without its VAE, latents are the published VAE's."""
     kept = {role: prefix for role, prefix in family.prefixes.items() if role not in missing}
     texts = {role: facts for role, facts in family.texts.items() if role in kept}
     latent = family.latent if Role.VAE in kept else family.latent or _published_latent(family)

@@ -149,15 +149,15 @@ class OpenModel:
         return tokenizer_of(self.checkpoint, role, reading, self.component(role).built.module)
 
     def silence(self) -> Tensor | None:
-        """Return the latent of silence for a model of music whose file has none, computed at the first access; None for
-        all others."""
+        """Return the latent of silence for a model of music with a file that has none, computed at the first access;
+        None for all others."""
         reads = self.checkpoint.family.sampling.reads_lyrics
         if self._silence is None and reads and not has_silence(self.component(Role.DIFFUSION_MODEL).built.module):
             self._silence = silence_latent(self.checkpoint)
         return self._silence
 
     def place(self, role: Role) -> int:
-        """Return the index of a text encoder among those of its family."""
+        """Return the index of a text encoder among the encoders of its family."""
         return TEXT_ROLES.index(role)
 
     def match(self, lora: LoraRef) -> LoraMatch:
@@ -229,7 +229,7 @@ class OpenModel:
     def _with_strengths(
         self, role: Role, lora: LoraRef, patches: Sequence[WeightPatch]
     ) -> Iterable[tuple[WeightPatch, float]]:
-        """Return each of the LoRA's patches for one component with its strength; without those of strength 0 by the
+        """Return each of the LoRA's patches for one component with its strength; without patches of strength 0 by the
         factor of their block."""
         strength = lora.strength_on(role)
         if strength == 0 and lora.text_strength is not None:

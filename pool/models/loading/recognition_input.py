@@ -1,4 +1,4 @@
-"""Reads what is needed to recognise weights: headers of files, diffusers folders, key lists. No weights.
+"""Reads the facts that identify weights: headers of files, diffusers folders, key lists. No weights.
 
 The only module of this package that opens files for recognition. Any fault of a file is a typed error that names it.
 """
@@ -60,10 +60,10 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     ("image_encoder", Kind.VISION_ENCODER),
     ("vocoder", Kind.VOCODER),
 )
-#: possible kinds of a component whose name does not identify it
+#: possible kinds of a component that its name does not identify
 _ANY_KIND = (Kind.VAE, Kind.TEXT_ENCODER, Kind.VISION_ENCODER)
 
-#: torch's dtype names, which key lists use as often as those of safetensors
+#: torch's dtype names, which key lists use as often as safetensors' names
 _TYPES: Mapping[str, str] = {
     "float16": "F16",
     "bfloat16": "BF16",
@@ -87,7 +87,7 @@ def recognise_file(path: Path, *, allow_pickle: bool = False) -> FileFacts:
 
 
 def recognise_key_list(path: Path) -> FileFacts:
-    """Recognise a file whose keys are listed as JSON at `path`: key -> shape, or key -> [shape, dtype].
+    """Recognise a file with keys listed as JSON at `path`: key -> shape, or key -> [shape, dtype].
 
     Raises CorruptFile naming the file and the key for anything else.
     """

@@ -1,9 +1,9 @@
 """Reads what the smallest tensors of a checkpoint say about its model and no key or shape does. Torch-free.
 
-Knows which tensors those are, and reads their few bytes. Does not recognise families
+Knows the names of these tensors, and reads their few bytes. Does not recognise families
 (`pool.models.loading.detect_family`).
 
-1. SD2 files of 768 pixels predict velocity and look like those of 512: the biases of a norm of the last level have a
+1. SD2 files of 768 pixels predict velocity and look like files of 512: the biases of a norm of the last level have a
    larger spread. Source: ComfyUI, which uses a standard deviation above 0.09.
 2. EDM files specify the range of their noise levels, or mean and deviation of their latents' channels.
 3. unCLIP files, and their folders, may have the mean and the deviation of the image embeddings of the training.

@@ -1,4 +1,4 @@
-"""Recognises diffusers folders whose diffusion model is a transformer as families. Torch-free and pure.
+"""Recognises diffusers folders with a transformer as diffusion model as families. Torch-free and pure.
 
 The tensors determine the family; what no shape determines comes from the configurations: arguments of the classes, the
 latent scale, the shift of the scheduler. Configurations are untrusted and must be consistent.
@@ -44,7 +44,7 @@ LEVELS_KEY = "sample_sigmas"
 #: the vision parts of a text encoder with image input (LLaVA)
 LLAVA_TOWER, LLAVA_PROJECTOR = "text_encoder.vision_tower", "text_encoder.multi_modal_projector."
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
-#: pipelines whose text encoder reads images, and how
+#: pipelines that read images by the text encoder, and how
 _SIGHTS: Mapping[str, ReferenceMode] = {
     pipeline: mode
     for family in defined_families()
@@ -61,17 +61,17 @@ _BY_PIPELINE = {
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     family.name: family.folder.text_folders for family in defined_families() if family.folder.text_folders
 }
-#: families whose pipelines run without what decodes audio
+#: families that pipelines run without a decoder of audio
 _SILENT = frozenset(family.name for family in defined_families() if "vocoder" in family.folder.entries)
-#: families whose pipeline does not read the scale of latents in the configuration of the VAE
+#: families with a pipeline that does not read the scale of latents in the configuration of the VAE
 _UNSCALED = frozenset(family.name for family in defined_families() if not family.folder.scales_latent)
-#: families whose pipeline does not pass the size of an image to the scheduler
+#: families with a pipeline that does not pass the size of an image to the scheduler
 _FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.folder.shifts_by_size)
 #: entries of the configuration of a model that tell its distilled form; other families have one in the index
 _DISTILLED_ENTRIES = {
     family.name: family.folder.distilled_entries for family in defined_families() if family.folder.distilled_entries
 }
-#: families whose pipelines have a shift of their own
+#: families with a shift of their own in their pipelines
 _OWN_LEVELS = frozenset(family.name for family in defined_families() if family.folder.own_levels)
 #: schedulers of families that none of the usual ones suits
 _OWN_SCHEDULERS = {
@@ -133,7 +133,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
     sound = tuple(prefix.removesuffix(".") for prefix in base.extra_prefixes.get(Role.VAE, ()))
-    # of a family whose pipeline does without, both or neither
+    # if the pipeline does without, both or neither
     if not any(key.startswith(base.extra_prefixes.get(Role.VAE, ())) for key in shapes) and base.name in _SILENT:
         sound = ()
     has_projection = any(role.is_diffusion_model for role in base.extra_prefixes)
@@ -179,7 +179,7 @@ def _with_latents(base: LocatedFamily, config: FolderConfig) -> LocatedFamily:
 
 
 def _paired(base: LocatedFamily, found: DiffusionFacts, header: Header, shapes: Mapping[str, Shape]) -> LocatedFamily:
-    """Return `base`, whose diffusion model was `found`, or the family with two experts if there is a second model."""
+    """Return `base`, with the diffusion model `found`, or the family with two experts if there is a second model."""
     start = f"{SECOND}."
     second = {key.removeprefix(start): shape for key, shape in shapes.items() if key.startswith(start)}
     if not second:
@@ -225,7 +225,7 @@ def _check_image_condition(base: LocatedFamily, config: FolderConfig) -> None:
 
 
 def _check_scheduler(base: LocatedFamily, config: FolderConfig) -> None:
-    """Raise UnknownArchitecture for the scheduler of a flow whose levels this version would not reproduce."""
+    """Raise UnknownArchitecture for the scheduler of a flow with levels that this version would not reproduce."""
     name, own = str(config.get(CLASS_KEY, "")), _OWN_SCHEDULERS.get(base.name)
     if own is not None and name == own.name == _PIFLOW:
         for key in _FIXED_SETTINGS:
@@ -248,8 +248,8 @@ def _check_scheduler(base: LocatedFamily, config: FolderConfig) -> None:
 def _models(
     family: LocatedFamily, folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]
 ) -> dict[Role, FolderConfig]:
-    """Return the configurations of the diffusion models, including that of a part with a folder of its own, and of the
-    part that joins the states of a text encoder."""
+    """Return the configurations of the diffusion models, including a part with a folder of its own, and of the part
+    that joins the states of a text encoder."""
     part = configs.get(family.companion, {}) if family.companion else {}
     named = {f"{family.companion}_{key}": value for key, value in part.items()}
     return {
@@ -260,7 +260,7 @@ def _models(
 
 
 def _says_distilled(family: LocatedFamily, configs: Mapping[str, FolderConfig]) -> bool:
-    """Return whether the folder is that of the distilled model of `family`, by its index or its configuration."""
+    """Return whether the folder has the distilled model of `family`, by its index or its configuration."""
     entries, config = _DISTILLED_ENTRIES.get(family.name), configs.get(TRANSFORMER, {})
     if entries is None:
         return configs.get(INDEX_FILE, {}).get(DISTILLED_KEY) is True
@@ -299,8 +299,8 @@ def _folders(family: LocatedFamily, shapes: Mapping[str, Shape]) -> dict[Role, s
 
 
 def _extra_prefixes(family: LocatedFamily, extra: str) -> dict[Role, tuple[str, ...]]:
-    """Return the key prefixes of further tensors of components, in folders; `extra` is the folder of those of the
-    diffusion model."""
+    """Return the key prefixes of further tensors of components, in folders; `extra` is the folder of further tensors of
+    the diffusion model."""
     found = {Role.DIFFUSION_MODEL: (f"{extra}.",)} if extra else {}
     sound = family.extra_prefixes.get(Role.VAE)
     return found | ({} if sound is None else {Role.VAE: sound}) | _projector_prefixes(family)
@@ -330,7 +330,7 @@ def _noise(noise: NoiseFacts, config: FolderConfig) -> NoiseFacts:
         return replace(noise, shift=_shift({"shift": config["snr_shift_scale"]}))
     if noise.kind is not NoiseKind.FLOW or not str(config.get("_class_name", "")).startswith(("FlowMatch", _PIFLOW)):
         return noise
-    if config.get("invert_sigmas") is True:  # Mochi's, whose pipeline defines the levels itself
+    if config.get("invert_sigmas") is True:  # Mochi's: its pipeline defines the levels itself
         return noise
     settings = {**_FLOW_DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
     last = number_in(SCHEDULER, settings, "shift_terminal", 0.0)

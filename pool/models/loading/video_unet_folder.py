@@ -1,4 +1,4 @@
-"""Recognises diffusers folders whose diffusion model is a video UNet as families. Torch-free and pure.
+"""Recognises diffusers folders with a video UNet as diffusion model as families. Torch-free and pure.
 
 The tensors determine the family; what no shape determines comes from the configurations: arguments of the classes, the
 number of frames, the latent scale, the noise levels. Configurations are untrusted and must be consistent.
@@ -31,7 +31,7 @@ _MAX_FRAMES = 1 << 10
 def video_folder_family(base: LocatedFamily, header: Header, shapes: Mapping[str, Shape]) -> LocatedFamily:
     """Return `base` with the settings of the folder of `header`, with tensors of `shapes`.
 
-    Raises UnknownArchitecture naming the component and the key for what is missing, and for invalid configurations.
+    Raises UnknownArchitecture naming the component and the key for missing parts and for invalid configurations.
     """
     names = [name for name, _ in FOLDERS.values()]
     missing = [name for name in names if not any(key.startswith(f"{name}.") for key in shapes)]

@@ -23,7 +23,7 @@ _SIGNS: Mapping[str, str] = {
 }
 #: prefixes of keys of files that contain such an encoder as a part of something else
 _OTHERS = ("model.diffusion_model.", "multi_modal_projector.")
-#: file names in a folder of transformers, whose configuration has facts that shapes do not tell
+#: file names in a folder of transformers, which has a configuration with facts that shapes do not tell
 _FOLDER_WEIGHTS = ("model", "pytorch_model")
 _FOLDER_CONFIG = "config.json"
 #: of no latent: the file has no VAE and no diffusion model

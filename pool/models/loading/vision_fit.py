@@ -21,11 +21,11 @@ from modelpool.pool.values.specs.spec import Role
 _POSITIONS = ("positional_embedding", "embeddings.position_embedding.weight")
 _PROJECTIONS = {"proj": 1, "visual_projection.weight": 0}
 _LEVEL = "vision_model."
-#: of those whose states are inserted between text tokens: the suffix of the projection; and the embedding table of text
+#: of encoders with states inserted between text tokens: the suffix of the projection; and the embedding table of text
 #: encoders
 _PROJECTOR_OUT, _TOKEN_TABLE = "multi_modal_projector.linear_2.weight", "embed_tokens.weight"
 #: of diffusion models that read states in addition to a text: the norm of the states, and the table that is added to
-#: those of all images. As published and in diffusers' naming
+#: the states of all images. As published and in diffusers' naming
 _NORMS = ("img_emb.proj.0.bias", "condition_embedder.image_embedder.norm1.weight")
 _TABLES = ("img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed")
 #: of those that read them as class labels, followed by as many numbers of the noise on them
@@ -38,7 +38,7 @@ def check_vision_encoder(family: LocatedFamily, header: Header, shapes: Mapping[
     """Check that the vision encoder of a checkpoint of `family`, with header `header` and tensors of `shapes`, fits its
     diffusion model; does nothing for those without one.
 
-    Raises UnknownArchitecture naming the file, and that of the encoder if it is one of several.
+    Raises UnknownArchitecture naming the file, and the encoder's file if it is one of several.
     """
     vision_use = family.sampling.vision_use
     if vision_use is None or Role.VISION_ENCODER not in family.prefixes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from modelpool.pool.values.core.errors import counted, unusable_field
 from modelpool.pool.values.core.refs import BASE_BLOCK
 
-#: factors of a LoRA's strength by block or group of blocks, sorted by name; what is not named has factor 1
+#: factors of a LoRA's strength by block or group of blocks, sorted by name; unnamed blocks have factor 1
 BlockFactors = tuple[tuple[str, float], ...]
 
 BASE, MID, OTHER = BASE_BLOCK, "MID", "OTHER"
@@ -122,7 +122,7 @@ class ModelBlocks:
                 raise unusable_field(_FIELD, name, f"a block of the model: {', '.join(known)}")
 
     def factor(self, factors: Mapping[str, float], parameter: str) -> float:
-        """Return the factor for a parameter of the diffusion model: that of its block, else of the block's group."""
+        """Return the factor for a parameter of the diffusion model: its block's factor, else the group's."""
         block = self.block_of(parameter)
         return factors.get(block, factors.get(block.rstrip("0123456789"), 1.0))
 

@@ -1,7 +1,7 @@
 """Names that LoRA files use for the weights of a diffusion model.
 
 Combines the naming of a family (`naming`) with a key map, which has both names of every weight: the checkpoint's and
-diffusers'. Does not read tensors and does not compute (`pool.patches`).
+diffusers'. Does not read tensors and does not compute (`pool.weights.patches`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modelpool.pool.weights.keymaps.key_map import KeyMap
 
 WEIGHT_END = ".weight"
-#: norms whose weight is named scale in some families' files; a LoRA may name them like any other weight
+#: norms with a weight that is named scale in some families' files; a LoRA may name them like any other weight
 SCALE_ENDS = (".query_norm.scale", ".key_norm.scale")
 
 
@@ -25,10 +25,10 @@ def model_names(family: str, shapes: Mapping[str, Shape], prefix: str = "") -> d
     """Return every base name that a LoRA may use for a weight of a diffusion model, and the checkpoint rows that it
     means.
 
-    `shapes` are those of the checkpoint's tensors, whose keys begin with `prefix`; others are ignored. A delta for a
+    `shapes` are from the checkpoint's tensors, with keys that begin with `prefix`; others are ignored. A delta for a
     name has the shape `ranges[0].source_shape`; `RowRange.place` cuts it up; two ranges with swapped halves express the
     swap of scale and shift. `family` is a name of `naming.NAMINGS`; any other has the generic names. Raises
-    UnknownArchitecture if the tensors are too different from those of `family` to convert.
+    UnknownArchitecture if the tensors are too different from the tensors of `family` to convert.
     """
     from modelpool.pool.models.lora_names.discovered import (
         layout_map,  # importing diffusers is slow, and `style_of` does not need it
@@ -72,7 +72,7 @@ def base_names_of(key_map: KeyMap, prefix: str) -> BaseNames:
 def through(names: Mapping[str, Ranges], key_map: KeyMap) -> dict[str, Ranges]:
     """Return `names` with the rows of the module's parameters that `key_map` maps their checkpoint rows to.
 
-    Names whose rows become no parameter are left out.
+    Names with rows that become no parameter are left out.
     """
     known: dict[Ranges, Ranges] = {}
     followed: dict[str, Ranges] = {}

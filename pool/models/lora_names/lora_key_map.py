@@ -1,8 +1,8 @@
 """Names that LoRA files use for a model's weights, for every family with specific conventions.
 
 Knows the public naming conventions. The weight that a name means follows from key maps, which have both names of every
-weight, the checkpoint's and the module's. Does not read tensors and does not compute (`pool.patches`). `style_of` does
-not import torch, nor do the maps of a built component.
+weight, the checkpoint's and the module's. Does not read tensors and does not compute (`pool.weights.patches`).
+`style_of` does not import torch, nor do the maps of a built component.
 """
 
 from __future__ import annotations

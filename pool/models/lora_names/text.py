@@ -1,6 +1,6 @@
 """Names that LoRA files use for the weights of a model's text encoders. Torch-free at run time.
 
-Text encoders have one key naming, that of transformers; a number selects one of several encoders, and depends on the
+Text encoders have one key naming, transformers' own; a number selects one of several encoders, and depends on the
 others: kohya counts the encoders that exist, diffusers counts the pipeline's slots.
 """
 

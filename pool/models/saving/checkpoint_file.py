@@ -1,8 +1,8 @@
 """`save_checkpoint`: saves a model with its patches as one file, in its original or its family's published layout.
 
 The interface for callers that save. Knows models, LoRAs and the metadata of the file; `pool.models.saving.single_file`
-plans its tensors, `pool.models.saving.published_file` those of a folder's model; `pool.models.saving.diffusers_folder`
-writes diffusers folders.
+plans its tensors, `pool.models.saving.published_file` the tensors of a folder's model;
+`pool.models.saving.diffusers_folder` writes diffusers folders.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def save_checkpoint(
     Raises OutputFailed if the path exists (unless `overwrite`) or cannot be written; nothing is left there then.
     Raises AdapterMismatch, CorruptFile and PatchFailed as patching does, BadQuantization for a patched weight in a
     quantization format that cannot be written, UnusableField for numbers beyond the range of the dtype and for a folder
-    of a family that is not saved as single files, UnknownArchitecture for a folder whose file would be read
+    of a family that is not saved as single files, UnknownArchitecture for a folder if its file would be read
     differently.
     """
     if path.suffix != SUFFIX:

@@ -31,7 +31,7 @@ def vocabulary_texts() -> VocabularyTexts:
 
 
 def write_clip_tokenizer(folder: Path, pad_id: int) -> None:
-    """Write the tokenizer of a CLIP text model whose texts are padded with the token `pad_id` to a new `folder`.
+    """Write the tokenizer of a CLIP text model that pads texts with the token `pad_id` to a new `folder`.
 
     `transformers.CLIPTokenizer.from_pretrained` reads it.
     """

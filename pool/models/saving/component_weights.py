@@ -30,7 +30,7 @@ _HOST = torch.device("cpu")
 class ComponentWeights:
     """The parameters of one component of a checkpoint with `patches`.
 
-    Builds a separate module, independent of those of a pool.
+    Builds a separate module, independent of a pool's modules.
     """
 
     def __init__(self, checkpoint: Checkpoint, role: Role, patches: PatchSet) -> None:
@@ -59,7 +59,7 @@ class ComponentWeights:
         return {name: tuple(host.shape) for name, host in self._hosts.items()}
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of a parameter on the host; of a packed one, that of its unpacked values."""
+        """Return the dtype of a parameter on the host; of a packed one, its unpacked values' dtype."""
         return self._hosts[name].dtype
 
     def statistics(self) -> dict[str, Tensor]:

@@ -82,7 +82,7 @@ def save_diffusers(
     """Write `model` to the folder `path` as a diffusers pipeline, with `loras` merged and then `patches`, in order.
 
     Weights are computed as in `pool.models.saving.checkpoint_file.save_checkpoint`, in the dtypes of the file, or in
-    `dtype`; quantized ones become plain. Those of a component are in one file, or in several of about `shard_bytes`.
+    `dtype`; quantized ones become plain. A component's are in one file, or in several of about `shard_bytes`.
     The folder is written atomically. With `overwrite`, a folder that contains a pipeline and nothing else is replaced
     (`pool.models.saving.replaced_folder`), another is not. `Saved.missing` lists what its pipeline reads and the folder
     lacks, `Saved.left_out` the tensors of the checkpoint that no component takes. Raises as `save_checkpoint` does,
@@ -300,7 +300,7 @@ def _class_name(facts: PipelineFacts, parts: Sequence[FolderPart], original: obj
 
 
 def _kept_settings(facts: PipelineFacts, index: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a folder's index that no tensor determines; not those of parts that are left out."""
+    """Return the settings in a folder's index that no tensor determines; not for parts that are left out."""
     return {
         key: index[key]
         for key, value in facts.entries.items()

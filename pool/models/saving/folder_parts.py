@@ -1,6 +1,6 @@
 """Plans the components of a checkpoint as diffusers folders: a class, its configuration, and tensors under its names.
 
-The parameters of our modules are those of diffusers and transformers, so they are written under the same names, one at
+Our modules have the parameters of diffusers and transformers, so they are written under the same names, one at
 a time. Text encoders are written as pipelines read them: without layers that the family leaves out below a final norm,
 without a projection that the pipeline does not read, and CLIP's with the name level of published folders. A part that
 no class could load is a `MissingPart`. Plans only: bytes are computed when a file is written.
@@ -68,19 +68,19 @@ from modelpool.pool.weights.quant.tensor_bytes import cast_tensor, computed_tens
 _TEXT_LEVEL = "text_model."
 #: keys of a BERT that no supported model reads
 _POOLER = ("pooler.dense.weight", "pooler.dense.bias")
-#: components whose plans contain their complete configuration
+#: components with their complete configuration in their plans
 _PLANNED = (
     *(Architecture.DIFFUSION_TRANSFORMER, Architecture.TEXT_MODEL, Architecture.TEXT_CONNECTOR),
     Architecture.VISION_MODEL,
 )
 _TRANSFORMERS = (Architecture.DIFFUSION_TRANSFORMER, Architecture.AUDIO_TRANSFORMER)
-#: settings of diffusion models that no tensor determines and whose class default differs
+#: settings of diffusion models that no tensor determines, with another default in the class
 _CONFIG_ENTRIES = {
     family.name: family.folder.config_entries for family in defined_families() if family.folder.config_entries
 }
-#: the VAE of Stable Cascade, whose scale has a different name
+#: the VAE of Stable Cascade, with a different name for its scale
 _CASCADE_VAE = "cascade_a"
-#: beginning of the names of what decodes audio in the module of a VAE
+#: beginning of the names of the audio decoder in the module of a VAE
 _OF_SOUND = f"{SOUND}."
 #: arguments that tell of inner models
 _OF_WHOLE = frozenset({"has_unconditional"})
@@ -253,7 +253,7 @@ def _is_vision_in_text_folder(checkpoint: Checkpoint) -> bool:
 
 
 def _is_llava_text(checkpoint: Checkpoint, role: Role) -> bool:
-    """Whether the text encoder `role` is the language part of a LLaVA whose vision part exists."""
+    """Whether the text encoder `role` is the language part of a LLaVA with a vision part."""
     reading = reading_of_role(checkpoint, role) if role.is_text_encoder else None
     return reading is not None and reading.sees and Role.VISION_ENCODER in checkpoint.family.prefixes
 
@@ -289,7 +289,7 @@ def _extra_tensors(
 
 
 def _buffers(weights: ComponentWeights, without: str) -> Iterator[TensorToWrite]:
-    """Yield the buffers of the file, but those of the part whose names begin with `without`."""
+    """Yield the buffers of the file, but not of the part with names that begin with `without`."""
     for name, value in weights.statistics().items():
         if not name.startswith(without):
             yield computed_tensor(name, value.dtype, tuple(value.shape), value.detach)
@@ -317,7 +317,7 @@ def _part(
     tensors: Iterable[TensorToWrite],
     config: Mapping[str, Any] | None = None,
 ) -> FolderPart:
-    """Return the part with `module`, keeping those of `tensors` that it has or that are no parameters."""
+    """Return the part with `module`, keeping the `tensors` that it has or that are no parameters."""
     published = (
         {} if is_llava(module) else {name: _published_name(module, name) for name, _ in module.named_parameters()}
     )
@@ -344,7 +344,7 @@ def _is_text(module: nn.Module) -> bool:
 
 
 def _unloadable(module: nn.Module, reading: Reading | None) -> str:
-    """Return why no class of diffusers or transformers could load what is written of `module`; empty if one can."""
+    """Return why no class of diffusers or transformers could load the files of `module`; empty if one can."""
     if any(isinstance(part, MissingHalf) for part in module.children()):
         return "the file has only one half of it, and pipelines read both"
     if isinstance(getattr(module, "norm", None), nn.Identity):
@@ -400,12 +400,12 @@ def _vae(checkpoint: Checkpoint) -> nn.Module:
 
 
 def _configure(module: Any, settings: Mapping[str, Any]) -> None:
-    """Set those of the values that are not empty and known to the module's class in its configuration."""
+    """Set the values that are not empty and known to the module's class in its configuration."""
     module.register_to_config(**{key: value for key, value in settings.items() if value and key in module.config})
 
 
 def _has_equal_halves(module: Any) -> bool:
-    """Whether it is a VAE of Wan whose halves have equal width, as other classes for it expect."""
+    """Whether it is a VAE of Wan with halves of equal width, as other classes for it expect."""
     config: Any = module.config
     return (
         type(module) is AutoencoderKLWan
@@ -486,8 +486,8 @@ def _text_and_vision_module(text: Any, vision: Any) -> nn.Module:
 
 
 def _text_module(config: Mapping[str, Any], text: TextFacts) -> nn.Module:
-    """Return a text encoder as pipelines read it: the last layer's output through the final norm, or that of a layer
-    before the last without it."""
+    """Return a text encoder as pipelines read it: the last layer's output through the final norm, or the output of a
+    layer before the last without it."""
     layers = config["num_hidden_layers"] - (text.layers_left_out if text.final_norm else 0)
     kind = CLIPTextModelWithProjection if text.gives_pooled else CLIPTextModel
     with torch.device("meta"):

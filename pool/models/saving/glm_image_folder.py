@@ -45,8 +45,8 @@ def is_glm_image(module: nn.Module) -> bool:
 
 
 def glm_image(text: Any, vision: Any, tokenizer: TextTokenizer | None = None) -> nn.Module:
-    """Return the class of both parts, without weights. Sizes are those of the parts, token ids those of the
-    `tokenizer`, else of the published one."""
+    """Return the class of both parts, without weights. Sizes are the parts', token ids the `tokenizer`'s, else the
+    published one's."""
     named = {"image_start_token_id": IMAGE_START, "image_end_token_id": IMAGE_END, "image_token_id": REFERENCE_TOKEN}
     published = {
         "image_start_token_id": _START_ID, "image_end_token_id": _START_ID + 1, "image_token_id": _REFERENCE_ID,

@@ -20,7 +20,7 @@ _OF_VAE = ("loss.", EMA_PREFIX)
 
 
 def left_out(checkpoint: Checkpoint, reported: Collection[Role]) -> tuple[str, ...]:
-    """Return the keys of the tensors of `checkpoint` that no component has, in file order; those of the components
+    """Return the keys of the tensors of `checkpoint` that no component has, in file order; tensors of the components
     `reported` are reported elsewhere."""
     family, shapes = checkpoint.family, checkpoint.shapes
     taken = {key for role in reported for key in family.shapes_of(role, shapes)}

@@ -1,7 +1,7 @@
 """Saves a LLaVA as the folder of one text encoder: its language part and its vision part, which are two components
 here.
 
-Names are those of published folders: "language_model.model.", "vision_tower.vision_model.", "multi_modal_projector.".
+Names are as in published folders: "language_model.model.", "vision_tower.vision_model.", "multi_modal_projector.".
 The class requires a language-model head, which nothing reads and no file has: its configuration ties it to the token
 embedding.
 """
@@ -32,7 +32,7 @@ def is_llava(module: nn.Module) -> bool:
 
 
 def llava(text: Any, vision: Any) -> nn.Module:
-    """Return the class of both parts, without weights. Sizes are those of the parts."""
+    """Return the class of both parts, without weights. Sizes are the parts'."""
     vocabulary = text.config.vocab_size
     text_config = {**text.config.to_dict(), "tie_word_embeddings": True}
     config = LlavaConfig(

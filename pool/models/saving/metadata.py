@@ -54,7 +54,7 @@ def with_facts(
     is_converted: bool,
     overrides: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the metadata of a file made from `source`, whose metadata are `kept`; `overrides` replace all others.
+    """Return the metadata of a file made from `source`, which has metadata `kept`; `overrides` replace all others.
 
     is_converted  weights have other values or dtypes than in the source, with nothing merged
     """

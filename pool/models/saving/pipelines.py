@@ -51,7 +51,7 @@ def pipeline_facts(family: LocatedFamily) -> PipelineFacts:
 
 
 def scheduler_facts(family: LocatedFamily) -> SchedulerFacts:
-    """Return the scheduler for `family`: Euler steps over its noise levels, or that of its pipeline.
+    """Return the scheduler for `family`: Euler steps over its noise levels, or its pipeline's scheduler.
 
     Raises UnknownArchitecture for a prediction that no diffusers scheduler supports with that noise.
     """

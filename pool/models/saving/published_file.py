@@ -74,7 +74,7 @@ class PublishedFile:
     """The file equivalent to a folder with `patches`, in `dtype` (None: the dtypes of the folder)."""
 
     def __init__(self, checkpoint: Checkpoint, patches: Mapping[Role, PatchSet], dtype: torch.dtype | None) -> None:
-        """Raises UnusableField for a family whose folders are not saved as single files, UnknownArchitecture naming the
+        """Raises UnusableField for a family that is not saved as single files, UnknownArchitecture naming the
         folder if the file would be another model, and PatchFailed as `ComponentWeights` does."""
         self._checkpoint, self._dtype = checkpoint, dtype
         row = published_family(checkpoint)
@@ -107,7 +107,7 @@ class PublishedFile:
         metadata = {key: text for key, text in self._checkpoint.header.metadata.items() if key not in _NOT_KEPT}
         unet = UNETS.get(folder_family.name)
         if unet is not None and unet.velocity_pixels and folder_family.sampling.prediction is Prediction.NOISE:
-            metadata[PREDICTION_KEY] = NOISE_WORD  # its weights may look like those of a velocity model
+            metadata[PREDICTION_KEY] = NOISE_WORD  # its weights may look like a velocity model's
         everything = {**shapes, **{key: tuple(mark.shape) for key, mark in self._marks.items()}}
         entries = {key: TensorEntry(key, _ANY_DTYPE, shape, 0, 0) for key, shape in everything.items()}
         header = Header(path, 0, entries, metadata)
@@ -155,8 +155,8 @@ class PublishedFile:
 
 
 def published_family(checkpoint: Checkpoint) -> LocatedFamily:
-    """Return the family whose single files a folder can be saved as. Raises UnusableField for a family whose folders
-    are not saved as single files."""
+    """Return the family with the single files that a folder can be saved as. Raises UnusableField for a family that is
+    not saved as single files."""
     written = {
         each.name: each for each in FAMILIES if each.architectures[Role.DIFFUSION_MODEL] is Architecture.LDM_UNET
     }
@@ -226,7 +226,7 @@ def _unequal(place: str, found: Any, expected: Any) -> Iterator[tuple[str, objec
 
 
 def _dtype(part: _Part, key: str) -> torch.dtype:
-    """Return the dtype of a tensor of the file: that of all its parameters, or float32 if they differ."""
+    """Return the dtype of a tensor of the file: its parameters' dtype, or float32 if they differ."""
     kinds = {part.weights.dtype(target.key) for target in part.key_map.targets(key)}
     return kinds.pop() if len(kinds) == 1 else torch.float32
 

@@ -27,7 +27,7 @@ _SETTINGS = frozenset({
 })  # fmt: skip
 #: plain weights: one file, one shard, or the index of shards
 _WEIGHTS = re.compile(r"(?P<stem>\w+?)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
-#: stem of weight files by the library of the component's class; otherwise that of diffusers
+#: stem of weight files by the library of the component's class; otherwise diffusers'
 _STEMS: Mapping[str, str] = {"transformers": "model"}
 _STEM = "diffusion_pytorch_model"
 #: files that desktop programs create

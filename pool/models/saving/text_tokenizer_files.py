@@ -21,7 +21,7 @@ def tokenizer_class(tokenizer: TextTokenizer) -> str:
 
 
 def write_text_tokenizer(folder: Path, tokenizer: TextTokenizer, reading: Reading) -> None:
-    """Write `tokenizer`, whose texts are read according to `reading`, to a new `folder`.
+    """Write `tokenizer`, which reads texts according to `reading`, to a new `folder`.
 
     `from_pretrained` of `tokenizer_class` reads it, and a pipeline that formats prompts as a chat gets the template of
     `reading`, or the part of it that the pipeline does not add itself.

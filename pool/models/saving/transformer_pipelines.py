@@ -51,17 +51,17 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 )
 #: configuration entries that require another pipeline of the same class
 _BY_CONFIG = {key: name for family in defined_families() for key, name in family.folder.config_pipelines.items()}
-#: settings of flows whose pipelines define the noise levels, which a shift would change
+#: settings of flows with pipelines that define the noise levels, which a shift would change
 _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {family.name: family.folder.scheduler_entries for family in defined_families() if family.folder.scheduler_entries}
 )
-#: flows whose folders have a multistep solver: their pipelines pass no levels, and those of Euler's would be others
+#: flows with a multistep solver in their folders: their pipelines pass no levels, and Euler's would be others
 _MULTISTEP = frozenset(family.name for family in defined_families() if family.folder.is_multistep)
-#: schedulers of families whose levels none of the usual ones has
+#: schedulers of families with levels that none of the usual ones has
 _SCHEDULERS = {
     family.name: family.folder.scheduler for family in defined_families() if family.folder.scheduler is not None
 }
-#: distilled models whose own configuration says that they are
+#: distilled models that their own configuration marks as such
 _SAID_BY_CONFIG = frozenset(family.name for family in defined_families() if family.folder.distilled_entries)
 _MISSING = {family.name: family.folder.missing for family in defined_families() if family.folder.missing}
 _GUIDERS = {family.name: family.folder.guiders for family in defined_families() if family.folder.guiders}

@@ -21,7 +21,7 @@ CHUNK_TOKENS = 77
 CONTENT_TOKENS = CHUNK_TOKENS - 2
 #: words of this many tokens are split at the end of a chunk, so that they do not waste most of a chunk
 LONG_WORD_TOKENS = 8
-#: placeholder id of a learned token, whose vector is inserted later
+#: placeholder id of a learned token; its vector is inserted later
 LEARNED_ID = 0
 #: for text encoders without learned tokens
 NO_EMBEDDINGS: Mapping[str, int] = MappingProxyType({})
@@ -35,7 +35,7 @@ _EMBEDDING = re.compile(r"embedding:([^\s,()]+)")
 
 @dataclass(frozen=True, slots=True)
 class LearnedToken:
-    """A token whose vector is row `row` of the embedding `name`."""
+    """A token with row `row` of the embedding `name` as its vector."""
 
     name: str
     row: int
@@ -164,7 +164,7 @@ def _pieces(text: str) -> Iterator[_Piece | None]:
 
 
 def _words(tokens: Iterator[tuple[int, ...]], text: str, embeddings: Mapping[str, int]) -> Iterator[list[_Token]]:
-    """Yield the tokens of each word, whose pieces have `tokens`; an empty list for BREAK."""
+    """Yield the tokens of each word, with `tokens` for its pieces; an empty list for BREAK."""
     for piece in _pieces(text):
         if piece is None:
             yield []

@@ -1,7 +1,7 @@
 """The CLIP tokenizer of the Stable Diffusion family.
 
 Contains the vocabulary (`clip_bpe_vocab.txt.gz`, vendored; see NOTICE) and its rules. Does not know prompt weights or
-chunks. The rules are those of `transformers.CLIPTokenizer`; the ids are equal for every text.
+chunks. The rules are as in `transformers.CLIPTokenizer`; the ids are equal for every text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Textual inversion: reads the trained vectors of an embedding (`embedding:NAME` in a prompt) from its file.
 
-Files hold the vectors of one encoder under an arbitrary name, or those of several under the encoders' names, as SDXL's
+Files hold the vectors of one encoder under an arbitrary name, or of several under the encoders' names, as SDXL's
 do. Knows no prompts: `pool.models.text.chunks` finds the names, `pool.models.text.encode` inserts the vectors.
 """
 
@@ -24,7 +24,7 @@ ENCODERS = ("clip_l", "clip_g", "clip_h")
 _BUNDLED = (*ENCODERS, "string_to_param.*")
 #: longer than any prompt; published files have up to some tens
 MAX_ROWS = 1024
-#: key of vectors whose encoder is not named
+#: key of vectors for an encoder without a name
 ANY = ""
 
 
@@ -40,7 +40,7 @@ class Embedding:
     vectors: Mapping[str, Tensor]
 
     def for_encoder(self, encoder: str, width: int) -> Tensor:
-        """Return the rows for the encoder `encoder`, whose token vectors have size `width`.
+        """Return the rows for the encoder `encoder`, which has token vectors of size `width`.
 
         Raises AdapterMismatch if there are none, or of another size.
         """
@@ -80,15 +80,15 @@ def read_embedding(path: str | os.PathLike[str], name: str = "", *, allow_pickle
 
 
 def _beside(vectors: Iterable[str], keys: Iterable[str]) -> list[str]:
-    """Return those of `keys` that are in the same place as one of `vectors`: a LoRA file has others, too."""
+    """Return the `keys` that are in the same place as one of `vectors`: a LoRA file has others, too."""
     own = set(vectors)
     places = {key.rpartition(".")[0] for key in own}
     return [key for key in keys if key not in own and (key.rpartition(".")[0] in places or key.startswith(tuple(own)))]
 
 
 def _bundled(keys: Iterable[str], name: str) -> dict[str, str]:
-    """Return the key of the vectors of an embedding that a LoRA file bundles, by encoder; those of encoders that read
-    no textual inversions are left out."""
+    """Return the key of the vectors of an embedding that a LoRA file bundles, by encoder; encoders that read no textual
+    inversions are left out."""
     found = {bundled_name(key): key for key in keys}
     return {named[1]: key for named, key in found.items() if named and named[0] == name and named[1] in _BUNDLED}
 

@@ -1,7 +1,7 @@
 """Encodes prompts with a text encoder to the conditioning that a diffusion model reads.
 
 Converts tokens and weights to tensors, as a `Reading` defines. Runs on the device of the modules: call it inside the
-compute context of `pool.ops` if their weights are cast.
+compute context of `pool.weights.ops` if their weights are cast.
 
 Shape legend: N rows of tokens (a text's chunks, for CLIP), T tokens of a row, L tokens of the conditioning, D text
 width, S states per token, V width of a pooled text.
@@ -81,13 +81,13 @@ def read_texts(
 ) -> tuple[ReadText, ...]:
     """Encode each of `texts` as `facts` define, all in one forward pass; they may differ in length and weights.
 
-    CLIP encodes chunks, as in `encode_prompt`; the pooled text is that of the first chunk, regardless of weights, as in
+    CLIP encodes chunks, as in `encode_prompt`; the pooled text is the first chunk's, regardless of weights, as in
     ComfyUI; `embeddings` are its learned tokens. `text_model` may have a projection. Other encoders read a text at
     once, truncated to their limit; the empty prompt for weights uses the same template. `images` replace the image
     tokens of the template (`pool.models.components.text.vision_prompt`), in each of `texts`. If only the pooled text of
     a CLIP is used, only the first chunk is encoded. `negative` marks negative prompts, for families with another
-    template for them; by default, these are the empty texts. `tokens` are those of each text that is tokenized already.
-    An encoder that writes tokens of an image writes those of `writes`, for one text after the other; `on_token` is
+    template for them; by default, these are the empty texts. `tokens` has the tokens of texts, if known.
+    An encoder that writes tokens of an image writes the tokens of `writes`, for one text after the other; `on_token` is
     called after each with (tokens written, all tokens of the text).
     Rows of the batch are independent. Kernels may round differently at another batch size.
     Raises UnusableField as `parse_weights` does and for more skipped layers than the encoder has, UnknownName for an
@@ -297,8 +297,8 @@ def _pooled(found: Any, pooled: Pooled) -> Tensor | None:
 def _read_text(
     z_NTD: Tensor, pooled_V: Tensor | None, prompt: tuple[Chunk, ...], reading: Reading, kept: Sequence[int] | None
 ) -> ReadText:
-    """Return the conditioning from one text's rows: states without those of the template and, by the reading, without
-    padding; those at the positions `kept` if that is set."""
+    """Return the conditioning from one text's rows: states without the template's and, by the reading, without
+    padding; the states at the positions `kept` if that is set."""
     if reading.is_clip:
         return ReadText(z_NTD.flatten(0, 1), pooled_V)
     if reading.quotes_apart:

@@ -24,7 +24,7 @@ from modelpool.pool.models.text.chunks import Chunk
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageStates:
     """The states of an image, [L, D], row by row, and the number of rows and columns; 0 for states in a sequence like
-    words. Rows that are longer than a state of the language model have what is added to it after its first layers."""
+    words. Rows longer than a state of the language model also have the additions to it after its first layers."""
 
     states_LD: Tensor
     rows: int
@@ -32,7 +32,7 @@ class ImageStates:
 
 
 def with_images(row: Chunk, image_id: int, counts: Sequence[int]) -> Chunk:
-    """Return `row` with `counts` tokens for each image instead of the first tokens `image_id`: those of its template,
+    """Return `row` with `counts` tokens for each image instead of the first tokens `image_id`: the template's tokens,
     which precede the prompt."""
     if not counts:
         return row

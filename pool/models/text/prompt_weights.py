@@ -24,7 +24,7 @@ from modelpool.pool.values.core.errors import unusable_field
 BRACKET_WEIGHT = 1.1
 #: pairs of brackets in each other; 100 of them multiply a weight by 13,781
 MAX_BRACKETS = 1000
-#: prompts whose parts are remembered: each is read for several encoders
+#: prompts with remembered parts: each is read for several encoders
 _REMEMBERED = 8
 
 _SIGNIFICANT = re.compile(r"\\[()]|[()]")

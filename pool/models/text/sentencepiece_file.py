@@ -4,7 +4,7 @@ The file is a protocol buffer message; only the few fields that are needed are r
 Unigram models (T5, UMT5) and BPE models (Gemma, Pile-T5) become `tokenizers.Tokenizer`s with the same ids. Source of
 the field numbers: sentencepiece_model.proto of google/sentencepiece.
 
-transformers 5.23 has converters too. Its BPE ones need the library sentencepiece; that of T5 gave the ids of the
+transformers 5.23 has converters too. Its BPE ones need the library sentencepiece; its T5 one gave the ids of the
 tokenizer that a file was made from for 11 of 16 texts (this module: 16), reads byte fallback as unknown, and checks no
 size. It is faster: 0.05 s of CPU time and 4 MiB for 32,000 pieces, against 0.35 s and 7 MiB.
 """
@@ -108,8 +108,8 @@ def tokenizer_of_pieces(found: Vocabulary, source: str) -> Tokenizer:
 
 
 def whole_tokens(texts: Iterable[str]) -> list[AddedToken]:
-    """Return special tokens, which are found in a text before it is split. Raises ValueError if they exceed those of
-    any real vocabulary: the search builds a table entry for each of their bytes."""
+    """Return special tokens, which are found in a text before it is split. Raises ValueError if they exceed any real
+    vocabulary's: the search builds a table entry for each of their bytes."""
     found = list(texts)
     size_bytes = sum(len(text.encode("utf-8")) for text in found)
     if size_bytes > _MAX_SPECIAL_BYTES:

@@ -61,8 +61,8 @@ def _between_images(text: str) -> Iterator[str]:
 def whole_text(
     tokenizer: TextTokenizer, text: str, reading: Reading, *, is_negative: bool = False, tokens: Tokens | None = None
 ) -> Chunk:
-    """Return a prompt with weights in brackets as one row of `least_tokens` to `most_tokens` tokens. `tokens` are those
-    of the text in its template, if it is tokenized already.
+    """Return a prompt with weights in brackets as one row of `least_tokens` to `most_tokens` tokens. `tokens` is the
+    text in its template, if it is tokenized already.
 
     BREAK and names of embeddings, which only CLIP reads, are removed. Raises UnusableField as `parse_weights` does.
     """
@@ -110,7 +110,7 @@ def _with_real_pads(row: Chunk, reading: Reading, pad_id: int) -> Chunk:
 
 
 def _kept(tokens: int, room: int, last: int) -> Sequence[int]:
-    """Return the positions of those of `tokens` that fit into `room`: the first ones, and the `last` ones."""
+    """Return the positions of the `tokens` that fit into `room`: the first ones, and the `last` ones."""
     last = min(last, room)
     return range(tokens) if tokens <= room else (*range(room - last), *range(tokens - last, tokens))
 
@@ -124,7 +124,7 @@ def _row_tokens(tokenizer: TextTokenizer, reading: Reading, is_negative: bool) -
 
 
 def end_positions(tokenizer: TextTokenizer, reading: Reading, is_negative: bool) -> list[int]:
-    """Return the positions of a row whose states are read, for a reading that keeps both ends: the first one, and
+    """Return the positions of read states in a row, for a reading that keeps both ends: the first one, and
     `least_tokens` less 1 from the last token of the template's beginning on."""
     before, _ = reading.around(is_negative)
     start = 1
@@ -167,7 +167,7 @@ def token_mask(row: Chunk, extra: int = 0) -> tuple[bool, ...]:
 
 
 def state_positions(row: Chunk, reading: Reading, tokenizer: TextTokenizer, counts: Sequence[int]) -> list[int]:
-    """Return the positions of `row` whose states are read, in order, for a reading that puts images first; these have
+    """Return the positions of read states in `row`, in order, for a reading that puts images first; these have
     `counts` states each. A truncated text has no header of a last turn; its end is dropped instead."""
     images = [
         place

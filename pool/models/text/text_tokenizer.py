@@ -96,14 +96,14 @@ KINDS: Mapping[str, str] = {
     "glm_image_9b": "glm_image",
     "omnigen_words": "phi3",
 }  # fmt: skip
-#: the kind whose tokens are bytes
+#: the kind with bytes as tokens
 _BYTES = "byt5"
 #: vocabulary sizes from here on are multilingual T5's; Pile-T5 has positions in each layer, like UMT5
 _MT5_VOCABULARY = 200_000
 
 
 def tokenizer_kind(encoder: str, vocabulary: int = 0, architecture: str = "") -> str:
-    """Return the kind of tokenizer of the text encoder `encoder`, whose embedding table has `vocabulary` tokens.
+    """Return the kind of tokenizer of the text encoder `encoder` with `vocabulary` tokens in its embedding table.
 
     Three kinds share the sizes of T5-XL: HunyuanDiT's is multilingual, AuraFlow's is Pile-T5.
     Raises KeyError for an encoder without one here, such as CLIP.
@@ -116,7 +116,7 @@ def tokenizer_kind(encoder: str, vocabulary: int = 0, architecture: str = "") ->
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return ByT5's tokenizer, whose tokens are bytes and need no file: three special tokens, then the bytes in
+    """Return ByT5's tokenizer, which has bytes as tokens and needs no file: three special tokens, then the bytes in
     order."""
     special = ("<pad>", "</s>", "<unk>")
     letters = letters_of_bytes()

@@ -37,8 +37,8 @@ def written(
     device: torch.device,
     on_token: Callable[[int, int], None],
 ) -> ReadText:
-    """Return the tokens that `text_model` writes after the prompt `row`, and those of `images`, which are their states:
-    one for each patch of a latent, row by row, on the CPU. Tokens of images are those below `codes`.
+    """Return the tokens that `text_model` writes after the prompt `row`, and the tokens of `images`, which are their
+    states: one for each patch of a latent, row by row, on the CPU. Tokens of images are below `codes`.
     `on_token` is called after each token with (tokens written, all tokens).
 
     Other tokens, which would end the image early, are never taken: the next best one of the same draw is instead. On
@@ -92,7 +92,7 @@ class _Writer:
         self._cache: Any = DynamicCache(config=self._model.config)
 
     def logits(self, ids_T: Tensor, places_3T: Tensor) -> Tensor:
-        """Read tokens at these rotary positions; return what is predicted after the last one, [V] in float32 on the
+        """Read tokens at these rotary positions; return the predictions after the last one, [V] in float32 on the
         CPU."""
         read = self._model(
             input_ids=ids_T[None].to(self._device),

@@ -48,7 +48,7 @@ def find_tokenizer(
     tensors: Mapping[str, Tensor] | None = None,
     weights: Path | None = None,
 ) -> TextTokenizer:
-    """Return the tokenizer of a text encoder of `kind` whose embedding table has `vocabulary` tokens.
+    """Return the tokenizer of a text encoder of `kind` with `vocabulary` tokens in its embedding table.
 
     folder   location named by the user; no other place is searched then
     tensors  tensors of the weights file, without prefix: those in `TENSORS` may be it

@@ -17,7 +17,7 @@ class Assembly:
     """The files of one model. Paths are absolute; "" means no file.
 
     path             name of the model: the description file, or a name for a configuration
-    checkpoint       a complete checkpoint, whose components are used unless another file is set
+    checkpoint       a complete checkpoint: its components are used unless another file is set
     diffusion_model  file of the diffusion model
     vae              file of the VAE
     text_encoders    files of text encoders; the kind of each is detected

@@ -43,11 +43,11 @@ class UnsafeFile(CorruptFile):
 
 
 class UnknownArchitecture(UserError):
-    """A readable file of weights whose keys and shapes match no known family."""
+    """A readable file of weights with keys and shapes that match no known family."""
 
 
 class NeedsNewerLibrary(UnknownArchitecture):
-    """A model whose architecture the installed version of a library does not have."""
+    """A model with an architecture that the installed version of a library lacks."""
 
 
 class MissingParts(UnknownArchitecture):
@@ -55,7 +55,7 @@ class MissingParts(UnknownArchitecture):
 
 
 class AdapterMismatch(UserError):
-    """A LoRA whose keys do not match the model."""
+    """A LoRA with keys that do not match the model."""
 
 
 class PatchFailed(UserError):

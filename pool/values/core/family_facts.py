@@ -16,10 +16,10 @@ class LatentFacts:
 
     channels        channels of a latent
     downscale       pixels along one side of one latent cell
-    scaling_factor  latents of the diffusion model are those of the VAE minus `shift`, times this
+    scaling_factor  latents of the diffusion model are the VAE's latents minus `shift`, times this
     shift           subtracted from the VAE's latents before scaling
     means, deviations  of each channel of the VAE's latents, normalised before scaling; empty for no normalisation
-    vae             the kind of VAE, a name of `pool.families.detection.vaes`; kinds whose tensors contain these
+    vae             the kind of VAE, a name of `pool.families.detection.vaes`; kinds with tensors that contain these
                     statistics read them in `pool.models.components.vae.codec`
     dimensions      of a latent besides channels: 2 for images, 3 for video, 1 for audio
     audio           length and format of audio; None for others

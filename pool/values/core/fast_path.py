@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """Ways to call a diffusion model whose weights are resident, both off by default.
+    """Ways to call a diffusion model with resident weights, both off by default.
 
     compiles  its repeated blocks are compiled (`pool.weights.patcher.compiled_blocks`); never on the simulated device
     captures  its calls are captured as CUDA graphs (`pool.weights.patcher.graphed_calls`); only on CUDA
@@ -29,13 +29,13 @@ class FastPath:
 
 @dataclass(frozen=True, slots=True)
 class FastPaths:
-    """Those of the models that have one of their own, by name, and that of all others."""
+    """The fast paths of models that have their own, by name, and of all others."""
 
     usual: FastPath = field(default_factory=FastPath)
     models: tuple[tuple[str, FastPath], ...] = ()
 
     def of(self, model: str) -> FastPath:
-        """Return that of the model with this name."""
+        """Return the fast path of the model with this name."""
         return next((path for name, path in self.models if name == model), self.usual)
 
     @property

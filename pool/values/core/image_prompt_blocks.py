@@ -1,7 +1,7 @@
 """Factors of an image prompt by block of a model, as InstantStyle uses them. Torch-free and pure.
 
-Blocks are named as in diffusers: "down.2", "mid", "up.0", or with the attention in it, "up.0.1"; those of Flux are
-"double.3" and "single.7". Source: `set_ip_adapter_scale` of diffusers, whose {"up": {"block_0": [0.0, 1.0, 0.0]}} is
+Blocks are named as in diffusers: "down.2", "mid", "up.0", or with the attention in it, "up.0.1"; Flux has blocks
+"double.3" and "single.7". Source: `set_ip_adapter_scale` of diffusers: its {"up": {"block_0": [0.0, 1.0, 0.0]}} is
 {"up.0.1": 1.0} here.
 """
 
@@ -18,7 +18,7 @@ BLOCK = re.compile(rf"(?:(?:down|up)\.\d+|mid)(?:\.\d+)?|{_BLOCK_OF_FLUX.pattern
 
 def block_factor(factors: Sequence[tuple[str, float]], module: str) -> float:
     """Return the factor of the attention `module` (its name in diffusers' UNet, or the block of Flux, as named here):
-    that of its attention, or of its block; 0 if neither is named, and 1 without any `factors`."""
+    its attention's factor, or its block's; 0 if neither is named, and 1 without any `factors`."""
     if not factors:
         return 1.0
     if _BLOCK_OF_FLUX.fullmatch(module):

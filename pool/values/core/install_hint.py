@@ -22,8 +22,8 @@ def install_command(
     extra: str, root: Path = ROOT, prefix: str = sys.prefix, requirements: Sequence[str] | None = None
 ) -> str:
     """Return the command that installs what `extra` needs: the script of the clone `root` if the interpreter at
-    `prefix` is in its .venv, else pip with the packages by name. `requirements` are those of the installed distribution
-    unless they are given.
+    `prefix` is in its .venv, else pip with the packages by name. `requirements` default to the installed
+    distribution's.
     """
     script = root / "scripts" / "setup"
     if script.is_file() and Path(prefix).resolve() == (root / ".venv").resolve():
@@ -40,7 +40,7 @@ def install_command(
 
 
 def packages_of(extra: str, requirements: Sequence[str]) -> tuple[str, ...]:
-    """Return the packages of `extra`, with those of the extras that it names."""
+    """Return the packages of `extra`, and of the extras that it names."""
     found: dict[str, None] = {}
     for requirement in requirements:
         match = _OF_EXTRA.search(requirement)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-#: packages whose code computes pixels
+#: packages with code that computes pixels
 IMAGE_PACKAGES = ("modelpool", "torch", "diffusers", "transformers")
 
 

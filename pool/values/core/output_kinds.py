@@ -36,7 +36,7 @@ def output_plural(facts: SamplingFacts) -> str:
 
 
 def check_extent(size: tuple[int, int], frames: int, model: str, defaults: ModelDefaults) -> None:
-    """Raise UnusableField for a video of another size or length than those of a model that generates one only."""
+    """Raise UnusableField for a video of another size or length if the model generates one only."""
     if defaults.extent is None:
         return
     width, height, length = defaults.extent

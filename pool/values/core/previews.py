@@ -1,4 +1,4 @@
-"""Previews of a sampling run: what is wanted, and what comes of it. Values only; torch-free.
+"""Previews of a sampling run: requests and results. Values only; torch-free.
 
 A preview is a small image of the clean latent that the model predicts at a step. Previews change no result: no task id,
 seed or recipe depends on them.

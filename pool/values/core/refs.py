@@ -129,7 +129,7 @@ def loras_of_text(loras: Sequence[LoraRef]) -> list[LoraRef]:
 
 
 def unread_text_strengths(loras: Sequence[LoraRef]) -> list[LoraRef]:
-    """Return the LoRAs whose own strength on the text encoders `loras_of_text` leaves out."""
+    """Return the LoRAs with a strength on the text encoders that `loras_of_text` leaves out."""
     begins = _begins(loras)
     return [lora for lora in loras if lora.text_strength is not None and lora.start > begins[lora.sha256]]
 
@@ -239,7 +239,7 @@ class ImagePromptRef(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class FoundImagePrompt:
-    """An image prompt adapter, and the vision encoder whose states it reads.
+    """An image prompt adapter, and the vision encoder that it reads.
 
     encoder     None for an adapter that reads only the embeddings of faces
     use         the output of the encoder that it reads (a value of `pool.values.core.sampling_facts.VisionEncoderUse`)

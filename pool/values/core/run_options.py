@@ -1,7 +1,7 @@
 """Options of a sampling run: extensions of the guidance, changes inside the diffusion model, and caches over the steps.
 
 Frozen values with their ranges and defaults; torch-free. `pool.families.option_support` says which families have which,
-`pool.extensions` implements them, `actors.request.run_option_fields` parses them.
+`pool.inference.extensions` implements them, `actors.request.run_option_fields` parses them.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class FreeU(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class PerturbedAttention(_Timed, WireValue):
-    """Perturbed attention guidance (PAG): guides away from a prediction whose self-attention in the middle block is
-    the identity. Source: Ahn et al. 2024."""
+    """Perturbed attention guidance (PAG): guides away from a prediction with the identity as self-attention in the
+    middle block. Source: Ahn et al. 2024."""
 
     scale: float = _number(3.0, 0.0, 100.0, "guidance scale")
     start: float = _start()
@@ -225,7 +225,7 @@ class FirstBlockCache(_Timed, WireValue):
 class TeaCache(_Timed, WireValue):
     """Skips the blocks of a transformer in steps in which the modulated input of the first has changed little since
     the last step that did not. Families are those for which its authors published how the change of the output follows
-    from that of the input. Source: Liu et al. 2024 ("TeaCache")."""
+    from the input's. Source: Liu et al. 2024 ("TeaCache")."""
 
     threshold: float = _number(
         0.0, 0.0, 10.0, "accumulated relative change of the output, below which it skips; 0: the published one"
@@ -256,7 +256,7 @@ class RotaryPositions(WireValue):
 
     @property
     def is_plain(self) -> bool:
-        """Whether all positions are those of the model."""
+        """Whether all positions are the model's."""
         return self == RotaryPositions()
 
 

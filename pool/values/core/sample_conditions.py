@@ -49,7 +49,7 @@ class ImageCondition:
     `ImagePixels`.
 
     noise_level  noise added to the image to upscale, 0 to 1000
-    image_noise  standard deviation of the noise on the image, whose pixels are in [-1, 1]
+    image_noise  standard deviation of the noise on the image, with pixels in [-1, 1]
     motion       motion strength of a video, 0 to 255
     elevation    camera elevation of an orbit video, in degrees
     ends         the latent also has the last frame
@@ -131,8 +131,8 @@ class ViewCondition:
     """The view from which a model shows the object of an image. Angles are in degrees.
 
     azimuth    from the camera of the image around the object
-    elevation  of the camera: above that of the image, or, with `image_elevation`, above the ground
-    distance   of the camera, less that of the image
+    elevation  of the camera: above the image's camera, or, with `image_elevation`, above the ground
+    distance   of the camera, less the distance of the image's camera
     image_elevation  elevation of the camera of the image, for models that read it in place of the distance
     """
 

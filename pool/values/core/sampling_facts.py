@@ -1,6 +1,6 @@
 """Facts about how a diffusion model samples: prediction type, noise, guidance, conditioning and defaults. Torch-free.
 
-The modules of `pool.families.definitions` have the values of each family; `pool.sampling` uses them.
+The modules of `pool.families.definitions` have the values of each family; `pool.inference` uses them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NoiseKind(Enum):
     LINEAR = "linear"
     #: continuous between two bounds; the model input is their logarithm
     EDM = "EDM"
-    #: as EDM, but the model input is the angle whose tangent is the noise level, in right angles
+    #: as EDM, but the model input is the arc tangent of the noise level, in right angles
     ANGLE = "angle"
     #: noise fraction from 0 to 1, the rest is the image; the model input is that fraction
     FLOW = "flow"
@@ -61,7 +61,7 @@ class MicroConditioning(Enum):
 class NoiseFacts:
     """The noise that a diffusion model was trained with.
 
-    sigma_min, sigma_max  bounds of the levels if they are not from a table; for a flow whose levels are ratios, those
+    sigma_min, sigma_max  bounds of the levels if they are not from a table; for a flow with ratios as levels, bounds
                           of the noise relative to the image. Of zero terminal SNR, `sigma_max` is the number in place
                           of the infinite last level; 0 is the usual one
     sigma_data            standard deviation of clean latents that the model's input and output are scaled for
@@ -69,7 +69,7 @@ class NoiseFacts:
     shift                 of a flow: above 1, more steps at high noise; 1 is uniform. Of zero terminal SNR: factor of
                           the variances of the noise, before the rescaling
     shift_by_size         of a flow: the shift depends on the image size; `shift` is then not read
-    last_share            of a flow: noise fraction before the last step; 0 keeps that of the schedule
+    last_share            of a flow: noise fraction before the last step; 0 keeps the schedule's
     """
 
     kind: NoiseKind = NoiseKind.SCALED_LINEAR
@@ -123,7 +123,7 @@ class CfgRescale(Enum):
     NOTHING = "nothing"
     #: patches of 2 x 2 cells, all channels
     PATCHES = "patches"
-    #: the same, but only patches whose norm is larger
+    #: the same, but only patches with a larger norm
     PATCHES_DOWN = "patches, never enlarged"
     #: each row of cells, per channel
     ROWS = "rows"
@@ -158,7 +158,7 @@ class FirstFrameMode(Enum):
 
 
 class VisionEncoderUse(Enum):
-    """Output of the vision encoder that a model reads, and how the image is prepared (`pool.models.vision`)."""
+    """Vision encoder output that a model reads, and how the image is prepared (`pool.models.components.vision`)."""
 
     #: one projected state; the whole image, resized to a square
     PROJECTED = "projected"
@@ -293,7 +293,7 @@ class SoundFacts:
 
     cells_per_second  positions of its latent
     width             numbers of each position
-    cfg               guidance scale of the audio, if the video is guided; 0: that of the video
+    cfg               guidance scale of the audio, if the video is guided; 0: the video's
     rescale           share of guided predictions, of both, that has the standard deviation of those for the prompt
     rounds_up         whether a part of a position at the end is one
     scale             of its latent, if its decoder has no statistics; a folder may state another one
@@ -318,7 +318,7 @@ class VideoFacts:
     numbers   numbers that it reads
     ends      last-frame conditioning; None if there is none
     cell      frames of a latent frame after the first, if videos have a multiple of more; 0: `multiple`
-    unseen    latent frames before those of the video that are sampled with them and not decoded
+    unseen    latent frames before the video that are sampled with it and not decoded
     layers    its frames are transparent layers of one image, not of a video
     sound     the audio track that is sampled with them; None if there is none
     """
@@ -346,7 +346,7 @@ class VideoFacts:
 
     @property
     def leading(self) -> int:
-        """Extra temporal cells at the start that are sampled. They are dropped after decoding, those of `unseen` before
+        """Extra temporal cells at the start that are sampled. They are dropped after decoding, `unseen` cells before
         it."""
         return 1 if self.begins is FirstFrameMode.LEADING_CELL else self.unseen
 
@@ -359,10 +359,10 @@ class SamplingDefaults:
     image_cfg    guidance scale of the image, for models guided by text and image
     negative     negative prompt, if a request sets none
     noise_level  noise added to an image that is upscaled
-    image_noise  standard deviation of the noise on the first frame, whose pixels are in [-1, 1]
+    image_noise  standard deviation of the noise on the first frame, with pixels in [-1, 1]
     motion       motion strength, 0 to 255
-    sigmas       noise levels of a model that is distilled to them, without the last 0; empty: those of the schedule
-    last_cfg     largest guidance scale of the last steps (`pool.inference.guidance.guiders`); 0: that of the others
+    sigmas       noise levels of a model that is distilled to them, without the last 0; empty: the schedule's
+    last_cfg     largest guidance scale of the last steps (`pool.inference.guidance.guiders`); 0: as in the others
     """
 
     steps: int
@@ -409,8 +409,9 @@ class SamplingFacts:
     defaults        defaults of requests; None if requests have their own
     image_concat    required image input; None for text-only models
     enlarges        output size as a multiple of that image's size
-    decoders        families whose models decode its output to an image latent (second stage); empty if it generates one
-    vision_use      use of a vision encoder, whose image is then required; None without
+    decoders        families with models that decode its output to an image latent (second stage); empty if it generates
+                    one
+    vision_use      use of a vision encoder, which then requires an image; None without
     image_labels    the vision encoder's state is the class labels of a UNet; None for other models
     low_noise       the low-noise expert of a model with two experts; None for one model
     reference_mode  how its text encoder reads reference images; None if it reads none
@@ -488,7 +489,7 @@ class SamplingFacts:
     @property
     def rounds_steps_up(self) -> bool:
         """A denoising strength that ends within a step runs that step in full. Source: the image-to-image pipelines of
-        diffusers; those of flows round up, others round down."""
+        diffusers: pipelines of flows round up, others round down."""
         return self.prediction is Prediction.FLOW
 
     @property
@@ -498,7 +499,7 @@ class SamplingFacts:
 
     @property
     def knows_steps(self) -> bool:
-        """Whether it was distilled for whole steps of Euler's method, whose levels it reads."""
+        """Whether it was distilled for whole steps of Euler's method and reads their levels."""
         return "step" in self.reads
 
     @property
@@ -518,7 +519,7 @@ class SamplingFacts:
 
     @property
     def takes_reference(self) -> bool:
-        """It accepts a reference image, whose patches are appended to those of the latent, or precede a video's."""
+        """It accepts a reference image: its patches are appended to the latent's, or precede a video's."""
         return not self.reads.isdisjoint(("reference", "control"))
 
 

@@ -271,7 +271,7 @@ class SampleParams(WireValue):
 
     @property
     def measured_apart(self) -> tuple[str, ...]:
-        """Names of what makes its activations others than those of a plain run, for corrections of estimates: its
+        """Names of what makes its activations differ from a plain run's, for corrections of estimates: its
         options, and LoRAs for some texts, which are then predicted apart."""
         has_text_loras = any(lora.only for lora in self.loras)
         return (*self.options.names, *(("loras.only",) if has_text_loras else ()))
@@ -366,7 +366,7 @@ class UpscaleParams(WireValue):
     Reads "image".
 
     tile     edge of the tiles in pixels of the image; 0 is one tile if memory allows it
-    overlap  of neighbouring tiles, in pixels of the image; 0 is that of `pool.inference.upscalers.upscale`
+    overlap  of neighbouring tiles, in pixels of the image; 0 is the default of `pool.inference.upscalers.upscale`
     """
 
     model: UpscalerRef
@@ -386,7 +386,7 @@ StageParams: TypeAlias = ModelStageParams | UpscaleParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreloadRequest:
-    """Tasks expected after the current run, whose weights may be preloaded during it, one task after the other.
+    """Tasks expected after the current run, with weights that may be preloaded during it, one task after the other.
     Compared by identity.
 
     needed_next  components expected to be needed after the run, soonest first
@@ -464,7 +464,7 @@ _TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
 
 
 def encoders_run(work: EncodeParams, encoders: Sequence[Role], facts: SamplingFacts) -> tuple[Role, ...]:
-    """Return those of the text `encoders` of a model of `facts` that `work` runs, in order: the last one, if it writes
+    """Return the text `encoders` of a model of `facts` that `work` runs, in order: the last one, if it writes
     tokens of images, only for that."""
     return tuple(encoders[:-1] if facts.writes_tokens and work.writes is None else encoders)
 
@@ -554,7 +554,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     }
 )
 _LATER_OF_SCHEDULE = frozenset({"shift", "settings"})
-#: the sampler whose step lengths follow from the images
+#: the sampler with step lengths that follow from the images
 ADAPTIVE_SAMPLER = "dpm_adaptive"
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -571,7 +571,7 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
     # one image fills a device; the length of texts with images depends on the image sizes
     if shared is None or (isinstance(work, EncodeParams) and work.seen):
         return ""
-    # kernels round differently at another batch size, which would change what is drawn
+    # kernels round differently at another batch size, which would change the drawn tokens
     if isinstance(work, EncodeParams) and work.writes is not None:
         return ""
     # the steps of this sampler follow from the error of all images of a run

@@ -1,6 +1,6 @@
 """Which steps a part of a run means, for fields that give its start and its end as shares of the steps.
 
-The page docs/explanation/step_shares.md compares these rules with those of other programs.
+The page docs/explanation/step_shares.md compares these rules with other programs' rules.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ def begins_within(step: int, steps: int, start: float, end: float) -> bool:
 
 
 def lies_within(step: int, steps: int, start: float, end: float) -> bool:
-    """Return whether it begins and ends there. Source: `controlnet_keep` of diffusers' pipelines, whose numbers are
+    """Return whether it begins and ends there. Source: `controlnet_keep` of diffusers' pipelines, with its numbers
     compared as they are."""
     return not (step / steps < start or (step + 1) / steps > end)

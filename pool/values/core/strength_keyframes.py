@@ -45,7 +45,7 @@ class Interpolation(StrEnum):
 def strength_at(keyframes: Keyframes, interpolation: str, step: int, steps: int) -> float:
     """Return the strength in step number `step`, from 0, of `steps`.
 
-    Without interpolation, it is that of the last keyframe that the beginning of the step has reached. With one, it is
+    Without interpolation, the last keyframe that the beginning of the step has reached determines it. With one, it is
     interpolated at the beginning of the step; if there are more than `MAX_LEVELS` steps, at the beginning of the part
     of 1 / `MAX_LEVELS` of the schedule that the step begins in.
     """

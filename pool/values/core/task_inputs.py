@@ -1,6 +1,6 @@
 """`TaskInputs`: the results that a task reads, by name.
 
-Names, with what is read under them. `N` counts from 0.
+Names, with the values read under them. `N` counts from 0.
 
 encode a text      image.N: `ImageEmbeds` of a reference image
 encode an image    image, last_image: `ImagePixels`; mask: `Mask`

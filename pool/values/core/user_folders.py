@@ -123,5 +123,5 @@ def _is_own(folder: Path) -> bool:
 
 
 def _user() -> int:
-    """Return the number of this user; 0 on systems without such numbers, whose files have 0, too."""
+    """Return the number of this user; 0 on systems without such numbers, where files have 0, too."""
     return os.getuid() if hasattr(os, "getuid") else 0

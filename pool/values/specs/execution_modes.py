@@ -14,7 +14,7 @@ def execution_modes(task: TaskSpec) -> tuple[ExecutionMode, ...]:
 
 
 def choose_mode(task: TaskSpec, room_bytes: int) -> ExecutionMode:
-    """Return the least divided mode whose activations fit in `room_bytes`: the space left by scratch and pinned
+    """Return the least divided mode with activations that fit in `room_bytes`: the space left by scratch and pinned
     weights.
 
     Weights are evicted first: they can stream, which does not change the result. If no mode fits, returns the most

@@ -21,6 +21,7 @@ from modelpool.pool.values.specs.wire_value import WireValue
 UNPATCHED = ""  #: the digest of the empty patch set
 NO_USER = UserId("")  #: an anonymous user
 NO_NODE = NodeId("")  #: an unknown machine, or one without other workers
+NO_WORKER = WorkerId("")  #: no worker, where a machine may be named instead
 
 
 class Stage(Enum):
@@ -161,13 +162,13 @@ class TaskSpec(WireValue):
     activation_bytes: int
     #: initial estimate with all weights resident; the scheduler corrects it by measurements
     run_seconds: float
-    #: tasks (or user inputs) whose results this one reads
+    #: tasks (or user inputs) with results that this one reads
     needs: tuple[TaskId, ...] = ()
     #: execution modes for low memory, the least divided first; each needs less than the one before
     divisions: tuple[ExecutionMode, ...] = ()
     #: `activation_bytes` before correction by measurements; 0 if it was not corrected
     counted_bytes: int = 0
-    #: tasks of equal uses and sizes whose names here are equal may go through the module in one batch; "" never does
+    #: tasks of equal uses and sizes with equal names here may go through the module in one batch; "" never does
     together: str = ""
     #: names of `needs` for the stage that reads them (`pool.values.core.task_inputs`), in the same order
     input_names: tuple[str, ...] = ()
@@ -193,8 +194,8 @@ class JobSpec(WireValue):
     """A job of a driver, as tasks.
 
     tasks     every task that the result depends on, each after its inputs
-    wanted    the task whose result is the job's result
-    given     ids in `needs` whose results the driver supplied; no task computes them
+    wanted    the task with the job's result
+    given     ids in `needs` of results that the driver supplied; no task computes them
     priority  higher first
     user      for fair-share scheduling; priorities come first, then each user's share
     deadline  on the core's clock; None for none
@@ -284,7 +285,7 @@ class RunError(WireValue):
     traceback_text: str = ""
     #: what was done about running out of memory, in order, before it ended so; of earlier attempts too
     oom_steps: tuple[OomStep, ...] = ()
-    #: FILE_UNAVAILABLE: the components whose files are missing on that machine, or are other files there
+    #: FILE_UNAVAILABLE: the components with missing files on that machine, or with other files there
     components: tuple[ComponentKey, ...] = ()
 
 
@@ -302,7 +303,7 @@ class JudgedFile(WireValue):
     """A state of a file on the machine of a worker: the file as runs of that worker found it, until it is changed.
 
     state       number of the state among all of that worker
-    components  what is read from it
+    components  that are read from it
     found       its SHA-256, or why there is none
     """
 
@@ -403,7 +404,7 @@ class TaskReport(WireValue):
     steps: int = 0
     #: whether its worker has saved checkpoints of a run with a result: they stay until the controller removes them
     has_checkpoints: bool = False
-    #: states of files that it has read and whose hash was not known at its end: `JudgedFile.state`
+    #: states of files that it has read without knowing their hash at its end: `JudgedFile.state`
     unverified: tuple[int, ...] = ()
 
     @property

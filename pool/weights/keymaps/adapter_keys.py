@@ -1,7 +1,7 @@
 """Splits the keys of LoRA files into a base name and a tensor's part of an adapter. Torch-free.
 
-Knows the public conventions of kohya, LyCORIS, diffusers and PEFT. `pool.lora_names` maps base names to weights;
-`pool.patches` computes with the tensors.
+Knows the public conventions of kohya, LyCORIS, diffusers and PEFT. `pool.models.lora_names` maps base names to weights;
+`pool.weights.patches` computes with the tensors.
 """
 
 from __future__ import annotations

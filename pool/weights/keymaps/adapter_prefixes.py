@@ -1,6 +1,6 @@
 """Splits base names of LoRA files into their prefixes and the name of a weight. Torch-free.
 
-`pool.lora_names` lists the usual names of each family. Files also combine the prefixes of trainers, wrappers and
+`pool.models.lora_names` lists the usual names of each family. Files also combine the prefixes of trainers, wrappers and
 components in other ways, such as `transformer.base_model.model.`; `readings_of` returns what such a name may mean.
 """
 

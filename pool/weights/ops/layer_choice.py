@@ -1,8 +1,9 @@
 """Selects the kind of layers that a component runs with, and explains the choice. Pure.
 
 Knows dtypes, device capabilities and flags; neither models nor files. Other modules implement the kinds:
-`pool.weights.ops.layers` casting, `pool.quant` 8-bit products and packed weights, `pool.weights.ops.cublas_half`
-half-precision cuBLAS. Source of the order: comfyui-behaviour facts, section 1, `pick_operations`.
+`pool.weights.ops.layers` casting, `pool.weights.quant` 8-bit products and packed weights,
+`pool.weights.ops.cublas_half` half-precision cuBLAS. Source of the order: comfyui-behaviour facts, section 1,
+`pick_operations`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 From outside a `PackedWeight` is one tensor with the shape of the weight and its nominal dtype; inside are the tensors
 of the file. It moves between devices packed and is unpacked only for computation. Knows no format: a `Codec` does
-(`pool.quant`).
+(`pool.weights.quant`).
 """
 
 from __future__ import annotations

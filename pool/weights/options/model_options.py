@@ -1,7 +1,7 @@
 """`ModelOptions`: all options of a run except its weights, as one immutable value.
 
-A patcher keeps one and passes it to the run; clones share it and copy on write. Defines the options; `pool.sampling`
-and `pool.patcher.blocks` apply them. Names are ComfyUI's.
+A patcher keeps one and passes it to the run; clones share it and copy on write. Defines the options;
+`pool.inference` and `pool.weights.patcher.blocks` apply them. Names are ComfyUI's.
 
 Sampler functions get one dictionary. Shape legend of its tensors: B images, C latent channels, H W cells. "input" is
 the noisy x_BCHW, "sigma" and "timestep" both its noise level as float32 [B], "model" an object that the run provides,

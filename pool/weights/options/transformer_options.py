@@ -1,7 +1,7 @@
 """`TransformerOptions`: changes of a run inside the diffusion model, as an immutable value.
 
-Names and signatures are ComfyUI's. Defines functions and where they apply; `pool.patcher.blocks` applies them. A
-builder returns a new value that shares everything unchanged.
+Names and signatures are ComfyUI's. Defines functions and where they apply; `pool.weights.patcher.blocks` applies them.
+A builder returns a new value that shares everything unchanged.
 
 Every function gets `extra`, a new dictionary: "block" (("input"|"middle"|"output", n), or ("double_block", i)),
 "block_index" (transformer block inside it), "transformer_index" (counted over the model), "n_heads", "dim_head",

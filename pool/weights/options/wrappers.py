@@ -1,6 +1,6 @@
 """Wrappers: functions around fixed points of a run, each of which calls the next.
 
-Builds the chains; `pool.sampling` and `pool.patcher.blocks` execute them.
+Builds the chains; `pool.inference` and `pool.weights.patcher.blocks` execute them.
 """
 
 from __future__ import annotations

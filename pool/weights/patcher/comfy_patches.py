@@ -1,6 +1,6 @@
 """Converts patches in ComfyUI's form, and functions applied last to a weight, to `WeightPatch` values.
 
-Knows the notation of patches, not how they are applied (`pool.patches`) nor to which module.
+Knows the notation of patches, not how they are applied (`pool.weights.patches`) nor to which module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Matches a LoRA file with a model and returns patches for its components.
 
-Reads the file through a mapping; the factors stay views of it. The key map (`pool.lora_names`) maps names of the file
-to rows of parameters. Every entry that is not used is counted and listed.
+Reads the file through a mapping; the factors stay views of it. The key map (`pool.models.lora_names`) maps names of the
+file to rows of parameters. Every entry that is not used is counted and listed.
 """
 
 from __future__ import annotations

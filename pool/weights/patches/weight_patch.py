@@ -1,6 +1,6 @@
 """One weight patch: its parameter, the part of it, the delta and the strength.
 
-Knows tensors; no kinds of deltas (the other modules of `pool.patches`), files, nor modules.
+Knows tensors; no kinds of deltas (the other modules of `pool.weights.patches`), files, nor modules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Computes the SHA-256 that identifies the weights of one file, or of several files that are one checkpoint.
 Torch-free.
 
-Does not cache (`pool.registry` does).
+Does not cache (`pool.catalog.registry` does).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Opens files of weights for every loader: checkpoints, text encoders, VAEs, ControlNets, adapters, upscalers, tiny
 decoders, LoRAs, textual inversions. The only module that maps weights files.
 
-What a loader gets are weights, never codes: a quantized weight is packed with its scales (`pool.quant`), and the
-tensors that describe it are left out. Codes with an unknown scale are an error that names them: on access, where
+What a loader gets are weights, never codes: a quantized weight is packed with its scales (`pool.weights.quant`), and
+the tensors that describe it are left out. Codes with an unknown scale are an error that names them: on access, where
 their type holds no weights, and by `expect_scales_read`, where a tensor beside them that no parameter uses says scale.
 """
 

@@ -1,4 +1,4 @@
-"""Codecs: the properties of each format that `pool.ops` needs to compute with its packed weights.
+"""Codecs: the properties of each format that `pool.weights.ops` needs to compute with its packed weights.
 
 Scaled formats (8-bit floats, plain int8) are two lines of torch and are implemented here, without the package. The
 others use `pool.weights.quant.kitchen_dispatch`.

@@ -25,7 +25,7 @@ def module_work(
 ) -> Mapping[str, int]:
     """Return the multiplications and additions of each module with its own weights, in order of first use.
 
-    `call` creates its inputs on the meta device. Names are as in `pool.weights.patcher.weight_bytes.own_weights`. An
+    `call` creates its inputs on the meta device. Names are as in `pool.weights.patcher.weight_bytes.module_weights`. An
     operation belongs to the owner of the weight that it reads; without a weight (attention), to the module used last,
     because it overlaps the same copies. Operations without a formula (norms, sums, activations) count as zero. Modules
     that share a weight each get an entry; the first of them gets the operations. Modules that did not run are missing.

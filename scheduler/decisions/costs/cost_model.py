@@ -61,7 +61,7 @@ MOST_FROM_STORAGE = 0.1
 HELD_UP = 1.2
 #: measured patch switches of one kind of GPU before they replace the configured value
 LEAST_SWITCHES = 3
-#: patching is never free, so that of equal uploads the one with equal patches is preferred
+#: patching is never free, to prefer equal patches among equal uploads
 LEAST_PATCH_SECONDS = 0.001
 #: a smaller relative change of the patch seconds is not worth computing every prediction again
 LEAST_PATCH_DIFFERENCE = 0.1
@@ -108,7 +108,7 @@ class Costs:
         self.rates = DemandRates()
         #: by worker, the expected reads of its current run
         self._expected: dict[WorkerId, tuple[Node, ExpectedReads]] = {}
-        #: workers whose link was measured without patches
+        #: workers with a link that was measured without patches
         self._measured_links: set[WorkerId] = set()
         self._prior_patch_seconds = patch_switch_seconds
         #: by kind of GPU: measured seconds of switches, and the value in use
@@ -250,7 +250,7 @@ class Costs:
         return cached
 
     def seconds_of(self, load: LoadEstimate, worker: Worker) -> float:
-        """Seconds to load what is missing, to patch and to stream."""
+        """Seconds to load missing weights, to patch and to stream."""
         return self._loading_seconds(load, worker, self.nodes.of(worker.spec))
 
     def _loading_seconds(self, load: LoadEstimate, worker: Worker, node: Node | None) -> float:
@@ -315,11 +315,11 @@ class Costs:
         return members * share * self.resident_seconds(task, cost_class, worker)
 
     def batch_runs(self, cost_class: CostClass, worker: Worker, members: int) -> int:
-        """Number of measured runs of this many such tasks on GPUs like that of `worker`."""
+        """Number of measured runs of this many such tasks on GPUs like the one of `worker`."""
         return self.run_kinds.batch_runs(cost_class.kind, gpu_name(worker.spec), members, cost_class.size)
 
     def run_started(self, cost_class: CostClass, worker: Worker) -> None:
-        """A run is placed on `worker`, whose residency is still the previous one: its files will be in host memory.
+        """A run is placed on `worker`: its files will be in host memory.
         Call once per run, before the residency after it is assumed."""
         self._expected.pop(worker.worker_id, None)
         self._brought.pop(worker.worker_id, None)
@@ -339,7 +339,7 @@ class Costs:
             self._fetches_changed()
 
     def worker_up(self, spec: WorkerSpec) -> None:
-        """Take in the files on the disk of a machine whose worker started."""
+        """Take in the files on the disk of a machine where a worker started."""
         self.fetched.disk_of(spec)
         self._fetches_changed()
 

@@ -1,7 +1,7 @@
 """How soon components are needed again: the rate at which demand for each begins, from the times without it.
 
 A component is in demand while a task that uses it has not ended. Whether weights should leave the GPU for others
-matters while they are not in demand, so what is measured is the time from the end of a demand to the begin of the next.
+matters while they are not in demand, so the measure is the time from the end of a demand to the begin of the next.
 The memory is a number of such times, not a time itself: it is as long for a pool with an image per minute as for one
 with a hundred per second.
 """

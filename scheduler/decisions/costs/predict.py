@@ -19,7 +19,7 @@ def predict(
 ) -> LoadEstimate:
     """Return the transfers of a run on a GPU with these entries of the components that it uses.
 
-    Without leases, other resident components determine only what is evicted: the plan is computed without them, and
+    Without leases, other resident components determine only the evictions: the plan is computed without them, and
     keeps the room that it leaves them. The cost class must fit in `capacity_bytes`.
     """
     is_cold, is_warm, fully_resident = True, False, cost_class.fully_resident

@@ -7,7 +7,7 @@ later, unless it displaces something. Rules
    place at once.
 2. Any other load recurs: what it displaces is loaded again. It takes place when the tasks that wait for it run
    1 / `RECURRING_SHARE` times as long, on each worker that has their weights, as it and the loads that it causes. This
-   bounds both the loads and the images whose intermediate values wait.
+   bounds both the loads and the images with intermediate values that wait.
 3. The tasks wait for a busy worker that should finish them sooner, as in all placement.
 4. Where tasks share runs, as many wait as one run may have.
 """

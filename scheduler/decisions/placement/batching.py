@@ -10,8 +10,7 @@ the same expected length. Rules
    no mates while a task is urgent, or one of a higher priority waits that fits on the worker.
 3. A task that failed before runs alone (`Task.alone`): it affects others at most once.
 4. Other workers take their part: those that would finish one of the tasks before the end of the batch count as many
-   tasks as this one. Busy ones also have their part of the tasks whose inputs do not exist yet: mostly, these are what
-   they work on.
+   tasks as this one. Busy ones also have their part of the tasks that lack inputs: mostly, they work on these inputs.
 5. Only profitable sizes: a larger batch is chosen if its tasks take less time each than in the next smaller size, as
    measured for such batches on such GPUs. Sizes without measurements are tried in ascending order until one does not
    pay. A size that was not used for long counts as not measured (`scheduler.model.run_kinds`).
@@ -35,7 +34,7 @@ from modelpool.scheduler.model.workers import Worker
 
 #: measured runs of a size before it counts as known
 LEAST_RUNS = 2
-#: a larger batch pays if its time per task is below this fraction of that of the next smaller size
+#: a larger batch pays if its time per task is below this fraction of the next smaller size's
 PAYS_BELOW = 0.97
 #: tasks of the line that are considered for one mate
 LOOKED_AT_EACH = 4

@@ -17,7 +17,7 @@ from modelpool.scheduler.model.workers import Worker
 
 #: maximum number of components in a hint
 MOST_HINTS = 16
-#: runs on other workers, earliest end first, whose followers are considered
+#: runs on other workers, earliest end first, with followers that are considered
 MOST_RUNNING = 32
 #: lines of ready tasks, in order, that are considered: of what a hint can save, 32 tasks save nearly all
 #: (benchmarks/vram.py)

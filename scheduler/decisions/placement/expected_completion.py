@@ -3,12 +3,12 @@
 Rules, for tasks of the highest priority that fit an idle worker; if none of them starts, for the next lower priority
 0. Urgent tasks (near deadline, lost worker) go first; a deadline task may wait for a busy worker as in rule 5.
 1. The oldest task in order goes first too, without waiting, if it was passed over as often as the limit allows.
-2. A line whose first task waited long relative to its load cost goes next, as far as the switch budget
+2. A line with a first task that waited long relative to its load cost goes next, as far as the switch budget
    (`scheduler.decisions.placement.switch_budget`) allows: loads cost time, so a task that waits longer than its load /
    share gets it. Jobs submitted together do not compete this way: all of them are wanted. If that worker has a task
    that needs no load, this one goes first, and the load is overlapped with its run at no cost
    (`scheduler.decisions.placement.preload`).
-3. Then tasks whose weights are all resident: tasks that finish a job first, then in order. For a task that finishes a
+3. Then tasks with all weights resident: tasks that finish a job first, then in order. For a task that finishes a
    job, weights count as resident if loading takes little time compared with its run: started jobs finish soon, and do
    not pile up.
 4. Then the cheapest load (upload, patches, streaming). Wasted load time counts twice; the part that other waiting tasks

@@ -19,8 +19,8 @@ from modelpool.scheduler.model.workers import Worker
 
 
 def feed_first(query: PlacementQuery, chosen: PlacementDecision) -> PlacementDecision | None:
-    """Return the start of a task that leads to more like that of `chosen`, by the rules above; None if `chosen` had
-    better start."""
+    """Return the start of a task that leads to more tasks like the chosen one, by the rules above; None if `chosen`
+    had better start."""
     task, worker = chosen.task, chosen.worker
     rank = task.cost_class.rank
     if query.config.batch_limit <= 1 or not task.batch or rank in (0, LAST_RANK):

@@ -7,7 +7,7 @@ Rules
 3. Of the workers that can hold the whole set, the one with the fewest bytes of other pinned sets is chosen, so that
    sets spread; then the one that loads it soonest, by the costs of all tiers; then by name.
 4. Pinned components of which there are no more than required are not evicted for another set. Others are, but only
-   after the worker was idle for `SETTLED_SECONDS`: a task may come for what is there.
+   after the worker was idle for `SETTLED_SECONDS`: a task may come for them.
 5. A load that failed, or that found less memory than assumed, is not repeated there within `RETRY_SECONDS`.
 """
 
@@ -226,7 +226,7 @@ class PinnedLoads:
 
 
 def _stays(worker: Worker) -> bool:
-    return worker.wanted and worker.drain_deadline is None
+    return worker.takes_tasks and worker.drain_deadline is None
 
 
 def _cost_class(components: tuple[ComponentKey, ...]) -> CostClass:

@@ -2,7 +2,7 @@
 
 Rules
 1. A worker that begins a run is sent the files of one later task and its followers, and no others before its next run;
-   a busy worker that was sent nothing is considered again when a job is submitted whose files no machine has.
+   a busy worker that was sent nothing is considered again when a job is submitted with files that no machine has.
 2. Followers of the run itself come first, then waiting tasks, in order: the first of these with missing files. Files in
    the memory of another machine or on another GPU are not missing: the task is expected there. LoRAs are read where
    their model is, and on one machine: in the benchmark of the calibrated workload, reading them wherever their task may
@@ -140,6 +140,8 @@ class PrefetchPlanner:
 
     def _notify(self, worker: Worker) -> None:
         node = self._costs.nodes.of(worker.spec)
+        if not worker.takes_tasks:
+            return
         if node is None or worker.expected_end is None or node.storage_bytes_per_second >= worker.link_bytes_per_second:
             return
         spare_seconds = worker.expected_end - node.idle_from(self._costs.at)

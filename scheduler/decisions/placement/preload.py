@@ -1,17 +1,17 @@
 """Preload: which weights of the next tasks a worker should upload while it runs another task.
 
 Rules
-1. A worker that begins a run is sent tasks whose loads fit into the length of the run; a busy worker that was sent none
+1. A worker that begins a run is sent tasks with loads that fit into its length; a busy worker that was sent none
    is considered again when a job is submitted. A preload holds for this run only; the next run is planned again.
 2. Followers of the run itself come first, then waiting tasks, in order, each with its followers.
-3. A line is considered if the work for what is on that GPU will be done before its load would be, or if its first task
+3. A line is considered if the work for resident weights will be done before its load would be, or if its first task
    waited for many times the length of its load. It is preloaded if that is worth more than nothing: what the run hides
-   of the load, less the probability that what is evicted is needed first
+   of the load, less the probability that the evicted weights are needed first
    (`scheduler.decisions.placement.preload_value`).
 4. Nothing is preloaded that other workers, which have it or preload it too, should finish before this one could begin
-   it: no second copy that no task waits for. Nor at the cost of waiting tasks whose weights are resident, or of those
-   that the worker has queued: these are not evicted and get no other patches. A preload for a long-waiting task is used
-   before the next one for that reason.
+   it: no second copy that no task waits for. Nor at the cost of waiting tasks with resident weights, or of tasks that
+   the worker has queued: their weights are not evicted and get no other patches. A preload for a long-waiting task is
+   used before the next one for that reason.
 5. Nothing of which the run hides only a small part. Only files in host memory: a run must not wait for its disk. No
    preload during runs that stream, which need the link themselves, or of unknown length.
 6. What will have arrived by the end of the run is assumed to be resident (`pool.weights.plan.preload_plan`, over the
@@ -71,7 +71,7 @@ LEAST_SAVED_SECONDS = 0.005
 #: short compared with loads (benchmarks/against_ray.py) two workers get 40 requests a second at 0.02, 37 at 0.1, 35 at
 #: 0.25
 LEAST_PART = 0.05
-#: work for what is resident, as a multiple of the next load: below it the load begins. On the trace of
+#: work for resident weights, as a multiple of the next load: below it the load begins. On the trace of
 #: benchmarks/against_ray.py, at 1 four workers load half as often again for no more throughput; at 0.5 two are slower
 WORK_LEFT = 0.6
 #: a line is preloaded regardless of remaining work if its first task waited this many times the length of its load ...
@@ -159,7 +159,7 @@ class PreloadPlanner:
         assert worker.expected_end is not None, f"the run of {worker.name} has no expected end"
         assert worker.loaded_at is not None, f"{worker.name} streams"
         window_seconds = worker.expected_end - max(self._costs.at, worker.loaded_at)
-        if window_seconds < LEAST_SAVED_SECONDS or not worker.wanted:
+        if window_seconds < LEAST_SAVED_SECONDS or not worker.takes_tasks:
             return
         sooner: dict[ComponentKey, None] = {}
         for cost_class in worker.preloaded:
@@ -190,8 +190,8 @@ class PreloadPlanner:
         sooner: Mapping[ComponentKey, None],
         deferred: Task | None,
     ) -> None:
-        """Send those of these tasks of which something fits next to the run, in memory and time, and that are worth
-        what is evicted for them."""
+        """Send each task of which something fits next to the run, in memory and time, if that is worth the weights
+        that are evicted for it."""
         costs, entries = self._costs, worker.entries
         assert worker.task_id is not None, f"{worker.name} runs nothing"
         running = self._demand.tasks[worker.task_id]

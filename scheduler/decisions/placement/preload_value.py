@@ -1,7 +1,7 @@
-"""The value of a preload in seconds: the load that it hides, less the loads that it causes. Pure, and what is learned.
+"""The value of a preload in seconds: the load that it hides, less the loads that it causes. Pure, with learned state.
 
 Whether a preload is used, and how much later than expected, is learned for each kind of run from the preloads of that
-kind that were sent: where requests come one by one, the work for what is resident grows while it is done.
+kind that were sent: where requests come one by one, the work for resident weights grows while it is done.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class PreloadUse:
         self._used.append(False)
 
     def decided(self, is_sent: bool) -> None:
-        """A preload was sent or refused. After many refusals in a row nothing is known any more: what is never sent
-        would never be learned again."""
+        """A preload was sent or refused. After many refusals in a row nothing is known any more: refusals
+        alone would teach nothing new."""
         self._refused = 0 if is_sent else self._refused + 1
         if self._refused == MOST_REFUSED:
             self._refused, self._delays = 0, Estimate()
@@ -88,7 +88,7 @@ class PreloadUse:
 
 
 class PreloadUses:
-    """`PreloadUse` of each kind of run, and the delay of all kinds, for those of which none was used."""
+    """`PreloadUse` of each kind of run, and the delay of all kinds, for kinds without a used preload."""
 
     def __init__(self) -> None:
         #: the kinds that were asked for last

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from modelpool.scheduler.decisions.placement.expected_completion import soonest
 from modelpool.scheduler.decisions.placement.rules import Placement, arrival_order, least_loaded
 
-#: the names are those of `scheduler.model.config.PLACEMENT_NAMES`
+#: the keys are the names in `scheduler.model.config.PLACEMENT_NAMES`
 PLACEMENTS: Mapping[str, Placement] = {
     "soonest": soonest,
     "arrival_order": arrival_order,

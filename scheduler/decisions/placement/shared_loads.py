@@ -16,8 +16,8 @@ from modelpool.scheduler.model.workers import Worker
 def shared_load_seconds(query: PlacementQuery, cost_class: CostClass, worker: Worker) -> float:
     """The part of the extra seconds of a task of this cost class that others share, on a live worker that it fits on.
 
-    What is not resident there of a component is shared equally by the tasks that wait for it, divided by the number of
-    its holders and this worker: tasks waiting for a component with many holders are served by them. What only streams,
+    The tasks that wait for a component share its missing part equally, divided by the number of its holders and this
+    worker: tasks waiting for a component with many holders are served by them. What only streams,
     for lack of room, serves no other task. All tasks of the backlog count, at any priority, and partial holders as
     holders.
     0 for a component that is resident with other patches.

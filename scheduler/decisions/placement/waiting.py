@@ -1,7 +1,7 @@
 """Decides whether a task should wait for a busy worker, and reserves that worker's time within one placement.
 
-A busy worker can take the tasks of one line or of another, not both: what is reserved on it counts for the lines that
-are considered later in the same placement.
+A busy worker can take the tasks of one line or of another, not both: time that is reserved on it counts for the lines
+that are considered later in the same placement.
 """
 
 from __future__ import annotations

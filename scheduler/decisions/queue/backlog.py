@@ -206,7 +206,7 @@ class Backlog:
         return self._lines.get(cost_class)
 
     def using(self, entries: Iterable[Resident]) -> list[BacklogLine]:
-        """The lines whose first use is one of these components with its patches, or that use none."""
+        """The lines that first use one of these components with its patches, or that use none."""
         found = list(self._without_uses) if self._without_uses else []
         by_use = self._by_use
         for entry in entries:
@@ -218,7 +218,7 @@ class Backlog:
         return found
 
     def of_component(self, component: ComponentKey, most: int) -> list[BacklogLine]:
-        """The first lines, in order, whose first use is this component, with any patches."""
+        """The first lines, in order, that first use this component, with any patches."""
         lines = self._by_component.get(component)
         return [] if lines is None else lines.first(most)
 
@@ -286,7 +286,7 @@ class Backlog:
         return [lines for lines in self._classes[: self._within(capacity_bytes)] if lines.head is not None]
 
     def _within(self, capacity_bytes: int) -> int:
-        """Number of classes whose lines fit in it."""
+        """Number of classes with lines that fit in it."""
         known = self.capacities
         return len(known) if known and known[-1] == capacity_bytes else bisect_left(known, capacity_bytes) + 1
 

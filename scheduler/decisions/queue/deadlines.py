@@ -1,7 +1,7 @@
 """Earliest-deadline-first: which jobs have to go first to meet their deadline. Knows deadlines and seconds, no workers.
 
 Jobs with the same deadline form one group. Rules
-1. Work due by a deadline is that of its group and of all earlier ones. It has to begin when what is left of it, over
+1. Work due by a deadline is the work of its group and of all earlier ones. It has to begin when the rest of it, over
    all workers, or of the longest of its jobs alone, leaves no more time than the margin. Then all of these groups are
    urgent: the earliest deadline goes first.
 2. Urgent jobs stay urgent. After its deadline a job has no precedence any more (`UrgentTasks.now`).

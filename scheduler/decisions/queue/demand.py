@@ -169,8 +169,8 @@ class Demand:
                 self._succeed(job)
 
     def result_lost(self, task_id: TaskId) -> None:
-        """The shell no longer holds a result: it is computed again for the jobs that still need it. A task whose state
-        is lost starts from the beginning."""
+        """The shell no longer holds a result: it is computed again for the jobs that still need it. A task with a
+        lost state starts from the beginning."""
         owner = task_of_state(task_id)
         if owner is not None:
             task = self.tasks.get(owner)
@@ -181,7 +181,7 @@ class Demand:
             self._make_again(task_id, lost)
 
     def files_right(self, right: Origins) -> None:
-        """These states of files are the expected ones: jobs whose results depend on no others are resolved."""
+        """These states of files are the expected ones: jobs with results that depend on no others are resolved."""
         for task_id in self.results.made_with(right):
             result = self.results.held[task_id]
             result.origins = result.origins - right
@@ -207,7 +207,7 @@ class Demand:
 
     def set_state(self, task: Task, kept: KeptState | None) -> None:
         """Set the state that the next run of the task resumes from, and the expected seconds of the steps that are
-        left. Those of a run in progress stay until it ends."""
+        left. The expected seconds of a run in progress stay until it ends."""
         task.kept = kept
         run_seconds = task.full_run_seconds if kept is None else task.full_run_seconds * kept.remaining
         if task.on_worker or run_seconds == task.spec.run_seconds:
@@ -284,7 +284,7 @@ class Demand:
     # ---- internal consequences ------------------------------------------------------------------------------------
 
     def _clash(self, spec: JobSpec) -> str | None:
-        """Return what is wrong with a task of `spec` that differs from a known one with the same id."""
+        """Return the error in a task of `spec` that differs from a known one with the same id."""
         for task in spec.tasks:
             known = self.tasks.get(task.task_id)
             if known is not None and known.spec.needs != task.needs:

@@ -58,6 +58,8 @@ class FairQueue:
         self._are_limited = any(share.running_limit is not None for share in config.shares)
         self._workers = 0
         self._link_bytes_per_second = math.inf
+        #: the run that was charged for last: task, attempt and user
+        self.latest_charge: tuple[TaskId, int, UserId] | None = None
         #: number of live jobs by priority at submission
         self._priorities: dict[int, int] = {}
         #: when the priority of each live job grows next; may contain jobs that ended
@@ -85,7 +87,7 @@ class FairQueue:
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
     def join(self, job: Job, at: float, submitted_at: float) -> None:
-        """Add a new job, whose tasks exist, and which has waited since `submitted_at`."""
+        """Add a new job, with existing tasks, that has waited since `submitted_at`."""
         job.joined = True
         priority = job.spec.priority
         self._priorities[priority] = self._priorities.get(priority, 0) + 1
@@ -214,6 +216,7 @@ class FairQueue:
 
     def pay(self, task: Task, cost: RunCost) -> None:
         """Charge for a run of the task that ended with a report."""
+        self.latest_charge = task.name, task.attempt, task.payer
         if task.reserved_in is not None:
             self._release(task)
         self.shares.pay(task.payer, cost.load_seconds + cost.run_seconds, cost.load_seconds)
@@ -248,7 +251,7 @@ class FairQueue:
             self._unfile_for(task, lambda: task.set_priority(priority, virtual_start))
 
     def _update_positions(self, jobs: Iterable[Job]) -> None:
-        """Move these jobs, whose virtual start changed, and their tasks forward."""
+        """Move these jobs, with changed virtual starts, and their tasks forward."""
         for job in jobs:
             for task_id in job.demands:
                 task = self._tasks[task_id]
@@ -288,7 +291,7 @@ class FairQueue:
             )
 
     def _make_urgent(self, task: Task, job: Job) -> None:
-        """Let the task go before all others, for a job whose deadline is near."""
+        """Let the task go before all others, for a job with a near deadline."""
         deadline = job.spec.deadline
         assert deadline is not None, f"{job.name} has no deadline"
         if deadline < task.urgent_by:

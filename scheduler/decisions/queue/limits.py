@@ -50,7 +50,7 @@ class RunningLimits:
         return 0 if limited is None else limited.running
 
     def add(self, task: Task, limit: int) -> None:
-        """Add a ready task whose payer has this limit: it is held until `settle` finds room."""
+        """Add a ready task of a payer with this limit: it is held until `settle` finds room."""
         limited = self._limited.get(task.payer)
         if limited is None:
             limited = self._limited[task.payer] = _Limited(limit)

@@ -27,7 +27,7 @@ class UrgentTasks:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[UrgentEntry]:
-        """By deadline, then in order; including those whose deadline is over."""
+        """By deadline, then in order; including tasks with a past deadline."""
         return iter(self._entries)
 
     def __contains__(self, task: Task) -> bool:
@@ -54,7 +54,7 @@ class UrgentTasks:
             del self._entries[bisect_left(self._entries, (deadline, task.order))]
 
     def now(self, at: float) -> Iterator[UrgentEntry]:
-        """Those that go first at this time: without those whose deadline is over."""
+        """Tasks that go first at this time: without tasks with a past deadline."""
         for entry in self._entries:
             if entry[0] > AT_ONCE:
                 break

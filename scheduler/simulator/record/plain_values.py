@@ -1,7 +1,7 @@
 """Converts values of the scheduler to JSON and back without loss: dataclasses, enums, tuples and plain values.
 
 Rules
-1. What is read equals what was written, floats to the last bit.
+1. A value that is read equals the written one, floats to the last bit.
 2. A field with its default is left out when written, to keep lines short; `in_full` leaves nothing out.
 3. Reading checks every field against its type. Errors name the field, what was found and what was expected.
 """

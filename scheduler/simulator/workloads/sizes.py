@@ -1,6 +1,6 @@
 """Invented models of four sizes, after public ones: bytes from parameter counts at two bytes each, estimated seconds.
 
-Seconds are those of one data-centre GPU of 2023 (H100); GPUs of other speeds scale them. Published figures name their
+Seconds are for one data-centre GPU of 2023 (H100); GPUs of other speeds scale them. Published figures name their
 source; the others are of the right order of magnitude only.
 """
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from modelpool.actors.client import followed_jobs as jobs_module
+from modelpool.actors.client import result_queue
 from modelpool.actors.client.client import CHUNK, ModelPool, WorkersFailed
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.graph.build_graph import build_graph
@@ -348,7 +348,7 @@ def test_an_interrupt_while_waiting_leaves_jobs_that_can_be_cancelled_and_read()
 def test_waiting_sleeps_in_pieces_so_that_an_interrupt_that_came_just_before_is_heard(endless_pool) -> None:
     # Python's handler runs when the main thread wakes: a signal between its last look and its sleep wakes nobody
     jobs = endless_pool.submit(request(ENDLESS))
-    sleep, sleeps = jobs._followed._changed.wait, []
+    sleep, sleeps = jobs._followed.monitor._changed.wait, []
 
     def counted(timeout=None) -> bool:
         sleeps.append(timeout)
@@ -356,7 +356,7 @@ def test_waiting_sleeps_in_pieces_so_that_an_interrupt_that_came_just_before_is_
             raise KeyboardInterrupt
         return sleep(timeout)
 
-    jobs._followed._changed.wait = counted
+    jobs._followed.monitor._changed.wait = counted
     with pytest.raises(KeyboardInterrupt):
         next(jobs.images())
     with pytest.raises(TimeoutError):
@@ -444,7 +444,7 @@ def test_written_images_are_not_kept_in_the_object_store(tmp_path, monkeypatch) 
     with open_pool(output=tmp_path) as pool:
         jobs = pool.submit([request(seed=seed) for seed in range(4)])
         jobs.wait(60)
-        assert [ready.job.result for ready in jobs._followed._waiting] == [None] * 4
+        assert [ready.job.result for ready in jobs._followed.outputs._waiting] == [None] * 4
         monkeypatch.setattr(pool._connection, "fetch", None)
         for image in jobs.images():
             assert (image.pixels == expected(request(seed=image.seed))).all()
@@ -458,14 +458,14 @@ def test_written_videos_are_exact_until_too_many_wait(tmp_path, monkeypatch) -> 
         wanted = [request(model=VIDEOS, seed=seed, format="gif", frames=5) for seed in range(3)]
         jobs = pool.submit(wanted)
         jobs.wait(60)
-        assert (jobs._followed._kept_bytes > 0) == (jobs_module.MOST_KEPT_BYTES > 0)
+        assert (jobs._followed.outputs._kept_bytes > 0) == (result_queue.MOST_KEPT_BYTES > 0)
         found = sorted(jobs.videos(), key=lambda video: video.index)
-        assert (jobs._followed._kept_bytes, len(jobs._followed._kept)) == (0, 0)
+        assert (jobs._followed.outputs._kept_bytes, len(jobs._followed.outputs._kept)) == (0, 0)
         return found
 
     with open_pool(output=tmp_path) as pool:
         exact = videos(pool)
-        monkeypatch.setattr(jobs_module, "MOST_KEPT_BYTES", 0)
+        monkeypatch.setattr(result_queue, "MOST_KEPT_BYTES", 0)
         read = videos(pool)
         for one, other in zip(exact, read, strict=True):
             assert pixels_sha256(one.frames) == one.pixels_sha256 == other.pixels_sha256
@@ -543,7 +543,7 @@ def fail_in_the_middle(pool, folder: FailingFolder, how: str, count: int = 40):
     first = [next(results) for _ in range(3)]
     folder.fail(how)
     CountedEngine.permits.release(2)
-    until(lambda: jobs.progress().held or jobs._followed._given_up)
+    until(lambda: jobs.progress().held or jobs._followed.writing._given_up)
     until(lambda: sum(pool.status().waiting.values()) < 8)  # what was sent to a worker ahead is not withdrawn
     CountedEngine.permits.release(1000)
     return jobs, results, first
@@ -740,7 +740,7 @@ def test_an_image_that_was_lost_is_generated_again(pool) -> None:
     """Its node can go between the end of the job and the moment at which the driver fetches it."""
     jobs = pool.submit([request(seed=1), request(seed=2)])
     jobs.wait(60)
-    gone = jobs._followed._waiting[0].job
+    gone = jobs._followed.outputs._waiting[0].job
     gone.result.lost = True
     images = {image.index: image for image in jobs.results()}
     assert sorted(images) == [0, 1]
@@ -763,10 +763,10 @@ def test_a_job_that_runs_again_keeps_its_deadline(pool, monkeypatch) -> None:
         sent.extend((index, again.deadline) for index, again in wanted)
         submit(wanted, submission_id)
 
-    submit = followed._submit_again
-    monkeypatch.setattr(followed, "_submit_again", submit_again)
-    followed._follower._times[0] -= 600.0  # it was submitted ten minutes ago
-    for ready in followed._waiting:
+    submit = followed.pool._submit_again
+    monkeypatch.setattr(followed.pool, "_submit_again", submit_again)
+    followed.pool.follower._times[0] -= 600.0  # it was submitted ten minutes ago
+    for ready in followed.outputs._waiting:
         ready.job.result.lost = True
     assert len(list(jobs.images())) == 2
     deadlines = dict(sent)
@@ -779,7 +779,7 @@ def test_an_output_that_is_lost_after_a_cancellation_is_not_generated_again(endl
     jobs = endless_pool.submit([request(seed=1), request(ENDLESS)])
     while not jobs.progress().done:
         time.sleep(0.01)
-    jobs._followed._waiting[0].job.result.lost = True
+    jobs._followed.outputs._waiting[0].job.result.lost = True
     jobs.cancel()
     ends = sorted(jobs.results(), key=lambda end: end.index)
     assert [(end.index, end.kind) for end in ends] == [(0, RunErrorKind.INPUT_LOST), (1, RunErrorKind.CANCELLED)]
@@ -793,14 +793,14 @@ def test_a_job_that_is_cancelled_while_it_is_sent_again_is_cancelled(endless_poo
     while not jobs.progress().done:
         time.sleep(0.01)
     followed = jobs._followed
-    followed._waiting[0].job.result.lost = True
-    submit_again = followed._submit_again
+    followed.outputs._waiting[0].job.result.lost = True
+    submit_again = followed.pool._submit_again
 
     def cancelled_first(requests: Any, submission_id: Any) -> None:
         jobs.cancel()
         submit_again([(index, request(ENDLESS)) for index, _ in requests], submission_id)
 
-    monkeypatch.setattr(followed, "_submit_again", cancelled_first)
+    monkeypatch.setattr(followed.pool, "_submit_again", cancelled_first)
     assert [end.kind for end in jobs.results()] == [RunErrorKind.CANCELLED] * 2
 
 
@@ -849,8 +849,8 @@ def test_an_end_that_arrives_twice_counts_once(endless_pool) -> None:
     )
     progress = jobs.progress()
     assert (progress.total, progress.done, progress.cancelled) == (2, 1, 0)
-    assert not followed.is_over
-    assert followed.next_result() is None
+    assert not followed.ends.is_over
+    assert followed.outputs.next_result() is None
     jobs.cancel()
     assert [(end.index, end.kind) for end in jobs.results()] == [(1, RunErrorKind.CANCELLED)]
 

@@ -22,7 +22,7 @@ from modelpool.actors.client import opening
 from modelpool.actors.client.client import ModelPool
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.config.output_address import OutputDefaults
-from modelpool.actors.control import controller as controller_module
+from modelpool.actors.control import job_queue as queue_module
 from modelpool.actors.control import parked_jobs
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.pool_plan import plan_pool
@@ -102,14 +102,14 @@ def test_a_written_output_can_be_read_again(shared: ModelPool, tmp_path: Path) -
 
 
 def test_one_job_is_cancelled_whether_it_runs_waits_or_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_module, "WINDOW", 8)
+    monkeypatch.setattr(queue_module, "WINDOW", 8)
     monkeypatch.setattr(parked_jobs, "JOBS_IN_PACK", 4)
     count = 20
     with open_pool(workers=1, make_engine=SignallingEngine) as pool:
         SignallingEngine.begun.clear()
         jobs = pool.submit(request(f"{ENDLESS} {index}", seed=index) for index in range(count))
         SignallingEngine.begun.wait(60)
-        assert len(pool._connection.controller._parked) == count - 8  # type: ignore[attr-defined]
+        assert len(pool._connection.controller._queue.parked) == count - 8  # type: ignore[attr-defined]
         last = count - 1
         for index in (last, 7, 0):
             jobs[index].cancel()
@@ -138,7 +138,7 @@ def test_asyncio_programs_iterate_and_await(shared: ModelPool) -> None:
         assert await jobs == []
         with pytest.raises(JobFailed):
             await shared.submit([request(FAIL), request(seed=15)])
-        assert jobs._followed._watchers == []
+        assert jobs._followed.monitor._watchers == []
 
     asyncio.run(asyncio.wait_for(program(), 60))
 
@@ -152,7 +152,7 @@ def test_a_cancelled_coroutine_loses_no_image(shared: ModelPool) -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             if not task.cancelled() and task.exception() is None:
-                jobs._followed.return_result(task.result())
+                jobs._followed.outputs.put_back(task.result())
         return len(await jobs)
 
     async def one(jobs: Any) -> ImageResult:
@@ -191,14 +191,14 @@ def test_awaiting_all_images_again_after_a_timeout_or_a_failure_loses_none(share
 def test_a_job_whose_await_is_cancelled_while_it_is_read_can_be_awaited_again(shared: ModelPool) -> None:
     begun, read = threading.Event(), threading.Event()
     jobs = shared.submit(request(seed=84))
-    deliver = jobs._followed._delivered
+    deliver = jobs._followed.outputs._delivered
 
     def slow(finished: Any) -> Any:
         begun.set()
         assert read.wait(60)
         return deliver(finished)
 
-    jobs._followed._delivered = slow  # type: ignore[method-assign]
+    jobs._followed.outputs._delivered = slow  # type: ignore[method-assign]
 
     async def first() -> None:
         task = asyncio.ensure_future(jobs[0]._awaited())
@@ -220,14 +220,14 @@ def test_two_waiters_for_one_job_get_the_same_output(shared: ModelPool) -> None:
     """The second one begins while the output is read for the first one."""
     begun, read = threading.Event(), threading.Event()
     jobs = shared.submit(request(seed=86))
-    deliver = jobs._followed._delivered
+    deliver = jobs._followed.outputs._delivered
 
     def slow(finished: Any) -> Any:
         begun.set()
         assert read.wait(60)
         return deliver(finished)
 
-    jobs._followed._delivered = slow  # type: ignore[method-assign]
+    jobs._followed.outputs._delivered = slow  # type: ignore[method-assign]
 
     async def program() -> None:
         first = asyncio.ensure_future(jobs[0]._awaited())
@@ -244,15 +244,15 @@ def test_iterating_waits_for_an_output_that_is_lost_at_the_end(shared: ModelPool
     """Every job had ended when it was fetched."""
     jobs = shared.submit(request(seed=85))
     jobs.wait(60)
-    deliver, again = jobs._followed._delivered, []
+    deliver, again = jobs._followed.outputs._delivered, []
 
     def lose_once(finished: Any) -> Any:
         if again:
             return deliver(finished)
         again.append(finished)
-        return jobs._followed._lost_output(finished.job, ResultGone("its node is gone"))
+        return jobs._followed._generate_again(finished.job, ResultGone("its node is gone"))
 
-    jobs._followed._delivered = lose_once  # type: ignore[method-assign]
+    jobs._followed.outputs._delivered = lose_once  # type: ignore[method-assign]
 
     async def program() -> list[int]:
         return [image.index for image in await jobs]

@@ -154,7 +154,7 @@ def test_what_reading_raises_is_raised_in_asyncio_too_after_all_jobs_ended(pool:
 
     with pytest.raises(UserError, match="line 40"):
         asyncio.run(collect())
-    assert jobs._followed.is_over
+    assert jobs._followed.ends.is_over
 
 
 @pytest.mark.parametrize("hold", [False, True])
@@ -185,9 +185,9 @@ def test_a_stream_whose_folder_cannot_be_opened_ends(pool: ModelPool, tmp_path: 
 def _is_over_soon(jobs: Jobs) -> bool:
     """Whether every job ends within some seconds."""
     until = time.monotonic() + 10
-    while not jobs._followed.is_over and time.monotonic() < until:
+    while not jobs._followed.ends.is_over and time.monotonic() < until:
         time.sleep(0.01)
-    return jobs._followed.is_over
+    return jobs._followed.ends.is_over
 
 
 def test_cancelling_ends_a_stream_whose_source_never_answers() -> None:
@@ -239,5 +239,5 @@ def test_closing_a_pool_ends_its_streams() -> None:
         jobs = pool.submit_stream(chunks(), is_possible)
         next(jobs.images())
     left.set()
-    assert jobs._followed.is_sealed
+    assert jobs._followed.ends.is_sealed
     assert jobs.progress().total == 1

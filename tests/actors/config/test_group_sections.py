@@ -100,3 +100,59 @@ def test_bad_groups_name_the_table_and_the_key(tmp_path: Path) -> None:
         with pytest.raises(error) as caught:
             load(tmp_path, text)
         assert f"pool.toml: {message}" in str(caught.value), text
+
+
+TYPES = """
+[groups.a100]
+gpu_memory = "40GiB"
+min = 1
+max = 6
+price_per_hour = 4.0
+labels = { team = "art" }
+[groups.a100.instance_types.p4d]
+gpus_per_node = 8
+price_per_hour = 32.0
+labels = { instance = "p4d" }
+[groups.a100.instance_types.g5]
+labels = { instance = "g5" }
+[groups.a100.zones.us-east-1a]
+[groups.a100.zones.us-east-1b]
+price_factor = 1.5
+"""
+
+
+def test_instance_types_and_zones_are_groups_with_one_minimum_and_maximum(tmp_path: Path) -> None:
+    groups = load(tmp_path, TYPES).scheduler.groups
+    assert [(group.name, group.price_per_hour, group.gpus_per_node) for group in groups] == [
+        ("a100-p4d-us-east-1a", 32.0, 8),
+        ("a100-p4d-us-east-1b", 48.0, 8),
+        ("a100-g5-us-east-1a", 4.0, 1),
+        ("a100-g5-us-east-1b", 6.0, 1),
+    ]
+    assert {(group.part_of, group.min_nodes, group.max_nodes) for group in groups} == {("a100", 1, 6)}
+    assert dict(groups[3].labels) == {"team": "art", "instance": "g5", "ray.io/availability-zone": "us-east-1b"}
+    assert groups[0].gpu_bytes == 40 * GIB
+    zones = load(tmp_path, '[groups.a]\n[groups.a.zones.one]\n[groups.a.zones.two]\nlabels = { place = "2" }').scheduler
+    assert [(group.name, group.labels) for group in zones.groups] == [
+        ("a-one", (("ray.io/availability-zone", "one"),)),
+        ("a-two", (("place", "2"),)),
+    ]
+
+
+def test_the_description_of_instance_types_is_a_configuration_again(tmp_path: Path) -> None:
+    config = load(tmp_path, TYPES)
+    text = config.describe()
+    assert load(tmp_path, text[text.index("[groups.") :]).scheduler.groups == config.scheduler.groups
+
+
+def test_bad_instance_types_name_the_table_and_the_key(tmp_path: Path) -> None:
+    for text, message in (
+        ("[groups.a.instance_types.x]\n[groups.a.instance_types.y]", "labels: found 'equal ones for a-x and a-y'"),
+        ("[groups.a.instance_types.x]\nprize = 1", "prize"),
+        ("[groups.a.zones.x]\nprice_factor = -1", "[groups.a] price_per_hour"),
+        ('[groups.a]\npart_of = "s"\n[groups.a.zones.x]', "[groups.a] part_of: found 's', expected no such key"),
+        ('[groups.a]\npart_of = "s"\nmax = 2\n[groups.b]\npart_of = "s"\nmax = 3', "max_nodes: found '3 in group b'"),
+    ):
+        with pytest.raises(UserError) as caught:
+            load(tmp_path, text if text.startswith("[groups.a]\n") else f"[groups.a]\nprice_per_hour = 1\n{text}")
+        assert message in str(caught.value), text

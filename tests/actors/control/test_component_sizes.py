@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.actors.control import controller
+from modelpool.actors.control import job_queue
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.scheduler.model.messages import Outcome
 from tests.actors.fake_fleet import Desk, dialogue
@@ -16,7 +16,7 @@ async def test_sizes_of_unused_components_are_forgotten_and_named_again() -> Non
     """1. Jobs of two models with several LoRAs, one after the other, with room for few components. 2. The core forgets
     some, and the controller their files. 3. All jobs succeed, those that need a forgotten component too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(controller, "COMPONENTS_KEPT", 4)
+        patch.setattr(job_queue, "COMPONENTS_KEPT", 4)
         desk = await Desk().open()
         ever_known: set[str] = set()
         forgotten = 0
@@ -31,7 +31,7 @@ async def test_sizes_of_unused_components_are_forgotten_and_named_again() -> Non
                     known = set(desk.state.costs.components)
                     ever_known |= known
                     forgotten += len(before - known)
-                    (worker,) = desk.controller._dispatcher._live.values()
+                    (worker,) = desk.controller._dispatcher.workers
                     files = worker.checked | desk.controller._tasks._files.keys()
                     assert not files & (before - known), "files of forgotten components are held"
     assert forgotten > 0

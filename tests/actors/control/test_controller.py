@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from modelpool.actors.control.connection import UnknownDriver
-from modelpool.actors.control.controller import SILENCE_SECONDS, PoolBroken
+from modelpool.actors.control.drivers import SILENCE_SECONDS
+from modelpool.actors.control.job_queue import PoolBroken
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.common.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
@@ -380,7 +381,7 @@ async def test_a_submission_cancelled_while_it_is_checked_never_runs() -> None:
     await submitting
     assert desk.fleet.sent == []
     assert [job.outcome for job in await desk.hear()] == [Outcome.CANCELLED] * 2
-    assert desk.controller._clients[ME].submissions == {}
+    assert desk.controller._drivers.known[ME].submissions == {}
 
 
 @dialogue
@@ -399,7 +400,7 @@ async def test_one_job_that_is_cancelled_between_its_check_and_its_queueing_neve
     ended = await desk.run_dry()
     outcomes = [(end.index, end.outcome) for end in ended]
     assert outcomes == [(0, Outcome.CANCELLED), (1, Outcome.CANCELLED), (2, Outcome.SUCCEEDED)]
-    assert desk.controller._clients[ME].submissions == {}
+    assert desk.controller._drivers.known[ME].submissions == {}
 
 
 @dialogue
@@ -705,5 +706,5 @@ async def test_nothing_is_remembered_of_jobs_that_ended_but_what_the_core_keeps(
     held = desk.state.snapshot().results_held
     assert held <= 1
     assert len(desk.controller._tasks) == held
-    assert desk.controller._jobs == {}
-    assert desk.controller._clients[ME].submissions == {}
+    assert desk.controller._queue.jobs == {}
+    assert desk.controller._drivers.known[ME].submissions == {}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.actors.control import controller as controller_module
+from modelpool.actors.control import job_queue as queue_module
 from modelpool.actors.control.parked_jobs import JOBS_IN_PACK, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
@@ -29,7 +29,7 @@ WINDOW = 2 * JOBS_IN_PACK
 
 @pytest.fixture(autouse=True)
 def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_module, "WINDOW", WINDOW)
+    monkeypatch.setattr(queue_module, "WINDOW", WINDOW)
 
 
 def request(number: int, **fields: Any) -> GenerateRequest:
@@ -74,8 +74,8 @@ async def test_all_jobs_of_a_long_submission_run_once_in_order() -> None:
     assert all(end.recipe is not None and end.recipe.prompt == f"a {end.index}" for end in ended)
     assert started(desk) == [f"a {number}" for number in range(count)]
     assert (await desk.controller.status()).jobs == {"live": 0, "succeeded": count, "failed": 0, "cancelled": 0}
-    assert not desk.controller._parked._flows
-    assert desk.controller._clients[ME].submissions == {}
+    assert not desk.controller._queue.parked._flows
+    assert desk.controller._drivers.known[ME].submissions == {}
 
 
 @dialogue
@@ -85,7 +85,7 @@ async def test_priorities_order_and_shares_are_kept() -> None:
 
     async def order(window: int) -> list[int]:
         desk = Desk()
-        desk.controller._parked = ParkedJobs(window)
+        desk.controller._queue.parked = ParkedJobs(window)
         await desk.open()
         for number, (user, priority) in enumerate([("ann", 0), ("ben", 0), ("ann", 5)]):
             terms = {"user": user, "priority": priority}
@@ -117,7 +117,7 @@ async def test_cancelled_jobs_end_whether_parked_or_not() -> None:
     assert sum(end.outcome is Outcome.CANCELLED for end in first) >= 2 * WINDOW - 1
     second = [end for end in ended if end.submission_id == "second"]
     assert [end.outcome for end in second] == [Outcome.SUCCEEDED] * (2 * WINDOW)
-    assert not desk.controller._parked._flows
+    assert not desk.controller._queue.parked._flows
 
 
 @dialogue
@@ -127,19 +127,19 @@ async def test_withdrawn_jobs_end_except_those_that_run() -> None:
     await desk.controller.cancel(ME, SubmissionId("s"), withdraw=True)
     ended = await desk.run_dry()
     assert sorted(end.index for end in ended) == list(range(3 * WINDOW))
-    assert len(desk.controller._parked) == 0
+    assert len(desk.controller._queue.parked) == 0
 
 
 @dialogue
 async def test_a_driver_that_leaves_leaves_nothing() -> None:
     desk = await Desk().open()
     await desk.submit(*requests(3 * WINDOW))
-    assert len(desk.controller._parked)
+    assert len(desk.controller._queue.parked)
     await desk.controller.leave(ME)
     while desk.fleet.running:
         await desk.finish(*desk.fleet.running)
-    assert not desk.controller._parked._flows
-    assert not desk.controller._jobs
+    assert not desk.controller._queue.parked._flows
+    assert not desk.controller._queue.jobs
 
 
 @dialogue
@@ -156,15 +156,15 @@ async def test_jobs_leave_with_their_driver_though_the_first_of_their_pack_ends_
     desk.state.demand._unfit = unfit  # type: ignore[method-assign]
     await desk.submit(*requests(WINDOW), submission="first")
     await desk.submit(*requests(JOBS_IN_PACK, 1000), submission="second")
-    while len(desk.controller._parked):
+    while len(desk.controller._queue.parked):
         await desk.finish(*desk.fleet.running)
-    queued = [job_id for job_id in desk.controller._jobs if job_id.startswith("second-")]
+    queued = [job_id for job_id in desk.controller._queue.jobs if job_id.startswith("second-")]
     assert len(queued) == JOBS_IN_PACK - 1
-    assert "second" in desk.controller._clients[ME].submissions
+    assert "second" in desk.controller._drivers.known[ME].submissions
     await desk.controller.cancel(ME, SubmissionId("second"))
     ended = await desk.run_dry()
     assert sum(end.outcome is Outcome.CANCELLED for end in ended) == JOBS_IN_PACK - 1
-    assert not desk.controller._jobs
+    assert not desk.controller._queue.jobs
 
 
 @dialogue
@@ -202,7 +202,7 @@ async def test_jobs_count_as_submitted_from_their_submission_wherever_they_wait(
     high = await run_of(desk, 1000)
     for _ in range(7):
         await desk.pass_time(0.5 * ageing_seconds)
-    while last not in desk.controller._jobs:
+    while last not in desk.controller._queue.jobs:
         await desk.finish(*(sent for sent in desk.fleet.running if sent is not high))
     history = await desk.controller.history(last)
     assert (history.submitted_at, history.status) == (5.0, "active")
@@ -226,7 +226,7 @@ async def test_the_core_knows_every_deadline_at_once_and_all_work_where_nodes_fo
 async def test_a_failure_of_the_core_fails_parked_jobs_too() -> None:
     desk = await Desk().open()
     await desk.submit(*requests(3 * WINDOW))
-    desk.controller._break("planted")
+    desk.controller._queue.fail_all("planted")
     ended = await desk.hear()
     assert sorted(end.index for end in ended) == list(range(3 * WINDOW))
     assert all(end.error is not None and "planted" in end.error.message for end in ended)
@@ -248,7 +248,7 @@ def test_a_core_that_fails_while_jobs_are_queued_ends_all_of_them(failing: int) 
 
         desk.state.handle = failing_handle  # type: ignore[method-assign]
         await desk.submit(*requests(3 * WINDOW))
-        while desk.fleet.running and not desk.controller._broken:
+        while desk.fleet.running and not desk.controller._queue.broken:
             await desk.finish(*desk.fleet.running)
         await require_all_failed(desk)
 
@@ -268,7 +268,7 @@ async def test_a_job_that_cannot_be_queued_ends_with_all_others() -> None:
         add(spec, *args)
 
     desk.controller._tasks.add = failing_add  # type: ignore[method-assign]
-    while desk.fleet.running and not desk.controller._broken:
+    while desk.fleet.running and not desk.controller._queue.broken:
         await desk.finish(*desk.fleet.running)
     await require_all_failed(desk)
 
@@ -280,8 +280,8 @@ async def require_all_failed(desk: Desk) -> None:
     failed = [end for end in ended if end.outcome is not Outcome.SUCCEEDED]
     assert failed
     assert all(end.error is not None and "planted" in end.error.message for end in failed)
-    assert not desk.controller._jobs
-    assert desk.controller._clients[ME].submissions == {}
+    assert not desk.controller._queue.jobs
+    assert desk.controller._drivers.known[ME].submissions == {}
 
 
 @dialogue

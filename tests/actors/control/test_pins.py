@@ -8,7 +8,7 @@ import pytest
 
 from modelpool.actors.client.client import ModelPool
 from modelpool.actors.config.config import PoolConfig
-from modelpool.actors.control import controller
+from modelpool.actors.control import job_queue
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UnknownName, UnusableField
 from modelpool.pool.values.specs.spec import RunError, RunErrorKind, WorkerId
@@ -100,7 +100,7 @@ async def test_wrong_pins_change_nothing() -> None:
 @dialogue
 async def test_pinned_models_keep_their_sizes_and_files_when_others_are_forgotten() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(controller, "COMPONENTS_KEPT", 1)
+        patch.setattr(job_queue, "COMPONENTS_KEPT", 1)
         desk = await Desk().open()
         await desk.controller.pin(("forms",), 1)
         await settle()

@@ -106,7 +106,7 @@ async def test_a_driver_that_does_not_listen_keeps_one_preview_of_a_job() -> Non
     sent = await sampling(desk)
     for step in range(1, 100):
         await made(desk, sent, step)
-    events = desk.controller._clients[ME].events
+    events = desk.controller._drivers.known[ME].events
     assert [each.preview.step for each in events._previews.values()] == [99]
 
 
@@ -122,7 +122,7 @@ def test_a_packed_job_keeps_its_kind() -> None:
     async def packed() -> None:
         desk = await Desk().open()
         await desk.submit(request(preview="taesd"), request(seed=2, preview="taesd"))
-        jobs = tuple(desk.controller._jobs.values())
+        jobs = tuple(desk.controller._queue.jobs.values())
         pack = JobPack(jobs)
         pack.pack()
         assert [job.preview for job in pack.jobs()] == ["taesd", "taesd"]

@@ -8,8 +8,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from modelpool.actors.control.dispatcher import poll_intervals
 from modelpool.actors.control.fleet import InputsLost
+from modelpool.actors.control.run_calls import poll_intervals
 from modelpool.actors.graph.common.input_ids import input_image_id
 from modelpool.actors.graph.common.stage_request import UpscaleRequest
 from modelpool.actors.request.image_fields import InputImage
@@ -28,7 +28,7 @@ AHEAD, ALONE = SchedulerConfig(send_ahead_seconds=60.0), SchedulerConfig(send_ah
 
 async def with_next(desk: Desk) -> tuple[Sent, Sent]:
     """Run until the worker has an encoding and a next one that only one job needs; return both."""
-    desk.state.send_ahead.follower = lambda at: None  # else the other tasks of the first image are next
+    desk.state.starts.send_ahead.follower = lambda at: None  # else the other tasks of the first image are next
     await desk.open()
     await desk.submit(request("known", cfg=1.0), submission="before")
     await desk.run_dry()
@@ -79,7 +79,7 @@ def test_the_next_task_counts_as_running_while_the_device_decodes(overlaps: bool
     async def talk() -> None:
         desk = Desk(config=AHEAD)
         desk.fleet.overlaps_decode = overlaps
-        desk.state.send_ahead.follower = lambda at: None
+        desk.state.starts.send_ahead.follower = lambda at: None
         await desk.open()
         await desk.submit(request("known", cfg=1.0), submission="before")
         await desk.run_dry()
@@ -299,7 +299,7 @@ def test_a_worker_that_dies_loses_both_and_only_one_has_failed() -> None:
 
 async def with_call(desk: Desk) -> tuple[Sent, list[Sent]]:
     """Run until the worker has queued runs that were sent in one call; return the running one and those."""
-    desk.state.send_ahead.follower = lambda at: None  # else the tasks of one image are
+    desk.state.starts.send_ahead.follower = lambda at: None  # else the tasks of one image are
     await desk.open()
     for n in range(12):
         await desk.submit(request(f"text {n}", seed=n, cfg=1.0), submission=f"s{n}")
@@ -357,7 +357,7 @@ def test_a_cancelled_job_ends_from_the_middle_of_a_call() -> None:
 
 def test_a_run_that_takes_long_does_not_keep_back_the_ends_of_its_call(monkeypatch) -> None:
     async def talk() -> None:
-        monkeypatch.setattr("modelpool.actors.control.dispatcher.OVERDUE_CALL_SECONDS", 0.01)
+        monkeypatch.setattr("modelpool.actors.control.run_calls.OVERDUE_CALL_SECONDS", 0.01)
         desk = Desk(config=AHEAD)
         running, call = await with_call(desk)
         desk.fleet.finish(running)
@@ -379,14 +379,14 @@ def test_callers_get_their_turn_between_the_ends_of_a_call() -> None:
     async def talk() -> None:
         desk = Desk(config=AHEAD)
         running, call = await with_call(desk)
-        dispatcher, turn, ended_in = desk.controller._dispatcher, 0, {}
-        end_run = dispatcher._end_run
+        calls, turn, ended_in = desk.controller._dispatcher._calls, 0, {}
+        end_run = calls._end_run
 
         def noting(report, *rest) -> None:
             ended_in[report.task_id] = turn
             end_run(report, *rest)
 
-        dispatcher._end_run = noting
+        calls._end_run = noting
         desk.fleet.finish(running)
         while any(not sent.report.done() for sent in call):
             desk.fleet.finish(desk.fleet.running[0])
@@ -413,13 +413,13 @@ def test_a_worker_that_dies_between_the_ends_of_a_call_loses_and_repeats_no_outp
         for _ in range(turns):
             await asyncio.sleep(0)
         desk.fleet.kill(worker_id)
-        left = len(desk.controller._dispatcher._live[worker_id].runs)
+        left = len(desk.controller._dispatcher.workers[worker_id].runs)
         for _ in range(2):
             await settle()
             await desk.clock.advance(20.0)
             await desk.run_dry()
         await desk.hear()
-        assert not desk.controller._broken
+        assert not desk.controller._queue.broken
         assert sorted(one.submission_id for one in desk.ended) == sorted(f"s{n}" for n in range(12))
         assert {one.outcome for one in desk.ended} == {Outcome.SUCCEEDED}
         return left

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from modelpool.actors.client.client import ModelPool
-from modelpool.pool.catalog.registry.listings import LoraListing, ModelListing
+from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
 from modelpool.pool.values.core.stage_params import Result, RunHooks, RunState, SampleParams, Stopped
 from modelpool.scheduler.model.config import SchedulerConfig
 from tests.actors.fakes import LORAS, FakeCatalog, FakeEngine, text_of
@@ -19,13 +19,16 @@ STEP_SECONDS = 0.05
 
 
 class PageCatalog(FakeCatalog):
-    """Two models, listed as a registry would."""
+    """Two models and a ControlNet, listed as a registry would."""
 
     def models(self) -> tuple[ModelListing, ...]:
         return tuple(ModelListing(name, f"{name}.safetensors", "SD 1.5", 1, 64, 64) for name in ("shapes", "forms"))
 
     def loras(self) -> tuple[LoraListing, ...]:
         return tuple(LoraListing(name, f"{name}.safetensors", 1) for name in LORAS)
+
+    def file_names(self) -> FileNames:
+        return FileNames(controlnets=("edges",))
 
 
 class PacedEngine(FakeEngine):

@@ -156,6 +156,14 @@ class LocalCluster:
         """
         self._ask("drain", node, seconds, reason)
 
+    def stop_control_service(self) -> None:
+        """End Ray's control service (GCS) at once."""
+        self._ask("stop_control_service")
+
+    def start_control_service(self) -> None:
+        """Start it again at its address. It knows the cluster only if its state is in Redis."""
+        self._ask("start_control_service")
+
     def environment(self, **more: str) -> dict[str, str]:
         """Return the environment for a driver of this cluster: our packages, its token, loopback only, and `more`."""
         kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
@@ -243,10 +251,11 @@ def new_folder() -> Path:
 
 @contextlib.contextmanager
 def local_cluster(
-    head_gpus: int = 0, head_cpus: int = 2, code: bool = True, head_hides: Sequence[Path] = ()
+    head_gpus: int = 0, head_cpus: int = 2, code: bool = True, head_hides: Sequence[Path] = (), redis: str = ""
 ) -> Iterator[LocalCluster]:
     """Start a cluster of one node, the head. With `code`, its processes find our packages and tests where they are;
-    otherwise only what drivers ship to it. `head_hides` as in `LocalCluster.add_node`.
+    otherwise only what drivers ship to it. `head_hides` as in `LocalCluster.add_node`. `redis` is the address of a
+    server for the state of the control service.
     """
     folder = new_folder()
     hidden = {str(folder): "" for folder in head_hides}
@@ -264,7 +273,10 @@ def local_cluster(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
-        env=kept | _ray_environment(folder) | {"PYTHONPATH": str(ROOT)},
+        env=kept
+        | _ray_environment(folder)
+        | {"PYTHONPATH": str(ROOT)}
+        | ({"RAY_REDIS_ADDRESS": redis, "RAY_external_storage_namespace": folder.name} if redis else {}),
         cwd=folder,
         start_new_session=True,
     )
@@ -411,6 +423,12 @@ class _Server:
     def remove(self, node: LocalNode, graceful: bool = True) -> None:
         known = self._nodes.pop(node.name)
         self._cluster.remove_node(known, allow_graceful=graceful)
+
+    def stop_control_service(self) -> None:
+        self._nodes["head"].kill_gcs_server(check_alive=True)
+
+    def start_control_service(self) -> None:
+        self._nodes["head"].start_gcs_server()
 
     def drain(self, node: LocalNode, seconds: float, reason: str) -> None:
         from ray._raylet import GcsClient

@@ -15,12 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelpool.pool.values.core.errors import GIB
-from modelpool.pool.values.specs.spec import NodeId, RunErrorKind, WorkerSpec
+from modelpool.pool.values.core.errors import GIB, UnusableField
+from modelpool.pool.values.specs.spec import NodeId, RunErrorKind, WorkerId, WorkerSpec
 from modelpool.pool.weights.plan.eviction_plan import Residency
+from modelpool.scheduler.core.invariants import validate
+from modelpool.scheduler.core.scaling_preview import preview
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import (
+    ComponentsKnown,
+    Cordoned,
+    DisruptionsAllowed,
     EndWorker,
     LossCause,
     NodeDraining,
@@ -32,6 +37,7 @@ from modelpool.scheduler.model.messages import (
     Submitted,
     Tick,
     WorkerDown,
+    WorkersWanted,
     WorkerUp,
 )
 from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
@@ -389,3 +395,74 @@ def test_a_start_that_was_withdrawn_is_no_failure() -> None:
     assert state.handle(unknown) == []
     (tick,) = state.handle(NodeDraining(6.0, NodeId("gone"), 60.0))
     assert isinstance(tick, ScheduleTick)
+
+
+def test_a_cordoned_node_is_replaced_for_work_and_kept_and_a_drained_one_leaves() -> None:
+    """The pool does not give up a node that an operator looks at; and buys no other one without work."""
+    scaled = Scaled([SMALL_NODES], validated=True)
+    scaled.cluster.post(Cordoned(300.0, worker_id=WorkerId("small-0")))
+    scaled.run(jobs_of([0.0] * 10 + [400.0] * 40))
+    assert outcomes(scaled) == {Outcome.SUCCEEDED}
+    assert scaled.nodes_left == {"small": 1}, "the cordoned one"
+    worker = scaled.core.state.worker_table.workers[WorkerId("small-0")]
+    assert worker.cordon is not None
+    assert worker.spec is not None
+    before = len(scaled.decisions)
+    scaled.cluster.post(Cordoned(scaled.cluster.now + 1.0, worker.spec.node, deadline=scaled.cluster.now + 60.0))
+    scaled.cluster.run(lambda core: validate(core.state))
+    assert scaled.nodes_left == {}
+    assert len(scaled.decisions) == before, "nothing is bought in its place"
+
+
+def test_nothing_is_given_up_outside_of_maintenance_windows() -> None:
+    scaled = Scaled([SMALL_NODES], validated=True)
+    scaled.cluster.post(DisruptionsAllowed(0.0, "it is Monday"))
+    scaled.cluster.post(DisruptionsAllowed(5000.0, ""))
+    scaled.run(jobs_of([5.0] * 60))
+    assert outcomes(scaled) == {Outcome.SUCCEEDED}
+    assert scaled.most_nodes > 1
+    ends = [why.at for why in scaled.decisions if why.nodes < 0]
+    assert ends
+    assert min(ends) >= 5000.0
+    assert scaled.nodes_left == {}
+
+
+def test_the_preview_says_what_the_next_evaluation_does_and_changes_nothing() -> None:
+    """Asked after every event, the decisions are the same as without; a preview at a decision is that decision."""
+    plain, asked = Scaled([SMALL_NODES, LARGE_NODES]), Scaled([SMALL_NODES, LARGE_NODES])
+    plain.run(jobs_of([5.0 * number for number in range(80)]))
+    previews: list[tuple[float, tuple[int, ...]]] = []
+    handle = asked.core.handle
+
+    def ask_too(event):  # type: ignore[no-untyped-def]
+        scaler = asked.core.state.autoscaler
+        assert scaler is not None
+        previews.append((event.at, tuple(group.change for group in scaler.preview(max(event.at, 0.0)).groups)))
+        return handle(event)
+
+    asked.core.handle = ask_too  # type: ignore[method-assign]
+    asked.run(jobs_of([5.0 * number for number in range(80)]))
+    assert asked.decisions == plain.decisions
+    assert any(change for _, changes in previews for change in changes)
+
+
+def test_other_groups_can_be_tried_on_a_pool_without_any() -> None:
+    state = SchedulerState()
+    state.handle(ComponentsKnown(0.0, SMALL.components))
+    with pytest.raises(UnusableField, match="this pool has no groups of nodes"):
+        preview(state, 0.0)
+    found = preview(state, 0.0, (SMALL_NODES,))
+    assert (found.waiting, found.groups[0].change, found.groups[0].why) == ((), 0, ("nothing waits",))
+    state.handle(WorkersWanted(0.0, (WorkerId("gpu-0"),)))
+    state.handle(WorkerUp(1.0, WorkerSpec(WorkerId("gpu-0"), 1, 24 * GIB, 10e9, "GPU", NodeId("n"))))
+    for job in jobs_of([2.0] * 200):
+        state.handle(job)
+    found = preview(state, 3.0, (SMALL_NODES, replace(LARGE_NODES, max_nodes=0)))
+    assert found.groups[0].change > 0
+    assert "requested" in found.groups[0].why[0]
+    assert found.groups[1].change == 0
+    assert found.end_seconds is not None
+    assert found.end_seconds > 1000.0
+    assert sum(level.tasks for level in found.waiting) > 500
+    assert not [worker for worker in state.worker_table.workers.values() if worker.group], "nothing was requested"
+    validate(state)

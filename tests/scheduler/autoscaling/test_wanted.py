@@ -217,3 +217,52 @@ def test_work_that_cheaper_nodes_end_a_little_later_is_theirs_as_far_as_the_tole
     assert groups(0.25, cheap=replace(cheap, blocked_until=AT + 1.0)) == [("b", 1)]
     short = replace(cheap, group=replace(GROUP, max_nodes=0))
     assert groups(0.25, cheap=short) == [("b", 1)]
+
+
+def test_cordoned_nodes_are_neither_capacity_nor_given_up() -> None:
+    """Nor are they bought again for the minimum: they exist."""
+    busy = work(350.0)
+    one, two = node("one"), node("two")
+    assert requested(wanted(busy, [OUTLOOK], Fleet((one, two)), AT)) == 0
+    cordoned = replace(two, is_cordoned=True, gpus=0)
+    assert requested(wanted(busy, [OUTLOOK], Fleet((one, cordoned)), AT)) == 1
+    idle = replace(cordoned, idle_since=0.0)
+    assert wanted(PendingWork(), [OUTLOOK], Fleet((idle,), recent=CALM), AT) == ()
+    kept = replace(OUTLOOK, group=replace(GROUP, min_nodes=1))
+    assert wanted(PendingWork(), [kept], Fleet((idle,), recent=CALM), AT) == ()
+    drained = replace(cordoned, ends_at=AT + 60.0)
+    assert requested(wanted(PendingWork(), [kept], Fleet((drained,), recent=CALM), AT)) == 1
+
+
+def test_no_more_nodes_are_given_up_than_disruption_limits_allow() -> None:
+    idle = tuple(node(f"n{number}", idle_since=0.0, idle_gpus=1) for number in range(4))
+    for may_end, count in ((None, 4), (0, 0), (1, 1), (3, 3)):
+        given_up = wanted(PendingWork(), [OUTLOOK], Fleet(idle, recent=CALM, may_end=may_end), AT)
+        assert len(given_up) == count, f"{may_end}: {given_up}"
+    starting = tuple(replace(one, is_starting=True) for one in idle)
+    assert len(wanted(PendingWork(), [OUTLOOK], Fleet(starting, recent=CALM, may_end=0), AT)) == 4, "nobody's loss"
+
+
+def test_groups_of_a_set_have_one_minimum_and_maximum_and_back_off_alone() -> None:
+    cheap = replace(GROUP, name="cheap", part_of="set", min_nodes=2, max_nodes=3, price_per_hour=1.0)
+    dear = replace(cheap, name="dear", price_per_hour=3.0)
+    outlooks = [replace(OUTLOOK, group=dear), replace(OUTLOOK, group=cheap)]
+
+    def counts(fleet: Fleet, backlog: PendingWork | None = None, cheap_until: float = 0.0) -> dict[str, int]:
+        tried = [outlooks[0], replace(outlooks[1], blocked_until=cheap_until, reason="out of stock")]
+        found: dict[str, int] = {}
+        for one in wanted(backlog or PendingWork(), tried, fleet, AT):
+            if isinstance(one, RequestNodes):
+                found[one.group] = found.get(one.group, 0) + one.nodes
+        return found
+
+    assert counts(Fleet()) == {"cheap": 2}
+    assert counts(Fleet(), cheap_until=AT + 60.0) == {"dear": 2}, "the other zone has no capacity"
+    assert counts(Fleet((node("one", group="dear"),))) == {"cheap": 1}
+    much = work(100_000.0)
+    assert counts(Fleet(), much) == {"cheap": 3}
+    full = Fleet((node("one", group="dear"), node("two", group="dear"), node("three", group="cheap")))
+    assert counts(full, much) == {}, "max_nodes of all together"
+    idle = [node(name, group="dear", idle_since=0.0, idle_gpus=1) for name in ("one", "two", "three")]
+    given_up = wanted(PendingWork(), outlooks, Fleet(tuple(idle), recent=CALM), AT)
+    assert len(given_up) == 1, "two stay"

@@ -141,7 +141,7 @@ def test_few_workers_are_examined_for_the_time_of_the_next_follower() -> None:
     examined = []
     demand, find = shell.state.demand, shell.state.demand.only_reader
     demand.only_reader = lambda task_id: (examined.append(task_id), find(task_id))[1]
-    shell.state.send_ahead.next_at(shell.state.at)
+    shell.state.starts.send_ahead.next_at(shell.state.at)
     assert len(shell.running) == len(names)
     assert len(examined) == MOST_COMPARED
 

@@ -60,6 +60,7 @@ ACTIVATIONS = [1, 4, 4, 4, 15, 30, 70]
 PROMPTS = st.sampled_from(["cat", "dog", "owl"])
 PATCHES = st.sampled_from(["", "", "x", "y"])
 ANY = st.integers(0, 10_000)
+CHANGES = ["cancel", "lose", "drain", "cordon", "restart", "unwanted", "priority"]
 USERS = st.sampled_from([UserId(name) for name in ("", "ann", "ann", "bob", "eve")])
 DEADLINES = st.sampled_from([None, None, None, 0.5, 12.0, 40.0, 200.0])
 #: seconds that a job has waited outside of the core
@@ -280,6 +281,20 @@ class CoreMachine(RuleBasedStateMachine):
     def drain_node(self, node: str, seconds: float) -> None:
         self.shell.drain(node, seconds)
 
+    @rule(place=st.sampled_from([*NAMES, "n1", "n2"]), seconds=st.sampled_from([None, None, 0.0, 3.0, 30.0]))
+    def cordon(self, place: str, seconds: float | None) -> None:
+        """An operator cordons a worker or a machine, or drains it."""
+        self.shell.cordon(place, seconds)
+
+    @rule(place=st.sampled_from([*NAMES, "n1", "n2"]))
+    def uncordon(self, place: str) -> None:
+        self.shell.uncordon(place)
+
+    @rule(name=st.sampled_from(NAMES), seconds=st.sampled_from([0.0, 3.0, 30.0]))
+    def restart(self, name: str, seconds: float) -> None:
+        """An operator restarts a worker, which has to be replaced by a new process, or is not up."""
+        self.shell.restart(name, seconds)
+
     @precondition(lambda self: self.shell.running)
     @rule(number=ANY)
     def lacks_a_file(self, number: int) -> None:
@@ -311,7 +326,8 @@ class CoreMachine(RuleBasedStateMachine):
     def stale_news(self, number: int, news: str) -> None:
         name, incarnation = self.pick(self.shell.started, number)
         worker = self.shell.state.worker_table.workers.get(name)
-        if worker is not None and worker.incarnation <= incarnation and worker.status.value != "given_up":
+        is_down = worker is not None and worker.status in (WorkerState.GIVEN_UP, WorkerState.DRAINED)
+        if worker is not None and worker.incarnation <= incarnation and not is_down:
             return  # no news of the past
         before = {
             w.worker_id: (w.status, w.incarnation, w.task_id) for w in self.shell.state.worker_table.workers.values()
@@ -406,7 +422,11 @@ class CoreMachine(RuleBasedStateMachine):
         self.shell.tell_revoked(number)
 
     @precondition(lambda self: self.shell.queued)
-    @rule(number=ANY, change=st.sampled_from(["cancel", "lose", "drain", "unwanted", "priority"]), seconds=ANY)
+    @rule(
+        number=ANY,
+        change=st.sampled_from(CHANGES),
+        seconds=ANY,
+    )
     def change_while_queued(self, number: int, change: str, seconds: int) -> None:
         """What makes the core ask a queued task back, or loses it, happens to a worker that has one."""
         name = self.pick(self.shell.queued, number)
@@ -419,6 +439,10 @@ class CoreMachine(RuleBasedStateMachine):
                 self.shell.lose(name)
             case "drain":
                 self.shell.drain(self.shell.state.worker_table.workers[name].spec.node, 30.0)
+            case "cordon":
+                self.shell.cordon(name)
+            case "restart":
+                self.shell.restart(name)
             case "unwanted":
                 self.shell.want(*(other for other in NAMES if other != name))
             case "priority":
@@ -569,6 +593,8 @@ def drain(shell: Shell) -> None:
     """Nothing goes wrong any more, and every job must come to its end within a bounded number of events."""
     for node in NODES:
         shell.drain(node, inf)
+    for place in [*NAMES, "n1", "n2"]:
+        shell.uncordon(place)
     shell.want(*NAMES, "late")
     for node, component in list(shell.bad):
         shell.replace_file(node, component, is_bad=False)

@@ -31,12 +31,14 @@ export function openJob(job, reuse) {
   const picture = new Picture("job-picture");
   const facts = h("dl", { class: "job-facts" });
   const actions = h("div", { class: "actions" });
+  const parameters = h("div", { class: "parameters" });
   const why = h("div", { class: "why" });
   const story = h("div", { class: "story" });
   const key = `${job.submission}/${job.index}`;
-  shown = { key, job, picture, facts, actions, why, story, reuse, state: "" };
+  shown = { key, job, picture, facts, actions, parameters, fields: null, why, story, reuse, state: "" };
   byId("job-body").replaceChildren(
     h("div", { class: "job-top" }, picture.node, h("div", { class: "job-side" }, facts, actions)),
+    h("section", {}, h("h3", { text: "Parameters" }), parameters),
     h("section", {}, h("h3", { text: "Why there" }), why),
     h("details", {}, h("summary", {}, h("h3", { text: "Story" })), story),
   );
@@ -55,12 +57,13 @@ export function showJob() {
   const state = end ? end.state : task ? "running" : "waiting";
   setText(byId("job-title"), `Job ${job.job}`);
   showFacts(job, state, task);
-  if (task) picture.follow(task, task.prompt);
+  if (task && task.source === "here") picture.follow(task, task.prompt);
   if (state === shown.state) return;
   shown.state = state;
   picture.node.hidden = state === "failed" || state === "cancelled";
   showActions(job, state);
   if (state === "succeeded" && job.file) showOutput(shown, job);
+  readParameters(shown);
 }
 
 function showFacts(job, state, task) {
@@ -68,8 +71,6 @@ function showFacts(job, state, task) {
     ["State", task && task.steps ? `${task.stage}, step ${task.step} of ${task.steps}` : task ? task.stage : state],
     ["Error", [job.kind, job.message].filter(Boolean).join(": ")],
     ["Prompt", job.prompt],
-    ["Model", job.model],
-    ["Seed", job.seed === undefined || job.seed === null ? "" : String(job.seed)],
     ["GPU", job.worker ?? ""],
     ["GPU time", job.seconds === undefined || job.seconds === null ? "" : measured(job.seconds)],
     ["File", job.file || job.address || ""],
@@ -83,7 +84,8 @@ function showFacts(job, state, task) {
 function showActions(job, state) {
   const { actions, reuse } = shown;
   const submission = entries("submissions").get(job.submission);
-  const alone = submission === undefined || submission.jobs === 1;
+  const isElsewhere = (submission ?? job).source === "elsewhere";
+  const alone = !isElsewhere && (submission === undefined || submission.jobs === 1);
   const buttons = [];
   if (state === "succeeded" && job.file) {
     buttons.push(h("button", { type: "button", text: "Download", on: { click: () => download(job) } }));
@@ -94,20 +96,113 @@ function showActions(job, state) {
   if ((state === "failed" || state === "cancelled") && alone) {
     buttons.push(h("button", { type: "button", text: "Retry", on: { click: () => retry(job.submission) } }));
   }
-  buttons.push(h("button", { type: "button", text: "Use these settings", on: { click: () => use(job, reuse) } }));
+  if (!isElsewhere) {
+    buttons.push(h("button", { type: "button", text: "Use these parameters", on: { click: () => use(job, reuse) } }));
+  }
+  if (state === "succeeded" && job.file) {
+    buttons.push(h("button", { type: "button", class: "start-from", text: "Start from this image", hidden: true, on: { click: () => startFrom(shown) } }));
+  }
   const focused = actions.contains(document.activeElement);
   actions.replaceChildren(...buttons);
-  if (focused) buttons[0].focus();
+  if (focused) buttons[0]?.focus();
 }
+
+const parametersOf = (job) => call("GET", `/api/jobs/${encodeURIComponent(job.submission)}/requests/${job.index}`);
 
 async function use(job, reuse) {
   try {
-    const path = `/api/jobs/${encodeURIComponent(job.submission)}/requests/${job.index}`;
-    const fields = await call("GET", path);
+    const fields = await parametersOf(job);
     byId("job-dialog").close();
     reuse(fields);
   } catch (problem) {
     toast(words(problem));
+  }
+}
+
+/** Open the form with the output as the start image, and the same parameters as far as they are known. */
+async function startFrom(mine) {
+  const { job, reuse, output } = mine;
+  let fields = null;
+  try {
+    fields = await parametersOf(job);
+  } catch {
+    // the image is enough
+  }
+  byId("job-dialog").close();
+  reuse(fields, new File([output], job.file || "output", { type: output.type }));
+}
+
+async function readParameters(mine) {
+  if (mine.job.source === "elsewhere") {
+    mine.parameters.replaceChildren(h("p", { class: "quiet", text: "Another program has submitted this job, and has its parameters." }));
+    return;
+  }
+  try {
+    const fields = await parametersOf(mine.job);
+    if (shown === mine) showParameters(mine, fields);
+  } catch (problem) {
+    if (shown === mine && mine.fields === null) mine.parameters.replaceChildren(h("p", { class: "quiet", text: words(problem) }));
+  }
+}
+
+const LABELS = {
+  cfg: "Guidance (CFG)",
+  loras: "LoRAs",
+  controls: "ControlNets",
+  image: "Start image",
+  negative: "Negative prompt",
+  clip_skip: "CLIP skip",
+  hires: "Second pass",
+};
+
+const labelOf = (name) => LABELS[name] ?? `${name[0].toUpperCase()}${name.slice(1).replaceAll("_", " ")}`;
+
+/** Return a JSON value in words: "light 0.8", "pag: scale 3". */
+function textOf(value) {
+  if (value === true) return "on";
+  if (value === false) return "off";
+  if (Array.isArray(value)) return value.map(textOf).join(", ");
+  if (value === null || typeof value !== "object") return String(value);
+  const { name, model, strength, ...rest } = value;
+  const first = [name ?? model, strength].filter((each) => each !== undefined && each !== null).join(" ");
+  const more = Object.entries(rest)
+    .filter(([, each]) => each !== null && each !== "")
+    .map(([key, each]) => `${key} ${textOf(each)}`)
+    .join(", ");
+  return first && more ? `${first} (${more})` : first || more || "on";
+}
+
+function parameterRows(parameters) {
+  const { width, height, options, ...others } = parameters;
+  const rows = Object.entries(others).map(([name, value]) => [labelOf(name), textOf(value)]);
+  if (width && height) rows.push(["Size", `${width} × ${height}`]);
+  for (const [name, value] of Object.entries(options ?? {})) rows.push([`Option ${name}`, textOf(value)]);
+  return rows.filter(([, text]) => text !== "");
+}
+
+function showParameters(mine, fields) {
+  const text = JSON.stringify(fields);
+  if (mine.fields === text) return;
+  mine.fields = text;
+  const { prompt, ...others } = fields.parameters;
+  const parameters = prompt === mine.job.prompt ? others : fields.parameters; // it is above already
+  const rows = parameterRows(parameters).map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value })));
+  const recipe = fields.recipe === null ? null : recipeDetails(fields.recipe);
+  mine.parameters.replaceChildren(h("dl", { class: "parameter-list" }, ...rows), ...(recipe === null ? [] : [recipe]));
+}
+
+function recipeDetails(recipe) {
+  const text = JSON.stringify(recipe, null, 2);
+  const copy = h("button", { type: "button", class: "small", text: "Copy", on: { click: () => copied(text) } });
+  return h("details", { class: "recipe" }, h("summary", { text: "Recipe" }), h("div", { class: "recipe-text" }, copy, h("pre", { text, tabindex: "0", "aria-label": "Recipe as JSON" })));
+}
+
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    toast("Copied.");
+  } catch {
+    toast("The browser does not let this page copy: select the text.");
   }
 }
 
@@ -118,6 +213,9 @@ async function showOutput(mine, job) {
     if (fullImage) URL.revokeObjectURL(fullImage);
     fullImage = URL.createObjectURL(blob);
     if (blob.type.startsWith("image/")) {
+      mine.output = blob;
+      const button = mine.actions.querySelector(".start-from");
+      if (button) button.hidden = false;
       mine.picture.path = "output";
       mine.picture.image.alt = job.prompt;
       mine.picture.set(fullImage);

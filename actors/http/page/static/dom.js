@@ -12,6 +12,14 @@ export function h(tag, props = {}, ...children) {
   return node;
 }
 
+/** Return an element of SVG with attributes. */
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
 export const byId = (id) => document.getElementById(id);
 
 export function setText(node, text) {

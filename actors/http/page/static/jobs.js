@@ -9,6 +9,7 @@ import { entries, serverNow } from "./store.js";
 const PAGE = 48;
 const MOST_ACTIVE = 48;
 const SEARCH_MS = 250;
+const MOST_BATCHES = 60;
 
 export const filter = { text: "", state: "", submission: "" };
 /** pages of ended jobs that were asked for: the numbers before which they begin; empty while the live ones are shown */
@@ -17,6 +18,8 @@ let pages = [];
 let found = null;
 let asked = 0;
 let searchTimer = 0;
+
+const elsewhere = (submission) => entries("submissions").get(submission)?.source === "elsewhere";
 
 const filtered = () => Boolean(filter.text || filter.state || filter.submission);
 
@@ -32,8 +35,8 @@ function activeJobs() {
   const jobs = [...entries("tasks").values()].filter(passes);
   for (const [id, submission] of entries("submissions")) {
     if (submission.jobs > 1 || submission.state !== "active" || submission.running) continue;
-    const { prompt, model, stopping } = submission;
-    const job = { submission: id, index: 0, job: `${id}-0`, stage: "", step: 0, steps: 0, prompt, model, stopping };
+    const { prompt, model, stopping, source } = submission;
+    const job = { submission: id, index: 0, job: `${id}-0`, stage: "", step: 0, steps: 0, prompt, model, stopping, source };
     if (passes(job)) jobs.push(job);
   }
   return jobs.slice(0, MOST_ACTIVE);
@@ -56,7 +59,7 @@ export function showTiles(open) {
   const waiting = [...entries("submissions").values()].some((each) => each.state === "active");
   setText(
     empty,
-    filtered() ? "No job matches the filter." : waiting ? "Jobs wait for a GPU." : "No jobs yet. New job (n) submits one.",
+    elsewhere(filter.submission) ? "Another program has submitted these jobs, and has their results." : filtered() ? "No job matches the filter." : waiting ? "Jobs wait for a GPU." : "No jobs yet. New job (n) submits one.",
   );
   const more = found === null ? live.length === PAGE : found.next !== null;
   setHidden(byId("pager"), !(more || pages.length));
@@ -72,7 +75,8 @@ async function search(show) {
     show();
     return;
   }
-  if (filter.state === "active") {
+  // what other programs submitted is counted, but only they have the results
+  if (filter.state === "active" || elsewhere(filter.submission)) {
     found = { ends: [], next: null };
     show();
     return;
@@ -180,7 +184,7 @@ class Tile {
     else {
       setText(this.mark, job.stopping ? "stopping" : job.stage ? `${job.stage}${job.steps ? ` ${job.step}/${job.steps}` : ""}` : "waiting");
       setText(this.facts, [job.model, job.worker].filter(Boolean).join(" · "));
-      if (job.stage) this.picture.follow(job, job.prompt);
+      if (job.stage && job.source === "here") this.picture.follow(job, job.prompt);
     }
     setHidden(this.mark, !this.mark.textContent);
   }
@@ -218,7 +222,10 @@ export async function retry(submission) {
   }
 }
 
-/** One submission of several jobs. */
+/** what is said of submissions that this server has not accepted */
+const SOURCES = { here: "", journal: "journal", elsewhere: "another program" };
+
+/** One submission of several jobs, or one that this server has not accepted. */
 class Batch {
   constructor(id, show) {
     this.id = id;
@@ -231,6 +238,7 @@ class Batch {
     this.rest = h("span", { class: "segment free" });
     this.bar = h("div", { class: "batch-bar", role: "progressbar", "aria-valuemin": "0" }, this.succeeded, this.failed, this.cancelled, this.rest);
     this.counts = h("span", { class: "number" });
+    this.source = h("span", { class: "quiet source" });
     this.left = h("span", { class: "quiet number" });
     this.note = h("p", { class: "trouble" });
     this.cancel = confirmedButton("Cancel", () => `Cancel ${plural(this.unfinished, "job")}?`, () => cancel(id), { class: "small" });
@@ -241,7 +249,7 @@ class Batch {
       { class: "batch" },
       h("div", { class: "batch-head" }, this.open, this.state),
       this.bar,
-      h("div", { class: "batch-line" }, this.counts, this.left, this.actions),
+      h("div", { class: "batch-line" }, this.counts, this.left, this.source, this.actions),
       this.note,
     );
   }
@@ -250,6 +258,7 @@ class Batch {
     const ended = batch.succeeded + batch.failed + batch.cancelled;
     this.unfinished = batch.jobs - ended;
     setText(this.title, batch.prompt || `Batch ${this.id}`);
+    setText(this.source, [SOURCES[batch.source], batch.user].filter(Boolean).join(" · "));
     setAttribute(this.open, "title", batch.prompt ? `${batch.prompt}\n\nShow the jobs of this batch` : null);
     const state = batch.stopping ? "stopping" : batch.state;
     setText(this.state, state);
@@ -267,7 +276,7 @@ class Batch {
     setText(this.left, batch.state !== "active" ? began : batch.left_seconds === null ? "" : `${duration(batch.left_seconds)} left`);
     setText(this.note, batch.waits_for);
     setHidden(this.note, !batch.waits_for);
-    setHidden(this.cancel, batch.state !== "active" || batch.stopping);
+    setHidden(this.cancel, batch.state !== "active" || batch.stopping || batch.source === "elsewhere");
     setHidden(this.retry, batch.state === "active" || !batch.can_retry || batch.failed + batch.cancelled === 0);
   }
 }
@@ -276,8 +285,10 @@ let batches = null;
 
 export function showBatches(show) {
   batches ??= new KeyedList(byId("batch-list"), (id) => new Batch(id, show));
-  const shown = [...entries("submissions").entries()].filter(([, each]) => each.jobs > 1);
+  const shown = [...entries("submissions").entries()].filter(([, each]) => each.jobs > 1 || each.source !== "here");
   shown.sort(([, one], [, other]) => other.created_at - one.created_at);
-  batches.update(shown);
+  batches.update(shown.slice(0, MOST_BATCHES));
+  setText(byId("batches-more"), shown.length > MOST_BATCHES ? `${count(shown.length - MOST_BATCHES)} older ones` : "");
+  setHidden(byId("batches-more"), shown.length <= MOST_BATCHES);
   setHidden(byId("batches-empty"), shown.length > 0);
 }

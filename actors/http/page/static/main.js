@@ -1,6 +1,7 @@
 // Connects the page: the event stream, the sections, dialogs, theme, key and keyboard.
 
 import { EventFollower, key, keepKey, whenKeyNeeded } from "./api.js";
+import { showCharts } from "./charts.js";
 import { openJob, showJob, startDetails } from "./details.js";
 import { byId, setText } from "./dom.js";
 import { openForm, startForm } from "./form.js";
@@ -30,7 +31,8 @@ function draw(names) {
     touched = new Set();
     const any = (...sections) => sections.some((name) => now.has(name));
     if (any("pool", "workers", "clock")) showFigures();
-    if (any("workers", "tasks", "ends", "clock")) showGpus(open);
+    if (any("workers", "tasks", "ends", "samples", "clock")) showGpus(open);
+    if (any("samples")) showCharts();
     if (any("tasks", "ends", "submissions")) drawTiles();
     if (any("submissions", "clock")) showBatches(drawTiles);
     if (any("pool")) showFailures();
@@ -159,5 +161,5 @@ startDetails();
 startFilter(drawTiles);
 startVisibility();
 byId("new-button").addEventListener("click", () => openForm());
-draw(["pool", "workers", "submissions", "tasks"]);
+draw(["pool", "workers", "submissions", "tasks", "samples"]);
 follower.start();

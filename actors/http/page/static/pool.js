@@ -1,5 +1,6 @@
 // The sections of the pool: key figures, GPUs, queues, nodes and groups.
 
+import { Spark } from "./charts.js";
 import { byId, fillRows, h, KeyedList, setAttribute, setHidden, setText } from "./dom.js";
 import { bytes, bytesOf, count, duration, kindOf, KINDS, percent, plural, roleName } from "./format.js";
 import { Picture, thumbnailPath } from "./previews.js";
@@ -83,6 +84,15 @@ function showLegend(workers) {
 }
 
 /** One GPU. */
+// what an operator wants of a worker, as a sentence; "" for nothing
+function orderWords(worker) {
+  const since = worker.ordered_since ? ` for ${duration(serverNow() - worker.ordered_since)}` : "";
+  if (worker.order === "cordoned") return `Cordoned by the operator${since}: takes no new tasks`;
+  if (worker.order === "draining") return `Its node is drained by the operator${since}`;
+  if (worker.order === "drained") return `Ended: its node is drained by the operator${since}`;
+  return worker.order === "restarting" ? "Restarts when its run has ended" : "";
+}
+
 class GpuCard {
   constructor(name, open) {
     this.name = h("h3", { text: name });
@@ -103,6 +113,7 @@ class GpuCard {
       h("div", { class: "run-text" }, h("div", { class: "run-line" }, this.stage, this.time), this.prompt, this.progress),
       this.open,
     );
+    this.spark = new Spark(name);
     this.trouble = h("p", { class: "trouble clamped" });
     this.before = h("p", { class: "before" });
     this.summary = h("summary");
@@ -113,6 +124,7 @@ class GpuCard {
       { class: "gpu" },
       h("div", { class: "gpu-head" }, this.name, this.place, this.state),
       h("div", { class: "memory-line" }, this.bar, this.memory),
+      this.spark.node,
       this.run,
       this.trouble,
       this.details,
@@ -123,15 +135,16 @@ class GpuCard {
   update({ worker, task, image }) {
     this.task = task ?? null;
     setText(this.place, [worker.device, worker.node].filter(Boolean).join(" · "));
-    const stopping = worker.stopping ? "stopping" : worker.silent ? "not answering" : worker.state.replace("_", " ");
-    setText(this.state, stopping);
+    const ordered = worker.order && worker.state !== "busy" ? worker.order : worker.state.replace("_", " ");
+    setText(this.state, worker.stopping ? "stopping" : worker.silent ? "not answering" : ordered);
     setAttribute(this.state, "data-state", worker.silent ? "given_up" : worker.state);
     setText(this.memory, worker.capacity ? bytesOf(worker.used, worker.capacity) : "");
     this.showMemory(worker);
+    this.spark.update();
     this.showRun(worker, task, image);
     // the reason of an earlier end is of little use while the worker runs
     const up = UP.has(worker.state);
-    setText(this.trouble, worker.leaves_at ? `Its node ends in ${duration(worker.leaves_at - serverNow())}` : up ? "" : worker.trouble);
+    setText(this.trouble, worker.leaves_at ? `Its node ends in ${duration(worker.leaves_at - serverNow())}` : orderWords(worker) || (up ? "" : worker.trouble));
     setAttribute(this.trouble, "title", up ? null : worker.trouble);
     setHidden(this.trouble, !this.trouble.textContent);
     setText(this.before, up && worker.trouble ? `Latest trouble: ${worker.trouble}` : "");
@@ -184,7 +197,7 @@ class GpuCard {
     this.progress.classList.toggle("unseen", !runs);
     setHidden(this.open, !task);
     setAttribute(this.open, "aria-label", task ? `Open job ${task.job}` : null);
-    if (task && task.stage === "sample") this.picture.follow(task, "");
+    if (task && task.source === "here" && task.stage === "sample") this.picture.follow(task, "");
     // the latest image is of another job: next to the prompt of a run, only the run's own preview is shown
     if (!(task && this.picture.path === `preview ${task.job}`)) this.picture.show(runs ? "" : image ?? "", "");
   }

@@ -1,6 +1,6 @@
 // The latest state of the pool, as the event stream describes it: sections of entries, each with fields.
 
-const SECTIONS = ["pool", "workers", "models", "users", "groups", "submissions", "tasks", "ends"];
+const SECTIONS = ["pool", "workers", "models", "users", "groups", "submissions", "tasks", "ends", "samples"];
 
 // maps, not objects: keys are names that anybody may choose, such as "__proto__"
 const sections = new Map(SECTIONS.map((name) => [name, new Map()]));

@@ -1,6 +1,6 @@
 """Layouts of Flux and of models derived from its code, and how to measure their sizes. Torch-free.
 
-They share block names and differ in the layers before the blocks. Sources as in `layouts.image`.
+They share block names and differ in the layers before the blocks. Sources as in `image_layouts`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHROMA = "distilled_guidance_layer.in_proj.weight"
 
 
 def _heads(width: tuple[str, int]) -> Measure:
-    """Number of heads of a model whose width is the tensor and axis `width`."""
+    """Number of heads of a model with its width in the tensor and axis `width`."""
     return either((_HEAD, heads(width, _HEAD)), (_HEAD_RENAMED, heads(width, _HEAD_RENAMED)))
 
 

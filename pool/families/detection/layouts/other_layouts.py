@@ -1,6 +1,6 @@
 """Layouts of transformers for audio and 3D shapes, and how to measure their sizes. Torch-free.
 
-Sources as in `layouts.image`.
+Sources as in `image_layouts`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ ACE_STEP = Layout(
 
 
 def _ace_15_sizes(first: str, layers: str) -> Callable[[ShapeReader], Config]:
-    """Measure a model whose first convolution is `first`, and whose blocks are `layers`."""
+    """Measure a model with the first convolution `first` and the blocks `layers`."""
     return sizes(
         in_channels=dim(first, 1, 3), hidden_size=dim(first, 0, 3), patch_size=dim(first, 2, 3), depth=count(layers)
     )

@@ -98,7 +98,7 @@ def either(*measures: tuple[str, Measure]) -> Measure:
 
 
 def count(*beginnings: str) -> Measure:
-    """Count the blocks whose keys begin with any of `beginnings` and a number."""
+    """Count the blocks with keys that begin with any of `beginnings` and a number."""
     return lambda reader: sum(len(reader.numbers(beginning)) for beginning in beginnings)
 
 

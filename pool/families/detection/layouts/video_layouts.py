@@ -1,6 +1,6 @@
 """Layouts of video transformers, and how to measure their sizes. Torch-free.
 
-Sources as in `layouts.image`.
+Sources as in `image_layouts`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ COSMOS_PREDICT_2 = Layout(
 
 
 def without_mask(reader: ShapeReader, key: str) -> int:
-    """Return the channels of a latent whose patches `key` embeds; one additional channel marks padding."""
+    """Return the channels of the latent that `key` embeds in patches; one additional channel marks padding."""
     return exactly(reader.size(key, 1), PATCH, key) - 1
 
 
@@ -219,7 +219,7 @@ KANDINSKY_5 = Layout(
 
 
 def _cog_channels(patches: str) -> Callable[[ShapeReader], int | None]:
-    """Return how to measure the input channels: those of the patch convolution, or of a linear layer that reads patches
+    """Return how to measure the input channels: by the patch convolution, or by a linear layer that reads patches
     of two frames, as in version 1.5."""
 
     def channels(reader: ShapeReader) -> int | None:
@@ -237,7 +237,7 @@ def _cog_channels(patches: str) -> Callable[[ShapeReader], int | None]:
 def _cog_sizes(
     blocks: str, norm: str, offset: str, embed: str = "patch_embed", table: str = "patch_embed.pos_embedding"
 ) -> Callable[[ShapeReader], Config]:
-    """`norm` is that of the queries of the first block."""
+    """Sizes of CogVideoX; `norm` is the query norm of the first block."""
     return sizes(
         in_channels=_cog_channels(f"{embed}.proj.weight"),
         patch_frames=lambda reader: 2 if reader.rank(f"{embed}.proj.weight") == 2 else 1,

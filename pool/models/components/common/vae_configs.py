@@ -304,8 +304,8 @@ def oobleck_config(shapes: Shapes) -> Config:
 
 
 #: stride of a level of the autoencoder of Stable Audio 3, which no shape determines; layers from which on it is the
-#: large one, whose last layers have other activations, and how many. Source: model_config.json of stabilityai/SAME-S,
-#: SAME-L
+#: large one, which has other activations in its last layers, and how many. Source: model_config.json of
+#: stabilityai/SAME-S, SAME-L
 _SAME_STRIDE, _SAME_LARGE, _SAME_SINES = 16, 12, 8
 #: width of its layers, as a multiple of an argument of its class
 _SAME_MULTIPLE = 6

@@ -107,8 +107,8 @@ def plan_sound(
     shapes: Mapping[str, Shape], configs: Mapping[str, Mapping[str, Any]], scale: float = 1.0
 ) -> tuple[SoundDecoder, KeyMap]:
     """Return the decoder of audio among `shapes` (keys as in the file) without weights, and its key map. `configs` are
-    the configurations of its parts, by folder, if there are any: they supply what shapes do not tell. `scale` is that
-    of latents, if neither they nor tensors have one.
+    the configurations of its parts, by folder, if there are any: they supply what shapes do not tell. `scale` is the
+    latents' scale, if neither they nor tensors have one.
 
     Raises UnknownArchitecture if a part is missing.
     """

@@ -209,8 +209,8 @@ def _batch_statistics(module: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def statistics_in_folder(means: Sequence[float], deviations: Sequence[float], epsilon: float) -> dict[str, Tensor]:
-    """Return the batch norm of Flux 2's VAE in the folder of a family with statistics of its own, from those of each
-    channel and its four cells: Ideogram 4, whose pipeline has those of each cell and its channels."""
+    """Return the batch norm of Flux 2's VAE in the folder of a family with statistics of its own, from statistics of
+    each channel and its four cells: Ideogram 4. Its pipeline has them for each cell and its channels."""
     mean, std = (torch.tensor(each).unflatten(0, (-1, PATCH)).T.flatten() for each in (means, deviations))
     return {"bn.running_mean": mean, "bn.running_var": std**2 - epsilon}
 

@@ -34,7 +34,7 @@ from modelpool.actors.control.detached.left_memory import left_memory
 from modelpool.actors.control.detached.records import NewSubmission, SubmissionState
 from modelpool.actors.control.past_jobs import memory_in_text
 from modelpool.actors.control.pool_log import PoolLog
-from modelpool.actors.control.status import PinnedModel, PoolStatus
+from modelpool.actors.control.status import PoolStatus
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout
 from modelpool.actors.outputs.objects import ObjectPrefix
@@ -367,14 +367,14 @@ def test_a_pin_that_only_the_journal_has_is_unpinned(service: Service) -> None:
     controller, kept = service.line.controller, service.service._journal.pins
     for name in ("shapes", "forms"):
         service.pool.pin(name)
-    del controller._pins["shapes"]
+    del controller._pins.weights["shapes"]
     with pytest.raises(UserError, match="unknown"):
         service.pool.unpin("shapes", "forms", "unknown")
     assert kept() == {"forms": 1, "shapes": 1}
     assert [pinned.model for pinned in service.pool.unpin("shapes")] == ["forms"]
     assert kept() == {"forms": 1, "shapes": 0}
     service.pool.pin("shapes")
-    del controller._pins["shapes"]
+    del controller._pins.weights["shapes"]
     assert service.pool.unpin("forms", "shapes") == ()
     assert kept() == {"forms": 0, "shapes": 0}
 
@@ -384,13 +384,13 @@ def test_slow_pins_do_not_cost_the_service_its_place(service: Service) -> None:
     service.pool.pin("shapes")
     service.crash()
     controller = service.line.controller
-    pin, while_pinning = controller._pin, []
+    pin, while_pinning = controller._pins.pin, []
 
-    async def slow_pin(models: tuple[str, ...], replicas: int) -> tuple[PinnedModel, ...]:
-        while_pinning.append(CLIENT in controller._clients)
-        return await pin(models, replicas)
+    async def slow_pin(models: tuple[str, ...], replicas: int) -> None:
+        while_pinning.append(CLIENT in controller._drivers.known)
+        await pin(models, replicas)
 
-    controller._pin = slow_pin  # type: ignore[method-assign]
+    controller._pins.pin = slow_pin  # type: ignore[method-assign]
     service.reopen()
     require_complete(service, service.submit(prompts(2)), 2)
     assert while_pinning == [False]
@@ -508,14 +508,14 @@ def test_the_pool_has_a_window_of_a_long_submission(service: Service, monkeypatc
     monkeypatch.setattr(job_service, "LEAST_WINDOW", 8)
     monkeypatch.setattr(job_service, "WINDOW", 16)
     most = 0
-    add = service.line.controller._queue
+    add = service.line.controller._queue._queue
 
     def watched(*args: Any) -> None:
         nonlocal most
         add(*args)
-        most = max(most, len(service.line.controller._jobs))
+        most = max(most, len(service.line.controller._queue.jobs))
 
-    service.line.controller._queue = watched  # type: ignore[method-assign]
+    service.line.controller._queue._queue = watched  # type: ignore[method-assign]
     require_complete(service, service.submit(prompts(60)), 60)
     assert 4 <= most <= 16
 
@@ -531,7 +531,7 @@ def test_few_outputs_wait_for_a_slow_disk(service: Service, monkeypatch: pytest.
 
     monkeypatch.setattr(OutputFolder, "write", slow)
     jobs = service.submit(prompts(60))
-    service.until(lambda: jobs.progress().in_pool == 8 and not service.line.controller._jobs)
+    service.until(lambda: jobs.progress().in_pool == 8 and not service.line.controller._queue.jobs)
     service.service._wake.set()
     assert jobs.progress().in_pool == 8
     disk.set()
@@ -706,7 +706,7 @@ def test_cancelling_stops_what_runs_and_keeps_what_is_finished(service: Service)
     record = jobs.cancel()
     assert (record.state, record.pending) == (SubmissionState.ENDED, 0)
     assert record.cancelled >= 2
-    service.until(lambda: not service.line.controller._jobs)
+    service.until(lambda: not service.line.controller._queue.jobs)
     assert len(service.pool.attach(jobs.id)) == 4
     assert jobs.progress().running == ()
     jobs.remove()
@@ -720,7 +720,7 @@ def test_what_was_cancelled_in_the_journal_is_cancelled_in_the_pool_whoever_noti
     service.until(lambda: len(jobs.progress().running) == 2)
     service.service._journal.cancel(jobs.id)
     service.until(lambda: not service.service._feeds)
-    service.until(lambda: not service.line.controller._jobs)
+    service.until(lambda: not service.line.controller._queue.jobs)
 
 
 def test_an_unexpected_failure_does_not_end_the_service(
@@ -751,7 +751,7 @@ def test_a_folder_that_cannot_be_written_holds_its_submission_only(service: Serv
     service.out.rename(service.folder / "away")
     service.out.write_text("in the way")
     service.until(lambda: "out" in jobs.progress().waiting_for)
-    service.until(lambda: not service.line.controller._jobs)
+    service.until(lambda: not service.line.controller._queue.jobs)
     other = service.pool.submit_detached(
         [GenerateRequest(model="shapes", prompt="b", seed=1)], output=service.folder / "other"
     )

@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from modelpool.actors.control.status_values import ResidentPart
+from modelpool.actors.control.detached.records import SubmissionRecord, SubmissionState
+from modelpool.actors.control.status_values import (
+    PoolStatus,
+    ResidentPart,
+    RunStatus,
+    SubmissionStatus,
+    WorkerStatus,
+)
 from modelpool.actors.http.page.live_board import MOST_REMOVED, LiveBoard
 from modelpool.actors.http.page.live_entries import (
     MOST_CHARACTERS,
@@ -19,7 +26,7 @@ from modelpool.actors.http.page.live_view import ActiveSubmission, EndRates
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, RunningTask, Submissions
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.stage_params import component_key
-from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.values.specs.spec import Role, WorkerId
 from modelpool.scheduler.core.snapshot import model_of
 
 
@@ -132,3 +139,38 @@ def test_the_commit_in_the_name_of_a_hub_model_hides_no_part_of_the_keys_of_its_
     assert model_of(key) == model
     found = resident_entry(ResidentPart(key, 1, 2, patched=False))
     assert (found["model"], found["role"]) == (model, "vae")
+
+
+def test_each_submission_is_listed_once_wherever_it_is_known(tmp_path: Any) -> None:
+    """A detached one is known to the server or the journal by its name, and to the pool by the id of its latest
+    controller."""
+
+    def pooled(submission_id: str, user: str = "ann") -> SubmissionStatus:
+        return SubmissionStatus(submission_id, user, "shapes", f"prompt of {submission_id}", 4, 1, 0, 0, 50.0)
+
+    mine = submission("mine", 4)
+    taken = HttpSubmission("taken-over", "", "native", 4, lambda: None, True)
+    records = [SubmissionRecord("night", SubmissionState.ACTIVE, "out", "bob", 4, 5.0, succeeded=1)]
+    runs = [
+        RunStatus(job, "ann", "sample", 1, 3, 20, 1.0, False, model="shapes", prompt=f"prompt of {job}")
+        for job in ("night.1.2-3", "script-0", "mine-1", "")
+    ]
+    workers = tuple(
+        WorkerStatus(WorkerId(f"gpu-{n}"), "busy", "", 1, 1, 0, (), "sample", run=run) for n, run in enumerate(runs)
+    )
+    status = PoolStatus(
+        workers, {}, {}, 0, 0, 0, 0, 0, 0,
+        submissions=tuple(map(pooled, ("mine", "night.1.2", "script", "taken-over.3.4"))),
+    )  # fmt: skip
+    sections = submission_sections([mine, taken], {}, records, status, 1000.0)
+    listed = {name: entry["source"] for name, entry in sections["submissions"].items()}
+    assert listed == {"mine": "here", "taken-over": "here", "night": "journal", "script": "elsewhere"}
+    assert sections["submissions"]["night"]["prompt"] == "prompt of night.1.2", "the journal has no requests at hand"
+    assert sections["submissions"]["taken-over"]["prompt"] == "prompt of taken-over.3.4"
+    script = sections["submissions"]["script"]
+    assert (script["jobs"], script["running"], script["created_at"], script["user"]) == (4, 1, 950, "ann")
+    tasks = {name: (task["source"], task["prompt"]) for name, task in sections["tasks"].items()}
+    assert tasks == {
+        "night/3": ("journal", "prompt of night.1.2-3"),
+        "script/0": ("elsewhere", "prompt of script-0"),
+    }

@@ -206,6 +206,72 @@ def test_submissions_in_the_journal_from_elsewhere_are_among_the_batches(tmp_pat
     assert set(asyncio.run(first("ann"))) == {"by-ann"}
 
 
+def test_submissions_of_other_programs_are_seen_by_their_user_and_without_keys(
+    page_pool: ModelPool, page_server: str, tmp_path: Path
+) -> None:
+    """A Python script of ann on the same pool: with its tasks and counts, and nothing of it for bob."""
+    own = submit(page_server, "ann", "by the server")
+    wait_for_end(page_server, "ann", own)
+    script = page_pool.submit(
+        [GenerateRequest(model="forms", prompt=f"by a script {SLOW} {place}", seed=place) for place in range(3)],
+        output=tmp_path,
+        user="ann",
+    )
+
+    def seen(user: str) -> dict[str, Any]:
+        with requests.get(f"{page_server}/api/live", headers=auth(user), stream=True, timeout=WAIT_SECONDS) as stream:
+            for line in stream.iter_lines():
+                if line.startswith(b"data: "):
+                    found: dict[str, Any] = json.loads(line[6:])["set"]
+                    return found
+        raise AssertionError("no event")
+
+    try:
+        while not any(run.state == "busy" for run in page_pool.status().workers):
+            time.sleep(0.01)
+        of_ann, of_bob = seen("ann"), seen("bob")
+        entry = of_ann["submissions"][script.id]
+        assert (entry["source"], entry["jobs"], entry["state"], entry["model"]) == ("elsewhere", 3, "active", "forms")
+        assert (entry["can_retry"], entry["user"]) == (False, "ann")
+        assert of_ann["submissions"][own]["source"] == "here"
+        tasks = [task for task in of_ann["tasks"].values() if task["submission"] == script.id]
+        assert {task["source"] for task in tasks} == {"elsewhere"}
+        assert all(task["prompt"].startswith("by a script") for task in tasks)
+        assert script.id not in json.dumps(of_bob)
+        assert "by a script" not in json.dumps(of_bob)
+        job = tasks[0]["job"]
+        assert get(page_server, "ann", f"/api/job-history/{job}").json()["job_id"] == job
+        assert get(page_server, "bob", f"/api/job-history/{job}").status_code == 404
+        assert "by a script" not in get(page_server, "bob", "/api/status").text
+        assert get(page_server, "ann", f"/api/jobs/{script.id}").status_code == 404, "its results are the script's"
+    finally:
+        script.cancel()
+
+
+def test_a_job_has_its_parameters_and_its_recipe(page_server: str) -> None:
+    body = {"model": "shapes", "prompt": "all of them", "seed": 9, "loras": ["light:0.7"], "steps": 3, "size": "64x128"}
+    answer = requests.post(f"{page_server}/api/jobs", json=body, headers=auth("ann"), timeout=WAIT_SECONDS)
+    submission = answer.json()["id"]
+    wait_for_end(page_server, "ann", submission)
+    path = f"/api/jobs/{submission}/requests/0"
+    found = get(page_server, "ann", path).json()
+    assert get(page_server, "bob", path).status_code == 404
+    parameters = found["parameters"]
+    assert parameters["loras"] == [{"name": "light", "strength": 0.7}]
+    assert [parameters[name] for name in ("model", "seed", "steps", "width", "height")] == ["shapes", 9, 3, 64, 128]
+    assert {"cfg", "sampler", "schedule"} <= set(parameters), "also those that the request left to the model"
+    assert found["recipe"]["loras"][0]["name"] == "light"
+    assert (found["width"], found["height"], found["others"]) == (64, 128, [])
+
+
+def test_the_form_can_choose_options_and_controlnets(page_server: str) -> None:
+    choices = get(page_server, "ann", "/api/choices").json()
+    assert choices["controlnets"] == ["edges"]
+    pag = next(each for each in choices["options"] if each["name"] == "pag")
+    assert (pag["main"], pag["settings"][0]["name"], pag["settings"][0]["default"]) == ("scale", "scale", 3.0)
+    assert "Perturbed attention" in pag["meaning"]
+
+
 def test_more_viewers_than_the_bound_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_view, "MOST_VIEWERS", 1)
 

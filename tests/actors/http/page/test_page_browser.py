@@ -6,18 +6,23 @@ and nothing from elsewhere.
 
 from __future__ import annotations
 
+import base64
 import re
-import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+from PIL import Image
 
-from modelpool import ModelPool
+from modelpool import GenerateRequest, ModelPool
+from modelpool.actors.http.page import live_view
+from modelpool.actors.http.page.pool_series import PoolSeries
+from tests.actors.chromium import CHROMIUM, NO_CHROMIUM, PHONE, open_chromium
 from tests.actors.fakes import FAIL
 from tests.actors.http.conftest import served
 from tests.actors.http.fake_page_pool import SLOW, open_page_pool
@@ -28,22 +33,17 @@ expect = playwright.expect
 WAIT_MS = 30_000
 expect.set_options(timeout=WAIT_MS)
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; apt-get install chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 
 #: a prompt and a name that would run a script wherever it became markup
 HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>"' onload=window.hacked=1 {{7*7}}"""
 KEY = "k" * 20
-PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        # no sandbox: tests in containers run as root
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    with open_chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_a_hostile_prompt_is_text_everywhere(browser: Any, page_server: str) -> 
         expect(page.locator(".gpu").filter(has_text="<img src=x")).to_have_count(1)
         page.locator(".tile[data-state=succeeded]").first.locator("button").click()
         expect(page.locator(".job-facts")).to_contain_text(HOSTILE)
-        page.get_by_role("button", name="Use these settings").click()
+        page.get_by_role("button", name="Use these parameters").click()
         expect(page.get_by_label("Prompt", exact=True)).to_have_value(HOSTILE)
         page.keyboard.press("Escape")
         assert page.locator("script").count() == 2
@@ -294,7 +294,7 @@ def test_the_page_fits_a_phone(browser: Any, page_server: str) -> None:
         assert box["x"] + box["width"] <= 390
         page.get_by_label("Prompt", exact=True).fill("from a phone")
         page.get_by_label("Count").fill("2")
-        page.get_by_label("Strength").fill("0.5")
+        page.get_by_label("Strength of the LoRA").fill("0.5")
         page.get_by_role("button", name="Submit").tap()
         expect(page.locator("#toast")).to_contain_text("Submitted: 2 jobs")
         expect(page.locator(".batch").first).to_contain_text("2 / 2")
@@ -313,6 +313,162 @@ def test_wrong_fields_are_named_at_the_field(browser: Any, page_server: str) -> 
         expect(page.locator("#form-problem")).to_contain_text("width")
         expect(page.get_by_label("Width")).to_be_focused()
         expect(page.get_by_label("Width")).to_have_attribute("aria-invalid", "true")
+
+
+def test_errors_of_several_fields_are_shown_at_each(browser: Any, page_server: str) -> None:
+    with opened(browser, page_server) as page:
+        live(page)
+        page.get_by_role("button", name="New job").click()
+        page.get_by_label("Prompt", exact=True).fill("anything")
+        page.get_by_label("Width").fill("13")
+        page.get_by_label("Steps", exact=True).fill("0")
+        page.get_by_role("button", name="Add an option").click()
+        page.get_by_label("Option", exact=True).select_option("pag")
+        page.locator("[data-setting=scale]").fill("-5")
+        page.get_by_role("button", name="Submit").click()
+        expect(page.locator(".field-error")).to_have_count(3)
+        for control, said in (
+            (page.get_by_label("Width"), "expected a multiple of 8"),
+            (page.get_by_label("Steps", exact=True), "expected a whole number from 1"),
+            (page.locator("[data-setting=scale]"), "expected a number from 0 to 100"),
+        ):
+            expect(control).to_have_attribute("aria-invalid", "true")
+            message = control.get_attribute("aria-errormessage")
+            expect(page.locator(f"#{message}")).to_contain_text(said)
+        expect(page.get_by_label("Width")).to_be_focused()
+        expect(page.locator("#option-rows .field-error")).to_have_count(1)
+        page.get_by_label("Width").fill("64")
+        expect(page.locator(".field-error")).to_have_count(2)
+        expect(page.get_by_label("Width")).not_to_have_attribute("aria-invalid", "true")
+
+
+def test_errors_that_no_field_has_are_above_the_form(browser: Any, page_server: str) -> None:
+    with opened(browser, page_server) as page:
+        live(page)
+        page.get_by_role("button", name="New job").click()
+        page.get_by_label("Prompt", exact=True).fill("anything")
+        page.get_by_label("Strength", exact=True).fill("0.5")
+        page.get_by_role("button", name="Submit").click()
+        expect(page.locator("#start .field-error")).to_contain_text("needs a start image")
+        page.get_by_label("Strength", exact=True).fill("")
+        page.route("**/api/jobs", lambda route: route.fulfill(status=400, json={"error": {"message": HOSTILE}}))
+        page.get_by_role("button", name="Submit").click()
+        expect(page.locator("#form-problem")).to_have_text(HOSTILE)
+        expect(page.locator(".field-error")).to_have_count(0)
+
+
+def test_the_form_sends_start_image_controlnet_options_and_lora_strength(
+    browser: Any, page_server: str, tmp_path: Path
+) -> None:
+    image = tmp_path / "start <b>.png"
+    Image.new("RGB", (64, 64), "teal").save(image)
+    with opened(browser, page_server) as page:
+        live(page)
+        page.get_by_role("button", name="New job").click()
+        page.get_by_label("Prompt", exact=True).fill("from an image")
+        page.get_by_role("button", name="Add a LoRA").click()
+        page.get_by_label("Strength of the LoRA").fill("0.35")
+        page.locator("#start-image").set_input_files(image)
+        expect(page.locator("#start-picked")).to_have_attribute("alt", "Start image: start <b>.png")
+        page.wait_for_function("document.getElementById('start-picked').naturalWidth === 64")
+        page.get_by_label("Strength", exact=True).fill("0.4")
+        page.get_by_role("button", name="Add a ControlNet").click()
+        expect(page.get_by_label("ControlNet", exact=True)).to_have_value("edges")
+        page.get_by_label("Control image").set_input_files(image)
+        page.get_by_label("Strength of the ControlNet").fill("0.9")
+        page.get_by_role("button", name="Add an option").click()
+        page.get_by_label("Option", exact=True).select_option("slg")
+        page.get_by_label("layers").fill("7,8")
+        page.get_by_role("button", name="Add an option").click()
+        page.get_by_label("Option", exact=True).nth(1).select_option("freeu")
+        page.get_by_label("Count").fill("2")
+        with page.expect_request("**/api/jobs") as sent:
+            page.get_by_role("button", name="Submit").click()
+        body = sent.value.post_data_json
+    content = base64.b64encode(image.read_bytes()).decode()
+    assert body == {
+        "model": "forms",
+        "prompt": "from an image",
+        "strength": 0.4,
+        "image": content,
+        "loras": [{"name": "light", "strength": 0.35}],
+        "controls": [{"model": "edges", "strength": 0.9, "image": content}],
+        "options": {"slg": {"layers": "7,8"}, "freeu": True},
+        "n": 2,
+    }
+    fields = {name: value for name, value in body.items() if name not in ("image", "controls")}
+    assert GenerateRequest(**fields, image=str(image), controls=[f"edges={image}:0.9"]).n == 2, "the fields are real"
+
+
+def test_the_parameters_of_a_job_are_shown_and_taken_over(browser: Any, page_server: str) -> None:
+    body = {"model": "shapes", "prompt": f"{HOSTILE} to see", "seed": 77, "loras": ["light:0.65"], "steps": 9, "cfg": 3}
+    assert requests.post(f"{page_server}/api/jobs", json=body, timeout=60).status_code == 201
+    with opened(browser, page_server) as page:
+        live(page)
+        tile(page, "to see").locator("button").click()
+        shown = page.locator(".parameter-list")
+        for name, value in (("LoRAs", "light 0.65"), ("Seed", "77"), ("Steps", "9"), ("Guidance (CFG)", "3")):
+            expect(shown.locator("div").filter(has=page.locator("dt", has_text=name))).to_contain_text(value)
+        expect(shown).to_contain_text(re.compile("Size64 . 64"))
+        page.locator(".recipe summary").click()
+        expect(page.locator(".recipe pre")).to_contain_text('"steps": 9')
+        page.get_by_role("button", name="Use these parameters").click()
+        expect(page.get_by_label("Prompt", exact=True)).to_have_value(f"{HOSTILE} to see")
+        expect(page.get_by_label("Seed", exact=True)).to_have_value("77")
+        expect(page.get_by_label("CFG", exact=True)).to_have_value("3")
+        expect(page.get_by_label("Strength of the LoRA")).to_have_value("0.65")
+        page.keyboard.press("Escape")
+        tile(page, "to see").locator("button").click()
+        page.get_by_role("button", name="Start from this image").click()
+        expect(page.locator("#start-picked")).to_be_visible()
+        page.wait_for_function("document.getElementById('start-picked').naturalWidth === 64")
+
+
+def test_submissions_of_another_program_are_listed_without_their_results(
+    browser: Any, page_pool: ModelPool, page_server: str, tmp_path: Path
+) -> None:
+    script = page_pool.submit(
+        [GenerateRequest(model="forms", prompt=f"{HOSTILE} by hand {SLOW} {place}", seed=place) for place in range(3)],
+        output=tmp_path,
+    )
+    try:
+        with opened(browser, page_server) as page:
+            live(page)
+            mine = page.locator(".batch").filter(has_text="by hand")
+            expect(mine).to_contain_text("another program")
+            expect(mine).to_contain_text("0 / 3")
+            expect(mine.get_by_role("button", name="Cancel")).to_be_hidden()
+            running = page.locator(".tile[data-state=running]").filter(has_text="by hand").first
+            expect(running).to_contain_text("<img src=x")
+            running.locator("button").click()
+            expect(page.locator("#job-dialog .parameters")).to_contain_text("Another program has submitted")
+            expect(page.locator("#job-dialog .attempt").first).to_be_visible()
+            expect(page.get_by_role("button", name="Cancel job")).to_have_count(0)
+            page.keyboard.press("Escape")
+            page.locator("#filter-state").select_option("succeeded")
+            mine.locator(".batch-open").click()
+            expect(page.locator("#jobs-empty")).to_contain_text("Another program has submitted these jobs")
+    finally:
+        script.cancel()
+
+
+def test_charts_show_the_load_of_the_pool_and_of_each_gpu(
+    browser: Any, page_pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_view, "PoolSeries", partial(PoolSeries, 0.05))
+    with served(page_pool, tmp_path) as address, opened(browser, address, **PHONE) as page:
+        live(page)
+        submit(address, *(f"load {SLOW} {place}" for place in range(6)))
+        images = page.locator("#charts svg")
+        expect(images).to_have_count(3)
+        expect(images.nth(0)).to_have_attribute("aria-label", re.compile(r"Waiting tasks in the last 5 min: now [1-9]"))
+        expect(images.nth(1)).to_have_attribute("aria-label", re.compile("Outputs per minute in the last"))
+        expect(images.nth(2)).to_have_attribute("aria-label", re.compile("GPUs busy .* now 100%"))
+        expect(page.locator("#charts path.chart-line").first).to_have_attribute("d", re.compile("^M.+L"))
+        spark = page.locator(".gpu .spark svg").first
+        expect(spark).to_have_attribute("aria-label", re.compile(r"gpu-0 .* busy \d+% of the time, \d+% of the memory"))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        end_all(address)
 
 
 def test_a_page_connects_again_after_the_server_has_restarted(

@@ -100,8 +100,8 @@ def test_a_repository_with_several_files_needs_the_name_of_one(catalog: Catalog)
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("someone/missing", "hf download someone/missing"),
-        ("someone/toy@fp16", "hf download someone/toy --revision fp16"),
+        ("someone/missing", "modelpool models get someone/missing"),
+        ("someone/toy@fp16", "modelpool models get someone/toy@fp16"),
         ("someone/toy/x.safetensors", "hf download someone/toy x.safetensors"),
     ],
 )

@@ -89,7 +89,7 @@ def test_the_core_looks_for_who_waited_long_once_in_a_while() -> None:
     shell.submit(alone("second", sample(model=PAINT, seed=2)))
     shell.finish("a")
     assert shell.on("a") == sample(model=PAINT, seed=2).task_id
-    switch_budget = shell.state.switch_budget
+    switch_budget = shell.state.starts.switch_budget
     assert switch_budget.seconds > 0.0
     assert switch_budget.allowed_seconds(shell.at) == 0.0
 
@@ -102,7 +102,7 @@ def test_the_core_pays_for_a_load_that_serves_who_waited() -> None:
     shell.submit(alone("other", sample(model=DRAW)))
     shell.submit(alone("second", sample(model=PAINT, seed=2)))
     shell.at += 200.0
-    switch_budget = shell.state.switch_budget
+    switch_budget = shell.state.starts.switch_budget
     shell.finish("a")
     assert shell.on("a") == sample(model=DRAW).task_id
     assert switch_budget.seconds == pytest.approx(10.0 - 2.5), "it was full"

@@ -1,0 +1,1 @@
+"""The history of a pool: events and costs of months, in an SQLite file beside its journal."""
