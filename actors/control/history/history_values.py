@@ -69,7 +69,7 @@ class HistoryEvent:
 
 
 class CostKey(NamedTuple):
-    """What GPU time is counted by. `hour` is the number of whole hours since 1970. A tuple: one is made for each run."""
+    """What GPU time is counted by. `hour` is the number of whole hours since 1970. A tuple: each run makes one."""
 
     hour: int
     user: str

@@ -93,7 +93,7 @@ class HubSource:
         except (KeyError, TypeError, ValueError) as error:
             raise SourceFailed(f"{url}: found an answer without {error}, expected the hub's list of files") from None
         if len(found) > MAX_FILES:
-            raise SourceFailed(f"{repository}: has {len(found)} files, expected at most {MAX_FILES}")
+            raise SourceFailed(f"{repository}: has {counted(len(found), 'file')}, expected at most {MAX_FILES}")
         return HubRevision(name, wanted, commit, found)
 
     def files(self) -> tuple[RemoteFile, ...]:
