@@ -67,7 +67,8 @@ def chosen_weights(repository: str, sizes: Mapping[str, int], file: str = "") ->
         raise SourceFailed(f"{repository}: has {has}; expected {', '.join(PLAIN_SUFFIXES)}")
     if len(wholes) > 1 and len(fixed) != 1:
         raise AmbiguousName(
-            f"{repository}: has {counted(len(wholes), 'file')} of weights; name one as {repository}:FILE: {_listed(sizes, wholes)}"
+            f"{repository}: has {counted(len(wholes), 'file')} of weights; "
+            f"name one as {repository}:FILE: {_listed(sizes, wholes)}"
         )
     return _with_parts(fixed[0] if len(fixed) == 1 else wholes[0], sizes)
 

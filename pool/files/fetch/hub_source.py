@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 from modelpool.pool.files.fetch.fetch_errors import FileGone, SourceFailed
 from modelpool.pool.files.fetch.http_source import HttpSource
 from modelpool.pool.files.fetch.source import MAX_FILES
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.core.remote_file import RemoteFile
 
 #: the revision that the hub uses if none is named
