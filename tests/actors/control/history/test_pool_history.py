@@ -591,28 +591,3 @@ def test_the_next_controller_waits_until_the_last_one_has_released_the_file(plac
 
     asyncio.run(talk())
     assert place.total().runs > 0
-
-
-def test_orders_of_operators_are_events(place: Place) -> None:
-    async def talk() -> None:
-        desk = Desk(workers=2, history=place.history(), nodes=Nodes("one", "two"))
-        desk.fleet.node = NodeId("id-one")
-        await desk.open()
-        await desk.clock.advance(2.0)
-        for order, named in (
-            (Order.CORDON, "gpu-0"),
-            (Order.UNCORDON, "gpu-0"),
-            (Order.RESTART, "gpu-1"),
-            (Order.DRAIN, "one"),
-        ):
-            await desk.controller.operate(OperatorOrder(order, named, seconds=90.0))
-            await settle()
-        await desk.controller.close()
-
-    asyncio.run(talk())
-    said = {each.event.kind: each.event for each in place.reader().events()}
-    assert said[EventKind.CORDONED].text == "worker gpu-0 is cordoned by the operator"
-    assert said[EventKind.UNCORDONED].worker == "gpu-0"
-    assert (said[EventKind.RESTART_ORDERED].worker, said[EventKind.RESTART_ORDERED].node) == ("gpu-1", "one")
-    assert said[EventKind.DRAIN_ORDERED].text == "node one is drained by the operator within 90 s"
-    assert said[EventKind.DRAIN_ORDERED].node == "one"
