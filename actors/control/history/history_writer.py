@@ -119,10 +119,11 @@ class HistoryWriter:
     # ---- the writer's thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        file = self._opened()
-        if file is None:
-            return
+        file: HistoryFile | None = None
         try:
+            file = self._opened()
+            if file is None:
+                return
             self._note_disk(file)
             batches = 0
             while (batch := self._batches.get()) is not None:
@@ -139,7 +140,8 @@ class HistoryWriter:
             logger.exception("the history of the pool is no longer written")
             self.trouble = f"{self._path}: the history is no longer written ({type(mistake).__name__}: {mistake})"
         finally:
-            file.close()
+            if file is not None:
+                file.close()
 
     def _opened(self) -> HistoryFile | None:
         """Open the history, once that is possible; None if the pool ends first."""

@@ -457,6 +457,26 @@ def test_a_broken_file_never_stops_the_pool_and_is_named_and_logged_once(
     assert len(said) == 1
 
 
+def test_a_bug_of_the_writer_is_told_also_before_the_file_is_open(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(self: HistoryFile, batch: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(HistoryFile, "write", fails)
+
+    async def talk() -> str:
+        desk = await Desk(workers=1, history=place.history()).open()
+        await until(lambda: desk.controller._history.trouble)
+        await two_users(desk)
+        trouble = (await desk.controller.status()).history_trouble
+        await desk.controller.close()
+        return trouble
+
+    assert "the history is no longer written (RuntimeError: a bug)" in asyncio.run(talk())
+    assert "the history of the pool is no longer written" in caplog.text
+
+
 def test_a_full_disk_never_stops_the_pool_and_nothing_is_missing_once_it_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
