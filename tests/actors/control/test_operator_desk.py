@@ -10,10 +10,11 @@ from modelpool.actors.config.maintenance_section import MaintenanceSection
 from modelpool.actors.control.cluster_view import NodeEnd, NodeView
 from modelpool.actors.control.operator_desk import OperatorDesk
 from modelpool.actors.control.operator_orders import OperatorOrder, Order, OrderTaken
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UnusableField
-from modelpool.pool.values.specs.spec import NodeId
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.model.config import SchedulerConfig
-from modelpool.scheduler.model.messages import DisruptionsAllowed
+from modelpool.scheduler.model.messages import DisruptionsAllowed, WorkersWanted
 from tests.actors.fake_fleet import Desk, dialogue, settle
 from tests.actors.fake_nodes import FakeNodes
 
@@ -87,6 +88,53 @@ async def test_what_an_operator_should_know_is_said() -> None:
     assert {worker.state for worker in (await desk.controller.status()).workers} == {"drained"}
     with pytest.raises(UnusableField, match="gpu-0 has no process that could be replaced; it is ended: its node is dr"):
         await take(desk, Order.RESTART, "gpu-0")
+
+
+@dialogue
+async def test_a_restart_of_a_worker_that_is_gone_or_leaves_is_refused_by_name() -> None:
+    """The cordon of a worker outlives it: its name is known, and there is nothing to restart."""
+    desk = await opened()
+    await take(desk, Order.CORDON, "gpu-1")
+    desk.controller._dispatcher.post(WorkersWanted(desk.clock.now(), (WorkerId("gpu-0"),)))
+    assert "gpu-1" not in desk.state.worker_table.workers
+    with pytest.raises(UnusableField, match=r"restart: found 'gpu-1', expected a worker \(gpu-0\)"):
+        await take(desk, Order.RESTART, "gpu-1")
+    await take(desk, Order.UNCORDON, "gpu-1")
+    assert not desk.state.worker_table.cordons
+    await desk.submit(GenerateRequest(model="shapes", prompt="a circle", seed=1))
+    desk.controller._dispatcher.post(WorkersWanted(desk.clock.now(), ()))
+    assert not desk.state.worker_table.workers[WorkerId("gpu-0")].wanted, "it still runs"
+    with pytest.raises(UnusableField, match="restart: gpu-0 has no process that could be replaced; it leaves the pool"):
+        await take(desk, Order.RESTART, "gpu-0")
+
+
+def test_maintenance_windows_that_cannot_be_read_are_an_obstacle(caplog: pytest.LogCaptureFixture) -> None:
+    """The node of the controller has no database of time zones, say. The watch of the windows ended without a word, and
+    the pool was disrupted at any time."""
+    lost_windows()
+    assert caplog.text.count("nodes are not given up: the maintenance windows cannot be read") == 1
+
+
+@dialogue
+async def lost_windows() -> None:
+    desk = await opened()
+    fails = [True]
+
+    def obstacle(unix_seconds: float) -> str:
+        if fails[0]:
+            raise KeyError("no time zone Europe/Berlin")
+        return ""
+
+    desk.controller._desk._obstacle = obstacle
+    await desk.clock.advance(60.0)
+    cordons = desk.state.worker_table.cordons
+    assert "the maintenance windows cannot be read" in cordons.obstacle
+    assert "Europe/Berlin" in cordons.obstacle
+    with pytest.raises(UnusableField, match=r"restart: the maintenance windows cannot be read.*--force"):
+        await take(desk, Order.RESTART, "gpu-0")
+    fails[0] = False
+    await desk.clock.advance(20.0)
+    assert cordons.obstacle == ""
 
 
 @dialogue
