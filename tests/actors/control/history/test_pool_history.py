@@ -24,6 +24,7 @@ from modelpool.actors.control.status import PoolStatus
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.specs.spec import NodeId, RunErrorKind
 from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import RunTask
 from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 from tests.actors.control.history.test_history_file import small_disk
 from tests.actors.fake_fleet import Desk, settle
@@ -475,6 +476,31 @@ def test_a_bug_of_the_writer_is_told_also_before_the_file_is_open(
 
     assert "the history is no longer written (RuntimeError: a bug)" in asyncio.run(talk())
     assert "the history of the pool is no longer written" in caplog.text
+
+
+def test_a_bug_of_the_history_fails_no_job_and_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception of whoever is told of an event breaks the scheduler, and all jobs with it."""
+
+    async def talk(fails: str) -> str:
+        desk = await Desk(workers=1, history=place.history()).open()
+        history = desk.controller._history
+        monkeypatch.setattr(history, fails, lambda *about: 1 / 0)
+        history._command_handlers |= {RunTask: history._run_sent}
+        await two_users(desk)
+        await desk.clock.advance(5.0)
+        trouble = (await desk.controller.status()).history_trouble
+        assert not desk.controller._queue.broken, fails
+        ended = [task for task in desk.controller._upkeep if task.done()]
+        assert not any(task.exception() for task in ended), fails
+        await desk.controller.close()
+        return trouble
+
+    for fails in ("_run_sent", "_follow_groups"):
+        caplog.clear()
+        assert asyncio.run(talk(fails)) == "the history is not complete (ZeroDivisionError: division by zero)", fails
+        assert caplog.text.count("the history of the pool is not complete") == 1, fails
 
 
 def test_a_full_disk_never_stops_the_pool_and_nothing_is_missing_once_it_has_room(
