@@ -31,6 +31,7 @@ from modelpool.actors.control.history.history_file import (
 )
 from modelpool.actors.control.history.history_values import EventKind, HistoryBatch, HistoryEvent
 from modelpool.actors.control.history.spool import remove_orphans, spooled_records, spools_left
+from modelpool.pool.values.core.errors import counted
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +177,13 @@ class HistoryWriter:
                 logger.warning("what a controller has left is not counted: %s (%s)", path, error)
                 continue
             if records:
-                file.write(batch_of(name, records))
+                batch = batch_of(name, records)
+                file.write(batch)
+                if batch.dropped:
+                    logger.warning(
+                        "of what a controller has left, %s is not counted: another version of modelpool wrote it",
+                        counted(batch.dropped, "record"),
+                    )
             with contextlib.suppress(OSError):
                 path.unlink()
         if self._spool_prefix is not None:

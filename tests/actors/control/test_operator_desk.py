@@ -190,3 +190,18 @@ async def test_without_a_cluster_that_answers_the_nodes_of_workers_are_known() -
     taken = await take(desk, Order.CORDON, "a1")
     assert taken.place == A[:6] or taken.place.endswith(A[:6])
     assert replace(taken, place="").workers == ("gpu-0", "gpu-1")
+
+
+def test_a_bug_that_ends_a_background_task_of_the_controller_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for these tasks: the nodes of the cluster were watched no longer, without a word."""
+    lost_watch()
+    assert "a background task of the controller has ended: NodeWatch.keep_watching" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@dialogue
+async def lost_watch() -> None:
+    desk = await opened()
+    assert desk.controller._node_watch is not None
+    desk.controller._node_watch._on_view = lambda view: 1 / 0
+    await desk.clock.advance(5.0)

@@ -17,7 +17,8 @@ from modelpool.actors.control.history import history_writer, pool_history, run_l
 from modelpool.actors.control.history.history_file import HistoryFile
 from modelpool.actors.control.history.history_reader import NO_WORK, HistoryReader
 from modelpool.actors.control.history.history_values import CostSums, EventKind
-from modelpool.actors.control.history.pool_history import PoolHistory
+from modelpool.actors.control.history.pool_history import PoolHistory, spool_prefix
+from modelpool.actors.control.history.spool import Spool
 from modelpool.actors.control.operator_orders import OperatorOrder, Order
 from modelpool.actors.control.past_jobs import memory_text
 from modelpool.actors.control.status import PoolStatus
@@ -501,6 +502,22 @@ def test_a_bug_of_the_history_fails_no_job_and_is_told(
         caplog.clear()
         assert asyncio.run(talk(fails)) == "the history is not complete (ZeroDivisionError: division by zero)", fails
         assert caplog.text.count("the history of the pool is not complete") == 1, fails
+
+
+def test_records_of_another_version_that_a_killed_controller_has_left_are_told(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = place.history()
+    Spool(spool_prefix(place.path, place.spools), history=place.path).append('["d", "of a later version"]')
+
+    async def talk() -> None:
+        desk = await Desk(workers=1, history=history).open()
+        await place.stored(desk)
+        await desk.controller.close()
+
+    asyncio.run(talk())
+    assert "1 record is not counted: another version of modelpool wrote it" in caplog.text
+    assert place.kinds() == ["pool_started", "worker_up", "pool_ended"]
 
 
 def test_a_full_disk_never_stops_the_pool_and_nothing_is_missing_once_it_has_room(
