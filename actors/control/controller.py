@@ -301,7 +301,7 @@ class Controller:
             goes_on.append(_keep_beating(self._dispatcher, self._clock, self._heartbeat_seconds))
         if self._node_watch is not None:
             goes_on.append(self._node_watch.keep_watching())
-        self._upkeep = [asyncio.create_task(each, name=each.__qualname__) for each in goes_on]
+        self._upkeep = [asyncio.create_task(each, name=getattr(each, "__qualname__", None)) for each in goes_on]
         for task in self._upkeep:
             task.add_done_callback(_log_bug)
         self._is_open.set()

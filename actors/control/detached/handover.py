@@ -29,6 +29,8 @@ class Handover:
         self._pinning = threading.Lock()
         #: held from the question to the end of the write: an older memory must not replace a newer one
         self.keeping = threading.Lock()
+        #: the pool ends: what its controller has now is not for the next pool
+        self.has_dropped = False
 
     def pin(self, models: Sequence[str], replicas: int) -> tuple[PinnedModel, ...]:
         """As `Controller.pin`, for the next controllers too. Raises UserError, and PoolLost without a controller. A
@@ -41,7 +43,8 @@ class Handover:
                 if replicas:
                     raise
                 pinned = _unpin_known(self._journal, connection, models)
-            self._journal.keep_pins(models, replicas)
+            if not self.has_dropped:
+                self._journal.keep_pins(models, replicas)
         return pinned
 
     def operate(self, order: OperatorOrder) -> OrderTaken:
@@ -52,7 +55,8 @@ class Handover:
         taken = connection.call(CONTROLLER.operate, order)
         with self.keeping:
             found = connection.call(CONTROLLER.memory, sys.maxsize)  # without histories: `keep_memory` fetches them
-            self._journal.keep_memory(stored_memory(found.memory, found.controllers))
+            if not self.has_dropped:
+                self._journal.keep_memory(stored_memory(found.memory, found.controllers))
         return taken
 
     def hand_over(self, connection: Connection) -> None:
@@ -74,7 +78,8 @@ class Handover:
 
     def drop(self) -> None:
         """The pool ends, and with it its pins."""
-        with suppress(JournalFailed):
+        with self.keeping, suppress(JournalFailed):
+            self.has_dropped = True
             self._journal.drop_pins()
             self._journal.keep_memory(ended_memory(self._journal.memory()))
 

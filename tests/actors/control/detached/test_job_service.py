@@ -382,6 +382,22 @@ def test_an_order_that_comes_before_the_handover_does_not_replace_what_is_handed
     service.reopen()
 
 
+def test_orders_and_pins_while_the_pool_ends_leave_nothing_for_the_next_pool(service: Service) -> None:
+    """The service has cleared the journal already: the next pool found the cordons, pins and cost of this one."""
+    service.crash()
+    with closing(Journal(service.journal)) as journal:
+        handover = Handover(journal, lambda: service.line)
+        handover.hand_over(service.line)
+        for worker in ("gpu-0", "gpu-1"):
+            handover.operate(OperatorOrder(Order.CORDON, worker))
+            stored = left_memory(journal.memory()).memory
+            assert bool(memory_in_text(stored).cordons) == (worker == "gpu-0"), worker
+            handover.pin(["shapes"], 1)
+            assert bool(journal.pins()) == (worker == "gpu-0"), worker
+            handover.drop()
+    service.reopen()
+
+
 def test_a_pin_that_only_the_journal_has_is_unpinned(service: Service) -> None:
     """The file of the model was gone when the controller started, or an earlier service was lost between the controller
     and the journal."""
