@@ -203,8 +203,8 @@ class SampleParams(WireValue):
 
     shape        of the output; the result drops the leading cells of a control video
     options      extensions of guidance and model, and caches (`pool.values.core.run_options`)
-    batch_size   images of the forward passes that compute it, missing ones are padded; 0 is any number. The last bits of
-                 a result depend on it, and on nothing else of the other images
+    batch_size   images of the forward passes that compute it; missing ones are padded. 0 is any number. The last bits
+                 of a result depend on it, and on nothing else of the other images
     """
 
     model: ModelRef

@@ -179,8 +179,8 @@ class TaskSpec(WireValue):
     #: `pool.values.core.stage_params.SampleParams.measured_apart`: activations of such runs are measured apart from
     # others
     options: tuple[str, ...] = ()
-    #: such tasks run in forward passes of exactly so many, missing ones are padded: `activation_bytes` and `run_seconds`
-    #: are of a whole pass, however many tasks share it. 1: of one task, and any number may share a run
+    #: such tasks run in forward passes of exactly so many; missing ones are padded. `activation_bytes` and
+    #: `run_seconds` are of a whole pass, however many tasks share it. 1: of one task, and any number may share a run
     batch_size: int = 1
 
     def multiple(self, members: int) -> int:
