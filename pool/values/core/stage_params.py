@@ -534,12 +534,16 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         UpscaleParams: frozenset(),
     }
 )
-#: the names of all fields of the identity by class, and of those that tasks of one batch share
+#: the names of all fields of the identity by class, and of fields that tasks of one batch share (the batch size has a
+#: place of its own in the key)
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
-    {kind: tuple(name for name in _FIELDS[kind] if name not in varying) for kind, varying in _VARYING.items()}
+    {
+        kind: tuple(name for name in _FIELDS[kind] if name not in varying and name != "batch_size")
+        for kind, varying in _VARYING.items()
+    }
 )
 #: the names of the fields of the parts of parameters; references to files are written out in `_without_places`
 _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
@@ -594,7 +598,8 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
         return ""
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
-    return f"{stage_of(work).value} {_digest(text)[:16]}"
+    size = work.batch_size if isinstance(work, SampleParams | DecodeParams) else 0
+    return f"{stage_of(work).value} {_digest(text)[:16]}{f' {size}' if size else ''}"
 
 
 def task_id(work: StageParams, needs: Mapping[str, TaskId]) -> TaskId:
