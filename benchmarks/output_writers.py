@@ -120,7 +120,7 @@ def measure(way: str, images: int, side: int, workers: int, patch: pytest.Monkey
     with start_fake_pool("writers", workers=workers, image_side=side) as pool:
         pool.wait_ready(300)
         if way != "node":
-            pool._node_writers = None
+            pool._outputs._node_writers = None
         _run(pool, url, range(_WARM_UP))
         if way == "node":
             _wait_for_writers(pool, url)
@@ -137,7 +137,7 @@ def _run(pool: ModelPool, url: str, seeds: range) -> None:
 
 
 def _wait_for_writers(pool: ModelPool, url: str) -> None:
-    writers: Any = pool._node_writers
+    writers: Any = pool._outputs._node_writers
     while not any(opened.is_open for opened in writers._opened.values()):
         time.sleep(0.05)
 

@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "configs" / "helm" / "modelpool"
 OUT = ROOT / "configs" / "kuberay" / "persistent"
+#: the alert rules, of which the chart has a copy: it can read files of its own folder only
+ALERTS, ALERTS_COPY = ROOT / "configs" / "prometheus" / "alerts.yml", CHART / "files" / "alerts.yaml"
 #: examples of the chart: values that are applied over each other
 MANIFESTS = {
     "fixed.yaml": ("fixed.yaml",),
@@ -76,6 +78,10 @@ def main() -> None:
     checks = parser.parse_args().check
     OUT.mkdir(exist_ok=True)
     differing = []
+    if ALERTS_COPY.read_text(encoding="utf-8") != ALERTS.read_text(encoding="utf-8"):
+        differing.append(ALERTS_COPY.name)
+        if not checks:
+            shutil.copyfile(ALERTS, ALERTS_COPY)
     for name in MANIFESTS:
         text, path = written(name), OUT / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:

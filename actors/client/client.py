@@ -20,22 +20,22 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from modelpool.actors.client.followed_jobs import FollowedJobs
 from modelpool.actors.client.jobs import JobHandle, Jobs, image_of
-from modelpool.actors.client.output_writer import HOLD_SECONDS, ImageWriter
+from modelpool.actors.client.output_writer import HOLD_SECONDS, DriverOutputs, ImageWriter
+from modelpool.actors.client.pool_operator import PoolOperator
 from modelpool.actors.client.request_stream import Decide, RequestStream
 from modelpool.actors.client.stage_result import StageResult
 from modelpool.actors.config.config import PoolConfig
-from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
+from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, output_address
 from modelpool.actors.control.catalog_questions import FILE_NAMES, LORAS, MODELS
 from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.control.event_reader import EventReader, Listener
 from modelpool.actors.control.inputs.input_images import InputImages
-from modelpool.actors.control.operator_orders import MOST_ORDER_SECONDS, OperatorOrder, OrderTaken
 from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.status_values import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.common.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.layout import OutputLayout
-from modelpool.actors.outputs.open_outputs import check_store, open_outputs
+from modelpool.actors.outputs.open_outputs import check_store
 from modelpool.actors.outputs.output_check import check_outputs
 from modelpool.actors.outputs.results.outcomes import ImageResult, PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
@@ -62,9 +62,7 @@ if TYPE_CHECKING:
     from modelpool.actors.control.metrics.families import MetricFamily
     from modelpool.actors.ray.forks import Forks
     from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
-    from modelpool.scheduler.autoscaling.preview import ScalingPreview
     from modelpool.scheduler.core.history import JobHistory
-    from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
 
@@ -111,17 +109,13 @@ class ModelPool:
         #: returns why a pool that was joined has ended, once this program has left it; "" while it runs. Calls raise
         #: PoolLost then, and `connect` joins the next pool. Other pools end with their program
         self.why_ended = ended
-        self._node_writers = node_writers
         self._jobs = jobs
         self._close = close
-        self._output = output
-        self._file_name = file_name
+        self._outputs = DriverOutputs(connection, output, file_name, hold_seconds, node_writers)
         self._closed = False
         #: user of jobs that set none
         self._user = user_of_this_process()
         self._client_id = ClientId(uuid.uuid4().hex)
-        self._writers: dict[OutputAddress, ImageWriter] = {}
-        self._hold_seconds = hold_seconds
         #: calls `on_preview`
         self._previews = LatestQueue("modelpool previews")
         #: submissions with requests that are still being taken
@@ -262,10 +256,10 @@ class ModelPool:
         """
         requests = _several(requests)
         terms = _Qos(priority, user, deadline)
-        template = self._template(name)
+        template = self._outputs.template(name)
         user_name = self._user if terms.user is None else terms.user
         wish = None if on_preview is None and preview_seconds is None else _preview_wish(preview_seconds)
-        jobs = self._new_jobs(user_name, self._writer(output), template, on_preview, wish)
+        jobs = self._new_jobs(user_name, self._outputs.writer(output), template, on_preview, wish)
         images = InputImages(self._connection.give)
         drawn = (one for given in requests for one in terms.fill_in(request_of(given)).expanded())
         # complete: nothing is queued before all of it is checked
@@ -307,11 +301,18 @@ class ModelPool:
         Returns at once. If `chunks` or `decide` raises, everything is cancelled, and `Jobs.results` raises the same.
         `output` is opened when the first request is accepted; `name` and `on_preview` are as in `submit`.
         """
-        template = self._template(name)
+        template = self._outputs.template(name)
         wish = None if on_preview is None else PreviewWish()
         jobs = self._new_jobs(self._user, None, template, on_preview, wish)
         stream = RequestStream(
-            self._connection, jobs, self._client_id, decide, partial(self._writer, output), _warn, self._user, hold
+            self._connection,
+            jobs,
+            self._client_id,
+            decide,
+            partial(self._outputs.writer, output),
+            _warn,
+            self._user,
+            hold,
         )
         self._streams = [known for known in self._streams if known.is_open] + [stream]
         seeded = (tuple(map(_with_seed, chunk)) for chunk in chunks)
@@ -344,7 +345,7 @@ class ModelPool:
         from modelpool.actors.client.detached_jobs import MOST_TRIES, submit_detached
 
         terms, several = _Qos(priority, user, deadline), _several(requests)
-        template = self._template(name)
+        template = self._outputs.template(name)
 
         def seeded() -> Iterator[GenerateRequest]:
             wanted = (one for given in several for one in terms.fill_in(request_of(given)).expanded())
@@ -498,46 +499,17 @@ class ModelPool:
 
         Raises UserError: UnknownName, CorruptFile, UnusableField for `replicas`.
         """
-        return self._pin(models, whole_number("replicas", replicas, "a whole number, 1 or more", 1))
+        return self.operator.pin(models, whole_number("replicas", replicas, "a whole number, 1 or more", 1))
 
     def unpin(self, *models: str) -> tuple[PinnedModel, ...]:
         """Let these models be evicted as any others. Returns the models that are still pinned. Raises UnknownName for
         one that is not pinned."""
-        return self._pin(models, 0)
+        return self.operator.pin(models, 0)
 
-    def _pin(self, models: tuple[str, ...], replicas: int) -> tuple[PinnedModel, ...]:
-        try:
-            service = self._job_service()
-        except UserError:  # the pool ends with its driver, or has no journal
-            return self._connection.call(CONTROLLER.pin, models, replicas)
-        from modelpool.actors.control.detached.job_service import JobService
-
-        return service.call(JobService.pin, models, replicas)
-
-    def operate(self, order: OperatorOrder) -> OrderTaken:
-        """Begin to carry out an operator's order: cordon, uncordon or drain a node, cordon or restart a worker. The
-        journal of a pool of `modelpool up` has cordons and drains for a controller that replaces this one.
-
-        Raises UnusableField for a node or worker that the pool does not have (the message lists those that it has),
-        and for an order that a disruption limit or a maintenance window forbids.
-        """
-        if not 0.0 <= order.seconds <= MOST_ORDER_SECONDS:
-            raise unusable_field("seconds", order.seconds, f"a number from 0 to {MOST_ORDER_SECONDS:.0f}")
-        try:
-            service = self._job_service()
-        except UserError:  # the pool ends with its driver, or has no journal
-            return self._connection.call(CONTROLLER.operate, order)
-        from modelpool.actors.control.detached.job_service import JobService
-
-        return service.call(JobService.operate, order)
-
-    def would_request(
-        self, groups: Sequence[NodeGroup] = (), limits: AutoscalingConfig | None = None
-    ) -> ScalingPreview:
-        """Return the nodes that would be requested for the waiting work now, with the reasons, without requesting any:
-        of the pool's groups, or of these, within these limits. Raises UnusableField for a pool without groups, and for
-        groups that lack one that workers of the pool are of."""
-        return self._connection.call(CONTROLLER.would_request, tuple(groups), limits)
+    @property
+    def operator(self) -> PoolOperator:
+        """What operators ask of a pool: cordon, drain and restart parts of it, and what it would request now."""
+        return PoolOperator(self._connection, self._job_service)
 
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""
@@ -600,10 +572,7 @@ class ModelPool:
             stream.stop()
         self._reader.stop(wake=partial(_leave, self._connection, self._client_id))
         self._previews.close()
-        for writer in self._writers.values():
-            writer.close()
-        if self._node_writers is not None:
-            self._node_writers.close()
+        self._outputs.close()
         self._close()
 
     def __enter__(self) -> Self:
@@ -646,10 +615,6 @@ class ModelPool:
             raise UserError("this pool ends with its driver, so it has no detached jobs; start one with `modelpool up`")
         return self._jobs()
 
-    def _template(self, name: str | None) -> NameTemplate | None:
-        text = self._file_name if name is None else name
-        return None if text is None else NameTemplate.of(text)
-
     def _new_jobs(
         self,
         user: str,
@@ -691,21 +656,6 @@ class ModelPool:
         )
         self._reader.listen(jobs.id, jobs)
         return jobs
-
-    def _writer(self, output: str | Path | Literal[False] | None) -> ImageWriter | None:
-        if not (output is None or output is False or isinstance(output, str | Path)):
-            raise unusable_field("output", output, "a folder, a URL such as s3://bucket/folder, or False")
-        given = self._output if output is None else None if output is False else output_address(output)
-        if given is None:
-            return None
-        address = absolute_address(given)
-        if address in self._writers:
-            self._writers[address].prepare()
-        else:
-            self._writers[address] = ImageWriter(
-                open_outputs(address), self._connection, self._hold_seconds, self._node_writers
-            )
-        return self._writers[address]
 
     def _stage(
         self, stage: StageLike, given: dict[TaskId, ResultRef] | None = None, terms: _Qos | None = None

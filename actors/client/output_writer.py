@@ -13,16 +13,20 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
+from modelpool.actors.config.output_address import OutputAddress, absolute_address, output_address
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
 from modelpool.actors.outputs.failures import FailedOutput
+from modelpool.actors.outputs.open_outputs import open_outputs
 from modelpool.actors.outputs.place import OutputPlace, WrittenOutput
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels
+from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.worker.wire.messages import JobEnded
-from modelpool.pool.values.core.errors import OutputFailed
+from modelpool.pool.values.core.errors import OutputFailed, unusable_field
 
 #: default limit for waiting for a folder that cannot be written: long enough to free space or to mount a disk again
 HOLD_SECONDS = 600.0
@@ -198,3 +202,52 @@ class ImageWriter:
     def _all_listeners(self) -> tuple[WriteListener, ...]:
         with self._lock:
             return tuple(self._listeners)
+
+
+class DriverOutputs:
+    """The places to which a driver writes, each opened when it is first named. `default` and `file_name` are the usual
+    place and the usual template of names."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        default: OutputAddress | None,
+        file_name: str | None,
+        hold_seconds: float,
+        node_writers: NodeWriters | None,
+    ) -> None:
+        self._connection = connection
+        self._default = default
+        self._file_name = file_name
+        self._hold_seconds = hold_seconds
+        self._node_writers = node_writers
+        self._writers: dict[OutputAddress, ImageWriter] = {}
+
+    def writer(self, output: str | Path | Literal[False] | None) -> ImageWriter | None:
+        """Return the writer to the place that was given to `submit`; None if nothing is to be written. Raises
+        UserError."""
+        if not (output is None or output is False or isinstance(output, str | Path)):
+            raise unusable_field("output", output, "a folder, a URL such as s3://bucket/folder, or False")
+        given = self._default if output is None else None if output is False else output_address(output)
+        if given is None:
+            return None
+        address = absolute_address(given)
+        if address in self._writers:
+            self._writers[address].prepare()
+        else:
+            self._writers[address] = ImageWriter(
+                open_outputs(address), self._connection, self._hold_seconds, self._node_writers
+            )
+        return self._writers[address]
+
+    def template(self, name: str | None) -> NameTemplate | None:
+        """Return the template of the names of files, by default the usual one. Raises UserError."""
+        text = self._file_name if name is None else name
+        return None if text is None else NameTemplate.of(text)
+
+    def close(self) -> None:
+        """Write pending outputs."""
+        for writer in self._writers.values():
+            writer.close()
+        if self._node_writers is not None:
+            self._node_writers.close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from modelpool.actors.client.exact_checks import ExactChecks
 from modelpool.actors.client.model_checks import ModelChecks
 from modelpool.actors.config.config import PoolConfig
+from modelpool.actors.config.example_model import WAYS_TO_MODELS
 from modelpool.actors.ray.ray_session import LOCAL, chosen_address
 from modelpool.pool.catalog.registry.file_purpose import LORAS, MODELS, FileKind
 from modelpool.pool.devices.kind_names import AUTO, NO_GPU, RAY_COUNTS, DeviceKind, one_worker
@@ -243,7 +244,8 @@ class NameCheck:
         folders = ", ".join(str(each.path) for each in self._registry.locations()) or "no folder"
         raise UserError(
             f"no model was found in {folders}{found}: put a checkpoint there, name its folder in [models] of the "
-            "configuration, or add it with `modelpool models add`; `modelpool models` shows every file"
+            "configuration, or add it with `modelpool models add`; `modelpool models` shows every file; "
+            f"{WAYS_TO_MODELS}"
         )
 
     def lora_names(self) -> tuple[str, ...] | None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from modelpool.actors.outputs.report_figures import ReportOutput, ReportTask
 
-#: parts of the time that a plot shows
-MOST_PARTS = 48
+#: parts of the time that a plot shows, and outputs of a part on average: fewer would show chance
+MOST_PARTS, LEAST_PARTS, OUTPUTS_OF_PART = 48, 8, 3
 #: shortest part: less would show rounding
 LEAST_PART_SECONDS = 0.05
 
@@ -71,7 +71,8 @@ def course_of(outputs: Iterable[ReportOutput], failed_at: Iterable[float] = ()) 
     tasks = [task for output in all_outputs for task in output.own_tasks if task.ended_at > 0.0]
     failures = sorted(at for at in failed_at if at > 0.0)
     shown = _Shown(_stretches(all_outputs, ends, failures))
-    count = max(1, min(MOST_PARTS, int(shown.seconds / LEAST_PART_SECONDS)))
+    wanted = min(MOST_PARTS, max(LEAST_PARTS, len(ends) // OUTPUTS_OF_PART))
+    count = max(1, min(wanted, int(shown.seconds / LEAST_PART_SECONDS)))
     part_seconds = max(shown.seconds, LEAST_PART_SECONDS) / count
 
     def counted(moments: Iterable[float]) -> tuple[int, ...]:

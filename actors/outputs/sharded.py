@@ -134,7 +134,7 @@ class ShardedOutputs:
 
     def _noted(self, written: WrittenOutput, key: str) -> WrittenOutput:
         """Note an output that is stored and listed, and begin a shard if there are enough of them."""
-        entry = self._staged.listed(key)
+        entry = self._staged.manifest.listed(key)
         assert entry is not None, f"{key} was written and is listed"
         with self._lock:
             if key not in self._planned:
@@ -268,7 +268,7 @@ class ShardedOutputs:
                 packed = [key for key in kept if self._planned.get(key, (-1, 0))[0] in self._complete]
             self._remove_packed([kept[key].entry["file"] for key in packed])
             for key in kept:
-                entry = self._staged.listed(key)
+                entry = self._staged.manifest.listed(key)
                 with self._lock:
                     if entry is not None and key not in self._planned:
                         self._waiting[key] = entry
@@ -344,7 +344,7 @@ class ShardedOutputs:
         """Remove files of outputs with an existing shard, unless an output that is in none has the same file: places of
         earlier versions have names that were used again.
         """
-        named = self._staged.listed_in(set(files))
+        named = self._staged.manifest.listed_in(set(files))
         used = {entry.file for entry in named if self._in_shard(entry.key) is None}
         self._objects.remove([file for file in files if file not in used])
 

@@ -4,36 +4,28 @@ Rules
 1. An object under its final name is complete, since stores write an object completely or not at all.
 2. An output is created, never replaced (`ObjectPrefix.create`): of two writers the first one counts, and a process that
    was replaced long ago can change nothing. Only an object that is not the output that it is listed as is replaced.
-3. An output counts as finished when its entry exists and its object has the size in it. An entry is a record of its
-   own, created after the object: `manifest/KEY.json`. What a killed run has stored without a record is listed when
-   the next run begins.
-4. After `MERGED_RECORDS` of them a writer merges its records to a part, `manifest/part-*.jsonl`, and then removes them.
-   An entry may be in a part and a record: the one of the latest run counts. A reader that finds a listed record
-   removed lists again, since a part has it now.
+3. An output counts as finished when its entry exists and its object has the size in it. What a killed run has stored
+   without a record is listed when the next run begins.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
-import json
 import re
 import tempfile
-import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from modelpool.actors.graph.features.recipe import Recipe
-from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
+from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.failures import FAILURES_FOLDER, FailedOutput, parse_failure, unresolved
 from modelpool.actors.outputs.file_content import is_lossless, labels_in, pixels_sha256, read_content, unlisted_output
 from modelpool.actors.outputs.image_file import encode_thumbnail
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.output_file import FinishedOutput, OutputFacts, array_of_output, encoded
 from modelpool.actors.outputs.place import (
-    MOST_DAMAGED_LINES,
     DamagedOutput,
     KeptImage,
     StoredFacts,
@@ -42,23 +34,16 @@ from modelpool.actors.outputs.place import (
     WrittenOutput,
     about_found_file,
     about_generation,
-    entry_fields,
     possible_names,
     thumbnail_name,
 )
+from modelpool.actors.outputs.store_manifest import MANIFEST_FOLDER, StoreManifest
 from modelpool.actors.request.json_text import parse_json
 from modelpool.actors.request.labels import output_key
 from modelpool.actors.request.video_output_fields import IMAGE_FORMATS
 from modelpool.pool.values.core.errors import OutputFailed, UserError
 from modelpool.pool.values.core.stage_params import ImagePixels
 
-MANIFEST_FOLDER = "manifest/"
-#: lines that `repair_manifest` took out of the manifest
-DAMAGED_FOLDER = "manifest.damaged/"
-#: records of a writer that become a part: reading the manifest of 50,000 outputs takes 50 requests instead of 50,000
-MERGED_RECORDS = 1000
-#: listings of the manifest after which a reader stops to look for entries that were merged since the listing before
-MOST_LISTINGS = 20
 #: stored outputs without a record that a new run lists: more than any run has unlisted
 MOST_FOUND = 256
 #: what `file_name` returns
@@ -79,29 +64,10 @@ class OutputStore:
         are those below `url`, if they are opened already.
         """
         self.path = url
-        #: lines of the manifest that cannot be used: their number, and the first of them
-        self.damaged_line_count = 0
-        self.damaged_lines: list[str] = []
         self._objects = objects or ObjectPrefix(url)
+        self.manifest = StoreManifest(self._objects)
         self._thumbnail_pixels = thumbnail_pixels
         self._is_sharded = is_sharded
-        #: one thread reads the manifest before the first output is written; the others wait for it
-        self._first_read = threading.Lock()
-        self._is_read = False
-        #: guards everything below
-        self._lock = threading.Lock()
-        self._entries: dict[str, ManifestEntry] = {}
-        #: the key of each listed file
-        self._owners: dict[str, str] = {}
-        #: objects of the manifest that were read
-        self._read: set[str] = set()
-        #: those of them that have damaged lines
-        self._damaged: set[str] = set()
-        #: lines of the records that this process has created and not merged, by the object's name
-        self._records: dict[str, bytes] = {}
-        self._part_numbers = itertools.count(1)
-        #: the number of this run among those that wrote here; 0 until it has written
-        self._run = 0
 
     @classmethod
     def ordered(
@@ -109,16 +75,22 @@ class OutputStore:
     ) -> OutputStore:
         """Return the store as its owner knows it, to write one output: its manifest is not read."""
         store = cls(objects.url, thumbnail_pixels, is_sharded, objects)
-        store._is_read, store._run = True, order.run
-        store._owners = dict.fromkeys(order.taken, "")
-        if order.listed is not None:
-            store._take_in("", _line(order.listed))
+        store.manifest = StoreManifest.ordered(objects, order)
         return store
 
     def reported(self, written: WrittenOutput, key: str) -> WriteReport:
         """Return what was written of the one output of `ordered`."""
-        with self._lock:
-            return WriteReport(written, self._entries[key].fields, next(iter(self._records.items()), None))
+        return WriteReport(written, *self.manifest.record_of(key))
+
+    @property
+    def damaged_line_count(self) -> int:
+        """See `OutputPlace`."""
+        return self.manifest.damaged_line_count
+
+    @property
+    def damaged_lines(self) -> list[str]:
+        """See `OutputPlace`."""
+        return self.manifest.damaged_lines
 
     @property
     def manifest_path(self) -> str:
@@ -136,7 +108,7 @@ class OutputStore:
     def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
         """See `OutputPlace`."""
         recipe, pixels = image.recipe, array_of_output(image.output)
-        self._read_first()
+        self.manifest.read_first()
         listed, is_complete = self._latest(image.key)
         if listed is not None and is_complete:
             return self._written(listed, pixels.nbytes)
@@ -149,8 +121,8 @@ class OutputStore:
             if found is not None:  # of a run that was killed before it listed it, or of another writer
                 facts, about = found, about_found_file(image.labels)
             elif not is_stored:
-                self.entries()  # another writer may have listed it, and merged that
-                listed = self._listed(image.key)
+                self.manifest.read()  # another writer may have listed it, and merged that
+                listed = self.manifest.listed(image.key)
                 self._objects.replace(name, content)
         else:
             self._objects.replace(name, content)
@@ -160,36 +132,21 @@ class OutputStore:
         if listed is None:
             listed = self._list(recipe, name, facts, about)
         elif not facts.are_listed(listed):
-            listed = self._list_again(recipe, listed.file, facts, about)
+            listed = self.manifest.replace(recipe, listed.file, facts, about)
         return self._written(listed, pixels.nbytes)
 
     def order(self, facts: OutputFacts) -> WriteOrder:
         """See `OutputPlace`."""
-        self._read_first()
-        with self._lock:
-            listed = self._entries.get(facts.key)
-            names = possible_names(facts.recipe, facts.labels)
-            taken = tuple(name for name in names if self._owners.get(name, facts.key) != facts.key)
-            fields = None if listed is None else listed.fields
-            return WriteOrder(facts, self._own_run(), fields, taken, self._is_sharded, self._thumbnail_pixels)
+        self.manifest.read_first()
+        listed = self.manifest.listed(facts.key)
+        taken = self.manifest.taken(possible_names(facts.recipe, facts.labels), facts.key)
+        fields = None if listed is None else listed.fields
+        return WriteOrder(facts, self.manifest.run, fields, taken, self._is_sharded, self._thumbnail_pixels)
 
     def note(self, report: WriteReport) -> WrittenOutput:
-        """See `OutputPlace`. The record of the output becomes one of this process, which merges it."""
-        with self._lock:
-            if report.record is None:
-                self._take_in("", _line(report.entry))
-            else:
-                name, line = report.record
-                self._take_in(name, line)
-                self._records[name] = line
-        self._merge_full()
+        """See `OutputPlace`."""
+        self.manifest.note(report)
         return report.written
-
-    def _read_first(self) -> None:
-        """Read the manifest before the first output is written."""
-        with self._first_read:
-            if not self._is_read:
-                self.entries()
 
     def _create(self, image: FinishedOutput, content: bytes) -> tuple[str, StoredFacts | None, bool]:
         """Store a new output under the first of its possible names that is not another output's. Return the name; the
@@ -214,8 +171,7 @@ class OutputStore:
         names = possible_names(image.recipe, image.labels)
         if self._is_sharded and image.labels.name:
             names = names[1:]
-        with self._lock:
-            taken = {name for name in names if self._owners.get(name, image.key) != image.key}
+        taken = self.manifest.taken(names, image.key)
         return (*(name for name in names[:-1] if name not in taken), names[-1])
 
     def kept(self) -> dict[str, KeptImage]:
@@ -224,7 +180,7 @@ class OutputStore:
         sizes = self._objects.sizes()
         self._list_found(sizes, MOST_FOUND)
         kept: dict[str, KeptImage] = {}
-        for entry in self._known():
+        for entry in self.manifest.known():
             size_bytes = sizes.get(entry.file)
             if size_bytes is not None and size_bytes == entry.file_bytes:
                 path = self.path_of(entry.file)
@@ -233,40 +189,11 @@ class OutputStore:
 
     def has_outputs(self) -> bool:
         """See `OutputPlace`; also true if their objects were removed."""
-        return bool(self._entries) or bool(self._objects.sizes(MANIFEST_FOLDER))
+        return self.manifest.has_entries()
 
     def entries(self) -> Sequence[ManifestEntry]:
         """See `OutputPlace`. By run and index."""
-        missing: set[str] = set()
-        for _ in range(MOST_LISTINGS):
-            # a writer has merged records since they were listed: their part is in the next listing
-            before, missing = missing, self._read_new()
-            if missing <= before:
-                break
-        self._is_read = True
-        return self._known()
-
-    def _read_new(self) -> set[str]:
-        """Read what is new in the manifest; return the names of the objects that were removed after the listing."""
-        sizes = self._objects.sizes(MANIFEST_FOLDER)
-        with self._lock:
-            new = {name: size_bytes for name, size_bytes in sizes.items() if name not in self._read}
-        missing = set(new)
-        for name, content in self._objects.read(new):
-            missing.discard(name)
-            with self._lock:
-                self._take_in(name, content)
-        return missing
-
-    def listed(self, key: str) -> ManifestEntry | None:
-        """Return the entry of an output as far as the manifest was read; None if there is none."""
-        with self._lock:
-            return self._entries.get(key)
-
-    def listed_in(self, files: Collection[str]) -> list[ManifestEntry]:
-        """Return the entries with these files as far as the manifest was read."""
-        with self._lock:
-            return [entry for entry in self._entries.values() if entry.file in files]
+        return self.manifest.read()
 
     def note_failures(self, failures: Sequence[FailedOutput]) -> None:
         """See `OutputPlace`. The last failure of an output replaces the one before."""
@@ -280,7 +207,7 @@ class OutputStore:
         for _, content in self._objects.read(self._objects.sizes(FAILURES_FOLDER)):
             with contextlib.suppress(UserError):  # what is none of ours
                 found.append(parse_failure(parse_json(content)))
-        return unresolved(sorted(found, key=lambda each: each.at), lambda key: self._listed(key) is not None)
+        return unresolved(sorted(found, key=lambda each: each.at), lambda key: self.manifest.listed(key) is not None)
 
     def finish(self) -> None:
         """See `OutputPlace`: nothing is pending."""
@@ -309,13 +236,7 @@ class OutputStore:
 
     def repair_manifest(self) -> tuple[int, int]:
         """See `OutputPlace`. Lines taken out are moved below `DAMAGED_FOLDER`."""
-        self.entries()
-        with self._lock:
-            damaged, self._damaged = self._damaged, set()
-            moved, self.damaged_line_count, self.damaged_lines = self.damaged_line_count, 0, []
-        for name in damaged:
-            self._take_apart(name)
-        return moved, self._list_found(self._objects.sizes(), None)
+        return self.manifest.repair(), self._list_found(self._objects.sizes(), None)
 
     def contact_sheet(self) -> None:
         """Draw nothing: that would download every image."""
@@ -332,125 +253,29 @@ class OutputStore:
             except OutputFailed as problem:  # of the block, which knows the copy
                 raise OutputFailed(str(problem).replace(str(path), url)) from problem
 
-    # ---- the manifest -----------------------------------------------------------------------------------------------
-
-    def _known(self) -> list[ManifestEntry]:
-        with self._lock:
-            return sorted(self._entries.values(), key=lambda entry: (entry.run, entry.index))
-
-    def _listed(self, key: str) -> ManifestEntry | None:
-        with self._lock:
-            return self._entries.get(key)
-
     def _latest(self, key: str) -> tuple[ManifestEntry | None, bool]:
         """Return the entry of an output, and whether its object is what the entry lists. Reads what other writers have
         listed before it finds an object damaged: one of them may have replaced it by other bytes.
         """
-        listed = self._listed(key)
+        listed = self.manifest.listed(key)
         if listed is None or not self.problem(listed):
             return listed, listed is not None
         self.entries()
-        latest = self._listed(key)
+        latest = self.manifest.listed(key)
         return latest, latest is not None and latest != listed and not self.problem(latest)
 
     def _list(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
-        """Create the record of an output; return the entry that counts, which may be another writer's. One that lists
-        other content than the object has is replaced.
+        """List an output; return the entry that counts, which may be another writer's. One that lists other content
+        than the object has is replaced.
         """
-        key, fields = _key(recipe, about), self._fields(recipe, file, facts, about)
-        name = f"{MANIFEST_FOLDER}{key}.json"
-        line = _line(fields)
-        is_new = self._objects.create(name, line)
-        content = line if is_new else self._objects.read_one(name)
-        with self._lock:
-            if content is not None:
-                self._take_in(name, content)
-            if is_new:
-                self._records[name] = line
-            found = self._entries.get(key)
-        self._merge_full()
+        found = self.manifest.create(recipe, file, facts, about)
         if found is None or (not facts.are_listed(found) and self.problem(found)):
-            return self._list_again(recipe, file, facts, about)
+            return self.manifest.replace(recipe, file, facts, about)
         return found
-
-    def _list_again(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
-        """List an output whose record exists and no longer holds, in a part of its own."""
-        fields = self._fields(recipe, file, facts, about)
-        with self._lock:
-            fields["run"] = self._run = max(self._run, 1 + self._latest_run())
-        self._create_part(_line(fields))
-        with self._lock:
-            return self._entries[_key(recipe, about)]
-
-    def _fields(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            return entry_fields(recipe, file, self._own_run(), facts, about)
-
-    def _own_run(self) -> int:
-        """Return the number of this run. Requires the lock."""
-        if self._run == 0:
-            self._run = 1 + self._latest_run()
-        return self._run
-
-    def _latest_run(self) -> int:
-        return max((entry.run for entry in self._entries.values()), default=0)
-
-    def _merge_full(self) -> None:
-        """Store the records of this process as a part, and remove them, if there are enough. A process that is killed
-        in between leaves both.
-        """
-        with self._lock:
-            if len(self._records) < MERGED_RECORDS:
-                return
-            records, self._records = self._records, {}
-        self._create_part(b"".join(records.values()))
-        self._objects.remove(records)
-
-    def _create_part(self, lines: bytes) -> None:
-        with self._lock:
-            number = next(self._part_numbers)
-        digest = hashlib.sha256(lines).hexdigest()[:16]
-        name = f"{MANIFEST_FOLDER}part-{self._run:06d}-{number:06d}-{digest}.jsonl"
-        self._objects.create(name, lines)  # one that exists has the same content
-        with self._lock:
-            self._take_in(name, lines)
-
-    def _take_in(self, name: str, content: bytes) -> None:
-        """Note the entries in an object of the manifest. Requires the lock."""
-        self._read.add(name)
-        for number, line in enumerate(content.splitlines(), start=1):
-            try:
-                entry = parse_entry(parse_json(line))
-            except UserError as problem:
-                self._damaged.add(name)
-                self.damaged_line_count += 1
-                if len(self.damaged_lines) < MOST_DAMAGED_LINES:
-                    self.damaged_lines.append(f"{name}, line {number}: {problem}")
-                continue
-            self._owners[entry.file] = entry.key
-            known = self._entries.get(entry.key)
-            if known is None or entry.run >= known.run:
-                self._entries[entry.key] = entry
-
-    def _take_apart(self, name: str) -> None:
-        """Move the damaged lines of an object of the manifest below `DAMAGED_FOLDER`; the others become a part."""
-        content = self._objects.read_one(name)
-        if content is None:
-            return
-        good: list[bytes] = []
-        bad: list[bytes] = []
-        for line in content.splitlines(keepends=True):
-            (good if _is_usable(line) else bad).append(line)
-        digest = hashlib.sha256(content).hexdigest()[:16]
-        self._objects.create(f"{DAMAGED_FOLDER}{digest}-{name.removeprefix(MANIFEST_FOLDER)}", b"".join(bad))
-        if good:
-            self._create_part(b"".join(good))
-        self._objects.remove([name])
 
     def _list_found(self, sizes: Mapping[str, int], most: int | None) -> int:
         """List up to `most` stored outputs that are not listed, by the recipe in them; return their number."""
-        with self._lock:
-            listed = {entry.file for entry in self._entries.values()}
+        listed = {entry.file for entry in self.manifest.known()}
         unlisted = [name for name in sorted(sizes) if name not in listed]
         names = [name for name in unlisted if _DEFAULT_NAME.fullmatch(name)]
         names += [name for name in unlisted if _CHOSEN_NAME.fullmatch(name) and not _DEFAULT_NAME.fullmatch(name)]
@@ -460,7 +285,7 @@ class OutputStore:
                 recipe, labels = unlisted_output(path), labels_in(path)
                 if recipe is None or name not in possible_names(recipe, labels):
                     continue
-                if self._listed(output_key(recipe.digest, labels.id)) is not None:
+                if self.manifest.listed(output_key(recipe.digest, labels.id)) is not None:
                     continue
                 facts = _facts(path, content)
             self._list(recipe, name, facts, about_found_file(labels))
@@ -488,25 +313,9 @@ def _local_copy(name: str, content: bytes) -> Iterator[Path]:
         yield path
 
 
-def _key(recipe: Recipe, about: Mapping[str, Any]) -> str:
-    return output_key(recipe.digest, about.get("id") or "")
-
-
 def _facts(path: Path, content: bytes) -> StoredFacts:
     pixels = pixels_sha256(read_content(path)) if is_lossless(path) else ""
     return StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
-
-
-def _line(fields: Mapping[str, Any]) -> bytes:
-    return (json.dumps(fields, ensure_ascii=True, allow_nan=False) + "\n").encode("ascii")
-
-
-def _is_usable(line: bytes) -> bool:
-    try:
-        parse_entry(parse_json(line))
-    except UserError:
-        return False
-    return True
 
 
 def _size_problem(found_bytes: int | None, entry: ManifestEntry) -> str:

@@ -440,7 +440,7 @@ class Engine:
         component = opened.component(role)
         patches = opened.patch_set(role, loras)
         # a clone of a closed model that is still in use may have put the component back under management
-        base = self._patchers.get(component.key) or self.vram.managed(component.key)
+        base = self._patchers.get(component.key) or self.vram.components.get(component.key)
         if base is None:
             opened.checkpoint.prefetch(role)  # a run asks for it
             base = ModelPatcher.of(
@@ -452,7 +452,7 @@ class Engine:
                 self._tools_for(component, model.name),
                 typical_call(opened, role),
             )
-            self.vram.add(base)
+            self.vram.components.add(base)
         self._patchers[component.key] = base
         clone = base.clone()
         clone.patches = patches
@@ -578,7 +578,7 @@ class Engine:
         model has it."""
         for sha256 in list(self._models)[:-MODELS_KEPT]:
             keys = self._models[sha256].component_keys
-            if all(self.vram.is_idle(key) for key in keys if key in self.vram):
+            if all(self.vram.is_idle(key) for key in keys if key in self.vram.components):
                 del self._models[sha256]
                 for key in keys - {key for opened in self._models.values() for key in opened.component_keys}:
                     if self._patchers.pop(key, None) is not None:

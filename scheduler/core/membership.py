@@ -8,8 +8,7 @@ from math import inf
 from modelpool.pool.values.specs.spec import RunError, RunErrorKind, TaskId, TaskSpec
 from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.recovery import Recovery
-from modelpool.scheduler.core.unavailable import why_unavailable
-from modelpool.scheduler.core.unfit import why_unfit
+from modelpool.scheduler.core.unplaceable import why_unavailable, why_unfit
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.messages import (

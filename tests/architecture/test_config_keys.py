@@ -32,6 +32,7 @@ def defaults() -> dict[str, dict[str, object]]:
         found[name] = dataclasses.asdict(section) if dataclasses.is_dataclass(section) else section.model_dump()
     found["autoscaling"] = found["scheduler"].pop("autoscaling")  # tables of their own in the file
     del found["scheduler"]["groups"]
+    del found["scheduler"]["max_unavailable_nodes"]  # of [maintenance]
     found["groups"] = {key: () if value == {} else value for key, value in GroupSection().model_dump().items()}
     return found
 

@@ -11,11 +11,6 @@ from tests.architecture.source_tree import ROOT
 
 PACKAGES = ("pool", "scheduler", "actors")
 MOST_LINES, MOST_METHODS, MOST_PARAMETERS = 80, 40, 10
-#: classes with more methods, and how many they may have: states of the scheduler's and the controller's shells
-CLASSES = {
-    "pool/weights/vram/vram_manager.py:VramManager": 41,
-    "actors/outputs/store.py:OutputStore": 41,
-}
 #: functions and constructors with more parameters; commands have one for each option
 PARAMETERS = {
     "actors/worker/gpu_worker.py:__init__": 15,
@@ -63,8 +58,8 @@ def test_no_function_is_longer_than_two_screens() -> None:
 
 def test_classes_have_few_methods() -> None:
     found = {f"{path}:{node.name}": methods(node) for path, node in definitions() if isinstance(node, ast.ClassDef)}
-    assert {name: count for name, count in found.items() if count > CLASSES.get(name, MOST_METHODS)} == {}
-    assert [name for name in CLASSES if found[name] <= MOST_METHODS] == [], "no exception any more: remove it"
+    assert len(found) > 1000
+    assert {name: count for name, count in found.items() if count > MOST_METHODS} == {}
 
 
 def test_functions_have_few_parameters() -> None:

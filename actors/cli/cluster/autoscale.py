@@ -44,7 +44,7 @@ def autoscale(
     if groups is not None and not tried.groups:
         raise UnusableField(f"--groups: found {groups} without groups, expected tables such as [groups.a100]")
     with session_of(context).open_pool(PoolOptions(pool=pool or name_of_running())) as running:
-        found = running.would_request(tried.groups, tried.autoscaling)
+        found = running.operator.would_request(tried.groups, tried.autoscaling)
     if as_json:
         print_json(sys.stdout, dataclasses.asdict(found))
         return

@@ -44,12 +44,13 @@ class Software:
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightFiles:
     """Files of weights that a pool started here would have: their number, the folders, and the reason if they cannot be
-    listed. `is_example`: only the example model is there. Files of `[models] sources` are not counted."""
+    listed. `is_example`: only the example model is there. `sources`: those of [models], whose files are not counted."""
 
     count: int
     folders: tuple[str, ...]
     is_example: bool = False
     problem: str = ""
+    sources: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,16 +114,16 @@ def find_weights(settings: PoolOptions) -> WeightFiles:
         places = [location.path for location in registry.locations()]
         count = len(registry.scan().files)
     except (UserError, OSError) as error:
-        return WeightFiles(0, tuple(map(str, models.folders)), problem=str(error))
+        return WeightFiles(0, tuple(map(str, models.folders)), problem=str(error), sources=len(models.sources))
     is_example = example is not None and bool(places) and all(path.is_relative_to(example) for path in places)
-    return WeightFiles(count, tuple(map(str, places)), is_example)
+    return WeightFiles(count, tuple(map(str, places)), is_example, sources=len(models.sources))
 
 
 def _weight_problems(weights: WeightFiles) -> tuple[Problem, ...]:
     from modelpool.actors.config.example_model import WAYS_TO_MODELS
     from modelpool.pool.devices.detection import Problem
 
-    if weights.count and not weights.is_example:
+    if (weights.count or weights.sources) and not (weights.is_example or weights.problem):
         return ()
     own = "`modelpool models add FOLDER` adds your own files"
     if weights.is_example:
@@ -137,11 +138,8 @@ def _weights_line(weights: WeightFiles) -> str:
     where = ", ".join(weights.folders) or "any folder"
     if weights.problem:
         return f"cannot be listed: {weights.problem}"
-    return (
-        f"{counted(weights.count, 'file')} of weights in {where}"
-        if weights.count
-        else f"no files of weights in {where}"
-    )
+    files = f"{counted(weights.count, 'file')} of weights" if weights.count else "no files of weights"
+    return f"{files} in {where}" + (f", and {counted(weights.sources, 'source')}" if weights.sources else "")
 
 
 def as_plain(report: Report) -> dict[str, Any]:

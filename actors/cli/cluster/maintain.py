@@ -109,7 +109,7 @@ def _order(context: typer.Context, order: OperatorOrder, as_json: bool, pool: st
 
     with session_of(context).open_pool(PoolOptions(pool=pool or name_of_running())) as running:
         before = running.status()
-        taken = running.operate(order)
+        taken = running.operator.order(order)
         if as_json:
             print_json(sys.stdout, {**dataclasses.asdict(taken), "order": taken.order.value})
         else:

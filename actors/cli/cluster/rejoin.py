@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from modelpool.actors.cli.terminal.screen import say
@@ -16,12 +17,34 @@ if TYPE_CHECKING:
 
 #: interval of looking whether the pool has ended, and whether the next one runs
 LOOK_SECONDS = 1.0
+#: interval of asking whether its controller is there
+ASK_SECONDS = 5.0
+#: after this time without the controller that was joined it is joined again: a daemon has replaced it by then, or the
+#: pool has ended on a machine from which this one hears nothing
+LOST_SECONDS = 30.0
 
 
-def wait_for_end(pool: Pool) -> str:
-    """Wait until a pool that was joined has ended, and this process has left its Ray; return why."""
+def wait_for_end(
+    pool: Pool, now: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep
+) -> str:
+    """Wait until a pool that was joined has ended, and this process has left its Ray, or until the controller that was
+    joined is lost for LOST_SECONDS; return why.
+    """
+    from modelpool.actors.outputs.results.outcomes import PoolLost
+
+    asked_at, lost_since = now(), None
     while not (reason := pool.why_ended()):
-        time.sleep(LOOK_SECONDS)
+        pause(LOOK_SECONDS)
+        if now() - asked_at < ASK_SECONDS:
+            continue
+        try:
+            pool.status()
+            lost_since = None
+        except PoolLost as lost:
+            lost_since = now() if lost_since is None else lost_since
+            if now() - lost_since >= LOST_SECONDS:
+                return str(lost)
+        asked_at = now()
     return reason
 
 

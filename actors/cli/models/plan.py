@@ -210,7 +210,7 @@ def plotted_bytes(found: Forecast, kind: str, reserve_bytes: int, vram_bytes: in
 
 def plots_of(found: MemoryPlan) -> list[Plot]:
     """Return the plot of the seconds against memory, with the amounts at which the plan changes."""
-    from modelpool.actors.cli.terminal.plots import Limit, Line, Plot, time_words
+    from modelpool.actors.cli.terminal.plots import Limit, Plot, PlotLine, time_words
 
     made = found.forecast
     limits = [("no tiling from", made.whole_bytes), ("fully resident from", made.resident_bytes)]
@@ -220,7 +220,7 @@ def plots_of(found: MemoryPlan) -> list[Plot]:
     points = tuple((float(memory), seconds) for memory, seconds in found.curve)
     planned = float(found.vram_bytes) if points and found.vram_bytes <= points[-1][0] else None
     title = f"expected seconds of {counted(made.images, 'image')}, the first loads of weights included"
-    line = Line(f"{found.model}, from {format_bytes(int(points[0][0]))} on", points, planned) if points else None
+    line = PlotLine(f"{found.model}, from {format_bytes(int(points[0][0]))} on", points, planned) if points else None
     x_words: Callable[[float], str] = lambda memory: format_bytes(int(memory))  # noqa: E731
     return [Plot(title, "GPU memory", (line,) if line else (), x_words, time_words, x_limits=marks, is_bytes=True)]
 

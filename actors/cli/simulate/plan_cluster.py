@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from modelpool.actors.cli.simulate.simulate_groups import ScaledSimulation
     from modelpool.actors.cli.simulate.simulate_runs import Setting, Simulated
-    from modelpool.actors.cli.terminal.plots import Line, Plot
+    from modelpool.actors.cli.terminal.plots import Plot, PlotLine
     from modelpool.scheduler.simulator.gpu_spec import GpuGroup, NodeShape
     from modelpool.scheduler.simulator.metrics import Figures
     from modelpool.scheduler.simulator.sizing import Goal, LeastCount
@@ -276,16 +276,16 @@ def plots_of(found: ClusterPlan) -> list[Plot]:
     return plots
 
 
-def _lines(found: ClusterPlan, value_of: Callable[[KindPlan, Figures], float]) -> tuple[Line, ...]:
+def _lines(found: ClusterPlan, value_of: Callable[[KindPlan, Figures], float]) -> tuple[PlotLine, ...]:
     """Return a line for each kind; numbers with which jobs fail have no time, and no point."""
-    from modelpool.actors.cli.terminal.plots import Line
+    from modelpool.actors.cli.terminal.plots import PlotLine
 
     lines = []
     for kind in found.kinds:
         runs = sorted({**kind.plotted, **kind.simulated}.items())
         points = [(float(count), value_of(kind, one.figures)) for count, one in runs if not one.figures.failed]
         answer = None if kind.found is None or kind.found.count is None else float(kind.found.count)
-        lines.append(Line(kind.group.kind, tuple(points), answer))
+        lines.append(PlotLine(kind.group.kind, tuple(points), answer))
     return tuple(lines)
 
 

@@ -151,9 +151,7 @@ def only_model(names: Iterable[str]) -> str:
     """Return the only one of the models of a pool. Raises UserError if there are several or none."""
     known = sorted(names)
     if not known:
-        raise UserError(
-            f"this pool has no models (`modelpool models` shows every file, and why it is no model); {WAYS_TO_MODELS}"
-        )
+        raise UserError(f"this pool has no models; {WAYS_TO_MODELS}")
     if len(known) != 1:
         raise UserError(f"--model is required; models of this pool: {', '.join(known)}")
     return known[0]

@@ -39,7 +39,7 @@ _FIGURE_INCHES = (9.0, 4.2)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     """Points of one kind, by ascending x; `highlight` is the x of the point to look at."""
 
     name: str
@@ -61,7 +61,7 @@ class Plot:
 
     title: str
     x_label: str
-    lines: tuple[Line, ...]
+    lines: tuple[PlotLine, ...]
     x_words: Callable[[float], str]
     y_words: Callable[[float], str]
     y_limits: tuple[Limit, ...] = ()
@@ -201,7 +201,7 @@ class _Area:
         for row in range(_ROWS):
             self._cells[row][column] = ":"
 
-    def draw_line(self, line: Line, mark: str, highlight: str) -> None:
+    def draw_line(self, line: PlotLine, mark: str, highlight: str) -> None:
         """Draw dots between points, then the points; the highlighted one is seen among equal places."""
         for (x, y), (next_x, next_y) in zip(line.points, line.points[1:], strict=False):
             first, last = self._column(x), self._column(next_x)

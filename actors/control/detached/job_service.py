@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -32,9 +31,10 @@ from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.config.output_address import file_of, output_address
 from modelpool.actors.control.connection import CONTROLLER, Connection, ResultGone, UnknownDriver
+from modelpool.actors.control.detached.handover import Handover
 from modelpool.actors.control.detached.job_previews import DetachedPreviews
 from modelpool.actors.control.detached.journal import Fenced, Journal, JournalFailed
-from modelpool.actors.control.detached.left_memory import ended_memory, left_memory, stored_memory
+from modelpool.actors.control.detached.left_memory import stored_memory
 from modelpool.actors.control.detached.records import (
     NewSubmission,
     PendingRequest,
@@ -73,7 +73,7 @@ from modelpool.actors.worker.wire.messages import (
     TaskProgress,
     journaled_id,
 )
-from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UserError, unknown_name
+from modelpool.pool.values.core.errors import OutputFailed, UserError
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.specs.spec import RunErrorKind
 from modelpool.scheduler.core.history import JobHistory
@@ -180,8 +180,8 @@ class JobService:
         self._node_writers = node_writers
         self._journal = journal
         self._connect = connect
-        #: a controller and the journal get pins in the same order
-        self._pinning = threading.Lock()
+        #: what a controller leaves to the next one
+        self.handover = Handover(journal, connect)
         self._changed = threading.Condition()
         self._stopping = False
         #: why no request is sent, while none can be
@@ -197,7 +197,9 @@ class JobService:
         self._opening: dict[str, Future[_Feed]] = {}
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
         self._previews = DetachedPreviews()
-        self._id_numbers = itertools.count(1)
+        #: of the journal, as this service has opened it
+        self.epoch = journal.epoch
+        self.id_numbers = itertools.count(1)
         self._wake = threading.Event()
         self._writers = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="modelpool detached outputs")
         self._openers: Executor = ThreadPoolExecutor(OPENERS, thread_name_prefix="modelpool detached openers")
@@ -310,49 +312,19 @@ class JobService:
         self._journal.remove(self._journal.find(submission_id).submission_id)
 
     def pin(self, models: Sequence[str], replicas: int) -> tuple[PinnedModel, ...]:
-        """As `Controller.pin`, for the next controllers too. Raises UserError, and PoolLost without a controller. A
-        model that only the journal knows can be unpinned."""
-        with self._pinning:
-            connection = self._connect()
-            try:
-                pinned = connection.call(CONTROLLER.pin, tuple(models), replicas)
-            except UnknownName:
-                if replicas:
-                    raise
-                pinned = _unpin_known(self._journal, connection, models)
-            self._journal.keep_pins(models, replicas)
-        return pinned
+        """See `Handover.pin`."""
+        return self.handover.pin(models, replicas)
 
     def operate(self, order: OperatorOrder) -> OrderTaken:
-        """As `Controller.operate`, for the next controllers too: the journal has it before this returns. Raises
-        UserError, and PoolLost without a controller."""
-        connection = self._connect()
-        taken = connection.call(CONTROLLER.operate, order)
-        found = connection.call(CONTROLLER.memory, sys.maxsize)  # without histories: `keep_memory` fetches them
-        self._journal.keep_memory(stored_memory(found.memory, found.controllers))
-        return taken
-
-    def remind(self, connection: Connection) -> None:
-        """Give a controller what the one before it has left in the journal, and have it pin what users have pinned, in
-        place of what its configuration says. A model without its file is left out."""
-        left = left_memory(self._journal.memory())
-        connection.call(CONTROLLER.remember, left.memory, left.gap_seconds(), left.controllers)
-        with self._pinning:
-            for model, replicas in self._journal.pins().items():
-                try:
-                    connection.call(CONTROLLER.pin, (model,), replicas)
-                except UserError as problem:
-                    if replicas:  # else it is not pinned, as it should be
-                        logger.warning("model %s is not pinned again: %s", model, problem)
+        """See `Handover.operate`."""
+        return self.handover.operate(order)
 
     def close(self) -> None:
         """Stop sending, write outputs that have arrived, and disconnect: the pool ends, and with it its pins. What has
         no outcome runs when the journal is opened next. Idempotent.
         """
         if not self._stopping:
-            with suppress(JournalFailed):
-                self._journal.drop_pins()
-                self._journal.keep_memory(ended_memory(self._journal.memory()))
+            self.handover.drop()
         self._stopping = True
         self._wake.set()
         with self._changed:
@@ -586,12 +558,6 @@ class JobService:
             return [ended for one in part for ended in self._send_run(link, feed, [one], is_again)]
         return []
 
-    def new_id(self, name: str) -> SubmissionId:
-        """Return a new id for a submission; see `name_of`. A controller ignores jobs with known ids, so ids differ
-        from ids of earlier services, by the epoch, and of earlier connections.
-        """
-        return SubmissionId(f"{name}.{self._journal.epoch}.{next(self._id_numbers)}")
-
     # ---- ends of jobs -------------------------------------------------------------------------------------------
 
     def note_running(self, submission_id: SubmissionId, running: tuple[TaskProgress, ...]) -> None:
@@ -726,6 +692,12 @@ class JobService:
             self._changed.notify_all()
 
 
+def new_id(name: str, epoch: int, number: int) -> SubmissionId:
+    """Return a new id for a submission; see `name_of`. A controller ignores jobs with known ids, so ids differ from ids
+    of earlier services, by the epoch, and of earlier connections, by the number."""
+    return SubmissionId(f"{name}.{epoch}.{number}")
+
+
 class _Link:
     """The connection of the service to one controller, until that is lost. A listener of all its submissions."""
 
@@ -750,7 +722,8 @@ class _Link:
     def enter(self) -> None:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
         self.connection.call(CONTROLLER.leave, CLIENT)
-        self._service.remind(self.connection)  # first: it may take long, and a driver that has entered must poll
+        # first: it may take long, and a driver that has entered must poll
+        self._service.handover.hand_over(self.connection)
         self.connection.call(CONTROLLER.enter, CLIENT)
         # the loss of the controller is noticed without submissions, too
         self._reader.listen(_NO_SUBMISSION, _Listener(self, _NO_SUBMISSION, self._service))
@@ -769,7 +742,7 @@ class _Link:
         """Return the id under which the next requests of a submission are sent, and listen to it."""
         ids = self._ids.setdefault(name, [])
         if is_again or not ids:
-            ids.append(self._service.new_id(name))
+            ids.append(new_id(name, self._service.epoch, next(self._service.id_numbers)))
             self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
         return ids[-1]
 
@@ -843,18 +816,6 @@ class _Listener:
         """See `Listener`."""
         self._link.lost = str(reason)
         self._service.note_lost()
-
-
-def _unpin_known(journal: Journal, connection: Connection, models: Sequence[str]) -> tuple[PinnedModel, ...]:
-    """Unpin the `models` that the controller has pinned. The others may be in the journal only: their file was
-    gone when the controller started, or the service was lost before it noted that they are unpinned. Raises
-    UnknownName for any other; nothing changes then."""
-    known = {pinned.model for pinned in connection.call(CONTROLLER.status).pins}
-    kept = journal.pins()
-    unknown = next((model for model in models if model not in known and model not in kept), None)
-    if unknown is not None:
-        raise unknown_name("pinned model", unknown, known | {model for model in kept if kept[model]})
-    return connection.call(CONTROLLER.pin, tuple(model for model in models if model in known), 0)
 
 
 def _note_failure(feed: _Feed, job: JobEnded, kind: RunErrorKind, message: str, text: str) -> None:

@@ -89,7 +89,7 @@ class SubmissionRecord:
 
 
 def name_of(submission_id: str) -> str:
-    """Return the name of a submission from an id of `JobService.new_id`."""
+    """Return the name of a submission from an id of `job_service.new_id`."""
     return submission_id.rsplit(".", 2)[0]
 
 

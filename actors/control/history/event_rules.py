@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from modelpool.actors.control.history.history_values import EventKind, HistoryEvent
 from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.specs.spec import NO_NODE, NodeId, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.model.messages import (
     Command,
+    Cordoned,
+    DisruptionsAllowed,
     EndWorker,
     Event,
     NodeDraining,
     Outcome,
     ResolveJob,
+    RestartRequested,
     RunEnded,
     StartFailed,
+    Uncordoned,
     WorkerDown,
     WorkerUp,
 )
+from modelpool.scheduler.model.node_groups import NodeGroup
 from modelpool.scheduler.model.scaling_record import ScalingRule, ScalingWhy
 
 #: longest text of a reason
 MOST_CHARACTERS = 300
 #: nodes that one event names
 MOST_NAMED = 20
+#: a limit that is reached again within this time was not free: work comes and goes
+FREE_SECONDS = 600.0
 #: seconds without a run that begins or ends after which a submission is stuck
 STUCK_SECONDS = 900.0
 
@@ -89,13 +97,46 @@ def pool_event(
             return _of_worker(at, EventKind.WORKER_START_FAILED, text, event.worker_id, places, names, same)
         case NodeDraining():
             node = names.get(event.node, event.node)
-            if event.deadline == float("inf"):
+            if event.deadline == inf:
                 return HistoryEvent(at, EventKind.NODE_DRAIN_WITHDRAWN, f"node {node} stays", node)
             seconds = max(0.0, event.deadline - event.at)
             reason = f": {shortened(event.reason)}" if event.reason else ""
             return HistoryEvent(at, EventKind.NODE_DRAINING, f"node {node} ends in {seconds:.0f} s{reason}", node)
+        case Cordoned() | Uncordoned() | RestartRequested():
+            return _order_event(event, at, places, names)
+        case DisruptionsAllowed():
+            if event.obstacle:
+                text = f"nodes are not given up from now on: {shortened(event.obstacle)}"
+                return HistoryEvent(at, EventKind.DISRUPTIONS_BARRED, text)
+            return HistoryEvent(at, EventKind.DISRUPTIONS_ALLOWED, "nodes may be given up from now on")
         case _:
             return None
+
+
+def _order_event(
+    event: Cordoned | Uncordoned | RestartRequested,
+    at: float,
+    places: Mapping[WorkerId, WorkerPlace],
+    names: Mapping[NodeId, str],
+) -> HistoryEvent:
+    """Return the event for an order of an operator."""
+    node = NO_NODE if isinstance(event, RestartRequested) else event.node
+    name = f"node {names.get(node, node)}" if node else f"worker {event.worker_id}"
+    match event:
+        case RestartRequested():
+            seconds = max(0.0, event.deadline - event.at)
+            kind, text = EventKind.RESTART_ORDERED, f"{name} is restarted by the operator, within {seconds:.0f} s"
+        case Uncordoned():  # also when the node is gone
+            kind, text = EventKind.UNCORDONED, f"{name} is uncordoned"
+        case Cordoned() if event.deadline is None:
+            kind, text = EventKind.CORDONED, f"{name} is cordoned by the operator: nothing new is placed there"
+        case Cordoned():
+            seconds = 0.0 if event.deadline is None else max(0.0, event.deadline - event.at)
+            kind = EventKind.DRAIN_ORDERED
+            text = f"{name} is drained by the operator: its workers end within {seconds:.0f} s"
+    if node:
+        return HistoryEvent(at, kind, text, names.get(node, node))
+    return _of_worker(at, kind, text, event.worker_id, places, names)
 
 
 def command_event(
@@ -175,9 +216,29 @@ def group_events(before: Sequence[GroupState], now: Sequence[GroupState], at: fl
     return tuple(events)
 
 
-def limit_events(before: frozenset[str], now: frozenset[str], at: float) -> tuple[HistoryEvent, ...]:
-    """Return the events for limits that are reached now and were not before."""
-    return tuple(HistoryEvent(at, EventKind.LIMIT_REACHED, text, same=text) for text in sorted(now - before))
+def full_groups(groups: Sequence[NodeGroup], counts: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the groups, or sets of groups (`NodeGroup.part_of`), that have as many nodes as they may, as limits that
+    are reached while tasks wait. `counts` are nodes by group."""
+    nodes: dict[str, int] = {}
+    most: dict[str, int] = {}
+    for group in groups:
+        name = group.set_name
+        nodes[name] = nodes.get(name, 0) + counts.get(group.name, 0)
+        most[name] = group.max_nodes
+    return tuple(
+        f"group {name} has max_nodes, {most[name]}, while tasks wait"
+        for name, count in nodes.items()
+        if most[name] and count >= most[name]
+    )
+
+
+def limit_events(
+    reached_at: Mapping[str, float], now: float, reached: Collection[str], at: float
+) -> tuple[HistoryEvent, ...]:
+    """Return the events for limits that are reached now, and were not within FREE_SECONDS. `reached_at` is when each
+    was reached last, and `now` the time, both on a monotonic clock."""
+    new = [text for text in sorted(reached) if now - reached_at.get(text, -inf) > FREE_SECONDS]
+    return tuple(HistoryEvent(at, EventKind.LIMIT_REACHED, text, same=text) for text in new)
 
 
 def trouble_events(before: Sequence[str], now: Sequence[str], at: float) -> tuple[HistoryEvent, ...]:

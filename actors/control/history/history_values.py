@@ -22,11 +22,17 @@ class EventKind(StrEnum):
     NODE_LEFT = "node_left"
     NODE_DRAINING = "node_draining"
     NODE_DRAIN_WITHDRAWN = "node_drain_withdrawn"
+    CORDONED = "cordoned"
+    UNCORDONED = "uncordoned"
+    DRAIN_ORDERED = "drain_ordered"
+    RESTART_ORDERED = "restart_ordered"
     WORKER_UP = "worker_up"
     WORKER_TAKEN_OVER = "worker_taken_over"
     WORKER_LOST = "worker_lost"
     WORKER_START_FAILED = "worker_start_failed"
     WORKER_ENDED = "worker_ended"
+    DISRUPTIONS_BARRED = "disruptions_barred"
+    DISRUPTIONS_ALLOWED = "disruptions_allowed"
     NODES_REQUESTED = "nodes_requested"
     NODES_GIVEN_UP = "nodes_given_up"
     GROUP_BACKS_OFF = "group_backs_off"
@@ -69,7 +75,7 @@ class HistoryEvent:
 
 
 class CostKey(NamedTuple):
-    """What GPU time is counted by. `hour` is the number of whole hours since 1970. A tuple: one is made for each run."""
+    """What GPU time is counted by. `hour` is the number of whole hours since 1970. One is made for each run."""
 
     hour: int
     user: str

@@ -30,7 +30,7 @@ from modelpool.actors.control.history.history_file import (
     batch_of,
 )
 from modelpool.actors.control.history.history_values import EventKind, HistoryBatch, HistoryEvent
-from modelpool.actors.control.history.spool import spooled_records, spools_left
+from modelpool.actors.control.history.spool import remove_orphans, spooled_records, spools_left
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +177,9 @@ class HistoryWriter:
                 file.write(batch_of(name, records))
             with contextlib.suppress(OSError):
                 path.unlink()
+        if self._spool_prefix is not None:
+            pool_pattern = f"{self._spool_prefix.name.rpartition('-')[0]}-*"
+            remove_orphans(self._spool_prefix.parent, pool_pattern, self._wall_clock())
         found = file.left
         kind = EventKind.CONTROLLER_RESTARTED if found.was_running else EventKind.POOL_STARTED
         words = "the controller was restarted" if found.was_running else "the pool has started"

@@ -26,6 +26,7 @@ from modelpool.actors.control.history.event_rules import (
     WorkerPlace,
     command_event,
     decision_events,
+    full_groups,
     group_events,
     limit_events,
     node_events,
@@ -54,16 +55,20 @@ from modelpool.pool.values.specs.spec import NodeId, RunErrorKind, TaskId, Worke
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.messages import (
     Command,
+    Cordoned,
+    DisruptionsAllowed,
     EndWorker,
     Event,
     NodeDraining,
     Remembered,
     ResolveJob,
+    RestartRequested,
     RunEnded,
     RunTask,
     StartFailed,
     StartWorker,
     TaskRevoked,
+    Uncordoned,
     WorkerDown,
     WorkerUp,
 )
@@ -112,7 +117,8 @@ class PoolHistory:
         self._names: dict[NodeId, str] = {}
         self._nodes: Mapping[NodeId, NodeChange] | None = None
         self._groups: tuple[GroupState, ...] = ()
-        self._limits: frozenset[str] = frozenset()
+        #: when each limit was reached last, on the controller's clock
+        self._limits: dict[str, float] = {}
         self._stalled: dict[str, float] = {}
         #: the latest decisions of autoscaling, which the core keeps, and the last of them that was noted
         self._decisions: Sequence[ScalingWhy] = ()
@@ -125,6 +131,10 @@ class PoolHistory:
             WorkerUp: self._worker_up,
             StartFailed: self._noted,
             NodeDraining: self._noted,
+            Cordoned: self._noted,
+            Uncordoned: self._noted,
+            RestartRequested: self._noted,
+            DisruptionsAllowed: self._noted,
             TaskRevoked: self._task_revoked,
             Remembered: self._remembered,
         }
@@ -156,7 +166,7 @@ class PoolHistory:
         prefix = None
         try:
             prefix = spool_prefix(self.path, self._spool_folder)
-            self._spool = Spool(prefix)
+            self._spool = Spool(prefix, history=self.path.absolute())
         except OSError as failed:
             logger.warning(
                 "if this controller is killed, the costs of its last %.0f s are lost: %s", BATCH_SECONDS, failed
@@ -290,16 +300,10 @@ class PoolHistory:
         for event in group_events(self._groups, groups, at):
             self.add(event)
         self._groups = groups
-        reached = {
-            f"group {name} has max_nodes, {record.group.max_nodes}, while tasks wait"
-            for name, record in scaler.groups.items()
-            if record.group.max_nodes and counts.get(name, 0) >= record.group.max_nodes
-        }
-        if not self._state.demand.backlog.count:
-            reached = set()
-        for event in limit_events(self._limits, frozenset(reached), at):
+        reached = full_groups(self._state.config.groups, counts) if self._state.demand.backlog.count else ()
+        for event in limit_events(self._limits, now, reached, at):
             self.add(event)
-        self._limits = frozenset(reached)
+        self._limits |= dict.fromkeys(reached, now)
 
     def _look(self, now: float) -> None:
         before = frozenset(name for name, seconds in self._stalled.items() if seconds >= STUCK_SECONDS)

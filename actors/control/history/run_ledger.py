@@ -13,6 +13,8 @@ from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.jobs import Task, TaskStatus
 from modelpool.scheduler.model.messages import RunTask
 
+#: submissions that are followed before those that have ended are forgotten: a program may have one for each job
+MOST_FOLLOWED = 10_000
 #: separates the LoRAs of one run
 LORAS_JOINED = " + "
 
@@ -47,6 +49,7 @@ class RunLedger:
         self.prices = {group.name: group.price_per_hour / group.gpus_per_node / 3600.0 for group in groups}
         #: when a run of each submission began or ended last, on the core's clock
         self.progress: dict[str, float] = {}
+        self._most_followed = MOST_FOLLOWED
 
     def sent(self, command: RunTask, at: float) -> None:
         """Runs are sent to a worker."""
@@ -62,6 +65,8 @@ class RunLedger:
             runs[task_id] = _Run(task, command.incarnation, task.attempt, model, lora, group, began_at)
             if task.batch:
                 self.progress[task.batch] = at
+        if len(self.progress) > self._most_followed:
+            self._forget_ended()
 
     def ended(
         self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int, at: float
@@ -118,13 +123,19 @@ class RunLedger:
     def stalled(self, at: float) -> dict[str, float]:
         """Return the submissions with unfinished jobs and no running task, and the seconds since a run of each began or
         ended, or since it was seen first. Forgets those that have ended."""
-        live = {job.spec.batch for job in self._state.demand.jobs.values() if job.spec.batch}
-        for name in live - self.progress.keys():
+        for name in self._forget_ended() - self.progress.keys():
             self.progress[name] = at
-        for name in self.progress.keys() - live:
-            del self.progress[name]
         running = self.running_submissions()
         return {name: at - since for name, since in self.progress.items() if name not in running}
+
+    def _forget_ended(self) -> set[str]:
+        """Forget submissions without unfinished jobs; return the others."""
+        live = {job.spec.batch for job in self._state.demand.jobs.values() if job.spec.batch}
+        for name in self.progress.keys() - live:
+            del self.progress[name]
+        # twice as many, so that this stays rare
+        self._most_followed = max(MOST_FOLLOWED, 2 * len(self.progress))
+        return live
 
     def _begin_next(self, runs: Mapping[TaskId, _Run], at: float) -> None:
         if all(run.began_at == inf for run in runs.values()):

@@ -23,7 +23,11 @@ from pathlib import Path
 
 #: bytes of each half: some 3,000 records, those of a second at the highest rates of a pool
 HALF_BYTES = 512 * 1024
-_MAGIC = b"modelpool spool 1\n"
+_MAGIC = b"modelpool spool 2\n"
+#: of the head of the file: the format, and the path of the history
+_HEADER_BYTES = 4096
+#: a spool of a history whose folder is gone is kept for so long: the disk may come back
+ORPHAN_SECONDS = 86400.0
 #: size, checksum and number of a record
 _HEAD = struct.Struct("<IIQ")
 _SUFFIX = ".spool"
@@ -40,12 +44,12 @@ class SpooledRecord:
 class Spool:
     """A spool of this process. `append` and `turn` are called by one thread."""
 
-    def __init__(self, prefix: Path, half_bytes: int = HALF_BYTES) -> None:
-        """Create the file `prefix`.ID.spool. Raises OSError."""
+    def __init__(self, prefix: Path, half_bytes: int = HALF_BYTES, history: Path = Path()) -> None:
+        """Create the file `prefix`.ID.spool, for the history at this path. Raises OSError."""
         self.name = secrets.token_hex(8)
         self.path = spool_path(prefix, self.name)
         self._half_bytes = half_bytes
-        size_bytes = len(_MAGIC) + 2 * half_bytes
+        size_bytes = _HEADER_BYTES + 2 * half_bytes
         descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size_bytes)  # else a full memory disk would end the process later
@@ -56,7 +60,8 @@ class Spool:
             raise
         finally:
             os.close(descriptor)
-        self._pages[: len(_MAGIC)] = _MAGIC
+        header = (_MAGIC + os.fsencode(history))[: _HEADER_BYTES - 1]
+        self._pages[: len(header)] = header
         self._half = 0
         self._used = 0
         #: of the last record
@@ -70,7 +75,7 @@ class Spool:
         end = begin + _HEAD.size + len(content)
         if end > self._half_bytes:
             return False
-        at = len(_MAGIC) + self._half * self._half_bytes + begin
+        at = _HEADER_BYTES + self._half * self._half_bytes + begin
         head = _HEAD.pack(len(content), _checksum(self.number, content), self.number)
         # a process that ends in between leaves a wrong checksum
         self._pages[at : at + _HEAD.size + len(content)] = head + content
@@ -103,6 +108,19 @@ def spools_left(prefix: Path) -> list[tuple[str, Path]]:
     return [(path.name[len(prefix.name) + 1 : -len(_SUFFIX)], path) for _, path in sorted(found)]
 
 
+def remove_orphans(folder: Path, pattern: str, now: float) -> None:
+    """Remove the spools of histories whose folder has been gone for a day: their pools were killed, and never started
+    again. `now` is the wall-clock time."""
+    for path in folder.glob(f"{pattern}{_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            with path.open("rb") as file:
+                header = file.read(_HEADER_BYTES)
+            history = Path(os.fsdecode(header[len(_MAGIC) :].rstrip(b"\0")))
+            is_old = now - path.stat().st_mtime > ORPHAN_SECONDS
+            if header.startswith(_MAGIC) and history.is_absolute() and is_old and not history.parent.exists():
+                path.unlink()
+
+
 def spooled_records(path: Path, after: int, half_bytes: int = HALF_BYTES) -> list[SpooledRecord]:
     """Return the records of a spool behind number `after`, in order; of a damaged file, those before the damage. Raises
     OSError."""
@@ -111,7 +129,7 @@ def spooled_records(path: Path, after: int, half_bytes: int = HALF_BYTES) -> lis
         return []
     found = []
     for half in range(2):
-        begin = len(_MAGIC) + half * half_bytes
+        begin = _HEADER_BYTES + half * half_bytes
         found += [each for each in _records(content[begin : begin + half_bytes]) if each.number > after]
     return sorted(found, key=lambda record: record.number)
 

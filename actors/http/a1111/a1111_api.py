@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import html
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from modelpool.actors.http.a1111.a1111_extras import (
     resized,
     several_images,
     single_image,
+    unread_extras,
 )
 from modelpool.actors.http.a1111.a1111_requests import (
     CLIP_OPTION,
@@ -220,12 +222,13 @@ def _add_enlarging(router: APIRouter, services: Services, upscaling: Upscaling) 
     async def extra_single_image(request: Request) -> Response:
         body = await json_object(request, max_bytes)
         (image,) = await enlarge(request, body, single_image(body))
-        return await json_answer({"html_info": "", "image": image})
+        return await json_answer({"html_info": _notes(body), "image": image})
 
     @router.post("/extra-batch-images", summary="Enlarge several images")
     async def extra_batch_images(request: Request) -> Response:
         body = await json_object(request, max_bytes)
-        return await json_answer({"html_info": "", "images": await enlarge(request, body, several_images(body))})
+        images = await enlarge(request, body, several_images(body))
+        return await json_answer({"html_info": _notes(body), "images": images})
 
 
 def _add_lists(router: APIRouter, services: Services) -> None:
@@ -299,6 +302,11 @@ def _add_what_others_have(router: APIRouter) -> None:
 
     for name in _EMPTY_LISTS:
         router.get(f"/{name}", summary="Empty: the pool has none")(nothing)
+
+
+def _notes(body: Mapping[str, Any]) -> str:
+    """Return messages about fields that are not used, where the web UI shows notes about an image."""
+    return html.escape("\n".join(unread_extras(body)), quote=False)
 
 
 def _texts_in(images: CallerImages, value: Any) -> dict[str, str]:

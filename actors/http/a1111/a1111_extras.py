@@ -15,6 +15,7 @@ from pydantic import Field
 from modelpool.actors.http.a1111.a1111_upscalers import NEAREST, upscaler_name
 from modelpool.actors.http.service.caller_images import MAX_CALL_PIXELS, CallerImages
 from modelpool.actors.request.image_decoding import MAX_SIDE, check_size
+from modelpool.actors.request.other_names import unknown_field
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.upscale_fields import MAX_SCALE, Upscale
 from modelpool.pool.values.core.errors import UserError, counted, unusable_field
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 MAX_IMAGES = 100
 #: fields of features that the pool does not have, with the values that do not ask for them
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"gfpgan_visibility": (None, 0), "codeformer_visibility": (None, 0)}
+#: fields of the web UI that mean nothing here, or nothing without another one that is refused
+_WITHOUT_EFFECT = ("image", "imageList", "show_extras_results", "codeformer_weight", "upscale_first")
+_MOST_NAMED, _MOST_SHOWN = 20, 200
 _BY_FACTOR, _TO_SIZE = 0, 1
 _SIDE = Field(ge=1, le=MAX_SIDE)
 
@@ -68,6 +72,13 @@ def parse_extras(body: Mapping[str, Any]) -> ExtrasCall:
             raise unusable_field(name, body[name], "no value: the pool does not have this feature")
     known = {name: value for name, value in body.items() if name in ExtrasCall.model_fields and value is not None}
     return ExtrasCall(**known)
+
+
+def unread_extras(body: Mapping[str, Any]) -> list[str]:
+    """Return a message for each field of a body that is unknown, and so has no effect."""
+    known = {*ExtrasCall.model_fields, *_NEUTRAL, *_WITHOUT_EFFECT}
+    unknown = [name for name in body if name not in known][:_MOST_NAMED]
+    return [f"{unknown_field('field', name[:_MOST_SHOWN], known)} It is not used." for name in unknown]
 
 
 def single_image(body: Mapping[str, Any]) -> tuple[Any]:

@@ -56,7 +56,9 @@ def recipe_fields(recipe: Recipe) -> dict[str, Any]:
         for each in controls
     ]
     fields["options"] = values.get("options") or {}
-    others = {name for name in _later_parameters(values) if name not in _FORM_FIELDS}
+    # a recipe has the first step that was run, from which the strength does not follow
+    later = ("strength" if name == "first_step" else name for name in _later_parameters(values))
+    others = {name for name in later if name == "strength" or name not in _FORM_FIELDS}
     others |= {"controls.image"} if controls else set()
     others |= set() if is_plain else {"loras (only names and strengths)"}
     return {**fields, "others": sorted(others)}

@@ -132,10 +132,12 @@ def submission_entry(
     submission: HttpSubmission, left_seconds: float | None, pooled: SubmissionStatus | None = None
 ) -> dict[str, Any]:
     """Return the entry of a submission. Of requests that this server has not taken, the pool may know the first."""
-    counts, first = submission.counts, submission.request_of(0) or pooled
+    counts, (prompt, model) = submission.counts, submission.texts_of(0)
+    if not model and pooled is not None:
+        prompt, model = pooled.prompt, pooled.model
     return {
-        "prompt": "" if first is None else _short(first.prompt),
-        "model": "" if first is None else first.model,
+        "prompt": _short(prompt),
+        "model": model,
         "source": HERE,
         "user": "",
         "detached": submission.detached,
@@ -232,7 +234,7 @@ def _other_tasks(
 def end_entry(submission: HttpSubmission, place: int) -> dict[str, Any]:
     """Return the entry of the end at `place` of a submission."""
     end, (number, at) = submission.ends[place], submission.end_marks[place]
-    request = submission.request_of(end.index)
+    prompt, model = submission.texts_of(end.index)
     return {
         "number": number,
         "at": round(at),
@@ -240,8 +242,8 @@ def end_entry(submission: HttpSubmission, place: int) -> dict[str, Any]:
         "index": end.index,
         "job": end.job_id,
         "state": end.state,
-        "prompt": "" if request is None else _short(request.prompt),
-        "model": "" if request is None else request.model,
+        "prompt": _short(prompt),
+        "model": model,
         "seed": end.seed,
         "kind": end.kind,
         "message": _short(end.message),

@@ -104,9 +104,7 @@ class EndFilter:
             return False
         if not self.text:
             return True
-        request = submission.request_of(end.index)
-        own = (end.job_id, end.kind, end.message, str(end.seed))
-        texts = own if request is None else (*own, request.prompt, request.model)
+        texts = (end.job_id, end.kind, end.message, str(end.seed), *submission.texts_of(end.index))
         return any(self.text in text.lower() for text in texts)
 
 

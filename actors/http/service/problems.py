@@ -24,6 +24,8 @@ COMFY_CALLS = frozenset(
 _OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 429: "rate_limit_error"}
 #: the field at the beginning of a message
 _FIELD = re.compile(r"([a-z_][\w.]*): ")
+#: the field of a name that does not exist
+_UNKNOWN = re.compile(r"unknown (model|sampler|schedule) '")
 
 
 class HttpProblem(UserError):
@@ -46,7 +48,7 @@ def problem_body(path: str, status: int, message: str) -> dict[str, Any]:
     message = bounded_message(message)
     if path.startswith(OPENAI_PATH):
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        named = _FIELD.match(message)
+        named = _FIELD.match(message) or _UNKNOWN.match(message)
         return {"error": {"message": message, "type": kind, "param": named and named[1], "code": None}}
     if path.startswith(A1111_PATHS):
         return {"error": "Error", "detail": message, "body": "", "errors": message}

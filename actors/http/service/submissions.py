@@ -124,6 +124,8 @@ class HttpSubmission:
         """
         self.id = submission_id
         self.requests = tuple(requests)
+        #: prompt and model of requests that are forgotten
+        self._texts: tuple[tuple[str, str], ...] = ()
         self.owner = owner
         self.interface = interface
         self.total = total
@@ -182,6 +184,13 @@ class HttpSubmission:
         """Return the request of a job; None if it is not known."""
         return self.requests[index] if 0 <= index < len(self.requests) else None
 
+    def texts_of(self, index: int) -> tuple[str, str]:
+        """Return prompt and model of a job; "" for both if they are not known."""
+        request = self.request_of(index)
+        if request is not None:
+            return request.prompt, request.model
+        return self._texts[index] if 0 <= index < len(self._texts) else ("", "")
+
     def end_of(self, index: int) -> JobEnd | None:
         """Return the end of a job; None if it has not ended."""
         return self._ledger.end_of(index)
@@ -213,6 +222,7 @@ class HttpSubmission:
         self._want_previews = None
         self.hold(None)
         if any(map(_holds_pixels, self.requests)):
+            self._texts = tuple((request.prompt, request.model) for request in self.requests)
             self.requests = ()
 
     def hold(self, pixels: HeldShare | None) -> None:

@@ -19,7 +19,7 @@ from modelpool.pool.files.fetch.fetch_errors import SourceFailed
 from modelpool.pool.files.formats.model_folder import INDEX_FILE
 from modelpool.pool.files.formats.shard_index import is_index
 from modelpool.pool.files.formats.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES
-from modelpool.pool.values.core.errors import AmbiguousName, UserError, format_bytes, unknown_name
+from modelpool.pool.values.core.errors import AmbiguousName, UserError, counted, format_bytes, unknown_name
 
 #: endings of the small files that a component needs: configurations, vocabularies, merges, SentencePiece models
 SMALL_SUFFIXES = (".json", ".txt", ".model", ".jinja")
@@ -67,7 +67,8 @@ def chosen_weights(repository: str, sizes: Mapping[str, int], file: str = "") ->
         raise SourceFailed(f"{repository}: has {has}; expected {', '.join(PLAIN_SUFFIXES)}")
     if len(wholes) > 1 and len(fixed) != 1:
         raise AmbiguousName(
-            f"{repository}: has {len(wholes)} files of weights; name one as {repository}:FILE: {_listed(sizes, wholes)}"
+            f"{repository}: has {counted(len(wholes), 'file')} of weights; "
+            f"name one as {repository}:FILE: {_listed(sizes, wholes)}"
         )
     return _with_parts(fixed[0] if len(fixed) == 1 else wholes[0], sizes)
 

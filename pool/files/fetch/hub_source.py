@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 from modelpool.pool.files.fetch.fetch_errors import FileGone, SourceFailed
 from modelpool.pool.files.fetch.http_source import HttpSource
 from modelpool.pool.files.fetch.source import MAX_FILES
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.core.remote_file import RemoteFile
 
 #: the revision that the hub uses if none is named
@@ -93,7 +94,7 @@ class HubSource:
         except (KeyError, TypeError, ValueError) as error:
             raise SourceFailed(f"{url}: found an answer without {error}, expected the hub's list of files") from None
         if len(found) > MAX_FILES:
-            raise SourceFailed(f"{repository}: has {len(found)} files, expected at most {MAX_FILES}")
+            raise SourceFailed(f"{repository}: has {counted(len(found), 'file')}, expected at most {MAX_FILES}")
         return HubRevision(name, wanted, commit, found)
 
     def files(self) -> tuple[RemoteFile, ...]:

@@ -78,14 +78,14 @@ class AttachedPatchers(Generic[Ref]):
     def _one(self, ref: Ref) -> ModelPatcher:
         key = self._key_of(ref)
         self._opened.pop(key, None)
-        if (managed := self._vram.managed(key)) is not None:
+        if (managed := self._vram.components.get(key)) is not None:
             self._patchers[key] = managed
         else:
             opened = self._open_file(ref, self._capabilities)
             patcher = ModelPatcher.of(
                 key, self._role, opened.module, self._device, opened.form, self._tools, opened.typical_call()
             )
-            self._vram.add(patcher)
+            self._vram.components.add(patcher)
             self._patchers[key] = patcher
         self._opened[key] = None  # most recently used
         return self._patchers[key].clone()

@@ -11,15 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from modelpool.pool.devices.vram_policy import ResidencyRules
-from modelpool.pool.values.core.errors import DoesNotFit, UserError, format_bytes, unknown_name
+from modelpool.pool.values.core.errors import DoesNotFit, UserError, format_bytes
 from modelpool.pool.values.specs.eviction_hints import EvictionHints
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.pool.weights.patcher.graphed_calls import GraphStore
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher, WeightsTarget, realize_in_steps
 from modelpool.pool.weights.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.weights.plan.eviction_plan import (
-    ModuleBytes,
-    Move,
     Residency,
     ResidencyPlan,
     choose_modules,
@@ -29,6 +27,7 @@ from modelpool.pool.weights.plan.eviction_plan import (
 from modelpool.pool.weights.plan.policy_plan import PlanRequest, fixed_bytes, plan_under_policy
 from modelpool.pool.weights.plan.preload_plan import RunningLease, plan_preload
 from modelpool.pool.weights.vram.leases import HeldLeases, Lease, PatcherUse, merged_uses, with_dependents
+from modelpool.pool.weights.vram.managed_components import ManagedComponents
 from modelpool.pool.weights.vram.memory_errors import does_not_fit_as_is, taken_by_others
 from modelpool.pool.weights.vram.pins import Pins
 
@@ -67,41 +66,25 @@ class VramManager:
         if graphs is not None:
             # a graph holds the activations of a call in addition to the activations of a planned run
             graphs.has_room = lambda: self.room_bytes >= self._leases.run_bytes
-        self._patchers: dict[ComponentKey, ModelPatcher] = {}  # least recently used first
-        #: the clone with the patches of the resident bytes: it is notified of evictions
-        self._holders: dict[ComponentKey, ModelPatcher] = {}
-        self._specs: dict[ComponentKey, ComponentSpec] = {}
+        #: what is managed; components of runs are added by their leases
+        self.components = ManagedComponents(graphs)
         self._leases = HeldLeases()
         #: pins and priorities, set by the callers
-        self.pins = Pins(self._specs)
-
-    def add(self, patcher: ModelPatcher) -> None:
-        """Manage a component; nothing of it may be on the device yet. Adding it twice is an error."""
-        assert patcher.key not in self._patchers, f"{patcher.key} is managed already"
-        assert not patcher.resident_modules(), f"{patcher.key} has unaccounted bytes on the device"
-        self._patchers = {patcher.key: patcher, **self._patchers}
-        self._specs[patcher.key] = patcher.spec()
+        self.pins = Pins(self.components.specs)
 
     def remove(self, key: ComponentKey) -> None:
         """Unload a component and forget it. Raises UserError if a run uses it, UnknownName if it is not managed."""
         self.unload(key)
-        self._forget(key)
-
-    def managed(self, key: ComponentKey) -> ModelPatcher | None:
-        """The patcher that is managed under `key`, if any."""
-        return self._patchers.get(key)
+        self.pins.forget(key)
+        self.components.forget(key)
 
     def is_idle(self, key: ComponentKey) -> bool:
         """Whether nothing of the component is on the device and no run uses it. Raises UnknownName."""
-        return key not in self._leases and not self._patchers[self._known(key)].resident().resident_bytes
-
-    def __contains__(self, key: ComponentKey) -> bool:
-        return key in self._patchers
+        return not self.components[key].resident().resident_bytes and key not in self._leases
 
     def residency(self) -> Residency:
         """Return the current residency, read from the patchers."""
-        entries = (p.resident() for p in self._patchers.values())
-        return Residency(self.capacity_bytes, tuple(e for e in entries if e.resident_bytes))
+        return Residency(self.capacity_bytes, self.components.resident())
 
     def activation_room(
         self, uses: Sequence[ComponentUse], staying_bytes: int | None = None, new: Iterable[ComponentSpec] = ()
@@ -116,7 +99,7 @@ class VramManager:
         room_bytes = now.capacity_bytes + self.graph_bytes - needed_bytes(uses, 0)
         if staying_bytes is not None:
             return room_bytes - staying_bytes
-        specs = {**{spec.key: spec for spec in new}, **self._specs}
+        specs = {**{spec.key: spec for spec in new}, **self.components.specs}
         keys = set() if self._rules.may_stream else {use.component for use in uses}
         whole_bytes = sum(specs[key].weight_bytes for key in keys if key in specs)
         return room_bytes - fixed_bytes(now, self._leases.keys, self._floors(), but=keys) - whole_bytes
@@ -168,7 +151,9 @@ class VramManager:
         uses, leased = [use for _, use in firsts], self._leases.keys
         why_whole = "" if self._rules.may_stream else "the policy does not allow streaming"
         hints = self._outlook(needed_next)
-        ask = PlanRequest(uses, self._specs_with(firsts), activation_bytes, leased, hints, most_weight_bytes, why_whole)
+        ask = PlanRequest(
+            uses, self.components.specs_with(firsts), activation_bytes, leased, hints, most_weight_bytes, why_whole
+        )
         decided, kept_bytes = self._decide_with_graphs(ask), sum(patcher.product_bytes for patcher, _ in firsts)
         if kept_bytes:
             ask, decided = self._with_products(ask, decided, kept_bytes)
@@ -230,7 +215,7 @@ class VramManager:
             now = self._now()
         if now.used_bytes + run_bytes > now.capacity_bytes:
             raise does_not_fit_as_is(uses, now, run_bytes, self._budget_bytes)
-        self._take_charge(firsts)
+        self.components.add_new(firsts)
         with self._leasing([use.component for use in uses], run_bytes):
             yield
 
@@ -257,19 +242,20 @@ class VramManager:
             RunningLease(self._leases.keys.union(kept), self._leases.run_bytes),
         )
         now = replace(now, capacity_bytes=now.capacity_bytes + held.run_bytes)
-        uses, specs = [use for _, use in firsts], self._specs_with(firsts)
+        uses, specs = [use for _, use in firsts], self.components.specs_with(firsts)
         hints = self._outlook(needed_next if self._rules.may_stream else ())
         decided = plan_preload(now, held, uses, specs, activation_bytes, hints)
         if not decided.arrive:
             return
-        self._take_charge(firsts)
+        self.components.add_new(firsts)
         after, patchers = decided.after(now), {patcher.key: patcher for patcher, _ in firsts}
         for move in decided.evict:
-            self._shrink_to(move, after, may_count=False)  # in a slice of a run
+            self.components.shrink_to(move, after, may_count=False)  # in a slice of a run
         for arrival in decided.arrive:
             key = arrival.use.component
-            patcher = self._holders[key] = patchers[key]
-            self._patchers[key] = self._patchers.pop(key)  # most recently used
+            patcher = patchers[key]
+            self.components.hold(patcher)
+            self.components.used(key)
             modules = choose_modules(patcher.modules(), arrival.to_bytes, patcher.resident_modules())
             yield from realize_in_steps(patcher, WeightsTarget(modules, patcher.patches))
 
@@ -282,7 +268,7 @@ class VramManager:
         """
         firsts = merged_uses([(patcher, patcher.use())])
         (_, use), key, before = firsts[0], patcher.key, patcher.resident()
-        specs, now = self._specs_with(firsts), self._now()
+        specs, now = self.components.specs_with(firsts), self._now()
         asked_bytes = specs[key].weight_bytes if most_bytes is None else min(most_bytes, specs[key].weight_bytes)
         target_bytes = max(before.resident_bytes, asked_bytes)
         is_there = before.resident_bytes == target_bytes and before.patch_digest == use.patch_digest
@@ -303,11 +289,11 @@ class VramManager:
     def unload(self, key: ComponentKey, least_bytes: int | None = None) -> int:
         """Evict at least `least_bytes` (None: all) of a component, or all that is resident. Returns the bytes evicted.
         Raises UserError if a run uses it, UnknownName if it is not managed."""
-        if self._known(key) in self._leases:
+        entry = self.components[key].resident()
+        if key in self._leases:
             raise UserError(f"{key}: a run is using it; unload it when the run has ended")
-        entry = self._patchers[key].resident()
         left_bytes = 0 if least_bytes is None else max(0, entry.resident_bytes - least_bytes)
-        return self._shrink(key, left_bytes)
+        return self.components.shrink(key, left_bytes)
 
     def free(self, size_bytes: int) -> int:
         """Evict idle components in the order of plans until `size_bytes` are evicted or none is left that may be.
@@ -315,34 +301,25 @@ class VramManager:
         now = self.residency()
         leased, hints = self._leases.keys, self._outlook(())
         kept_bytes = max(now.used_bytes - max(0, size_bytes), fixed_bytes(now, leased, hints.pinned_bytes))
-        decided = plan(replace(now, capacity_bytes=kept_bytes), (), self._specs, 0, leased, hints)
-        return sum(self._shrink_to(move, decided.after) for move in decided.evict)
+        decided = plan(replace(now, capacity_bytes=kept_bytes), (), self.components.specs, 0, leased, hints)
+        return sum(self.components.shrink_to(move, decided.after) for move in decided.evict)
 
     def free_idle(self, but: Iterable[ComponentKey] = ()) -> int:
         """Evict every component that is neither leased, pinned nor in `but`. Returns the bytes evicted."""
         kept = {*but, *self.pins.pinned, *self._leases.keys}
-        return sum(self._shrink(key, 0) for key in tuple(self._patchers) if key not in kept)
+        return sum(self.components.shrink(key) for key in self.components if key not in kept)
 
     def unload_all(self) -> int:
         """Evict everything that is not leased, pinned or not. Returns the bytes evicted."""
-        return sum(self._shrink(key, 0) for key in tuple(self._patchers) if key not in self._leases)
+        return sum(self.components.shrink(key) for key in self.components if key not in self._leases)
 
     def close(self) -> None:
         """Evict everything and forget all components. No lease may be held. Idempotent."""
         assert not self._leases.keys, f"closed while {set(self._leases.keys)} are leased"
         self.unload_all()
-        for key in tuple(self._patchers):
-            self._forget(key)
-
-    def _forget(self, key: ComponentKey) -> None:
-        self.pins.forget(key)
-        self._holders.pop(key, None)
-        del self._patchers[key], self._specs[key]
-
-    def _known(self, key: ComponentKey) -> ComponentKey:
-        if key not in self._patchers:
-            raise unknown_name("component", key, self._patchers)
-        return key
+        for key in self.components:
+            self.pins.forget(key)
+            self.components.forget(key)
 
     @property
     def _budget_bytes(self) -> int:
@@ -360,19 +337,6 @@ class VramManager:
         ours_bytes = self._leases.ours_bytes(self._seen_bytes(now.used_bytes))
         capacity_bytes = min(self.capacity_bytes, ours_bytes) - self._leases.run_bytes - self.graph_bytes
         return replace(now, capacity_bytes=max(0, capacity_bytes))
-
-    def _specs_with(self, firsts: Sequence[PatcherUse]) -> dict[ComponentKey, ComponentSpec]:
-        """Sizes of all components, including new ones of `firsts`."""
-        for patcher, _ in firsts:
-            known = self._patchers.get(patcher.key, patcher)
-            assert known.is_clone(patcher), f"two components are called {patcher.key}"
-        return {**{p.key: p.spec() for p, _ in firsts if p.key not in self._specs}, **self._specs}
-
-    def _take_charge(self, firsts: Sequence[PatcherUse]) -> None:
-        """Add the new components of `firsts`."""
-        for patcher, _ in firsts:
-            if patcher.key not in self._patchers:
-                self.add(patcher.clone())
 
     def _decide(self, ask: PlanRequest) -> ResidencyPlan:
         """The plan. Raises DoesNotFit, and RanOutOfMemory if the budget would be enough without other programs."""
@@ -396,26 +360,28 @@ class VramManager:
     def _floor_of(self, key: ComponentKey, held_bytes: int) -> int:
         if held_bytes <= 0:
             return 0
-        largest_bytes = max((m.resident_bytes for m in self._patchers[key].modules()), default=0)
-        return min(held_bytes + largest_bytes, self._specs[key].weight_bytes)
+        largest_bytes = max((m.resident_bytes for m in self.components[key].modules()), default=0)
+        return min(held_bytes + largest_bytes, self.components.specs[key].weight_bytes)
 
     def _apply(self, decided: ResidencyPlan, firsts: Sequence[PatcherUse]) -> MoveTotals:
         """Carry out a plan: all evictions before any upload. Atomic: rolled back on errors."""
-        self._take_charge(firsts)
+        self.components.add_new(firsts)
         before = {patcher.key: patcher.resident_modules() for patcher, _ in firsts}
         uploaded_bytes, switches, freed_bytes = 0, 0, 0
         try:
             for move in decided.evict:
-                freed_bytes += self._shrink_to(move, decided.after)
+                freed_bytes += self.components.shrink_to(move, decided.after)
             for patcher, use in firsts:
                 entry = decided.after.of(use.component)
                 target_bytes = entry.resident_bytes if entry else 0
-                modules = choose_modules(self._modules(patcher, target_bytes), target_bytes, patcher.resident_modules())
-                self._holders[use.component] = patcher
+                modules = choose_modules(
+                    self.components.modules(patcher, target_bytes), target_bytes, patcher.resident_modules()
+                )
+                self.components.hold(patcher)
                 report = patcher.realize(WeightsTarget(modules, patcher.patches))
                 uploaded_bytes += report.uploaded_bytes
                 switches += report.switched
-                self._patchers[use.component] = self._patchers.pop(use.component)  # most recently used
+                self.components.used(use.component)
         except BaseException as error:
             with ExitStack() as rolling_back:  # each, whatever the others raise
                 for patcher, _ in firsts:
@@ -437,27 +403,4 @@ class VramManager:
             if not self._rules.keeps_idle:
                 for key in keys:
                     if key not in self._leases:
-                        self._shrink(key, self._floors().get(key, 0))
-
-    def _modules(self, patcher: ModelPatcher, target_bytes: int, may_count: bool = True) -> Sequence[ModuleBytes]:
-        """Modules to choose from; with operation counts if the choice is partial. Unless `may_count`, with those that
-        are known already."""
-        is_partial = 0 < target_bytes < self._specs[patcher.key].weight_bytes
-        counts = is_partial and (may_count or patcher.has_counted_flops)
-        return patcher.modules_with_flops if counts else patcher.modules()
-
-    def _shrink_to(self, move: Move, after: Residency, may_count: bool = True) -> int:
-        entry = after.of(move.component)
-        return self._shrink(move.component, entry.resident_bytes if entry else 0, may_count)
-
-    def _shrink(self, key: ComponentKey, target_bytes: int, may_count: bool = True) -> int:
-        """Evict modules until at most `target_bytes` are resident. Returns the bytes evicted."""
-        patcher = self._holders.get(key, self._patchers[key])
-        modules = self._modules(patcher, target_bytes, may_count)
-        kept = choose_modules(modules, target_bytes, patcher.resident_modules(), grow=False)
-        if self._graphs is not None and kept < patcher.resident_modules():
-            self._graphs.drop(key)
-        report = patcher.evict_except(kept)
-        if not patcher.resident_modules():
-            self._holders.pop(key, None)
-        return report.freed_bytes
+                        self.components.shrink(key, self._floors().get(key, 0))

@@ -610,7 +610,7 @@ def test_a_generator_is_not_drawn_while_the_folder_fails(failing_folder, monkeyp
                     until(lambda: len(list(failing_folder.path.glob("*.png"))) == 3)
                     failing_folder.fail("full")
                     CountedEngine.permits.release(100)
-                    until(lambda: any(writer._failing_since for writer in pool._writers.values()))
+                    until(lambda: any(writer._failing_since for writer in pool._outputs._writers.values()))
                     threading.Thread(target=mend).start()
                 drawn.append(seed)
                 yield request(seed=seed)

@@ -348,7 +348,7 @@ def test_a_name_that_a_request_lacks_is_refused_before_anything_is_made(shared: 
 
 def test_a_configured_name_is_used_where_a_request_has_its_fields(tmp_path: Path) -> None:
     with open_pool(output=tmp_path) as pool:
-        pool._file_name = "{id}"
+        pool._outputs._file_name = "{id}"
         paths = [image.path for image in pool.submit([request(id="mine", seed=1), request(seed=2)])]
     assert sorted(path.name for path in paths if path is not None)[1] == "mine.png"
 

@@ -76,7 +76,7 @@ def test_openai_errors_name_their_parameter(tmp_path: Path) -> None:
         ("POST", path, {"prompt": "x", "stpes": 3}, ""),
         ("POST", path, {"prompt": "x", "model": "dall-e-3"}, ""),
     )
-    assert [each.json["error"]["param"] for each in (size, field, model)] == ["size", None, None]
+    assert [each.json["error"]["param"] for each in (size, field, model)] == ["size", None, "model"]
     assert "did you mean 'steps'?" in message(field)
     body = {"prompt": "x", "negative_prompt": "y", "guidance_scale": 3, "num_inference_steps": 4}
     (request,) = ParsedCall.of(body).requests("shapes", {}, frozenset())

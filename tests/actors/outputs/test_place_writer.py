@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from modelpool.actors.config.output_address import OutputAddress
-from modelpool.actors.outputs import store as store_module
+from modelpool.actors.outputs import store_manifest
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, declare_layout, objects_at
 from modelpool.actors.outputs.manifest import Manifest
 from modelpool.actors.outputs.objects import ObjectPrefix
@@ -120,7 +120,7 @@ def test_what_a_writer_writes_is_what_the_owner_would_have_written(address: Outp
 
 def test_the_owner_merges_the_records_of_its_writers(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a pool of many nodes would leave as many records as outputs, and reading them takes a request each."""
-    monkeypatch.setattr(store_module, "MERGED_RECORDS", 3)
+    monkeypatch.setattr(store_manifest, "MERGED_RECORDS", 3)
     url = f"s3://bucket/{uuid.uuid4().hex}/outputs"
     owner = open_outputs(url)
     writers = [PlaceWriter(url), PlaceWriter(url)]

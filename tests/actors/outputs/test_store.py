@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from modelpool.actors.config.output_address import output_address
 from modelpool.actors.outputs import objects as objects_module
-from modelpool.actors.outputs import store as store_module
+from modelpool.actors.outputs import store_manifest
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
 from modelpool.actors.outputs.file_content import pixels_sha256
 from modelpool.actors.outputs.folder import FinishedOutput
@@ -26,7 +26,8 @@ from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.open_outputs import check_store, existing_outputs, open_outputs
 from modelpool.actors.outputs.output_file import encoded
 from modelpool.actors.outputs.place import file_name
-from modelpool.actors.outputs.store import DAMAGED_FOLDER, MANIFEST_FOLDER, OutputStore
+from modelpool.actors.outputs.store import OutputStore
+from modelpool.actors.outputs.store_manifest import DAMAGED_FOLDER, MANIFEST_FOLDER
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels
 from modelpool.pool.values.core.errors import OutputFailed, UserError
@@ -193,7 +194,7 @@ def test_writers_of_the_same_outputs_agree(any_url: str) -> None:
 
 
 def test_records_are_merged_to_parts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "MERGED_RECORDS", 4)
+    monkeypatch.setattr(store_manifest, "MERGED_RECORDS", 4)
     store = opened(url)
     for seed in range(10):
         store.write(image(seed=seed, index=seed))
@@ -205,7 +206,7 @@ def test_records_are_merged_to_parts(url: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_merge_that_is_killed_lists_nothing_twice(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "MERGED_RECORDS", 3)
+    monkeypatch.setattr(store_manifest, "MERGED_RECORDS", 3)
     store = opened(url)
 
     def killed(self: ObjectPrefix, names: Any) -> None:
@@ -223,7 +224,7 @@ def test_a_merge_that_is_killed_lists_nothing_twice(url: str, monkeypatch: pytes
 
 def test_a_reader_misses_no_entry_that_is_merged_while_it_reads(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it meets several merges, and if the store lists an object for ever that it does not have."""
-    monkeypatch.setattr(store_module, "MERGED_RECORDS", 2)
+    monkeypatch.setattr(store_manifest, "MERGED_RECORDS", 2)
     writer, reader = opened(url), opened(url)
     for seed in range(5):
         writer.write(image(seed=seed))
@@ -270,7 +271,7 @@ def test_a_writer_that_has_read_nothing_lists_a_damaged_output_again(
     url: str, merged: int, has_written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the writer of a driver does, on another device; also if the output was stored after it read the manifest."""
-    monkeypatch.setattr(store_module, "MERGED_RECORDS", merged)
+    monkeypatch.setattr(store_manifest, "MERGED_RECORDS", merged)
     late, other = opened(url), []
     if has_written:
         other = [late.write(image(seed=1)).pixels_sha256]
@@ -301,7 +302,7 @@ def test_each_driver_has_its_own_run_number(url: str) -> None:
 
 
 def test_repair_takes_out_damaged_lines_and_lists_what_is_complete(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "MERGED_RECORDS", 2)
+    monkeypatch.setattr(store_manifest, "MERGED_RECORDS", 2)
     store, objects = opened(url), ObjectPrefix(url)
     for seed in range(3):
         store.write(image(seed=seed))
@@ -331,7 +332,7 @@ def test_writers_that_are_killed_at_any_request(steps: list[tuple[int, int, bool
     """Several writers, each killed after some requests and then opened again: whatever was returned stays as it was."""
     url = f"memory://{uuid.uuid4().hex}/outputs"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_module, "MERGED_RECORDS", merged)
+        patch.setattr(store_manifest, "MERGED_RECORDS", merged)
         left = [99]
 
         def counted(method: Any) -> Any:

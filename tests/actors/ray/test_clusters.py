@@ -239,7 +239,7 @@ def write_outputs(cluster: LocalCluster, access: dict[str, str], folder: Path) -
     os.environ |= access
     with sim_pool(cluster) as pool:
         pool.wait_ready(READY_SECONDS)
-        writers, connection = pool._node_writers, pool._connection
+        writers, connection = pool._outputs._node_writers, pool._connection
         assert isinstance(writers, RayNodeWriters)
         assert isinstance(connection, RayConnection)
         fetched: list[str] = []

@@ -69,8 +69,8 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def writers_of(pool: ModelPool) -> RayNodeWriters:
-    assert isinstance(pool._node_writers, RayNodeWriters)
-    return pool._node_writers
+    assert isinstance(pool._outputs._node_writers, RayNodeWriters)
+    return pool._outputs._node_writers
 
 
 def new_writers(pool: ModelPool) -> RayNodeWriters:

@@ -92,7 +92,7 @@ def test_a_clone_of_a_closed_model_and_the_model_opened_again_are_one_component(
     first, other = (catalog.find_model(name) for name in MODELS[:2])
     kept = engine.patcher(first, Role.VAE)
     engine.patcher(other, Role.VAE)
-    assert kept.key not in engine.vram, "the model was not closed"
+    assert kept.key not in engine.vram.components, "the model was not closed"
     with engine.ready(kept, 0):
         pass
     again = engine.patcher(first, Role.VAE)
@@ -109,5 +109,5 @@ def test_the_models_used_last_stay_open(folder: Path, monkeypatch: pytest.Monkey
     for name in MODELS[:2]:
         image_of(engine, catalog, name)
     idle = [engine.patcher(catalog.find_model(name), Role.VAE) for name in MODELS[2:]]
-    assert all(patcher.key in engine.vram for patcher in idle)
+    assert all(patcher.key in engine.vram.components for patcher in idle)
     engine.close()

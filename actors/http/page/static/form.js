@@ -90,7 +90,7 @@ function use(fields, hasImage) {
   for (const lora of fields.loras ?? []) addLora(lora);
   for (const control of fields.controls ?? []) addControl(control);
   for (const [name, settings] of Object.entries(fields.options ?? {})) addOption(name, settings);
-  const others = fields.others.filter((name) => !(hasImage && (name === "image" || name === "first_step")));
+  const others = fields.others.filter((name) => !(hasImage && (name === "image" || name === "strength")));
   note(others.length ? `Not taken over: ${others.join(", ")}.` : "");
 }
 

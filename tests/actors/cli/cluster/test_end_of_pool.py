@@ -17,13 +17,15 @@ from pathlib import Path
 import pytest
 
 from modelpool.actors.cli.cluster.daemon import start_in_background, stop_running_pool
-from modelpool.actors.cli.cluster.rejoin import wait_for_next
+from modelpool.actors.cli.cluster.rejoin import ASK_SECONDS, LOST_SECONDS, wait_for_end, wait_for_next
 from modelpool.actors.cli.terminal.screen import user_console
 from modelpool.actors.config.config import PoolConfig
+from modelpool.actors.control.status_values import PoolStatus
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.ray.fork_server import SERVER_VARIABLE
 from modelpool.actors.ray.pool_end import PoolEndWatch
+from tests.actors.cli.fakes import FakePool
 
 ROOT = Path(__file__).parents[4]
 WAIT_SECONDS = 60.0
@@ -179,3 +181,34 @@ def test_nobody_waits_for_the_next_pool_of_an_address() -> None:
     """The command ends in order, with the reason."""
     with pytest.raises(PoolLost, match="it is gone"):
         wait_for_next("10.0.0.1:6379", "it is gone", user_console())
+
+
+class Lost(FakePool):
+    """A pool whose controller is lost and back at times of a clock that `pause` moves."""
+
+    def __init__(self, lost: Callable[[float], bool], ended_at: float = 1e9) -> None:
+        super().__init__()
+        self.now, self.lost, self.ended_at = 0.0, lost, ended_at
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+    def status(self) -> PoolStatus:
+        if self.lost(self.now):
+            raise PoolLost("the controller of the pool is gone")
+        return super().status()
+
+    def why_ended(self) -> str:
+        return "it has ended" if self.now >= self.ended_at else ""
+
+    def ended(self) -> tuple[str, float]:
+        """Why it counts as ended, and when."""
+        return wait_for_end(self, lambda: self.now, self.pause), self.now
+
+
+def test_a_server_whose_controller_was_replaced_joins_again() -> None:
+    """It answered 503 for ever, and so did one that had joined by an address when the pool had ended."""
+    reason, at = Lost(lambda now: now > 100.0).ended()
+    assert reason == "the controller of the pool is gone"
+    assert 100.0 + LOST_SECONDS <= at <= 100.0 + LOST_SECONDS + 2 * ASK_SECONDS
+    assert Lost(lambda now: 100.0 < now < 120.0, ended_at=500.0).ended() == ("it has ended", 500.0)

@@ -110,7 +110,7 @@ with connected() as pool:
         assert {one.outcome.value for one in each.outcomes()} == {"succeeded"}
     for place in ("nowhere", ""):
         try:
-            pool.operate(OperatorOrder(Order.CORDON, place))
+            pool.operator.order(OperatorOrder(Order.CORDON, place))
         except UserError as problem:
             assert node in str(problem) and "gpu-0, gpu-1" in str(problem), problem
         else:
@@ -158,7 +158,11 @@ class OrderedPool(FakePool):
     taken: list[OperatorOrder] = dataclasses.field(default_factory=list)
     problem: str = ""
 
-    def operate(self, order: OperatorOrder) -> OrderTaken:
+    @property
+    def operator(self) -> OrderedPool:
+        return self
+
+    def order(self, order: OperatorOrder) -> OrderTaken:
         self.taken.append(order)
         if self.problem:
             raise UserError(self.problem)
@@ -211,6 +215,10 @@ class ScaledPool(FakePool):
     """A pool that is asked what it would request."""
 
     asked: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+
+    @property
+    def operator(self) -> ScaledPool:
+        return self
 
     def would_request(
         self, groups: Sequence[NodeGroup] = (), limits: AutoscalingConfig | None = None

@@ -114,7 +114,7 @@ def test_a_vae_alone_is_told_with_its_name(command: Command, tmp_path: Path) -> 
 def test_a_stranger_is_refused_in_one_line(command: Command, tmp_path: Path) -> None:
     ended = command("inspect", str(weights_file(tmp_path / "x.safetensors", strange=(2, 2))))
     assert (ended.code, ended.out) == (2, "")
-    assert "match no known architecture (the first are strange)" in ended.err
+    assert "its 1 tensor matches no known architecture (the first are strange)" in ended.err
 
 
 def test_a_checkpoint_that_runs_tells_what_was_recognised_too(command: Command) -> None:

@@ -193,10 +193,14 @@ def test_commands_without_models_lead_to_them(command: Command) -> None:
     for arguments in (("models",), ("doctor",), ("doctor", "--json")):
         ended = command(*arguments)
         assert "`modelpool models get shapes`" in " ".join(ended.out.split()), arguments
-    with pytest.raises(UserError, match="this pool has no models; `modelpool models get shapes` copies"):
+    with pytest.raises(UserError, match=r"this pool has no models .*; `modelpool models get shapes` copies"):
         only_model([])
     command("models", "get", "shapes")
     assert "`modelpool models get shapes`" not in command("doctor").out
+    Path("modelpool.toml").write_text('[models]\nsources = ["s3://bucket/models/"]\ncache = "cache"\n')
+    found = " ".join(command("doctor").out.split())
+    assert "no files of weights in any folder, and 1 source" in found
+    assert "`modelpool models get shapes`" not in found
 
 
 def test_a_pool_without_a_configuration_has_the_example(command: Command) -> None:

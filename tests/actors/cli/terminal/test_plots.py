@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from modelpool.actors.cli.simulate.plan_cluster import MOST_PLOTTED, plotted_counts
-from modelpool.actors.cli.terminal.plots import Limit, Line, Plot, text_plot, with_plot_value
+from modelpool.actors.cli.terminal.plots import Limit, Plot, PlotLine, text_plot, with_plot_value
 from tests.actors.cli.conftest import Command
 from tests.each_case import each_case
 
@@ -19,7 +19,7 @@ SHAPES = Path(__file__).parents[4] / "examples" / "shapes"
 BATCH = ("plan-cluster", "batch:jobs=40", "--gpus", "L40S,4090", "--deadline", "2m", "--price", "L40S=0.9,4090=0.4")
 
 
-def plot(*lines: Line, **more: object) -> Plot:
+def plot(*lines: PlotLine, **more: object) -> Plot:
     values = {"title": "a title", "x_label": "GPUs", "x_words": "{:g}".format, "y_words": "{:.3g} s".format, **more}
     return Plot(lines=lines, **values)  # type: ignore[arg-type]
 
@@ -31,8 +31,8 @@ def points(*ys: float) -> tuple[tuple[float, float], ...]:
 @each_case("columns", [60, 80, 100, 20, 300])
 def test_a_text_plot_fits_has_all_parts_and_is_ascii(columns: int) -> None:
     drawn = plot(
-        Line("H100", points(90.0, 50.0, 31.0), 2.0),
-        Line("RTX4090 of a long name that goes on and on and on", points(200.0, 110.0, 70.0, 55.0, 41.0), 4.0),
+        PlotLine("H100", points(90.0, 50.0, 31.0), 2.0),
+        PlotLine("RTX4090 of a long name that goes on and on and on", points(200.0, 110.0, 70.0, 55.0, 41.0), 4.0),
         y_limits=(Limit("goal", 60.0),),
         x_limits=(Limit("limit", 3.0),),
     )
@@ -48,7 +48,7 @@ def test_a_text_plot_fits_has_all_parts_and_is_ascii(columns: int) -> None:
 
 
 def test_points_are_where_their_values_are() -> None:
-    rows = text_plot(plot(Line("a", points(100.0, 0.0), 2.0)), 60).splitlines()[1:15]
+    rows = text_plot(plot(PlotLine("a", points(100.0, 0.0), 2.0)), 60).splitlines()[1:15]
     assert rows[0].startswith("100 s |o")
     assert rows[-1].startswith("  0 s |")
     assert rows[-1].endswith(".O")
@@ -57,13 +57,13 @@ def test_points_are_where_their_values_are() -> None:
 
 def test_odd_plots_are_drawn_or_empty() -> None:
     assert text_plot(plot(), 80) == ""
-    assert text_plot(plot(Line("a", ())), 80) == ""
+    assert text_plot(plot(PlotLine("a", ())), 80) == ""
     for ys in ((0.0,), (0.0, 0.0), (1e-9, 1e9), (5.0,)):
-        assert "a" in text_plot(plot(Line("a", points(*ys))), 80)
-    far = text_plot(plot(Line("a", points(1.0, 2.0)), y_limits=(Limit("goal", 1e6),)), 80)
+        assert "a" in text_plot(plot(PlotLine("a", points(*ys))), 80)
+    far = text_plot(plot(PlotLine("a", points(1.0, 2.0)), y_limits=(Limit("goal", 1e6),)), 80)
     assert "- - -" not in far, "a limit far above would press the points to the ground"
     assert "- goal 1e+06 s" in far
-    assert "\x1b" not in text_plot(plot(Line("\x1b[31m", points(1.0))), 80)
+    assert "\x1b" not in text_plot(plot(PlotLine("\x1b[31m", points(1.0))), 80)
 
 
 def test_the_word_behind_plot_is_a_file_only_if_it_ends_like_one() -> None:

@@ -29,7 +29,7 @@ from modelpool.actors.control.detached.journal import Journal
 from modelpool.actors.control.detached.records import NewSubmission, SubmissionState, request_text
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.outputs import store as store_module
+from modelpool.actors.outputs import store_manifest
 from modelpool.actors.outputs.folder import OutputFolder, pixels_sha256
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -176,9 +176,7 @@ class StoreOutputs:
                 raise AssertionError(f"{name} is replaced")
 
         def opened(address: str) -> OutputStore:
-            store = OutputStore(address)
-            store._objects = CrashingPrefix(address)
-            return store
+            return OutputStore(address, objects=CrashingPrefix(address))
 
         self.open = opened
         self._objects = ObjectPrefix(url)
@@ -392,7 +390,7 @@ class StoreMachine(ServiceMachine):
     """The same with outputs in an object store."""
 
     def make_outputs(self) -> StoreOutputs:
-        self.patch.setattr(store_module, "MERGED_RECORDS", 3)
+        self.patch.setattr(store_manifest, "MERGED_RECORDS", 3)
         return StoreOutputs(f"memory://{self.folder.name}/outputs", self.points)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.control.history.event_rules import submission_name
+from modelpool.actors.control.history.event_rules import full_groups, submission_name
 from modelpool.actors.control.history.history_file import (
     TOGETHER_SECONDS,
     USUAL_BOUNDS,
@@ -39,8 +39,9 @@ from modelpool.actors.control.history.history_values import (
 )
 from modelpool.actors.control.history.money_meter import MEMORY_SECONDS, MoneyMeter
 from modelpool.actors.control.history.pool_history import history_path
-from modelpool.actors.control.history.spool import Spool, spooled_records, spools_left
+from modelpool.actors.control.history.spool import Spool, remove_orphans, spooled_records, spools_left
 from modelpool.pool.values.core.errors import UnknownName
+from modelpool.scheduler.model.node_groups import NodeGroup
 from tests.each_case import each_case
 
 HOUR = 500_000
@@ -311,7 +312,7 @@ def test_a_damaged_spool_has_the_records_before_the_damage(damage: str, tmp_path
         case "empty":
             content.clear()
         case "cut":
-            del content[18 + 3 * 24 + 10 :]
+            del content[4096 + 3 * 24 + 10 :]
         case "checksum":
             content[content.index(b"record 2")] ^= 1
     spool.path.write_bytes(content)
@@ -335,6 +336,17 @@ def test_records_are_read_as_they_were_written_and_others_are_counted() -> None:
     for wrong in ("", "[]", '["c", [1, 2], "used", 1, 2, 3]', '["c", [1, "", "", "", ""], "new", 1, 2, 3]'):
         with pytest.raises(ValueError):
             record_in_text(wrong)
+
+
+def test_spools_of_pools_whose_folder_is_gone_are_removed_after_a_day(tmp_path: Path) -> None:
+    there = Spool(tmp_path / "modelpool-0-a", history=tmp_path / "h.sqlite")
+    gone = Spool(tmp_path / "modelpool-0-b", history=tmp_path / "no folder" / "h.sqlite")
+    (tmp_path / "modelpool-0-c.1.spool").write_bytes(b"something else")
+    for days, left in ((0.5, {"a", "b", "c"}), (2.0, {"a", "c"})):
+        remove_orphans(tmp_path, "modelpool-0-*", time.time() + days * 86400)
+        assert {path.name[12] for path in tmp_path.glob("*.spool")} == left, days
+    there.close()
+    gone.close()
 
 
 def test_what_was_stored_of_a_spool_is_not_counted_again(tmp_path: Path) -> None:
@@ -365,6 +377,17 @@ def test_a_record_costs_the_event_loop_microseconds(tmp_path: Path) -> None:
             spool.append(charge_text(charge(seconds=number / 7), texts))
         best = min(best, (time.perf_counter() - began) / 1000)
     assert best < 100e-6
+
+
+def test_instance_types_of_one_group_reach_its_maximum_together() -> None:
+    types = [NodeGroup(f"l4-{zone}", max_nodes=3, part_of="l4") for zone in ("a", "b")]
+    groups = (*types, NodeGroup("a100", max_nodes=1), NodeGroup("off", max_nodes=0))
+    cases = {
+        (("l4-a", 1), ("l4-b", 1)): (),
+        (("l4-a", 1), ("l4-b", 2)): ("group l4 has max_nodes, 3, while tasks wait",),
+        (("a100", 1),): ("group a100 has max_nodes, 1, while tasks wait",),
+    }
+    assert {counts: full_groups(groups, dict(counts)) for counts in cases} == cases
 
 
 # ---- money ---------------------------------------------------------------------------------------------------------

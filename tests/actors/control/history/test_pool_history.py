@@ -6,23 +6,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from modelpool.actors.control.cluster_view import ClusterView, NodeEnd, NodeView
-from modelpool.actors.control.history import history_writer, pool_history
+from modelpool.actors.control.history import history_writer, pool_history, run_ledger
 from modelpool.actors.control.history.history_file import HistoryFile
 from modelpool.actors.control.history.history_reader import NO_WORK, HistoryReader
 from modelpool.actors.control.history.history_values import CostSums, EventKind
 from modelpool.actors.control.history.pool_history import PoolHistory
+from modelpool.actors.control.operator_orders import OperatorOrder, Order
 from modelpool.actors.control.past_jobs import memory_text
 from modelpool.actors.control.status import PoolStatus
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.specs.spec import NodeId, RunErrorKind
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
+from tests.actors.control.history.test_history_file import small_disk
 from tests.actors.fake_fleet import Desk, settle
 from tests.actors.fakes import FAIL
 
@@ -322,7 +325,9 @@ def test_decisions_of_autoscaling_and_limits_are_events(place: Place) -> None:
     given_up = [event for event in events if event.kind == EventKind.NODES_GIVEN_UP]
     assert any("max_cost is reached" in event.text for event in given_up)
     limits = {event.text for event in events if event.kind == EventKind.LIMIT_REACHED}
-    assert "group a100 has max_nodes, 2, while tasks wait" in limits
+    full = "group a100 has max_nodes, 2, while tasks wait"
+    assert full in limits
+    assert sum(event.text == full for event in events) == 1, "though tasks come and go"
     assert "max_cost is reached" in limits
 
 
@@ -370,6 +375,35 @@ def test_nodes_that_join_leave_and_are_drained_are_events_with_names(place: Plac
     assert said[EventKind.WORKER_UP].node == "one"
     found = place.reader().events(node="two")
     assert [each.event.kind for each in found] == [EventKind.NODE_LEFT]
+
+
+def test_orders_of_operators_are_events(place: Place) -> None:
+    async def talk() -> None:
+        nodes = Nodes("one", "two")
+        desk = Desk(workers=1, history=place.history(), nodes=nodes)
+        desk.fleet.node = NodeId("id-one")
+        await desk.open()
+        await desk.clock.advance(2.0)
+        for order, named in (
+            (Order.CORDON, "one"),
+            (Order.UNCORDON, "one"),
+            (Order.RESTART, "gpu-0"),
+            (Order.DRAIN, "two"),
+        ):
+            await desk.controller.operate(OperatorOrder(order, named, 60.0, is_forced=True))
+            await settle()
+        await desk.controller.close()
+
+    asyncio.run(talk())
+    events = [each.event for each in place.reader().events()]
+    ordered = {event.kind: (event.node, event.worker, event.text) for event in events}
+    assert ordered[EventKind.CORDONED][0] == ordered[EventKind.UNCORDONED][0] == "one"
+    assert ordered[EventKind.RESTART_ORDERED][1] == "gpu-0"
+    assert ordered[EventKind.DRAIN_ORDERED] == (
+        "two",
+        "",
+        "node two is drained by the operator: its workers end within 60 s",
+    )
 
 
 def test_outputs_on_hold_and_stuck_submissions_are_events_once(place: Place) -> None:
@@ -421,6 +455,62 @@ def test_a_broken_file_never_stops_the_pool_and_is_named_and_logged_once(
     assert place.total().charged_seconds == pytest.approx(seconds), "what was counted meanwhile is there"
     said = [record for record in caplog.records if "history of the pool is not written" in record.getMessage()]
     assert len(said) == 1
+
+
+def test_a_full_disk_never_stops_the_pool_and_nothing_is_missing_once_it_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tmpfs of 2 MiB; what is written meanwhile is summed up in memory."""
+    monkeypatch.setattr(history_writer, "RETRY_SECONDS", 0.02)
+    with small_disk(tmp_path / "disk"):
+        place = Place(tmp_path / "disk")
+        place.spools = tmp_path
+
+        async def talk() -> float:
+            desk = await Desk(workers=2, history=place.history()).open()
+            history = desk.controller._history
+            await two_users(desk)
+            await place.stored(desk)
+            with suppress(OSError), (place.path.parent / "fill").open("wb", buffering=0) as fill:
+                while True:
+                    fill.write(bytes(4096))
+            for number in range(300):  # more than the write-ahead log has room for
+                if history.trouble:
+                    break
+                await desk.submit(request(100 + number, user=f"user {number} {'x' * 80}"), submission=f"t{number}")
+                await finish_all(desk)
+                await asyncio.sleep(0.01)
+                history.beat(desk.clock.now())
+            await until(lambda: history.trouble)
+            assert "full" in (await desk.controller.status()).history_trouble
+            await desk.submit(*(request(seed, user="eve") for seed in range(900, 905)), submission="meanwhile")
+            await finish_all(desk)
+            (place.path.parent / "fill").unlink()
+            await until(lambda: not history.trouble)
+            await place.stored(desk)
+            seconds = sum((await desk.controller.status()).seconds_by_user.values())
+            await desk.controller.close()
+            return seconds
+
+        seconds = asyncio.run(talk())
+        assert place.total().charged_seconds == pytest.approx(seconds)
+        assert EventKind.HISTORY_RESUMED in place.kinds()
+
+
+def test_submissions_of_one_job_each_leave_nothing_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_ledger, "MOST_FOLLOWED", 8)
+
+    async def talk() -> None:
+        desk = await Desk(workers=1).open()
+        for number in range(40):
+            await desk.submit(request(number), submission=f"s{number}")
+            await finish_all(desk)
+        ledger = desk.controller._history._ledger
+        assert len(ledger.progress) <= 9
+        assert not any(ledger._runs.values())
+        await desk.controller.close()
+
+    asyncio.run(talk())
 
 
 def test_what_waits_for_a_disk_in_memory_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

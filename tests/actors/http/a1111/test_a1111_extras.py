@@ -23,7 +23,14 @@ from safetensors.torch import save_file
 from modelpool import ModelPool
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.config.serve_section import ServeSection
-from modelpool.actors.http.a1111.a1111_extras import enlarging, finished, parse_extras, several_images, single_image
+from modelpool.actors.http.a1111.a1111_extras import (
+    enlarging,
+    finished,
+    parse_extras,
+    several_images,
+    single_image,
+    unread_extras,
+)
 from modelpool.actors.http.application import application
 from modelpool.actors.outputs.results.outcomes import JobFailed
 from modelpool.pool.catalog.registry.listings import FileNames
@@ -264,3 +271,17 @@ def test_a_cancelled_stage_says_so() -> None:
         made.watch(again.set)
         assert again.is_set(), "it has ended already"
         made.cancel()
+
+
+def test_an_unknown_field_is_told_with_the_image() -> None:
+    """It was ignored without a word; those that clients send with every call are no news."""
+    usual = {
+        "image": "x",
+        "show_extras_results": True,
+        "gfpgan_visibility": 0,
+        "codeformer_weight": 0,
+        "upscaler_1": "4x",
+    }
+    assert unread_extras(usual) == []
+    (message,) = unread_extras({**usual, "upscaling_resise": 4})
+    assert message.startswith("unknown field 'upscaling_resise'; did you mean 'upscaling_resize'?")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
+
 from modelpool.actors.control.detached.records import SubmissionRecord, SubmissionState
 from modelpool.actors.control.status_values import (
     PoolStatus,
@@ -23,6 +25,7 @@ from modelpool.actors.http.page.live_entries import (
     submission_sections,
 )
 from modelpool.actors.http.page.live_view import ActiveSubmission, EndRates
+from modelpool.actors.http.page.page_api import EndFilter
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, RunningTask, Submissions
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.stage_params import component_key
@@ -174,3 +177,16 @@ def test_each_submission_is_listed_once_wherever_it_is_known(tmp_path: Any) -> N
         "night/3": ("journal", "prompt of night.1.2-3"),
         "script/0": ("elsewhere", "prompt of script-0"),
     }
+
+
+def test_a_job_with_an_image_keeps_its_prompt_when_its_pixels_are_released() -> None:
+    """The tile of an image that was generated from another one had an id for a name."""
+    image = np.zeros((64, 64, 3), dtype=np.uint8)
+    request = GenerateRequest(model="shapes", prompt="from an image", image=image)
+    mine = HttpSubmission("i", "", "native", 1, lambda: None, False, requests=[request])
+    mine.note(ends(0), ())
+    assert mine.requests == ()
+    sections = submission_sections([mine], {})
+    assert sections["ends"]["i/0"]["prompt"] == sections["submissions"]["i"]["prompt"] == "from an image"
+    assert EndFilter("from an", "", "").matches(mine, 0)
+    assert mine.texts_of(7) == ("", "")

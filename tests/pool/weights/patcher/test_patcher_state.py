@@ -154,8 +154,8 @@ def test_additional_models_are_leased_together() -> None:
     base, control = patcher_of(), patcher_of(name="control")
     base.state = base.state.with_additional_models("controlnet", control)
     manager = VramManager(PLENTY_BYTES)
-    manager.add(base)
-    manager.add(control)
+    manager.components.add(base)
+    manager.components.add(control)
     job = base.clone()
     with manager.lease([(p, p.use()) for p in (job, *models_to_load(job))], 0) as lease:
         assert lease.plan.streamed_bytes == 0

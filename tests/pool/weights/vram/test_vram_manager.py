@@ -72,7 +72,7 @@ def test_the_budget_holds_for_any_sequence_of_leases(
     sim.reset_peak(0)
     manager = VramManager(capacity_bytes)
     for base in bases:
-        manager.add(base)
+        manager.components.add(base)
     for indices, patches_name in leases:
         clones = [variant(bases[i], patches_name) for i in indices]
         wanted = [(c, c.use()) for c in clones]
@@ -104,8 +104,8 @@ def test_what_is_leased_stays() -> None:
     use = second.use()
     run_bytes = use.scratch_bytes + ACTIVATION_BYTES
     manager = VramManager(weight_bytes * 3 // 2 + 2 * run_bytes)
-    manager.add(first)
-    manager.add(second)
+    manager.components.add(first)
+    manager.components.add(second)
     with manager.lease([(first, first.use())], ACTIVATION_BYTES):
         with manager.lease([(second, use)], ACTIVATION_BYTES) as inner:
             assert first.resident().resident_bytes == weight_bytes
@@ -122,7 +122,7 @@ def test_what_is_leased_stays() -> None:
 def test_a_block_that_raises_leaves_no_lease() -> None:
     patcher = patcher_of("toy", 1)
     manager = VramManager(1 << 24)
-    manager.add(patcher)
+    manager.components.add(patcher)
     with pytest.raises(RuntimeError, match="in the middle"), manager.lease([(patcher, patcher.use())], 0):
         raise RuntimeError("in the middle")
     manager.unload_all()
@@ -133,7 +133,7 @@ def test_a_device_that_is_fuller_than_planned_is_an_error_with_an_exact_account(
     """Another program took memory between plan and load: out of memory, and what arrived is accounted for."""
     patcher = patcher_of("toy", 1)
     manager = VramManager(1 << 24)
-    manager.add(patcher)
+    manager.components.add(patcher)
     sim.configure(0, patcher.spec().weight_bytes // 2)
     with pytest.raises(torch.OutOfMemoryError), manager.lease([(patcher, patcher.use())], 0):
         pass
@@ -145,7 +145,7 @@ def test_a_device_that_is_fuller_than_planned_is_an_error_with_an_exact_account(
 def test_patch_switches_are_counted_once_each() -> None:
     base = patcher_of("toy", 1)
     manager = VramManager(1 << 24)
-    manager.add(base)
+    manager.components.add(base)
     switches = []
     for name in ("", "a", "a", "b", ""):
         clone = variant(base, name)
@@ -161,7 +161,7 @@ def test_several_models_for_one_run_come_together_and_clones_of_one_come_once() 
     patched = variant(main, "a")
     main.state = main.state.with_additional_models("control", control, patched)
     manager = VramManager(1 << 24)
-    manager.add(main)
+    manager.components.add(main)
     wanted = with_dependents(main, passes=3)
     assert [p.key for p, _ in wanted] == ["main", "control", "deep", "main"]
     assert {use.passes for _, use in wanted} == {3}
@@ -182,7 +182,7 @@ def test_a_load_of_several_that_fails_is_rolled_back_whole() -> None:
     weight_bytes = idle.spec().weight_bytes
     manager = VramManager(weight_bytes * 5 // 2 + first.use().scratch_bytes + ACTIVATION_BYTES)
     for patcher in (idle, first, second):
-        manager.add(patcher)
+        manager.components.add(patcher)
     manager.load(idle)
     transfers = sim.memory_stats(0).h2d_count
     wanted = [(first, first.use()), (second, second.use())]
@@ -210,7 +210,7 @@ def test_a_program_that_takes_memory_between_plan_and_load_is_an_error_with_an_e
         return asked[-1]
 
     manager = VramManager(2 * patcher.spec().weight_bytes, free_bytes=free_bytes)
-    manager.add(patcher)
+    manager.components.add(patcher)
     with pytest.raises(torch.OutOfMemoryError), manager.lease([(patcher, patcher.use())], 0):
         pass
     assert asked
@@ -221,8 +221,8 @@ def test_what_is_held_stays_until_it_is_released() -> None:
     kept, other = patcher_of("kept", 1), patcher_of("other", 2)
     weight_bytes = kept.spec().weight_bytes
     manager = VramManager(weight_bytes + other.use().scratch_bytes + ACTIVATION_BYTES)
-    manager.add(kept)
-    manager.add(other)
+    manager.components.add(kept)
+    manager.components.add(other)
     manager.load(kept)
     manager.pins.pin(kept.key, weight_bytes // 2)
     with manager.lease([(other, other.use())], ACTIVATION_BYTES):
@@ -244,8 +244,8 @@ def test_the_clone_that_brought_weights_hears_when_they_leave() -> None:
     """Noted as a weakness before: eviction went through the patcher that was added, and the clone's callbacks slept."""
     base, other = patcher_of("base", 1), patcher_of("other", 2)
     manager = VramManager(base.spec().weight_bytes + other.use().scratch_bytes + ACTIVATION_BYTES)
-    manager.add(base)
-    manager.add(other)
+    manager.components.add(base)
+    manager.components.add(other)
     told: list[str] = []
     clones = {name: variant(base, name) for name in ("a", "b")}
     for name, clone in clones.items():
@@ -261,18 +261,18 @@ def test_the_clone_that_brought_weights_hears_when_they_leave() -> None:
 def test_a_component_that_was_removed_is_gone() -> None:
     patcher = patcher_of("toy", 1)
     manager = VramManager(1 << 24)
-    manager.add(patcher)
+    manager.components.add(patcher)
     with manager.lease([(patcher, patcher.use())], 0), pytest.raises(UserError, match="a run is using it"):
         manager.remove(patcher.key)
     manager.pins.pin(patcher.key)
     manager.remove(patcher.key)
-    assert patcher.key not in manager
+    assert patcher.key not in manager.components
     assert sim.memory_stats(0).used_bytes == 0
-    manager.add(patcher)
+    manager.components.add(patcher)
     assert manager.free(1 << 30) == 0
     manager.close()
     manager.close()
-    assert patcher.key not in manager
+    assert patcher.key not in manager.components
 
 
 def sim_free_bytes() -> int:
@@ -285,7 +285,7 @@ def managing(capacity_bytes: int, *patchers: ModelPatcher, policy: VramPolicy = 
     sim.configure(0, capacity_bytes)
     manager = VramManager(capacity_bytes, rules_for(policy), sim_free_bytes)
     for patcher in patchers:
-        manager.add(patcher)
+        manager.components.add(patcher)
     return manager
 
 
@@ -448,7 +448,7 @@ def test_a_refused_run_leaves_nothing_behind() -> None:
             pass
     with pytest.raises(DoesNotFit):
         manager.load(patcher)
-    assert patcher.key not in manager
+    assert patcher.key not in manager.components
 
 
 def test_a_run_with_what_is_there_is_told_what_would_help() -> None:
@@ -483,7 +483,7 @@ def test_the_sizes_of_a_patch_set_are_computed_once(monkeypatch: pytest.MonkeyPa
     base, clone = patcher_of("toy", 0), variant(patcher_of("other", 0), "a")
     fresh = clone.use(3)
     manager = VramManager(1 << 30)
-    manager.add(base)
+    manager.components.add(base)
     base.patches = variant(base, "a").patches
     for passes in (1, 3, 3):
         with manager.lease([(base, base.use(passes))], ACTIVATION_BYTES):
@@ -513,8 +513,8 @@ def test_a_preload_counts_no_operations(monkeypatch: pytest.MonkeyPatch) -> None
     )
     weight_bytes = idle.spec().weight_bytes
     manager = VramManager(int(1.5 * weight_bytes) + coming.use().scratch_bytes)
-    manager.add(idle)
-    manager.add(coming)
+    manager.components.add(idle)
+    manager.components.add(coming)
     manager.load(idle)
     assert sum(manager.preload([(coming, coming.use())], 0)) > 0
     assert 0 < idle.resident().resident_bytes < weight_bytes, "a part of it left"

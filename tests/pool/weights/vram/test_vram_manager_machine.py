@@ -96,7 +96,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.rules = rules_for(policy)
         self.manager = VramManager(self.capacity_bytes, self.rules, self.free_bytes)
         for base in self.bases:
-            self.manager.add(base)
+            self.manager.components.add(base)
         self.leases: list[Held] = []
         self.held: dict[ComponentKey, int] = {}
         self.fails = False

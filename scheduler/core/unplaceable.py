@@ -1,9 +1,10 @@
-"""Explains why no machine of the pool has the files that a task reads. Pure."""
+"""Explains why no worker of the pool can run a task: it fits on none, or no machine has the files. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from modelpool.pool.values.core.errors import does_not_fit
 from modelpool.pool.values.specs.spec import ComponentKey, NodeId, RunError, RunErrorKind, TaskSpec
 from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 from modelpool.scheduler.model.nodes import Nodes
@@ -11,6 +12,24 @@ from modelpool.scheduler.model.workers import Worker, WorkerState
 
 #: machines that a message names
 MOST_NAMED = 8
+
+
+def why_unfit(spec: TaskSpec, largest: tuple[int, str] | None) -> RunError | None:
+    """Return why the task does not fit on the worker with most memory, `largest` (bytes and name), fully streamed and
+    at the finest division; None if it fits, or if that worker is unknown."""
+    if largest is None:
+        return None
+    least_bytes = needed_bytes(spec.uses, spec.least_activation_bytes)
+    capacity_bytes, worker_id = largest
+    if least_bytes <= capacity_bytes:
+        return None
+    what = f"{spec.stage.value} task {spec.task_id} of {', '.join(use.component for use in spec.uses)}"
+    divided = f"at the finest division ({spec.activation_bytes} B undivided), " if spec.divisions else ""
+    detail = (
+        f"activations {spec.least_activation_bytes} B, {divided}working set of the largest layer "
+        f"{least_bytes - spec.least_activation_bytes} B; {worker_id} has most"
+    )
+    return RunError(RunErrorKind.BAD_INPUT, str(does_not_fit(what, least_bytes, capacity_bytes, detail)))
 
 
 def why_unavailable(spec: TaskSpec, workers: Iterable[Worker], nodes: Nodes, at: float) -> RunError | None:
