@@ -183,8 +183,8 @@ def _outcomes(members: Sequence[BatchMember], attempt: Attempt, oom_steps: tuple
         if lacks_memory and members[0].task.batch_size > 1:  # fewer members have as large a pass
             return [error] * len(members)
     else:
-        parts = max(len(members), members[0].task.batch_size)
-        costs = shares(replace(cost, oom_steps=oom_steps + cost.oom_steps), parts)
+        count = max(len(members), members[0].task.batch_size)
+        costs = shares(replace(cost, oom_steps=oom_steps + cost.oom_steps), count)
         return list(zip(results[: len(members)], costs[: len(members)], strict=True))
     size, oom_steps = ((len(members) + 1) // 2, (*oom_steps, OomStep.DIVIDE)) if lacks_memory else (1, oom_steps)
     parts = [members[start : start + size] for start in range(0, len(members), size)]
