@@ -3,9 +3,10 @@
     python -m benchmarks.small_images [--images 24] [--rounds 7] [--warm-up 3] [--devices cpu,sim] [--limits 1,8]
                                       [--batches 8]
 
-Systems: a pool with two workers on each device, with each `batch_limit` and each `batch` of requests, submits all images at once and waits for their
-pixels, without files; two processes with bare diffusers, of which each makes half of the images, one by one, or in
-batches of 8. Each worker and each process computes on one CPU thread, in float32, 8 steps of Euler with guidance. All
+Systems: a pool with two workers on each device, with each `batch_limit` and with each `batch` of requests, submits all
+images at once and waits for their pixels, without files; two processes with bare diffusers, of which each makes half of
+the images, one by one, or in batches of 8. Each worker and each process computes on one CPU thread, in float32, 8 steps
+of Euler with guidance. All
 have made images before (`--warm-up` rounds, in which a pool learns what batches gain). Prompts and seeds are new in
 each round, and the same for all systems.
 
