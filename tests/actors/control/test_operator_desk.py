@@ -11,9 +11,9 @@ from modelpool.actors.control.cluster_view import NodeEnd, NodeView
 from modelpool.actors.control.operator_desk import OperatorDesk
 from modelpool.actors.control.operator_orders import OperatorOrder, Order, OrderTaken
 from modelpool.pool.values.core.errors import UnusableField
-from modelpool.pool.values.specs.spec import NodeId
+from modelpool.pool.values.specs.spec import NO_NODE, NodeId, WorkerId
 from modelpool.scheduler.model.config import SchedulerConfig
-from modelpool.scheduler.model.messages import DisruptionsAllowed
+from modelpool.scheduler.model.messages import Cordoned, DisruptionsAllowed
 from tests.actors.fake_fleet import Desk, dialogue, settle
 from tests.actors.fake_nodes import FakeNodes
 
@@ -87,6 +87,17 @@ async def test_what_an_operator_should_know_is_said() -> None:
     assert {worker.state for worker in (await desk.controller.status()).workers} == {"drained"}
     with pytest.raises(UnusableField, match="gpu-0 has no process that could be replaced; it is ended: its node is dr"):
         await take(desk, Order.RESTART, "gpu-0")
+
+
+@dialogue
+async def test_a_restart_of_a_cordoned_worker_that_the_pool_no_longer_has_is_refused() -> None:
+    """Cordons outlive the controller; the next pool may have fewer workers."""
+    desk = await opened()
+    desk.controller._dispatcher.post(Cordoned(desk.controller._dispatcher.now, NO_NODE, WorkerId("gpu-7")))
+    with pytest.raises(UnusableField, match="restart: gpu-7 has no process that could be replaced"):
+        await take(desk, Order.RESTART, "gpu-7")
+    await take(desk, Order.UNCORDON, "gpu-7")
+    assert not desk.state.worker_table.cordons
 
 
 @dialogue
