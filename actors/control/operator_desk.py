@@ -133,7 +133,9 @@ class OperatorDesk:
                 warnings.append(f"the node of {place.name} is cordoned too: it takes no tasks until that is uncordoned")
             return tuple(warnings)
         if order.order is Order.RESTART and not workers:  # it is cordoned, and the pool has not started it again
-            raise UnusableField(f"restart: {place.name} has no process that could be replaced; the pool does not have it")
+            raise UnusableField(
+                f"restart: {place.name} has no process that could be replaced; the pool does not have it"
+            )
         if order.order is Order.RESTART and not workers[0].live:
             is_drained = workers[0].status is WorkerState.DRAINED
             doing = "ended: its node is drained" if is_drained else workers[0].status.value.replace("_", " ")
