@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,9 +121,11 @@ def copy_example(folder: Path, *, overwrite: bool = False, dry_run: bool = False
     for path, copy in missing if not dry_run else ():
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
-            temporary = copy.with_name(f".{copy.name}.part")
-            shutil.copyfile(path, temporary)
-            temporary.replace(copy)
+            # a folder of its own for each process: another one may copy the same file now
+            with tempfile.TemporaryDirectory(prefix=".copy-", dir=copy.parent) as own:
+                temporary = Path(own) / copy.name
+                shutil.copyfile(path, temporary)
+                temporary.replace(copy)
         except OSError as error:
             raise OutputFailed(f"{copy}: cannot be written ({error.strerror})") from None
     size_bytes = sum(path.stat().st_size for path, _ in pairs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
+from modelpool.actors.cli.models.get import copy_example
 from modelpool.actors.cli.terminal.options import only_model
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.config.example_model import example_folder
@@ -69,6 +71,24 @@ def test_the_example_needs_no_network_and_is_usable(command: Command, monkeypatc
     assert "exists with other content" in refused.err
     assert command("models", "get", "shapes", "--force").code == 0
     assert Path("models/shapes.safetensors").read_bytes() == MODEL
+
+
+def test_two_processes_that_copy_the_example_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one begins and ends while the first one copies its first file."""
+    copyfile, began = shutil.copyfile, []
+
+    def copy(source: Path, target: Path) -> None:
+        copyfile(source, target)
+        if not began:
+            began.append(target)
+            copy_example(tmp_path / "models")
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    copy_example(tmp_path / "models")
+    assert (tmp_path / "models/shapes.safetensors").read_bytes() == MODEL
+    assert not [path for path in tmp_path.rglob(".*")], "nothing else is left"
 
 
 def test_the_example_is_in_an_installation_too(tmp_path: Path) -> None:

@@ -186,6 +186,15 @@ def test_a_file_with_other_content_is_replaced_only_on_request(tmp_path: Path) -
         assert read(tmp_path) == FILES
 
 
+def test_a_folder_in_the_place_of_a_file_is_refused_even_if_files_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with serving_hub(some__toy=Repository(dict(FILES))) as state:
+        for overwrite in (False, True):
+            with pytest.raises(OutputFailed, match=r"config\.json: is a folder, expected a file or nothing"):
+                plan(state, tmp_path, overwrite=overwrite)
+        assert state.sent_bytes == 0
+
+
 def test_a_full_disk_is_found_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
