@@ -88,7 +88,7 @@ def test_two_processes_that_copy_the_example_do_not_disturb_each_other(
     monkeypatch.setattr(shutil, "copyfile", copy)
     copy_example(tmp_path / "models")
     assert (tmp_path / "models/shapes.safetensors").read_bytes() == MODEL
-    assert not [path for path in tmp_path.rglob(".*")], "nothing else is left"
+    assert not list(tmp_path.rglob(".*")), "nothing else is left"
 
 
 def test_the_example_is_in_an_installation_too(tmp_path: Path) -> None:
