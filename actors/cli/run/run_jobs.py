@@ -333,8 +333,9 @@ def _follow(
     with view, _watched(jobs, checked, view, stop, waiting):
         for result in jobs.results():
             if isinstance(result, JobFailure) and result.cancelled:  # some were not even accepted
+                checked.drop(result.index)
                 continue
-            one = checked.accepted(result.index)
+            one = checked.take(result.index)
             if isinstance(result, OutputResult):
                 view.image(_image_line(result))
                 if len(whys) < MOST_WHYS:

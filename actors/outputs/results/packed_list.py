@@ -15,6 +15,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
+from itertools import islice
 from typing import IO, Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
@@ -92,16 +93,9 @@ class PackedList(Sequence[T], Generic[T]):
             yield from chunk
         yield from latest
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (PackedList, tuple, list)) and tuple(self) == tuple(other)
-
-    __hash__ = None  # type: ignore[assignment]  # it grows
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} items>"
-
-    def __reduce__(self) -> tuple[type[tuple[Any, ...]], tuple[tuple[T, ...]]]:
-        return tuple, (tuple(self),)  # what it contains now: a file cannot travel
+    def so_far(self) -> FirstItems[T]:
+        """Return the items of this moment, which take no memory of their own."""
+        return FirstItems(self, len(self))
 
     def _add_chunk(self, chunk: list[T]) -> None:
         packed = _packed(chunk)
@@ -149,6 +143,45 @@ class PackedList(Sequence[T], Generic[T]):
         self._unpacked[number] = chunk
         while len(self._unpacked) > MOST_UNPACKED:
             self._unpacked.popitem(last=False)
+
+
+class FirstItems(Sequence[T], Generic[T]):
+    """The first `count` items of a list. Equal to a tuple with the same items, and one when it is pickled."""
+
+    __slots__ = ("_count", "_items")
+
+    def __init__(self, items: PackedList[T], count: int) -> None:
+        self._items = items
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, position: int) -> T: ...
+    @overload
+    def __getitem__(self, position: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, position: int | slice) -> T | tuple[T, ...]:
+        if isinstance(position, slice):
+            return tuple(self._items[place] for place in range(*position.indices(self._count)))
+        return self._items[range(self._count)[position]]
+
+    def __iter__(self) -> Iterator[T]:
+        return islice(iter(self._items), self._count)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (FirstItems, tuple)):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"<{self._count} items>"
+
+    def __reduce__(self) -> tuple[type[tuple[Any, ...]], tuple[tuple[T, ...]]]:
+        return tuple, (tuple(self),)  # a file cannot travel
 
 
 class _NotPlainError(Exception):
