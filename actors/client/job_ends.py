@@ -24,7 +24,7 @@ class JobEnds:
         #: why the requests could not be taken to their end
         self.stream_problem: Exception | None = None
         self._started_at = self._ended_at = time.monotonic()
-        self._without_output: list[JobFailure] = []
+        self._without_output: PackedList[JobFailure] = PackedList()
         self._tasks: PackedList[TaskSummary] = PackedList()
 
     @property

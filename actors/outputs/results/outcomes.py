@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -320,7 +320,9 @@ class Summary:
         """Return the totals of each worker that ran anything, by name."""
         totals: dict[WorkerId, WorkerSummary] = {}
         for task in self.tasks:
-            totals[task.worker] = totals.get(task.worker, WorkerSummary(task.worker, 0, 0, 0.0, 0, 0, 0)).with_task(task)
+            totals[task.worker] = totals.get(task.worker, WorkerSummary(task.worker, 0, 0, 0.0, 0, 0, 0)).with_task(
+                task
+            )
         return tuple(totals[name] for name in sorted(totals))
 
     def lost_runs(self) -> tuple[tuple[str, int], ...]:

@@ -37,19 +37,18 @@ class PackedList(Sequence[T], Generic[T]):
     """A list of values that only grows. An item that is read is equal to the one that was added, and another object
     once it was packed. Thread-safe."""
 
-    def __init__(self, items: Iterable[T] = ()) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._latest: list[T] = []
         #: full chunks: as they are, compressed, or None for those in the file
         self._chunks: list[bytes | list[T] | None] = []
-        #: chunks from here on are as they are, unless they were read since
+        #: chunks that were added or read last
         self._unpacked: OrderedDict[int, list[T]] = OrderedDict()
         self._in_memory_bytes = 0
         self._file: IO[bytes] | None = None
         #: where chunks begin in the file, by number, and their size; `_IN_FILE` for those that are not in it
         self._begins = array("q")
         self._sizes = array("q")
-        self.extend(items)
 
     def append(self, item: T) -> None:
         """Add an item."""
@@ -111,7 +110,7 @@ class PackedList(Sequence[T], Generic[T]):
         if self._in_memory_bytes + len(packed) > MOST_IN_MEMORY_BYTES:
             try:
                 if self._file is None:
-                    self._file = tempfile.TemporaryFile(prefix="modelpool-")
+                    self._file = tempfile.TemporaryFile(prefix="modelpool-")  # noqa: SIM115  # ends with the list
                 begin = self._file.seek(0, 2)
                 self._file.write(packed)
                 self._file.flush()
