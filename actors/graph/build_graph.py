@@ -127,7 +127,7 @@ class _GraphBuilder:
         self._defaults = catalog.model_defaults(self._model)
         self._facts = self._defaults.sampling
         self._passes = sampling_passes(self._request, self._model, self._defaults)
-        self._tasks = TaskCollector(catalog)
+        self._tasks = TaskCollector(catalog, stage.request.batch)
         self.warnings: dict[str, None] = {}
         #: LoRAs of the request that have an effect, for any component
         self.loras: tuple[LoraRef, ...] = ()

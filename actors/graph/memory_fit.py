@@ -24,6 +24,7 @@ def check_fits(job: JobSpec, capacity_bytes: int) -> None:
     if least_bytes > capacity_bytes:
         instead = "a larger limit of a worker ([pool] vram, --vram)"
         instead += "" if task.stage is Stage.ENCODE else ", or a smaller size"
+        instead += f", or a batch of fewer than {task.batch_size} images" if task.batch_size > 1 else ""
         raise DoesNotFit(f"{too_little_memory(task, least_bytes, capacity_bytes)}; expected {instead}")
 
 

@@ -47,6 +47,8 @@ MAX_SIZE = 16384
 MAX_NOISE_LEVEL = 350
 #: CLIP-G has 32 layers, and two of them are read
 MAX_CLIP_SKIP = 30
+#: images of a forward pass; more save nothing on any GPU
+MAX_BATCH = 64
 #: bounds of a request; far above what models generate in one run
 MAX_FRAMES, MAX_FRAME_RATE, MAX_SECONDS = 1 << 14, 240.0, 3600.0
 #: outputs of one request, and lines of a job file
@@ -268,6 +270,16 @@ _ROWS = (
         option=Option("--size", "WxH", f"Size in pixels, such as 512x768 {_OF_MODEL}.", sets=_size),
     ),
     RequestField("height", "Height of the output. Default: as `width`.", unit="pixels", check=_SIDE, since=1),
+    RequestField(
+        "batch",
+        "Images of the forward passes in which the output is sampled and decoded: with others that differ only in text "
+        "and seed, and with padding where some are missing. A larger one takes less time for each of many images, and "
+        "as many times the memory of a run. The last bits of the output depend on it, but not on the other images of "
+        "the pass: the same request has the same bytes on any worker, beside any others.",
+        1,
+        check=Whole(1, MAX_BATCH),
+        option=Option("--batch", "N", "Images per forward pass, padded if fewer wait (default: 1).", kind="whole"),
+    ),
     RequestField(
         "clip_skip",
         'Last layers of CLIP that are skipped in addition to those that the family of the model skips: "Clip skip" of '

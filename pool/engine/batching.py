@@ -55,12 +55,14 @@ def groups(members: Sequence[BatchMember]) -> list[list[int]]:
 
 
 def batch_task(tasks: Sequence[TaskSpec]) -> TaskSpec:
-    """Return one task that represents the batch for planning.
+    """Return one task that represents the batch for planning: one of tasks with a fixed batch size, as it is.
 
     Its activations are at most one task's times the number of tasks (the largest task's, if corrections made them
     differ). It has no execution modes: a batch that does not fit is split instead.
     """
-    count = len(tasks)
+    count, size = len(tasks), tasks[0].batch_size
+    if size > 1:  # its sizes are of a whole pass
+        return tasks[0]
     largest = max(tasks, key=lambda task: task.activation_bytes)
     if count == 1:
         return largest
@@ -72,10 +74,16 @@ def batch_task(tasks: Sequence[TaskSpec]) -> TaskSpec:
     )
 
 
+def padded(members: Sequence[BatchMember]) -> Sequence[BatchMember]:
+    """Return `members`, and copies of the first one up to their batch size. Nobody reads the results of copies."""
+    missing = members[0].task.batch_size - len(members)
+    return [*members, *[members[0]] * missing] if missing > 0 else members
+
+
 def batch_hooks(members: Sequence[BatchMember]) -> RunHooks:
     """Return hooks that report steps to all members. The batch stops when all members should stop, and pauses when all
-    should stop or pause; each has its own state at a checkpoint."""
-    if len(members) == 1:
+    should stop or pause; each has its own state at a checkpoint. Padding has no hooks."""
+    if len(members) == 1 and members[0].task.batch_size <= 1:
         return members[0].hooks
 
     def on_step(done: int, steps: int) -> None:
@@ -111,7 +119,7 @@ def batch_hooks(members: Sequence[BatchMember]) -> RunHooks:
 
 def shares(cost: RunCost, count: int) -> tuple[RunCost, ...]:
     """Split `cost` of one run into the shares of its `count` tasks, which add up to it. Memory peaks are the batch's;
-    patch switches are assigned to the first task."""
+    patch switches are assigned to the first task. Padding counts as tasks: its shares are charged to nobody."""
     if count == 1:
         return (cost,)
     return tuple(
@@ -172,9 +180,12 @@ def _outcomes(members: Sequence[BatchMember], attempt: Attempt, oom_steps: tuple
         if len(members) == 1 or isinstance(error, Stopped) or _device_is_gone(error):
             return [error] * len(members)
         lacks_memory = isinstance(error, DoesNotFit) or exhausted_memory(error) is not None
+        if lacks_memory and members[0].task.batch_size > 1:  # fewer members have as large a pass
+            return [error] * len(members)
     else:
-        costs = shares(replace(cost, oom_steps=oom_steps + cost.oom_steps), len(members))
-        return list(zip(results, costs, strict=True))
+        count = max(len(members), members[0].task.batch_size)
+        costs = shares(replace(cost, oom_steps=oom_steps + cost.oom_steps), count)
+        return list(zip(results[: len(members)], costs[: len(members)], strict=True))
     size, oom_steps = ((len(members) + 1) // 2, (*oom_steps, OomStep.DIVIDE)) if lacks_memory else (1, oom_steps)
     parts = [members[start : start + size] for start in range(0, len(members), size)]
     return [outcome for part in parts for outcome in _outcomes(part, attempt, oom_steps)]

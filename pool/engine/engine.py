@@ -28,7 +28,7 @@ from modelpool.pool.devices.opening import measure_link, open_with_room, usable_
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
-from modelpool.pool.engine.batching import batch_hooks, batch_task, run_batch
+from modelpool.pool.engine.batching import batch_hooks, batch_task, padded, run_batch
 from modelpool.pool.engine.image_stages import begin_decode_images, decode_images, encode_images
 from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
@@ -516,12 +516,12 @@ class Engine:
         uploading = hooks if caches else replace(hooks, should_stop=lambda: self._stops(hooks))
 
         def compute(division: ExecutionMode | None) -> tuple[Result, ...]:
-            return self._compute(members, patchers, uploading, division)
+            return self._compute(padded(members), patchers, uploading, division)
 
         begin: Callable[[ExecutionMode | None], Callable[[], tuple[Result, ...]]] | None = None
-        if len(members) == 1 and isinstance(members[0].work, DecodeParams):
+        if len(padded(members)) == 1 and isinstance(members[0].work, DecodeParams):
             begin = partial(self._begin_decode, members[0], members[0].work, patchers[0], uploading)
-        together = len(members)
+        together = len(padded(members))
         return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, together, caches, begin)
 
     def _begin_decode(

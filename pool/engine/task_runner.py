@@ -76,7 +76,8 @@ class TaskRun(Generic[ResultT]):
     compute      computes the result in the given execution mode (None: full), with the current state of the components
     should_stop  called between attempts
     needed_next  components expected to be needed afterwards, soonest first
-    together     tasks in the batch. A batch is tried once: a smaller batch may fit without another load
+    together     tasks in the batch. A batch is tried once, unless its size is fixed: a smaller one may fit without
+                 another load
     caches_weights  it may use `TaskRunner.cache_bytes`
     begin        as `compute`, but the device may still compute when it returns; what it returns waits for the result
                  and returns it. None: such a run never overlaps with others
@@ -439,7 +440,7 @@ class TaskRunner:
             # otherwise another program or a fragmented allocator had the planned memory, which is no evidence about
             # the run
             self.calibration.ran_out(self._key(run, trying.division), trying.division.estimated_bytes)
-        if run.together > 1 and not is_same_again:
+        if run.together > 1 and run.task.batch_size == 1 and not is_same_again:
             following = None
         if following is None:
             done = (

@@ -180,10 +180,13 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
         assert worker.members == 1 or not task.alone, _story(state, name, f"runs {task.name} with others again")
     assert not worker.batch_mates or worker.task_id is not None, _story(state, name, "has mates of no run")
     assert len(set(worker.task_ids)) == len(tasks) <= worker.members, _story(state, name, "counts tasks wrong")
-    assert not tasks or worker.members <= state.config.batch_limit, _story(state, name, "runs too many tasks at once")
+    most = max(state.config.batch_limit, tasks[0].spec.batch_size) if tasks else 0
+    assert not tasks or worker.members <= most, _story(state, name, "runs too many tasks at once")
     if tasks:
         mode = tasks[0].cost_class.mode(worker.residency.capacity_bytes)
-        running_bytes = mode.activation_bytes * worker.members + tasks[0].cost_class.scratch_bytes
+        running_bytes = (
+            mode.activation_bytes * tasks[0].spec.multiple(worker.members) + tasks[0].cost_class.scratch_bytes
+        )
         if tasks[0].cost_class.needed_bytes > worker.residency.capacity_bytes:
             return  # it was queued when there was more memory
     assert worker.used_bytes + running_bytes <= worker.residency.capacity_bytes, _story(state, name, "is overfull")

@@ -167,7 +167,7 @@ class SendAhead:
         has_failed = task.failures or task.memory_failures or task.crashed or task.unavailable or task.goes_first
         if has_failed or task.alone or task.kept:
             return None
-        if task.cost_class.kind.ratio is None or (self._batching.limit > 1 and may_share(task)):
+        if task.cost_class.kind.ratio is None or (self._batching.limit_of(task.spec) > 1 and may_share(task)):
             return None
         if demand.fair_queue.is_limited(task):
             return None

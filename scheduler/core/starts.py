@@ -100,6 +100,8 @@ class Starts:
             spec = task.spec
             if report.cost.steps_before:  # the steps of its cost count: it may have resumed from a state unknown here
                 spec = replace(spec, run_seconds=task.full_run_seconds)
+            if spec.batch_size > 1:  # its seconds are of a whole pass
+                report = replace(report, cost=report.cost.whole)
             self._costs.learn(spec, task.cost_class, worker, report)
         if worker.members > 1:
             self._batching.learn(task, worker, report.cost)
@@ -107,7 +109,7 @@ class Starts:
     def is_reported_in_parts(self, event: Event) -> bool:
         """Whether this is the end of one task of a batch that has succeeded: those of the others follow at once. What
         they lead to can then share runs, and starts with the last of them."""
-        if self._batching.limit == 1 or not isinstance(event, RunEnded) or event.report.error is not None:
+        if not isinstance(event, RunEnded) or event.report.error is not None:
             return False
         worker = self._worker_table.current(event.report.worker_id, event.report.incarnation)
         return worker is not None and worker.task_id is not None and len(worker.task_ids) < worker.members
@@ -255,7 +257,7 @@ class Starts:
         """Send the task and assume the residency after its load; the report confirms or corrects it."""
         task, worker, spec = decision.task, decision.worker, decision.task.spec
         assert worker.residency is not None, f"{worker.name} is not up"
-        wanted = self._batching.batch_mates(self._query(), decision) if self._batching.limit > 1 else ()
+        wanted = self._batching.batch_mates(self._query(), decision) if self._batching.limit_of(spec) > 1 else ()
         if task.pinned_to is None:
             self._leave_backlog(task, worker)
             self.switch_budget.spend(decision.spent_seconds)

@@ -38,7 +38,7 @@ class Timeouts:
             return max(requested_at) + self._config.stop_grace_seconds
         if self._config.run_timeout_seconds is None:
             return inf
-        return task.started_at + worker.members * self._config.run_timeout_seconds
+        return task.started_at + max(worker.members, task.spec.batch_size) * self._config.run_timeout_seconds
 
     def request_stops(self, at: float) -> list[tuple[Worker, str]]:
         """Ask runs that take too long to stop. Returns the workers with runs that did not, with a message."""

@@ -25,8 +25,9 @@ def why_unfit(spec: TaskSpec, largest: tuple[int, str] | None) -> RunError | Non
         return None
     what = f"{spec.stage.value} task {spec.task_id} of {', '.join(use.component for use in spec.uses)}"
     divided = f"at the finest division ({spec.activation_bytes} B undivided), " if spec.divisions else ""
+    passes = f"a forward pass of {spec.batch_size} images; " if spec.batch_size > 1 else ""
     detail = (
-        f"activations {spec.least_activation_bytes} B, {divided}working set of the largest layer "
+        f"{passes}activations {spec.least_activation_bytes} B, {divided}working set of the largest layer "
         f"{least_bytes - spec.least_activation_bytes} B; {worker_id} has most"
     )
     return RunError(RunErrorKind.BAD_INPUT, str(does_not_fit(what, least_bytes, capacity_bytes, detail)))

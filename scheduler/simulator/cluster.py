@@ -410,8 +410,9 @@ class VirtualCluster(Generic[CoreT_co]):
         reported_cost = work.cost
         if work.waited_bytes:
             reported_cost = replace(work.cost, storage_bytes=work.cost.storage_bytes + work.waited_bytes)
-        costs = zip(shares(reported_cost, len(members)), shares(work.cost, len(members)), strict=True)
-        for index, (member, task, (reported, charged)) in enumerate(zip(members, tasks, costs, strict=True)):
+        parts = max(len(members), tasks[0].batch_size)  # padding is charged to nobody
+        costs = zip(shares(reported_cost, parts), shares(work.cost, parts), strict=True)
+        for index, (member, task, (reported, charged)) in enumerate(zip(members, tasks, costs, strict=False)):
             report = TaskReport(
                 task_id=member.task_id,
                 attempt=member.attempt,

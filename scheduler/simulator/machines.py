@@ -219,7 +219,7 @@ class Machines:
         `tasks` are the task of the command and its mates, which need the same weights; the computation takes the
         seconds of the longest of them, times `factor`.
         """
-        machine, number = self.live[command.worker_id], len(tasks)
+        machine, number = self.live[command.worker_id], tasks[0].multiple(len(tasks))
         gpu, uses = machine.gpu, tasks[0].uses
         room_bytes = (gpu.capacity_bytes - needed_bytes(uses, 0)) // number
         longest = max(tasks, key=lambda task: task.run_seconds)
@@ -249,7 +249,7 @@ class Machines:
             division=_division(mode, largest_task),
             oom_steps=command.oom_steps,
             storage_bytes=sum(reading.missing.values()),
-            batched=number,
+            batched=max(number, tasks[0].batch_size),
         )
         return SimulatedWork(moves, cost, reading.waited_bytes, tuple(sorted(adapters & reading.missing.keys())))
 

@@ -103,12 +103,16 @@ def encode(prompt: str, activation_bytes: int = 1, patch: str = "", run_seconds:
 
 def sample(
     *needs: TaskId, model: ComponentKey = PAINT, seed: int = 0, activation_bytes: int = 4, patch: str = "",
-    run_seconds: float = 10.0, divisions: tuple[ExecutionMode, ...] = (),
+    run_seconds: float = 10.0, divisions: tuple[ExecutionMode, ...] = (), batch_size: int = 1,
 ) -> TaskSpec:  # fmt: skip
     use = ComponentUse(model, 2, patch, 5 if patch else 0, passes=STEPS)
     parts = "/" if divisions else ""
-    task_id = TaskId(f"s:{model}{patch}:{seed}:{activation_bytes}{parts}:{'+'.join(needs)}")
-    return TaskSpec(task_id, Stage.SAMPLE, (use,), activation_bytes, run_seconds, needs, divisions, together="s")
+    together = "s" if batch_size == 1 else f"s{batch_size}"
+    task_id = TaskId(f"{together}:{model}{patch}:{seed}:{activation_bytes}{parts}:{'+'.join(needs)}")
+    return TaskSpec(
+        *(task_id, Stage.SAMPLE, (use,), activation_bytes, run_seconds, needs, divisions),
+        together=together, batch_size=batch_size,
+    )  # fmt: skip
 
 
 def decode(need: TaskId, activation_bytes: int = 2, run_seconds: float = 2.0) -> TaskSpec:
@@ -705,10 +709,11 @@ class Shell:
         assert command.worker_id not in self.running, f"{command}: it is busy"
         assert command.why is not None, f"{command}: no reason"
         members = [BatchMate(command.task_id, command.attempt), *command.batch_mates]
-        assert len({batch_mate.task_id for batch_mate in members}) == len(members) <= self.config.batch_limit, command
+        assert len({batch_mate.task_id for batch_mate in members}) == len(members), command
         for batch_mate in members:
             self._check_start(batch_mate, command)
         spec = self.tasks[command.task_id]
+        assert len(members) <= (spec.batch_size if spec.batch_size > 1 else self.config.batch_limit), command
         before = Residency(residency.capacity_bytes) if command.fresh else residency
         mode = choose_mode(spec, residency.capacity_bytes - needed_bytes(spec.uses, 0))
         assert len(set(command.needed_next)) == len(command.needed_next), f"{command}: told twice"
@@ -717,7 +722,8 @@ class Shell:
         if command.batch_mates:
             assert not mode.tile, f"{command}: in parts"
             assert not mode.batch, f"{command}: in parts"
-            shared = plan(before, spec.uses, SPECS, len(members) * mode.activation_bytes, hints=hints)
+            shared_bytes = spec.multiple(len(members)) * mode.activation_bytes
+            shared = plan(before, spec.uses, SPECS, shared_bytes, hints=hints)
             assert shared == moves, f"{command}: mates cost {shared} instead of {moves}"
         alone = replace(command, batch_mates=())
         runs = [
@@ -738,7 +744,9 @@ class Shell:
         assert command.task_ids, f"{command}: for nothing"
         assert len(set(command.task_ids)) == len(command.task_ids), f"{command}: told twice"
         spec, capacity_bytes = self.tasks[run.command.task_id], run.residency.capacity_bytes
-        working_bytes = _way(spec, capacity_bytes).activation_bytes * run.together + needed_bytes(spec.uses, 0)
+        working_bytes = _way(spec, capacity_bytes).activation_bytes * spec.multiple(run.together) + needed_bytes(
+            spec.uses, 0
+        )
         assert worker.loaded_at is not None, f"{command}: beside a run that streams"
         assert worker.expected_end is not None, f"{command}: beside a run of unknown length"
         at, hints, there = max(self.at, worker.loaded_at), EvictionHints(command.needed_next), run.residency

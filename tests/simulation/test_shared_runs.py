@@ -7,13 +7,14 @@ more bytes are moved for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
 import pytest
 
 from modelpool.pool.values.core.errors import GIB
-from modelpool.pool.values.specs.spec import JobSpec, RunErrorKind, WorkerId
+from modelpool.pool.values.specs.spec import JobSpec, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
@@ -59,6 +60,45 @@ def test_a_backlog_is_done_sooner_where_a_further_image_costs_less(seed: int) ->
     assert shared.now < 0.75 * alone.now
     moved_bytes = [one.totals.uploaded_bytes + one.totals.preloaded_bytes for one in (shared, alone)]
     assert moved_bytes[0] <= 1.5 * moved_bytes[1]
+
+
+def fixed(job: JobSpec, size: int) -> JobSpec:
+    """With samplings and decodes in forward passes of `size`, which take half as long for each image."""
+    tasks = tuple(
+        replace(
+            task,
+            together=f"{task.stage.value} {size}",
+            batch_size=size,
+            run_seconds=size * task.run_seconds / 2,
+            activation_bytes=size * task.activation_bytes,
+            divisions=(),
+        )
+        if task.stage is not Stage.ENCODE
+        else task
+        for task in job.tasks
+    )
+    return replace(job, tasks=tasks, batch="all")
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3])
+def test_passes_of_a_fixed_size_are_full_but_for_the_last_ones(gpus: int) -> None:
+    """Of each kind, on each GPU: an image that is padded where others of its kind were to come is computed in vain."""
+    size, jobs = 8, 120
+    what = Mix([InventedModel("m", diffusion_bytes=2 * GIB)], steps=(10,))
+    state = SchedulerState(SchedulerConfig(story_length=None))
+    machines = [SimulatedGpu(WorkerId(f"gpu-{n}"), 40 * GIB, 10.0 * GIB) for n in range(gpus)]
+    cluster = VirtualCluster(state, machines)
+    cluster.start(what.components)
+    for submission in what.submissions(all_at_once(jobs), Random(1)):
+        cluster.post(Submitted(submission.at, fixed(submission.job, size)))
+    cluster.run()
+    assert len(cluster.outcomes) == jobs
+    assert not cluster.errors
+    validate(state)
+    for stage in (Stage.SAMPLE, Stage.DECODE):
+        passes = Counter((run.worker_id, run.started_at) for run in cluster.runs if run.stage is stage)
+        assert sum(passes.values()) == jobs
+        assert len(passes) <= jobs // size + gpus, (stage, sorted(passes.values()))
 
 
 @pytest.mark.parametrize("seed", [1, 2])

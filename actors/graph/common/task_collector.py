@@ -8,7 +8,9 @@ from types import MappingProxyType
 
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.pool.families.parts.written_image import tokens_written
+from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.stage_params import (
+    DecodeParams,
     EmbeddingRef,
     EncodeParams,
     LoraRef,
@@ -22,6 +24,7 @@ from modelpool.pool.values.core.stage_params import (
     role_of,
     stage_of,
     task_id,
+    why_alone,
 )
 from modelpool.pool.values.specs.spec import (
     ComponentKey,
@@ -57,33 +60,48 @@ class JobGraph:
 class TaskCollector:
     """Collects the tasks of one job, each after the tasks that it needs."""
 
-    def __init__(self, catalog: GraphCatalog) -> None:
+    def __init__(self, catalog: GraphCatalog, batch_size: int = 1) -> None:
+        """Images are sampled and decoded in forward passes of `batch_size`."""
         self._catalog = catalog
+        self._batch_size = batch_size
         self._tasks: dict[TaskId, TaskSpec] = {}
         self._works: dict[TaskId, StageParams] = {}
         self._components: dict[ComponentKey, ComponentSpec] = {}
 
     def add(self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = ()) -> TaskId:
-        """Return the id of the task that does `work` on these inputs; sampling reads texts of `context_tokens`."""
+        """Return the id of the task that does `work` on these inputs; sampling reads texts of `context_tokens`. Raises
+        UnusableField for a batch size of work that runs alone."""
+        work, batch_size = self._of_batch(work)
         new = task_id(work, needs)
         if new not in self._tasks:
             uses = self._uses(work)
             (whole, *divided), run_seconds = self._modes_and_seconds(work, context_tokens)
+            if batch_size > 1:  # a part of a pass would have other bits
+                whole, divided = whole.times(batch_size), []
             self._works[new] = work
             self._tasks[new] = TaskSpec(
                 task_id=new,
                 stage=stage_of(work),
                 uses=uses,
                 activation_bytes=whole.activation_bytes,
-                run_seconds=run_seconds,
+                run_seconds=run_seconds * batch_size,
                 needs=tuple(needs.values()),
                 input_names=tuple(needs),
                 divisions=tuple(divided),
                 counted_bytes=whole.counted_bytes,
                 together=batch_key(work, context_tokens),
                 options=work.measured_apart if isinstance(work, EncodeParams | SampleParams) else (),
+                batch_size=batch_size,
             )
         return new
+
+    def _of_batch(self, work: StageParams) -> tuple[StageParams, int]:
+        """Return `work` with the batch size of its forward passes, and that size."""
+        if self._batch_size == 1 or not isinstance(work, SampleParams | DecodeParams):
+            return work, 1
+        if reason := why_alone(work):
+            raise unusable_field("batch", self._batch_size, f"1: {reason}")
+        return replace(work, batch_size=self._batch_size), self._batch_size
 
     def job(self, job_id: JobId, wanted: TaskId, given: frozenset[TaskId], warnings: Sequence[str]) -> JobGraph:
         """Return the tasks that `wanted` depends on, except those in `given` and those that the driver provides."""

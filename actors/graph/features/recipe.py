@@ -118,6 +118,8 @@ class Recipe:
     time_signature: str = field(default="", metadata=LATER)
     #: of the noise levels, where it is not the model's own
     shift: float = field(default=0.0, metadata=LATER)
+    #: images of a forward pass; 0 for one
+    batch: int = field(default=0, metadata=LATER)
     #: settings of the pool that change pixels, by name, where they differ from the defaults
     computed_by: Mapping[str, str] = field(default_factory=dict, metadata={**LATER, **INFORMATIVE})
 

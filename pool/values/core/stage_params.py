@@ -203,6 +203,8 @@ class SampleParams(WireValue):
 
     shape        of the output; the result drops the leading cells of a control video
     options      extensions of guidance and model, and caches (`pool.values.core.run_options`)
+    batch_size   images of the forward passes that compute it; missing ones are padded. 0 is any number. The last bits
+                 of a result depend on it, and on nothing else of the other images
     """
 
     model: ModelRef
@@ -214,6 +216,7 @@ class SampleParams(WireValue):
     seed: int
     conditions: tuple[SampleCondition, ...] = ()
     options: RunOptions = NO_OPTIONS
+    batch_size: int = 0
 
     def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the conditions of one kind, in order."""
@@ -350,12 +353,13 @@ class DecodeParams(WireValue):
     length.
 
     Reads "latent", of this shape (audio may be longer), and with `pastes` "image", which the result keeps outside of
-    "mask".
+    "mask". `batch_size` as in `SampleParams`.
     """
 
     model: ModelRef
     shape: OutputShape
     pastes: bool = False
+    batch_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,12 +534,16 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         UpscaleParams: frozenset(),
     }
 )
-#: the names of all fields of the identity by class, and of those that tasks of one batch share
+#: the names of all fields of the identity by class, and of fields that tasks of one batch share (the batch size has a
+#: place of its own in the key)
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
-    {kind: tuple(name for name in _FIELDS[kind] if name not in varying) for kind, varying in _VARYING.items()}
+    {
+        kind: tuple(name for name in _FIELDS[kind] if name not in varying and name != "batch_size")
+        for kind, varying in _VARYING.items()
+    }
 )
 #: the names of the fields of the parts of parameters; references to files are written out in `_without_places`
 _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
@@ -551,12 +559,30 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates"}),
+        SampleParams: frozenset({"batch_size"}),
+        DecodeParams: frozenset({"batch_size"}),
     }
 )
 _LATER_OF_SCHEDULE = frozenset({"shift", "settings"})
 #: the sampler with step lengths that follow from the images
 ADAPTIVE_SAMPLER = "dpm_adaptive"
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def why_alone(work: StageParams) -> str:
+    """Return why `work` runs alone always, for users; "" if tasks like it may share a forward pass."""
+    match work:
+        case EncodeParams() if work.seen:
+            return "the length of texts with images depends on the sizes of the images"
+        case EncodeParams() if work.writes is not None:
+            return "kernels round differently at another batch size, which would change the drawn tokens"
+        case SampleParams() if work.schedule.sampler == ADAPTIVE_SAMPLER:
+            return f"the steps of sampler {ADAPTIVE_SAMPLER} follow from the error of all images of a run"
+        case SampleParams() if work.options.skips_by_content:
+            return "the steps that its cache skips follow from all images of a run"
+        case VisionEncodeParams() | EncodeImageParams():
+            return "one image fills a device"
+    return ""
 
 
 def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
@@ -568,21 +594,12 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
     `pool.values.specs.spec.TaskSpec.together`. Empty: never batched.
     """
     shared = _SHARED.get(type(work))
-    # one image fills a device; the length of texts with images depends on the image sizes
-    if shared is None or (isinstance(work, EncodeParams) and work.seen):
-        return ""
-    # kernels round differently at another batch size, which would change the drawn tokens
-    if isinstance(work, EncodeParams) and work.writes is not None:
-        return ""
-    # the steps of this sampler follow from the error of all images of a run
-    if isinstance(work, SampleParams) and work.schedule.sampler == ADAPTIVE_SAMPLER:
-        return ""
-    # so do the steps that such caches skip
-    if isinstance(work, SampleParams) and work.options.skips_by_content:
+    if shared is None or why_alone(work):
         return ""
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
-    return f"{stage_of(work).value} {_digest(text)[:16]}"
+    size = work.batch_size if isinstance(work, SampleParams | DecodeParams) else 0
+    return f"{stage_of(work).value} {_digest(text)[:16]}{f' {size}' if size else ''}"
 
 
 def task_id(work: StageParams, needs: Mapping[str, TaskId]) -> TaskId:

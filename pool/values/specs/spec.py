@@ -6,7 +6,7 @@ where anything runs. `ComponentKey` and the other names are strings at run time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from modelpool.pool.values.specs.name_types import ComponentKey as ComponentKey
@@ -138,6 +138,10 @@ class ExecutionMode(WireValue):
     slowdown: float = 1.0
     counted_bytes: int = 0
 
+    def times(self, count: int) -> ExecutionMode:
+        """Return the mode of so many tasks in one run."""
+        return replace(self, activation_bytes=count * self.activation_bytes, counted_bytes=count * self.counted_bytes)
+
     @property
     def estimated_bytes(self) -> int:
         """The estimate without corrections: runs are compared with it, and a refusal is based on it."""
@@ -175,6 +179,14 @@ class TaskSpec(WireValue):
     #: `pool.values.core.stage_params.SampleParams.measured_apart`: activations of such runs are measured apart from
     # others
     options: tuple[str, ...] = ()
+    #: such tasks run in forward passes of exactly so many; missing ones are padded. `activation_bytes` and
+    #: `run_seconds` are of a whole pass, however many tasks share it. 1: of one task, and any number may share a run
+    batch_size: int = 1
+
+    def multiple(self, members: int) -> int:
+        """Return how many times its own memory a run of so many tasks like this one takes: once with a fixed batch
+        size."""
+        return 1 if self.batch_size > 1 else members
 
     @property
     def least_activation_bytes(self) -> int:
@@ -367,6 +379,23 @@ class RunCost(WireValue):
     fetch_seconds: float = 0.0
     steps_before: int = 0
     steps: int = 0
+
+    @property
+    def whole(self) -> RunCost:
+        """The cost of the whole batch, from this share."""
+        return replace(
+            self,
+            load_seconds=self.batched * self.load_seconds,
+            run_seconds=self.batched * self.run_seconds,
+            uploaded_bytes=self.batched * self.uploaded_bytes,
+            streamed_bytes=self.batched * self.streamed_bytes,
+            storage_bytes=self.batched * self.storage_bytes,
+            ahead_bytes=self.batched * self.ahead_bytes,
+            fetched_bytes=self.batched * self.fetched_bytes,
+            peer_bytes=self.batched * self.peer_bytes,
+            fetch_seconds=self.batched * self.fetch_seconds,
+            batched=1,
+        )
 
     @property
     def remaining(self) -> float:

@@ -311,6 +311,8 @@ class Costs:
 
     def batch_seconds(self, task: TaskSpec, cost_class: CostClass, worker: Worker, members: int) -> float:
         """Seconds of one run on `worker` of this many tasks like this one, with all weights resident."""
+        if task.batch_size > 1:
+            return self.resident_seconds(task, cost_class, worker)
         share = self.run_kinds.batch_share(cost_class.kind, gpu_name(worker.spec), members, cost_class.size)
         return members * share * self.resident_seconds(task, cost_class, worker)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import islice
 
 from modelpool.scheduler.decisions.placement.eviction_harm import demanded_seconds
-from modelpool.scheduler.decisions.placement.gathering import gathered
+from modelpool.scheduler.decisions.placement.gathering import gathered, run_limit
 from modelpool.scheduler.decisions.placement.idle_workers import best_idle
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.placement.waiting import Reservations, first_to_start
@@ -49,7 +49,7 @@ def further_along(reservations: Reservations, chosen: PlacementDecision) -> Plac
         if best is None:
             continue
         worker, extra_seconds = best
-        if query.config.batch_limit > 1 and len(line.tasks) < gathered(query, line.head, worker):
+        if run_limit(query, line.head) > 1 and len(line.tasks) < gathered(query, line.head, worker):
             continue
         recurring_seconds = _recurring_seconds(query, line, worker, extra_seconds)
         if recurring_seconds > RECURRING_SHARE * _waiting_seconds(query, line, worker):

@@ -3,7 +3,8 @@
 What gathers tasks in the queue for that is in `scheduler.decisions.placement.gathering`.
 
 Tasks may share a run if they have one cost class (equal weights, patches and sizes), the same `TaskSpec.together` and
-the same expected length. Rules
+the same expected length. Tasks with a fixed batch size (`TaskSpec.batch_size`) run in a pass of that size however few
+they are: all that wait share it, by rules 2 and 3 alone. Rules
 1. No weights are moved for a batch mate: the activations of all fit next to the weights that stay after the first
    task's plan. A worker that divides the first task runs it alone.
 2. No task with precedence waits for it: a mate has the first one's priority and is within the share window; there are
@@ -23,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeAlias
 
-from modelpool.pool.values.specs.spec import OomStep, RunCost, WorkerId
+from modelpool.pool.values.specs.spec import OomStep, RunCost, TaskSpec, WorkerId
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, is_divided
 from modelpool.scheduler.decisions.queue.backlog import BacklogLine
@@ -58,6 +59,10 @@ class Batching:
         self.sizes = batch_sizes(limit)
         self._most: OrderedDict[_Place, int] = OrderedDict()
 
+    def limit_of(self, spec: TaskSpec) -> int:
+        """Return how many tasks like this one a run may have."""
+        return spec.batch_size if spec.batch_size > 1 else self.limit
+
     def batch_mates(self, query: PlacementQuery, decision: PlacementDecision) -> tuple[Task, ...]:
         """Return the tasks that start with `decision.task`, in order; empty if it runs alone."""
         task, worker = decision.task, decision.worker
@@ -69,7 +74,9 @@ class Batching:
             return ()
         window_seconds = query.config.share_window_seconds * query.workers.count
         latest_start = max(task.virtual_start, share_window_end(oldest.order, window_seconds))
-        following = list(_following(line, task, self.limit - 1, latest_start))
+        following = list(_following(line, task, self.limit_of(task.spec) - 1, latest_start))
+        if task.spec.batch_size > 1:
+            return tuple(following)
         room = tasks_that_fit(query.costs, task.cost_class, worker)
         most = min(1 + len(following), room, self._most_on(task, worker))
         members = self._members(query, task, worker, most, len(line.tasks) - line.tasks.place_of(task.order))
@@ -78,8 +85,12 @@ class Batching:
     def runs_alone(self, costs: Costs, task: Task, worker: Worker) -> bool:
         """Return whether `task` would run alone whenever it starts on `worker`: it must, no other task of its cost
         class waits or is to come, or no batch fits or pays there, as measured."""
-        if self.limit == 1 or not may_share(task) or task.cost_class.tasks - task.cost_class.on_workers <= 1:
+        if self.limit_of(task.spec) == 1 or not may_share(task):
             return True
+        if task.cost_class.tasks - task.cost_class.on_workers <= 1:
+            return True
+        if task.spec.batch_size > 1:
+            return False
         most = min(tasks_that_fit(costs, task.cost_class, worker), self._most_on(task, worker))
         return paying_size(costs, task, worker, [size for size in self.sizes if size <= most]) == 1
 

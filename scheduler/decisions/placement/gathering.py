@@ -23,7 +23,7 @@ def feed_first(query: PlacementQuery, chosen: PlacementDecision) -> PlacementDec
     had better start."""
     task, worker = chosen.task, chosen.worker
     rank = task.cost_class.rank
-    if query.config.batch_limit <= 1 or not task.batch or rank in (0, LAST_RANK):
+    if run_limit(query, task) <= 1 or not task.batch or rank in (0, LAST_RANK):
         return None
     line = query.backlog.line(task.cost_class)
     if line is None or not may_share(task) or len(line.tasks) >= gathered(query, task, worker):
@@ -38,8 +38,15 @@ def feed_first(query: PlacementQuery, chosen: PlacementDecision) -> PlacementDec
 
 def gathered(query: PlacementQuery, task: Task, worker: Worker) -> int:
     """Number of tasks of a run with `task` on `worker`, if enough of them wait."""
+    if task.spec.batch_size > 1:
+        return task.spec.batch_size
     most = min(query.config.batch_limit, _room(query, task.cost_class, worker))
     return paying_size(query.costs, task, worker, [size for size in batch_sizes(most) if size <= most])
+
+
+def run_limit(query: PlacementQuery, task: Task) -> int:
+    """Number of tasks like this one that a run may have."""
+    return task.spec.batch_size if task.spec.batch_size > 1 else query.config.batch_limit
 
 
 def _room(query: PlacementQuery, cost_class: CostClass, worker: Worker) -> int:

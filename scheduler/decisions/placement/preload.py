@@ -198,7 +198,7 @@ class PreloadPlanner:
         coming = {key for task in tasks for key in task.cost_class.components}
         kept = tuple([key for key in sooner if key in entries and key not in coming])
         held, task_ids, stays_bytes = (
-            held_during_run(worker, running.cost_class, worker.members, kept),
+            held_during_run(worker, running.cost_class, running.spec.multiple(worker.members), kept),
             list[TaskId](),
             0,
         )
@@ -334,7 +334,7 @@ class PreloadPlanner:
         tasks, left, found = self._demand.tasks, MOST_READERS, list[Task]()
         for task_id in readers:
             reader = tasks[task_id]
-            if reader.worker_id is None:
+            if reader.worker_id is None and reader.spec.batch_size == 1:
                 found.append(reader)
             left -= 1
             if not left:
@@ -353,7 +353,9 @@ class PreloadPlanner:
         if holders is None:
             return False
         run_seconds = costs.resident_seconds(task.spec, cost_class, worker)
-        stay_together = self._config.batch_limit > 1  # a line in two places forms smaller batches
+        stay_together = (
+            self._config.batch_limit > 1 or task.spec.batch_size > 1
+        )  # a line in two places forms smaller batches
         until_seconds = here_seconds + COUNTED * load_seconds + run_seconds
         for place, other in enumerate(holders):
             if place == MOST_HOLDERS:

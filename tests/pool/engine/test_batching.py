@@ -42,6 +42,7 @@ from modelpool.pool.values.core.stage_params import (
     OutputShape,
     Result,
     RunHooks,
+    RunState,
     SampleParams,
     SamplingSchedule,
     StageParams,
@@ -50,6 +51,7 @@ from modelpool.pool.values.core.stage_params import (
     stage_of,
     task_id,
 )
+from modelpool.pool.values.specs.execution_modes import execution_modes
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentUse, OomStep, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.weights.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.weights.plan.eviction_plan import needed_bytes
@@ -71,10 +73,10 @@ FILE = ModelRef("m", "m.safetensors", "00")
 USE = ComponentUse(ComponentKey("m/vae"), 1)
 
 
-def asking(number: int, side: int = 8, asks: Callable[[], bool] = lambda: False) -> BatchMember:
-    work = DecodeParams(FILE, OutputShape(side, side))
+def asking(number: int, side: int = 8, asks: Callable[[], bool] = lambda: False, size: int = 1) -> BatchMember:
+    work = DecodeParams(FILE, OutputShape(side, side), batch_size=size if size > 1 else 0)
     result = Latent(np.full((4, 1, 1), number, np.float32))
-    task = TaskSpec(TaskId(str(number)), Stage.DECODE, (USE,), 10, 1.0)
+    task = TaskSpec(TaskId(str(number)), Stage.DECODE, (USE,), 10, 1.0, batch_size=size)
     return BatchMember(task, work, {"latent": result}, RunHooks(lambda done, steps: None, asks))
 
 
@@ -122,6 +124,20 @@ def test_too_little_memory_halves_and_says_so() -> None:
     assert [cost.oom_steps for cost in costs] == [(OomStep.DIVIDE,) * 2] * 3 + [(OomStep.DIVIDE,)] * 2
 
 
+def test_a_fixed_batch_size_that_does_not_fit_is_not_tried_with_fewer() -> None:
+    """Fewer members have as large a pass."""
+    machine = Machine(room=2)
+    assert named(run_batch([asking(n, size=4) for n in range(4)], machine)) == [RanOutOfMemory] * 4
+    assert machine.runs == [[0, 1, 2, 3]]
+
+
+def test_padding_is_charged_to_nobody() -> None:
+    for count in (1, 3, 4):
+        costs = [outcome[1] for outcome in run_batch([asking(n, size=4) for n in range(count)], Machine())]  # type: ignore[index]
+        assert {(cost.batched, cost.run_seconds) for cost in costs} == {(4, count / 4)}, count
+        assert {cost.whole.run_seconds for cost in costs} == {float(count)}, count
+
+
 def test_what_fails_by_itself_takes_nobody_along() -> None:
     machine = Machine(poison=frozenset({1}))
     assert named(run_batch([asking(n) for n in range(4)], machine)) == [0, CorruptFile, 2, 3]
@@ -157,6 +173,12 @@ class Bench:
         whole, *divided = self.catalog.execution_modes(self.model, work, tokens)
         task = TaskSpec(task_id(work, {}), stage, (use,), whole.activation_bytes, 0.1, divisions=tuple(divided))
         return BatchMember(task, work, inputs_of(work, *inputs), hooks)
+
+    def fixed(self, member: BatchMember, size: int) -> BatchMember:
+        """`member` with a batch size, as `TaskCollector` makes it."""
+        whole = execution_modes(member.task)[0].times(size)
+        task = replace(member.task, activation_bytes=whole.activation_bytes, divisions=(), batch_size=size)
+        return replace(member, task=task, work=replace(member.work, batch_size=size))  # type: ignore[call-arg]
 
     def alone(self, member: BatchMember) -> Result:
         return self.engine.run(member.task, member.work, member.inputs, member.hooks)[0]
@@ -262,6 +284,44 @@ def test_neither_order_nor_company_changes_a_image(bench: Bench) -> None:
     for place, outcome in zip(order, mixed, strict=True):
         assert np.array_equal(array(outcome), array(outcomes[place]))
     assert np.array_equal(array(beside[0]), array(outcomes[0]))
+
+
+def test_with_a_fixed_batch_size_no_grouping_changes_a_byte(bench: Bench) -> None:
+    """Samplings and decodes of four: together, in two, alone, in any order, with others, and alone in an engine that
+    has run nothing before. Alone without a batch size, some have other last bits: else this would prove nothing."""
+    for single in (bench.samples(6), bench.decodes(6)):
+        members = [bench.fixed(member, 4) for member in single]
+        whole = [array(outcome) for outcome in bench.engine.run_batch(members[:4])]
+        for places in ((0, 1), (2,), (3, 0), (3, 2, 1, 0), (5, 2, 4), (1, 4, 5, 3)):
+            outcomes = bench.engine.run_batch([members[place] for place in places])
+            for place, outcome in zip(places, outcomes, strict=True):
+                assert isinstance(outcome, tuple), outcome
+                assert outcome[1].batched == 4
+                assert place > 3 or np.array_equal(array(outcome), whole[place]), (places, place)
+        fresh = open_engine("sim", PLENTY_BYTES)
+        assert np.array_equal(array(fresh.run_batch([members[1]])[0]), whole[1])
+        fresh.close()
+        if isinstance(single[0].work, SampleParams):
+            alone = [array(bench.alone(member)) for member in single[:4]]
+            assert any(not np.array_equal(one, other) for one, other in zip(alone, whole, strict=True))
+
+
+def test_a_run_with_padding_resumes_with_other_padding(bench: Bench) -> None:
+    """A state that a run of three saved continues alone: the same bytes."""
+    members = [bench.fixed(member, 4) for member in bench.samples(3)]
+    whole = bench.engine.run_batch(members)
+    saved: list[RunState] = []
+
+    def keep(states: Callable[[], Sequence[RunState]]) -> None:
+        (state,) = states()
+        if state.step == 3:
+            saved.append(state)
+
+    hooks = replace(QUIET, checkpoint=keep)
+    bench.engine.run_batch([members[0], replace(members[1], hooks=hooks), members[2]])
+    (state,) = saved
+    (resumed,) = bench.engine.run_batch([replace(members[1], resume=state)])
+    assert np.array_equal(array(resumed), array(whole[1]))
 
 
 def test_unlike_members_are_run_apart(bench: Bench) -> None:

@@ -178,13 +178,19 @@ class CoreMachine(RuleBasedStateMachine):
         name = JobId(f"j{len(self.shell.jobs)}")
         self.shell.submit(JobSpec(name, tasks, wanted, given, priority, user, deadline), waited)
 
-    @rule(count=st.integers(2, 4), model=st.sampled_from([PAINT, DRAW]), priority=st.integers(0, 1), user=USERS)
-    def submit_series(self, count: int, model: ComponentKey, priority: int, user: UserId) -> None:
-        """Images that differ in their seeds, and may be made together."""
+    @rule(
+        count=st.integers(2, 4),
+        model=st.sampled_from([PAINT, DRAW]),
+        priority=st.integers(0, 1),
+        user=USERS,
+        size=st.sampled_from([1, 1, 3]),
+    )
+    def submit_series(self, count: int, model: ComponentKey, priority: int, user: UserId, size: int) -> None:
+        """Images that differ in their seeds, and may be made together, or in passes of a fixed size."""
         given = TaskId("given:1")
         for _ in range(count):
             number = len(self.shell.jobs)
-            task = sample(given, model=model, seed=100 + number)
+            task = sample(given, model=model, seed=100 + number, batch_size=size)
             self.shell.submit(JobSpec(JobId(f"j{number}"), (task,), task.task_id, (given,), priority, user))
 
     @precondition(lambda self: self.shell.jobs)
@@ -545,7 +551,7 @@ class SendAheadMachine(CoreMachine):
         if limits["batch_limit"] > 1:
             for model in (PAINT, DRAW):
                 for _ in range(4):
-                    self.submit_series(6, model, 0, UserId(""))
+                    self.submit_series(6, model, 0, UserId(""), 1)
                 self.run_as_expected()
         self.fill()
 
