@@ -252,7 +252,8 @@ class OutputFolder:
         """Draw a contact sheet of this folder, run by run in order of submission, unless it shows these files already;
         return its path.
         """
-        images = sorted(map(self._on_sheet, self._complete()), key=lambda each: (each.run, each.index))
+        on_sheet = (_OnSheet.of(entry, self._as_kept(entry).file_bytes) for entry in self._complete())
+        images = sorted(on_sheet, key=lambda each: (each.run, each.index))
         path = self.path / CONTACT_SHEET_NAME
         mark = _sheet_mark(images)
         with self._failures_named(path):
@@ -354,10 +355,6 @@ class OutputFolder:
         file_bytes = path.stat().st_size if entry.file_bytes is None else entry.file_bytes
         return KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, file_bytes)
 
-    def _on_sheet(self, entry: ManifestEntry) -> _OnSheet:
-        kept = self._as_kept(entry)
-        return _OnSheet(entry.run, entry.index, entry.key, entry.file, kept.file_bytes, entry.file_sha256)
-
     def _all_failures(self) -> list[FailedOutput]:
         """Return every failure in the list. Lines that cannot be used are left out."""
         if not self._failures.path.exists():
@@ -435,6 +432,11 @@ class _OnSheet:
     file: str
     file_bytes: int
     file_sha256: str
+
+    @classmethod
+    def of(cls, entry: ManifestEntry, file_bytes: int) -> _OnSheet:
+        """Return what is needed of an entry."""
+        return cls(entry.run, entry.index, entry.key, entry.file, file_bytes, entry.file_sha256)
 
 
 def _sheet_mark(images: Sequence[_OnSheet]) -> str:

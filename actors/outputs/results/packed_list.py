@@ -18,6 +18,8 @@ from io import BytesIO
 from itertools import islice
 from typing import IO, Any, Generic, TypeVar, overload
 
+from modelpool.pool.values.core.errors import counted
+
 T = TypeVar("T")
 
 #: items that are compressed together: reading one reads all of these
@@ -177,7 +179,7 @@ class FirstItems(Sequence[T], Generic[T]):
         return hash(tuple(self))
 
     def __repr__(self) -> str:
-        return f"<{self._count} items>"
+        return f"<{counted(self._count, 'item')}>"
 
     def __reduce__(self) -> tuple[type[tuple[Any, ...]], tuple[tuple[T, ...]]]:
         return tuple, (tuple(self),)  # a file cannot travel
