@@ -82,9 +82,7 @@ def test_an_ended_job_takes_little_memory_in_the_driver(monkeypatch: pytest.Monk
     line = LoopConnection(2, FakeEngine, scheduler=SHORT)
     with ModelPool(line, line.end, None) as pool:
         jobs = pool.submit_stream(parts(), lambda place, answer: True)
-        ended = 0
-        for result in jobs.results():
-            ended += 1
+        for ended, result in enumerate(jobs.results(), start=1):
             del result
             if ended in (FEW, MANY):
                 used[ended] = used_bytes()
