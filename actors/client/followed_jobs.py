@@ -15,6 +15,7 @@ from modelpool.actors.client.pool_submission import PoolSubmission, SubmitAgain
 from modelpool.actors.client.result_queue import ReadyOutput, ResultQueue, index_of, state_of
 from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.outputs.results.outcomes import JobFailure, PoolLost, TaskSummary
+from modelpool.actors.outputs.results.packed_list import PackedList
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.results.progress import Progress, RunningJob
 from modelpool.actors.request.name_template import NameTemplate
@@ -56,7 +57,7 @@ class FollowedJobs:
         self.wish = wish
         self._on_over = on_over
         self._on_preview = on_preview
-        self._requests: list[GenerateRequest] = []
+        self._requests: PackedList[GenerateRequest] = PackedList()
         self._running: tuple[TaskProgress, ...] = ()
         self.monitor = monitor = Monitor()
         self.ends = JobEnds(monitor)

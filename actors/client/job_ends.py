@@ -6,8 +6,10 @@ import time
 from collections.abc import Sequence
 
 from modelpool.actors.client.monitor import Monitor
+from modelpool.actors.outputs.results.end_states import EndStates
 from modelpool.actors.outputs.results.job_ledger import EndState, JobLedger
 from modelpool.actors.outputs.results.outcomes import JobFailure, Summary, TaskSummary
+from modelpool.actors.outputs.results.packed_list import PackedList
 from modelpool.pool.values.core.errors import counted
 
 
@@ -16,14 +18,14 @@ class JobEnds:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        self.ledger: JobLedger[EndState] = JobLedger(str)
+        self.ledger: JobLedger[EndState] = JobLedger(str, EndStates())
         #: why the pool ends no more jobs
         self.lost: Exception | None = None
         #: why the requests could not be taken to their end
         self.stream_problem: Exception | None = None
         self._started_at = self._ended_at = time.monotonic()
-        self._without_output: list[JobFailure] = []
-        self._tasks: list[TaskSummary] = []
+        self._without_output: PackedList[JobFailure] = PackedList()
+        self._tasks: PackedList[TaskSummary] = PackedList()
 
     @property
     def is_over(self) -> bool:
@@ -94,5 +96,5 @@ class JobEnds:
                 failed=self.ledger.count("failed"),
                 cancelled=self.ledger.count("cancelled"),
                 seconds=until - self._started_at,
-                tasks=tuple(self._tasks),
+                tasks=self._tasks.so_far(),
             )

@@ -50,15 +50,15 @@ class LabelledImage:
     recipe: Recipe
 
 
-def make_contact_sheet(images: Sequence[LabelledImage], mark: str = "") -> bytes:
+def make_contact_sheet(images: Sequence[LabelledImage], mark: str = "", count: int | None = None) -> bytes:
     """Return the sheet as the bytes of a PNG. The cell of a file that cannot be read says so. `mark_of` reads `mark`
-    again: it identifies the content of the sheet.
+    again: it identifies the content of the sheet. `count` of all images, if these are only the first.
     """
-    shown = images[:MOST_IMAGES]
+    shown, count = images[:MOST_IMAGES], len(images) if count is None else count
     columns = columns_for(len(shown))
     rows = math.ceil(len(shown) / columns)
     pitch_x, pitch_y = _CELL_PIXELS + _GAP_PIXELS, _CELL_PIXELS + _LABEL_PIXELS + _GAP_PIXELS
-    note_pixels = _LINE_PIXELS + 10 if len(shown) < len(images) or not shown else 0
+    note_pixels = _LINE_PIXELS + 10 if len(shown) < count or not shown else 0
     width = 2 * _MARGIN_PIXELS + columns * pitch_x - _GAP_PIXELS
     height = 2 * _MARGIN_PIXELS + max(0, rows * pitch_y - _GAP_PIXELS) + note_pixels
     sheet = Image.new("RGB", (width, height), _BACKGROUND)
@@ -70,7 +70,7 @@ def make_contact_sheet(images: Sequence[LabelledImage], mark: str = "") -> bytes
         _draw_image(sheet, pen, image.path, x, y, font)
         _draw_label(pen, image.recipe, x, y + _CELL_PIXELS + 8, font)
     if note_pixels:
-        note = f"the first {len(shown)} of {counted(len(images), 'image')}" if shown else "no images"
+        note = f"the first {len(shown)} of {counted(count, 'image')}" if shown else "no images"
         pen.text((_MARGIN_PIXELS, height - _MARGIN_PIXELS - _LINE_PIXELS), note, _FAINT_INK, font)
     texts = PngImagePlugin.PngInfo()
     if mark:

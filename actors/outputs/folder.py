@@ -16,7 +16,8 @@ import fcntl
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
 from modelpool.actors.outputs.atomic_write import remove_leftovers, temporary_files
 from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically
-from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet, mark_of
+from modelpool.actors.outputs.contact_sheet import MOST_IMAGES, LabelledImage, make_contact_sheet, mark_of
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
 from modelpool.actors.outputs.failures import FAILURES_NAME, FailedOutput, parse_failure, unresolved
 from modelpool.actors.outputs.file_content import (
@@ -38,7 +39,10 @@ from modelpool.actors.outputs.file_content import (
 )
 from modelpool.actors.outputs.file_content import pixels_sha256 as pixels_sha256
 from modelpool.actors.outputs.image_file import encode_thumbnail
-from modelpool.actors.outputs.manifest import Line, Manifest
+from modelpool.actors.outputs.kept_outputs import KeptOutputs
+from modelpool.actors.outputs.key_index import KeyIndex
+from modelpool.actors.outputs.listed_entries import ListedEntries
+from modelpool.actors.outputs.manifest import Line, Manifest, ReplacedMeanwhile
 from modelpool.actors.outputs.output_file import FinishedOutput as FinishedOutput
 from modelpool.actors.outputs.output_file import OutputFacts, array_of_output, encoded
 from modelpool.actors.outputs.place import (
@@ -71,6 +75,8 @@ CONTACT_SHEET_NAME = "contact_sheet.png"
 #: counts the changes of how a contact sheet is drawn
 SHEET_VERSION = 1
 LOCK_NAME = ".lock"
+#: replacements of the manifest during one look at it
+MOST_REPLACED = 8
 
 
 class OutputFolder:
@@ -85,9 +91,7 @@ class OutputFolder:
         self._thumbnail_pixels = thumbnail_pixels
         self._manifest = Manifest(self.path / MANIFEST_NAME)
         self._failures = Manifest(self.path / FAILURES_NAME)
-        #: by key, and the key of each listed file
-        self._entries: dict[str, ManifestEntry] = {}
-        self._keys: dict[str, str] = {}
+        self._entries = ListedEntries(self._read_at)
         #: lines of the manifest that cannot be used: their number, and the first of them
         self.damaged_line_count = 0
         self.damaged_lines: list[str] = []
@@ -115,8 +119,7 @@ class OutputFolder:
         if self._thumbnail_pixels and isinstance(image.output, ImagePixels):
             preview = encode_thumbnail(image.output.pixels_HWC, self._thumbnail_pixels)
         with self._failures_named(path), self._locked():
-            self._read_new_entries()
-            listed = self._entries.get(image.key)
+            listed = self._listed(image.key)
             path = self._free_path(image) if listed is None else path
             if listed is not None:  # under another name, perhaps, of an earlier version
                 path = self.path / listed.file
@@ -136,7 +139,8 @@ class OutputFolder:
     def order(self, facts: OutputFacts) -> WriteOrder:
         """See `OutputPlace`: who writes reads the manifest."""
         with self._failures_named(self.path), self._lock:
-            self._read_new_entries()
+            if self._run == 0:
+                self._read_new_entries()
             return WriteOrder(facts, self._own_run(), thumbnail_pixels=self._thumbnail_pixels)
 
     def write_ordered(self, order: WriteOrder, image: FinishedOutput) -> WriteReport:
@@ -144,8 +148,9 @@ class OutputFolder:
         with self._lock:
             self._run = order.run
         written = self.write(image)
-        with self._lock:
-            return WriteReport(written, self._entries[image.key].fields)
+        listed = self._listed(image.key)
+        assert listed is not None, "an output that is written is listed"
+        return WriteReport(written, listed.fields)
 
     def note(self, report: WriteReport) -> WrittenOutput:
         """See `OutputPlace`: the manifest is read when it is needed."""
@@ -176,21 +181,17 @@ class OutputFolder:
 
     def has_outputs(self) -> bool:
         """See `OutputPlace`."""
-        return bool(self.kept())
+        return next(self._complete(), None) is not None
 
     def finished(self) -> dict[str, Path]:
         """Return the listed and complete files by their keys, in order of creation."""
-        return {key: self.path / kept.entry["file"] for key, kept in self.kept().items()}
+        return {entry.key: self.path / entry.file for entry in self._complete()}
 
-    def kept(self) -> dict[str, KeptImage]:
-        """Return `finished` with the manifest entries. A file counts if it has the listed size."""
-        kept: dict[str, KeptImage] = {}
-        for entry in self.entries():
-            path = self.path / entry.file
-            if not size_problem(path, entry):
-                file_bytes = path.stat().st_size if entry.file_bytes is None else entry.file_bytes
-                kept[entry.key] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, file_bytes)
-        return kept
+    def kept(self) -> Mapping[str, KeptImage]:
+        """Return `finished` with the manifest entries, which are read again when they are asked for. A file counts if
+        it has the listed size.
+        """
+        return KeptOutputs((entry.key for entry in self._complete()), self._listed_now, self._each_entry, self._as_kept)
 
     def note_failures(self, failures: Sequence[FailedOutput]) -> None:
         """See `OutputPlace`."""
@@ -207,14 +208,11 @@ class OutputFolder:
 
     def entries(self) -> tuple[ManifestEntry, ...]:
         """Return the latest entry of each output that was ever finished, in order of creation."""
-        with self._failures_named(self.path):
-            self._read_new_entries()
-        with self._lock:
-            return tuple(self._entries.values())
+        return tuple(self._each_entry())
 
     def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
         """Yield the listed outputs with a missing or damaged file. Reads every file; only its size if `quick`."""
-        for entry in self.entries():
+        for entry in self._each_entry():
             reason = self.problem(entry, quick)
             if reason:
                 yield DamagedOutput(self.path / entry.file, entry, reason)
@@ -254,15 +252,16 @@ class OutputFolder:
         """Draw a contact sheet of this folder, run by run in order of submission, unless it shows these files already;
         return its path.
         """
-        images = sorted(self.kept().values(), key=lambda kept: (kept.entry["run"], kept.entry["index"]))
+        on_sheet = (_OnSheet.of(entry, self._as_kept(entry).file_bytes) for entry in self._complete())
+        images = sorted(on_sheet, key=lambda each: (each.run, each.index))
         path = self.path / CONTACT_SHEET_NAME
         mark = _sheet_mark(images)
         with self._failures_named(path):
             if mark_of(path) == mark:
                 return path
-            content = make_contact_sheet(
-                [LabelledImage(self.path / kept.entry["file"], kept.recipe) for kept in images], mark
-            )
+            shown = [entry for each in images[:MOST_IMAGES] if (entry := self._listed(each.key)) is not None]
+            labelled = [LabelledImage(self.path / entry.file, entry.recipe) for entry in shown]
+            content = make_contact_sheet(labelled, mark, len(images))
             with self._locked():
                 write_atomically(path, content)
         return path
@@ -284,24 +283,77 @@ class OutputFolder:
         run = self._own_run()
         self._manifest.repair()
         self._manifest.append(entry_fields(recipe, path.name, run, facts, about))
-        self._read_new_entries()
-        return self._entries[key]
+        listed = self._listed(key)
+        assert listed is not None, "it is listed now"
+        return listed
 
     def _own_run(self) -> int:
         """Return the number of this run."""
         with self._lock:
             if self._run == 0:
-                self._run = 1 + max((entry.run for entry in self._entries.values()), default=0)
+                self._run = 1 + self._entries.latest_run
             return self._run
 
     def _read_new_entries(self) -> None:
         with self._lock:
             if self._manifest.is_replaced():
-                self._entries, self._keys, self.damaged_lines, self.damaged_line_count = {}, {}, [], 0
+                self._forget_entries()
             for line in self._manifest.read_new():
                 entry = self._parsed(line)
                 if entry is not None:
-                    self._note_entry(entry)
+                    self._entries.note(entry, line.at_byte)
+
+    def _forget_entries(self) -> None:
+        self._entries, self.damaged_lines, self.damaged_line_count = ListedEntries(self._read_at), [], 0
+
+    def _read_at(self, begins: Iterable[int]) -> Iterator[ManifestEntry]:
+        """Yield the entries that begin there. Raises ReplacedMeanwhile if the lines are elsewhere by now."""
+        for line in self._manifest.read_at(begins):
+            try:
+                yield parse_entry(line.fields)
+            except UserError as problem:
+                raise ReplacedMeanwhile(f"{self.manifest_path}: {problem}") from problem
+
+    def _listed(self, key: str) -> ManifestEntry | None:
+        """Return the entry of an output; None if it is not listed."""
+        with self._lock:
+            for _ in range(MOST_REPLACED):
+                self._read_new_entries()
+                try:
+                    return self._entries.get(key)
+                except ReplacedMeanwhile:  # begin at the first line of the other file
+                    self._manifest.begin_again()
+                    self._forget_entries()
+        raise OutputFailed(f"{self.manifest_path}: it is replaced again and again")
+
+    def _listed_now(self, key: str) -> ManifestEntry | None:
+        with self._failures_named(self.path):
+            return self._listed(key)
+
+    def _each_entry(self) -> Iterator[ManifestEntry]:
+        """Yield the latest entry of each output that was ever finished, in order of creation."""
+        with self._failures_named(self.path):
+            self._read_new_entries()
+            with self._lock:
+                entries, found = iter(self._entries), KeyIndex()
+            try:
+                for entry in entries:
+                    found.add(entry.key)
+                    yield entry
+            except ReplacedMeanwhile:  # the others are in another file now
+                self._read_new_entries()
+                with self._lock:
+                    rest = [entry for entry in self._entries if entry.key not in found]
+                yield from rest
+
+    def _complete(self) -> Iterator[ManifestEntry]:
+        """Yield the entries with a complete file."""
+        return (entry for entry in self._each_entry() if not size_problem(self.path / entry.file, entry))
+
+    def _as_kept(self, entry: ManifestEntry) -> KeptImage:
+        path = self.path / entry.file
+        file_bytes = path.stat().st_size if entry.file_bytes is None else entry.file_bytes
+        return KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, file_bytes)
 
     def _all_failures(self) -> list[FailedOutput]:
         """Return every failure in the list. Lines that cannot be used are left out."""
@@ -320,22 +372,19 @@ class OutputFolder:
         if len(left) < len(found):
             write_atomically(self._failures.path, b"".join(failure.as_line() for failure in left))
 
-    def _note_entry(self, entry: ManifestEntry) -> None:
-        self._entries[entry.key] = entry
-        self._keys[entry.file] = entry.key
-
     def _free_path(self, image: FinishedOutput) -> Path:
         """Return the first of the possible paths of a new output that is not another file's. Requires the lock."""
         names = possible_names(image.recipe, image.labels)
         if not image.labels.name:
             return self.path / names[0]
-        free = (name for name in names if self._keys.get(name, image.key) == image.key and self._is_own(name, image))
+        entries = self._entries
+        free = (name for name in names if not entries.is_of_another(name, image.key) and self._is_own(name, image))
         return self.path / next(free, names[-1])
 
     def _is_own(self, name: str, image: FinishedOutput) -> bool:
         """Whether there is no file of this name, or only what a killed run left of this output."""
         path = self.path / name
-        if name in self._keys or not path.exists():
+        if self._entries.is_file(name) or not path.exists():
             return True
         found = unlisted_output(path)
         return found is not None and output_key(found.digest, labels_in(path).id) == image.key
@@ -373,9 +422,26 @@ class OutputFolder:
             raise output_failure(error, path, self.path) from error
 
 
-def _sheet_mark(images: Sequence[KeptImage]) -> str:
+@dataclass(frozen=True, slots=True)
+class _OnSheet:
+    """An output on a contact sheet: its place in the order, and what its mark knows of it."""
+
+    run: int
+    index: int
+    key: str
+    file: str
+    file_bytes: int
+    file_sha256: str
+
+    @classmethod
+    def of(cls, entry: ManifestEntry, file_bytes: int) -> _OnSheet:
+        """Return what is needed of an entry."""
+        return cls(entry.run, entry.index, entry.key, entry.file, file_bytes, entry.file_sha256)
+
+
+def _sheet_mark(images: Sequence[_OnSheet]) -> str:
     """Return a digest of the files on a contact sheet and of their order."""
-    shown = [[kept.entry["file"], kept.file_bytes, kept.entry.get("file_sha256", "")] for kept in images]
+    shown = [[each.file, each.file_bytes, each.file_sha256] for each in images]
     return hashlib.sha256(json.dumps([SHEET_VERSION, *shown]).encode()).hexdigest()
 
 

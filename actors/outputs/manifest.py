@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +32,10 @@ class Line:
     at_byte: int
     fields: dict[str, Any] | None
     problem: str = ""
+
+
+class ReplacedMeanwhile(OSError):
+    """The file is not the one that was read before: lines begin elsewhere in it."""
 
 
 class Manifest:
@@ -56,7 +60,7 @@ class Manifest:
         else:
             replaced = (found.st_dev, found.st_ino) != self._read_file or found.st_size < self._read_bytes
         if replaced:
-            self._read_bytes, self._read_file = 0, None
+            self.begin_again()
         return replaced
 
     def read_new(self) -> Iterator[Line]:
@@ -76,6 +80,24 @@ class Manifest:
                     break
                 at_byte, self._read_bytes = self._read_bytes, self._read_bytes + line_bytes
                 yield _parsed(line, line_bytes, at_byte)
+
+    def read_at(self, begins: Iterable[int]) -> Iterator[Line]:
+        """Yield the lines that begin there, which `read_new` has returned before. Raises ReplacedMeanwhile."""
+        try:
+            with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if (found.st_dev, found.st_ino) != self._read_file or found.st_size < self._read_bytes:
+                    raise ReplacedMeanwhile(f"{self.path}: another file than before")
+                for begin in begins:
+                    file.seek(begin)
+                    line = file.readline(MAX_BYTES + 1)
+                    yield _parsed(line, len(line), begin)
+        except FileNotFoundError as error:
+            raise ReplacedMeanwhile(f"{self.path}: removed") from error
+
+    def begin_again(self) -> None:
+        """Have the next `read_new` start at the beginning."""
+        self._read_bytes, self._read_file = 0, None
 
     def repair(self) -> bool:
         """Remove a torn last line; return whether there was one. Requires the lock."""

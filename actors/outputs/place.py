@@ -157,7 +157,7 @@ class OutputPlace(Protocol):
     def finish(self) -> None:
         """Complete outputs that are written in parts. Called when the writer ends; writing afterwards is allowed."""
 
-    def kept(self) -> dict[str, KeptImage]:
+    def kept(self) -> Mapping[str, KeptImage]:
         """Return the listed and complete files by their keys (`output_key`). A file counts if it has the listed
         size.
         """

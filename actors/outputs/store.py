@@ -176,7 +176,7 @@ class OutputStore:
 
     def kept(self) -> dict[str, KeptImage]:
         """See `OutputPlace`. Lists stored outputs that a killed run has not listed."""
-        self.entries()
+        self.manifest.read()
         sizes = self._objects.sizes()
         self._list_found(sizes, MOST_FOUND)
         kept: dict[str, KeptImage] = {}
@@ -193,7 +193,8 @@ class OutputStore:
 
     def entries(self) -> Sequence[ManifestEntry]:
         """See `OutputPlace`. By run and index."""
-        return self.manifest.read()
+        self.manifest.read()
+        return self.manifest.known()
 
     def note_failures(self, failures: Sequence[FailedOutput]) -> None:
         """See `OutputPlace`. The last failure of an output replaces the one before."""
@@ -202,7 +203,7 @@ class OutputStore:
 
     def failures(self) -> tuple[FailedOutput, ...]:
         """See `OutputPlace`. By time."""
-        self.entries()
+        self.manifest.read()
         found = []
         for _, content in self._objects.read(self._objects.sizes(FAILURES_FOLDER)):
             with contextlib.suppress(UserError):  # what is none of ours
@@ -260,7 +261,7 @@ class OutputStore:
         listed = self.manifest.listed(key)
         if listed is None or not self.problem(listed):
             return listed, listed is not None
-        self.entries()
+        self.manifest.read()
         latest = self.manifest.listed(key)
         return latest, latest is not None and latest != listed and not self.problem(latest)
 

@@ -12,12 +12,15 @@ import hashlib
 import itertools
 import json
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
+from modelpool.actors.outputs.key_index import KeyIndex
+from modelpool.actors.outputs.listed_entries import ListedEntries
 from modelpool.actors.outputs.objects import ObjectPrefix
+from modelpool.actors.outputs.packed_lines import PackedLines
 from modelpool.actors.outputs.place import MOST_DAMAGED_LINES, StoredFacts, WriteOrder, WriteReport, entry_fields
 from modelpool.actors.request.json_text import parse_json
 from modelpool.actors.request.labels import output_key
@@ -46,11 +49,10 @@ class StoreManifest:
         self._is_read = False
         #: guards everything below
         self._lock = threading.Lock()
-        self._entries: dict[str, ManifestEntry] = {}
-        #: the key of each listed file
-        self._owners: dict[str, str] = {}
+        self._lines = PackedLines()
+        self._entries = ListedEntries(self._unpacked)
         #: objects of the manifest that were read
-        self._read: set[str] = set()
+        self._read = KeyIndex()
         #: those of them that have damaged lines
         self._damaged: set[str] = set()
         #: lines of the records that this process has created and not merged, by the object's name
@@ -64,19 +66,19 @@ class StoreManifest:
         """Return the manifest as the owner of the store knows it, to write one output: nothing is read."""
         manifest = cls(objects)
         manifest._is_read, manifest._run = True, order.run
-        manifest._owners = dict.fromkeys(order.taken, "")
+        manifest._entries.take(order.taken)
         if order.listed is not None:
             manifest._take_in("", _line(order.listed))
         return manifest
 
     def has_entries(self) -> bool:
         """Return whether there are entries as far as it was read, or objects of the manifest."""
-        return bool(self._entries) or bool(self._objects.sizes(MANIFEST_FOLDER))
+        return bool(len(self._entries)) or bool(self._objects.sizes(MANIFEST_FOLDER))
 
     def record_of(self, key: str) -> tuple[Mapping[str, Any], tuple[str, bytes] | None]:
         """Return the entry of the one output of `ordered`, and its record, if there is one."""
         with self._lock:
-            return self._entries[key].fields, next(iter(self._records.items()), None)
+            return self._listed(key).fields, next(iter(self._records.items()), None)
 
     def read_first(self) -> None:
         """Read the manifest before the first output is written."""
@@ -84,8 +86,8 @@ class StoreManifest:
             if not self._is_read:
                 self.read()
 
-    def read(self) -> Sequence[ManifestEntry]:
-        """Read what is new; return all entries, by run and index."""
+    def read(self) -> None:
+        """Read what is new."""
         missing: set[str] = set()
         for _ in range(MOST_LISTINGS):
             # a writer has merged records since they were listed: their part is in the next listing
@@ -93,12 +95,11 @@ class StoreManifest:
             if missing <= before:
                 break
         self._is_read = True
-        return self.known()
 
     def known(self) -> list[ManifestEntry]:
         """Return the entries as far as the manifest was read, by run and index."""
         with self._lock:
-            return sorted(self._entries.values(), key=lambda entry: (entry.run, entry.index))
+            return sorted(self._entries, key=lambda entry: (entry.run, entry.index))
 
     def listed(self, key: str) -> ManifestEntry | None:
         """Return the entry of an output as far as the manifest was read; None if there is none."""
@@ -108,12 +109,12 @@ class StoreManifest:
     def listed_in(self, files: Collection[str]) -> list[ManifestEntry]:
         """Return the entries with these files as far as the manifest was read."""
         with self._lock:
-            return [entry for entry in self._entries.values() if entry.file in files]
+            return self._entries.with_files(files)
 
     def taken(self, names: Iterable[str], key: str) -> tuple[str, ...]:
         """Return which of the names other outputs are listed with."""
         with self._lock:
-            return tuple(name for name in names if self._owners.get(name, key) != key)
+            return tuple(name for name in names if self._entries.is_of_another(name, key))
 
     @property
     def run(self) -> int:
@@ -142,10 +143,10 @@ class StoreManifest:
         """List an output whose record exists and no longer holds, in a part of its own."""
         fields = entry_fields(recipe, file, self.run, facts, about)
         with self._lock:
-            fields["run"] = self._run = max(self._run, 1 + self._latest_run())
+            fields["run"] = self._run = max(self._run, 1 + self._entries.latest_run)
         self._create_part(_line(fields))
         with self._lock:
-            return self._entries[_key(recipe, about)]
+            return self._listed(_key(recipe, about))
 
     def note(self, report: WriteReport) -> None:
         """Note what another process has written. Its record becomes one of this process, which merges it."""
@@ -183,11 +184,17 @@ class StoreManifest:
     def _own_run(self) -> int:
         """Return the number of this run. Requires the lock."""
         if self._run == 0:
-            self._run = 1 + self._latest_run()
+            self._run = 1 + self._entries.latest_run
         return self._run
 
-    def _latest_run(self) -> int:
-        return max((entry.run for entry in self._entries.values()), default=0)
+    def _listed(self, key: str) -> ManifestEntry:
+        """Return the entry of an output that is listed. Requires the lock."""
+        found = self._entries.get(key)
+        assert found is not None, f"{key} is listed"
+        return found
+
+    def _unpacked(self, numbers: Iterable[int]) -> Iterator[ManifestEntry]:
+        return (parse_entry(parse_json(line)) for line in self._lines.read(numbers))
 
     def _merge_full(self) -> None:
         """Store the records of this process as a part, and remove them, if there are enough. A process that is killed
@@ -221,10 +228,12 @@ class StoreManifest:
                 if len(self.damaged_lines) < MOST_DAMAGED_LINES:
                     self.damaged_lines.append(f"{name}, line {number}: {problem}")
                 continue
-            self._owners[entry.file] = entry.key
             known = self._entries.get(entry.key)
             if known is None or entry.run >= known.run:
-                self._entries[entry.key] = entry
+                if known is None or known.fields != entry.fields:  # a record is also in its part
+                    self._entries.note(entry, self._lines.add(line))
+            else:
+                self._entries.note_file(entry)
 
     def _take_apart(self, name: str) -> None:
         """Move the damaged lines of an object of the manifest below `DAMAGED_FOLDER`; the others become a part."""

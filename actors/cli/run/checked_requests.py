@@ -81,6 +81,7 @@ class CheckedRequests:
         self._failed_before = failed_before
         self._lock = threading.Lock()
         self._undecided: dict[int, WantedOutput] = {}
+        #: those that have not ended
         self._accepted: dict[int, WantedOutput] = {}
         self._nouns: set[str] = set()
         self._decided = 0
@@ -89,6 +90,8 @@ class CheckedRequests:
         self._origin_refused = False
         self._line_count = 0
         self._refused_line_count = 0
+        #: requests that were accepted so far
+        self.accepted_count = 0
         self.kept_count = 0
         self.refused_count = 0
         #: accepted requests that failed in an earlier run
@@ -120,6 +123,7 @@ class CheckedRequests:
                 key = output_key(answer.digest, one.request.id or "")
                 if key not in self._finished:
                     self._accepted[place] = one
+                    self.accepted_count += 1
                     self.tried_again_count += key in self._failed_before
                     return True
                 self.kept_count += 1
@@ -129,10 +133,15 @@ class CheckedRequests:
             self._on_kept(one, self._finished[output_key(answer.digest, one.request.id or "")])
         return False
 
-    def accepted(self, place: int) -> WantedOutput:
-        """Return the accepted request at `place`."""
+    def take(self, place: int) -> WantedOutput:
+        """Return the accepted request at `place`, which has ended, and forget it."""
         with self._lock:
-            return self._accepted[place]
+            return self._accepted.pop(place)
+
+    def drop(self, place: int) -> None:
+        """Forget the request at `place`, which was cancelled, if it was accepted."""
+        with self._lock:
+            self._accepted.pop(place, None)
 
     def _count_line(self, origin: str, is_refused: bool) -> None:
         """Count the line of a decision: a line with several requests is one, and invalid if one of them is."""
@@ -158,11 +167,6 @@ class CheckedRequests:
     def source(self) -> str:
         """The file of the requests; "" without one."""
         return self._wanted.source
-
-    @property
-    def accepted_count(self) -> int:
-        """Number of requests that were accepted so far."""
-        return len(self._accepted)
 
     @property
     def failed_count(self) -> int:

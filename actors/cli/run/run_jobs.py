@@ -276,7 +276,7 @@ def kept_json(one: WantedOutput, kept: KeptImage) -> dict[str, Any]:
 
 def _make(
     run: CommandRun, pool: Pool, checked: CheckedRequests, stop: StopRequest, report: _Report
-) -> tuple[list[JobFailure], Summary | None, dict[int, str]]:
+) -> tuple[Sequence[JobFailure], Summary | None, dict[int, str]]:
     """Generate missing outputs; return the failures, the summary if anything ran, and where each job ran, by place."""
     jobs = pool.submit_stream(
         checked.chunks(),
@@ -322,19 +322,21 @@ def _follow(
     stop: StopRequest,
     report: _Report,
     waiting: Callable[[], str],
-) -> tuple[list[JobFailure], dict[int, str]]:
+) -> tuple[Sequence[JobFailure], dict[int, str]]:
     """Print results until all jobs have ended. Return the failures without cancelled ones, and where each of the
     others ran, by place.
     """
     from modelpool.actors.outputs.results.outcomes import JobFailure, OutputResult, where_and_why
+    from modelpool.actors.outputs.results.packed_list import PackedList
 
-    failures: list[JobFailure] = []
+    failures: PackedList[JobFailure] = PackedList()
     whys: dict[int, str] = {}
     with view, _watched(jobs, checked, view, stop, waiting):
         for result in jobs.results():
             if isinstance(result, JobFailure) and result.cancelled:  # some were not even accepted
+                checked.drop(result.index)
                 continue
-            one = checked.accepted(result.index)
+            one = checked.take(result.index)
             if isinstance(result, OutputResult):
                 view.image(_image_line(result))
                 if len(whys) < MOST_WHYS:
@@ -506,9 +508,9 @@ def _headline(summary: Summary, noun: str) -> str:
 
 def _print_internal_error(console: Console, failures: Sequence[JobFailure]) -> None:
     """Print the first internal error with its traceback; other failures are already explained."""
-    ours = [failure for failure in failures if failure.kind is RunErrorKind.INTERNAL and failure.traceback_text]
-    if ours:
-        say(console, f"First internal error (please report it):\n{ours[0].traceback_text}", "dim")
+    is_ours = (each for each in failures if each.kind is RunErrorKind.INTERNAL and each.traceback_text)
+    if (first := next(is_ours, None)) is not None:
+        say(console, f"First internal error (please report it):\n{first.traceback_text}", "dim")
 
 
 def _image_line(image: OutputResult) -> str:

@@ -157,7 +157,7 @@ class _Feed:
 
     record: SubmissionRecord
     place: OutputPlace
-    kept: dict[str, KeptImage]
+    kept: Mapping[str, KeptImage]
     window: int
     committer: OutputCommitter
     jobs: JobFollower[RequestOutcome]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeAlias, TypeVar
 
@@ -35,13 +35,14 @@ class JobLedger(Generic[E]):
 
     __slots__ = ("_counts", "_ends", "_left_out", "_requests", "_sealed", "_state_of")
 
-    def __init__(self, state_of: Callable[[E], str]) -> None:
-        """`state_of` returns the state of an end, an `EndState`."""
+    def __init__(self, state_of: Callable[[E], str], ends: MutableMapping[int, E] | None = None) -> None:
+        """`state_of` returns the state of an end, an `EndState`. `ends` is where they are kept, empty; a dict without
+        it."""
         self._state_of = state_of
         self._requests = 0
         self._left_out = 0
         self._sealed = False
-        self._ends: dict[int, E] = {}
+        self._ends: MutableMapping[int, E] = {} if ends is None else ends
         self._counts: Counter[str] = Counter()
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -288,13 +288,25 @@ class WorkerSummary:
     streamed_bytes: int
     patch_switches: int
 
+    def with_task(self, task: TaskSummary) -> WorkerSummary:
+        """Return the totals with another task of the worker."""
+        return WorkerSummary(
+            worker=self.worker,
+            tasks=self.tasks + 1,
+            tasks_resident=self.tasks_resident + task.resident,
+            seconds=self.seconds + task.seconds,
+            uploaded_bytes=self.uploaded_bytes + task.uploaded_bytes,
+            streamed_bytes=self.streamed_bytes + task.streamed_bytes,
+            patch_switches=self.patch_switches + task.patch_switches,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Totals of a submission.
 
     seconds  wall-clock time from the submission to the last end (or to now)
-    tasks    each task that was run for it, once
+    tasks    each task that was run for it, once; of a submission, read from compressed memory or a file
     """
 
     jobs: int
@@ -302,29 +314,20 @@ class Summary:
     failed: int
     cancelled: int
     seconds: float
-    tasks: tuple[TaskSummary, ...]
+    tasks: Sequence[TaskSummary]
 
     def per_worker(self) -> tuple[WorkerSummary, ...]:
         """Return the totals of each worker that ran anything, by name."""
-        names = sorted({task.worker for task in self.tasks})
-        return tuple(_totals(name, [t for t in self.tasks if t.worker == name]) for name in names)
+        totals: dict[WorkerId, WorkerSummary] = {}
+        for task in self.tasks:
+            totals[task.worker] = totals.get(task.worker, WorkerSummary(task.worker, 0, 0, 0.0, 0, 0, 0)).with_task(
+                task
+            )
+        return tuple(totals[name] for name in sorted(totals))
 
     def lost_runs(self) -> tuple[tuple[str, int], ...]:
         """Return why runs of its tasks were lost with their worker and repeated, and how many for each reason."""
         return tuple(Counter(reason for task in self.tasks for reason in task.lost).items())
-
-
-def _totals(worker: WorkerId, tasks: Iterable[TaskSummary]) -> WorkerSummary:
-    tasks = tuple(tasks)
-    return WorkerSummary(
-        worker=worker,
-        tasks=len(tasks),
-        tasks_resident=sum(t.resident for t in tasks),
-        seconds=sum(t.seconds for t in tasks),
-        uploaded_bytes=sum(t.uploaded_bytes for t in tasks),
-        streamed_bytes=sum(t.streamed_bytes for t in tasks),
-        patch_switches=sum(t.patch_switches for t in tasks),
-    )
 
 
 def sampled_by(tasks: Sequence[TaskSummary]) -> WorkerId:
