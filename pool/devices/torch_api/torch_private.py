@@ -59,6 +59,17 @@ def set_allocator_settings(settings: str) -> None:
         change(settings)
 
 
+def free_workspaces() -> None:
+    """Free the workspaces of cuBLAS on all streams of the process: 32 MiB for each on a Hopper, which torch counts as
+    memory in tensors. No work that uses them may be pending, and no captured graph is replayed afterwards.
+
+    Does nothing in a torch without the private name for it.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+
+
 def leave_pool(device: torch.device, pool: Any) -> None:
     """Let the caching allocator of a CUDA device no longer allocate from the private `pool` of a capture, and drop the
     pool if it still allocated from it.
