@@ -10,8 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.memory_limits import HostMemory, host_memory
+from modelpool.pool.devices.torch_api.torch_private import free_workspaces
 from modelpool.pool.devices.transfers import TransferCounters, TransferLedger
 
 #: largest cap: torch reports 1 for a process that is not limited
@@ -32,6 +35,7 @@ class MemoryCalls:
     capped      the fraction that this process is limited to, 1 if it is not limited; None if unknown
     release     return the allocator's cache to the driver
     refusals    how often the allocator had no memory
+    forget      free the workspaces of libraries, which count as tensors; they are made again when needed
     """
 
     driver: Callable[[], tuple[int, int]] | None
@@ -43,6 +47,7 @@ class MemoryCalls:
     capped: Callable[[], float | None]
     release: Callable[[], None]
     refusals: Callable[[], int] = lambda: 0
+    forget: Callable[[], None] = lambda: None
 
 
 def memory_calls(
@@ -110,13 +115,18 @@ class AcceleratorMemory:
         return self._calls.refusals()
 
     def close(self) -> None:
-        """As `DeviceMemory`: takes the memory of this engine off the cap of the process; the last one lifts it."""
+        """As `DeviceMemory`: takes the memory of this engine off the cap of the process. The last one lifts it, and
+        frees the workspaces of libraries: before, captured graphs may write them."""
         share, self._share = self._share, 0.0
         if not share:
             return
         with suppress(RuntimeError):  # a lost device has no cap
             left = (self._calls.capped() or 0.0) - share
-            self._calls.cap(left if left > 1 - MOST_SHARE else 1.0)
+            is_last = left <= 1 - MOST_SHARE
+            self._calls.cap(1.0 if is_last else left)
+            if is_last:
+                self._calls.forget()
+                self._calls.release()
 
     def transfers(self) -> TransferCounters:
         """As `DeviceMemory`: the counts of the ledger."""
@@ -136,6 +146,7 @@ def _usual_calls(module: Any, index: int) -> MemoryCalls:
         capped=lambda: _cap_of(module, index),
         release=lambda: _nothing(module.empty_cache()),
         refusals=lambda: _refusals(module, index),
+        forget=free_workspaces if module is torch.cuda else lambda: None,
     )
 
 

@@ -5,13 +5,17 @@ Not measured on a GPU yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from modelpool.pool.devices.device_waits import FirstWait, WaitsForDevice
+from modelpool.pool.devices.torch_api.torch_private import leave_pool
 
 
 class CudaGraph:
@@ -37,23 +41,58 @@ class CudaGraphs:
         self._stream: Any = None
 
     def capture(self, run: Callable[[], Any]) -> CudaGraph:
-        """Run `run` once on a stream of its own, where libraries get their workspaces, and capture it there."""
+        """Run `run` once on a stream of its own, where libraries get their workspaces, and capture it there.
+
+        Raises WaitsForDevice if that first run waits for the device: nothing is captured then. Raises anything that
+        the device refuses, or `run` raises, in the capture: the current stream and the allocator are as before.
+        """
         cuda: Any = torch.cuda
         self._stream = self._stream or cuda.Stream(self._device)
         current = cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with cuda.stream(self._stream):
-            run()
-        current.wait_stream(self._stream)
+        first_wait = FirstWait(self._device.type)
+        try:
+            with cuda.stream(self._stream), first_wait:
+                run()
+        finally:
+            current.wait_stream(self._stream)  # also after an error: what the run read may be freed then
+        if first_wait.operation:
+            raise WaitsForDevice(f"it waits for the device in {first_wait.operation}")
         cuda.synchronize(self._device)
         cuda.empty_cache()
         before_bytes = cuda.memory_reserved(self._device)
         graph, reads = cuda.CUDAGraph(), ReadTensors()
-        with cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"), reads:
+        with self._capturing(graph), reads:
             output = run()
         current.wait_stream(self._stream)
         held_bytes = max(0, cuda.memory_reserved(self._device) - before_bytes)
         return CudaGraph(graph, output, held_bytes, reads.found())
+
+    @contextmanager
+    def _capturing(self, graph: Any) -> Iterator[None]:
+        """Capture the block into `graph`, with a private pool of memory.
+
+        `torch.cuda.graph` leaves the thread on the capture stream, and the allocator in the pool of the capture, when
+        the device refuses an operation: the driver then refuses to end the capture too, and torch gets no further.
+        """
+        cuda: Any = torch.cuda
+        pool = cuda.graph_pool_handle()
+        with cuda.stream(self._stream):
+            try:
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                yield
+                graph.capture_end()
+            except BaseException:
+                self._abandon(graph, pool)
+                raise
+
+    def _abandon(self, graph: Any, pool: Any) -> None:
+        """End a capture that failed, and take the allocator out of its pool."""
+        with suppress(RuntimeError):  # the capture was refused, was ended before, or never began
+            graph.capture_end()
+        leave_pool(self._device, pool)
+        with suppress(RuntimeError):
+            graph.reset()
 
 
 class ReadTensors(TorchDispatchMode):

@@ -8,13 +8,14 @@ Copies for a single use are made by `pool.devices.uploads`.
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor
 
 from modelpool.pool.devices.copy_streams import CopyStreams, StreamMaker
 from modelpool.pool.devices.pinned_memory import PinnedPages, StagingRing
+from modelpool.pool.devices.staged_copies import copy_staged
 
 #: threads that fill one pinned buffer. Source: an assumption, one thread copies some 10 GB/s and a link takes up to 50
 FILL_THREADS = 4
@@ -55,34 +56,23 @@ class Loader:
             return self._bring_small(host, self._staging, self._streams.maker)
         copy = torch.empty(host.shape, dtype=host.dtype, device=self._device)
         maker = self._streams.maker
-        stream = self._streams.take()  # waits for the memory of `copy` to be free
-        with maker.on(stream):
-            if self._pages is not None and self._pages.holds(host):
-                copy.copy_(host, non_blocking=True)
-            else:
-                source, target = _bytes_of(host), _bytes_of(copy)
-                step = self._staging.slot_bytes
-                for begin in range(0, source.numel(), step):
-                    with self._staging.lock:
-                        filled, slot = self._staging.stage(source[begin : begin + step], self.fill)
-                        target[begin : begin + step].copy_(filled, non_blocking=True)
-                        copied = maker.new_event()
-                        copied.record(stream)
-                        slot.copied(copied)
         done = maker.new_event()
-        done.record(stream)
-        maker.current().wait_event(done)
+        stream = self._streams.take()  # waits for the memory of `copy` to be free
+        try:
+            with maker.on(stream):
+                if self._pages is not None and self._pages.holds(host):
+                    copy.copy_(host, non_blocking=True)
+                else:
+                    copy_staged(self._staging, _bytes_of(host), _bytes_of(copy), maker, stream, self.fill)
+        finally:  # also after an error: pieces may still be copied into the memory, which is freed then
+            done.record(stream)
+            maker.current().wait_event(done)
         return copy
 
     def _bring_small(self, host: Tensor, staging: StagingRing, maker: StreamMaker) -> Tensor:
         """A copy on the current stream, from a part of a buffer that other small tensors share."""
         copy = torch.empty(host.shape, dtype=host.dtype, device=self._device)
-        with staging.lock:
-            filled, slot = staging.stage(_bytes_of(host))
-            _bytes_of(copy).copy_(filled, non_blocking=True)
-            copied = maker.new_event()
-            copied.record(maker.current())
-            slot.copied(copied)
+        copy_staged(staging, _bytes_of(host), _bytes_of(copy), maker, maker.current())
         return copy
 
     def close(self) -> None:
@@ -100,7 +90,13 @@ class Loader:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="fill pinned buffers")
         parts = zip(buffer.chunk(FILL_THREADS), host_bytes.chunk(FILL_THREADS), strict=True)
-        for done in [self._threads.submit(part.copy_, source) for part, source in parts]:
+        begun: list[Future[Tensor]] = []
+        try:
+            for part, source in parts:
+                begun.append(self._threads.submit(part.copy_, source))
+        finally:  # also after an error: the buffer is filled again then
+            wait(begun)
+        for done in begun:
             done.result()
 
 

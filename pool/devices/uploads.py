@@ -8,7 +8,7 @@ synchronously. A misprediction costs one copy.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from torch import Tensor
 from modelpool.pool.devices.copier import Copier
 from modelpool.pool.devices.copy_streams import CopyStreams, Event, Stream
 from modelpool.pool.devices.pinned_memory import PinnedPages, StagingRing
+from modelpool.pool.devices.staged_copies import Fill, copy_staged
 
 #: default device memory for copies ahead of use
 AHEAD_BYTES = 256 << 20
@@ -32,9 +33,6 @@ MOST_HOSTS = 1 << 16
 
 #: address and layout of a host tensor
 HostKey: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
-
-#: fills a part of a pinned buffer with host bytes
-Fill: TypeAlias = Callable[[Tensor, Tensor], object]
 
 
 class Uploader(Protocol):
@@ -362,10 +360,14 @@ class StreamingUploader:
                 finally:
                     done.record(stream)
 
-        if is_direct or self._copier is None:
+        if not is_direct and self._copier is not None:
+            return copy, CopyEnd(done, self._copier.submit(issue))
+        try:
             issue()
-            return copy, CopyEnd(done)
-        return copy, CopyEnd(done, self._copier.submit(issue))
+        except BaseException:  # pieces may still be copied into the memory, which is freed now
+            self._streams.maker.current().wait_event(done)
+            raise
+        return copy, CopyEnd(done)
 
     def _goes_direct(self, host: Tensor) -> bool:
         if not self._staging or not host.is_contiguous():
@@ -375,15 +377,7 @@ class StreamingUploader:
     def _by_staging(self, host: Tensor, copy: Tensor, stream: Stream) -> None:
         """Copy through pinned buffers in pieces."""
         assert self._staging is not None
-        source, target = _bytes_of(host), _bytes_of(copy)
-        step = self._staging.slot_bytes
-        for begin in range(0, source.numel(), step):
-            with self._staging.lock:
-                filled, slot = self._staging.stage(source[begin : begin + step], self._fill)
-                target[begin : begin + step].copy_(filled, non_blocking=True)
-                copied = self._streams.maker.new_event()
-                copied.record(stream)
-                slot.copied(copied)
+        copy_staged(self._staging, _bytes_of(host), _bytes_of(copy), self._streams.maker, stream, self._fill)
 
 
 def key_of(host: Tensor) -> HostKey:

@@ -7,7 +7,7 @@ import numpy as np
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.engine.engine import AHEAD_SHARE, Engine, EngineSettings
 from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeParams,
@@ -81,6 +81,14 @@ class Pipeline:
     def smallest_bytes(self) -> int:
         tasks = [self.task(work) for work in self.works()]
         return max(needed_bytes(t.uses, t.activation_bytes) for t in tasks)
+
+    def streaming_budget_bytes(self, share: float) -> int:
+        """The budget of a CUDA engine in which each stage runs, with `share` of the diffusion model's weights resident
+        if no other stage needs more. What is copied ahead of use comes out of a budget."""
+        sample = self.task(self.works()[2])
+        weight_bytes = self.catalog.components(self.model)[Role.DIFFUSION_MODEL].weight_bytes
+        wanted_bytes = needed_bytes(sample.uses, sample.activation_bytes) + int(share * weight_bytes)
+        return -(-max(wanted_bytes, self.smallest_bytes()) * AHEAD_SHARE // (AHEAD_SHARE - 1))
 
 
 def open_engine(device: str, budget_bytes: int, policy: VramPolicy = VramPolicy.NORMAL) -> Engine:

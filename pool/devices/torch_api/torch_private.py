@@ -59,6 +59,32 @@ def set_allocator_settings(settings: str) -> None:
         change(settings)
 
 
+def free_workspaces() -> None:
+    """Free the workspaces of cuBLAS on all streams of the process: 32 MiB for each on a Hopper, which torch counts as
+    memory in tensors. No work that uses them may be pending, and no captured graph is replayed afterwards.
+
+    Does nothing in a torch without the private name for it.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+
+
+def leave_pool(device: torch.device, pool: Any) -> None:
+    """Let the caching allocator of a CUDA device no longer allocate from the private `pool` of a capture, and drop the
+    pool if it still allocated from it.
+
+    Torch's public `CUDAGraph.capture_end` does both only if the driver ends the capture. Source: as its order of
+    statements in aten/src/ATen/cuda/CUDAGraph.cpp; the allocator refuses to leave a pool that it is not in.
+    """
+    index = device.index or 0
+    try:
+        torch._C._cuda_endAllocateToPool(index, pool)
+    except RuntimeError:
+        return  # the capture was ended, or never began
+    torch._C._cuda_releasePool(index, pool)
+
+
 def set_attention_order(order: Sequence[Any]) -> None:
     """Make torch prefer these attention kernels (`SDPBackend` or its numbers) in this order, then the others in theirs.
 

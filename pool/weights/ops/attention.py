@@ -31,11 +31,23 @@ class AttentionBackend(StrEnum):
     MATH = "math"
 
 
-#: fastest first. Source: comfyui-behaviour facts, section 0 ("SDPA priority list")
+#: fastest first, from compute capability `CUDNN_FIRST_FROM`. Source: comfyui-behaviour facts, section 0 ("SDPA priority
+#: list")
 DEFAULT_PRIORITY = (
     AttentionBackend.CUDNN,
     AttentionBackend.FLASH,
     AttentionBackend.EFFICIENT,
+    AttentionBackend.MATH,
+)
+
+#: lowest CUDA compute capability with cuDNN first; before, it comes after the fused kernels of torch. An assumption:
+#: not measured on a GPU yet
+CUDNN_FIRST_FROM: Generation = (9, 0)
+#: the order for cards before `CUDNN_FIRST_FROM`
+OLDER_PRIORITY = (
+    AttentionBackend.FLASH,
+    AttentionBackend.EFFICIENT,
+    AttentionBackend.CUDNN,
     AttentionBackend.MATH,
 )
 
@@ -59,15 +71,18 @@ _TORCH_NAMES: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
 
 
 def attention_priority(
-    capabilities: DeviceCapabilities, preferred: Sequence[AttentionBackend] = DEFAULT_PRIORITY
+    capabilities: DeviceCapabilities, preferred: Sequence[AttentionBackend] | None = None
 ) -> tuple[AttentionBackend, ...]:
-    """Return the kernels of `preferred` that the device has, in order, with "math" last: it accepts any input. Pure.
+    """Return the kernels of `preferred` (None: the usual order of the generation) that the device has, in order, with
+    "math" last: it accepts any input. Pure.
 
     Empty where there is no choice: on every device but CUDA.
     """
     generation = capabilities.generation
     if capabilities.kind is not DeviceKind.CUDA or generation is None:
         return ()
+    if preferred is None:
+        preferred = DEFAULT_PRIORITY if generation >= CUDNN_FIRST_FROM else OLDER_PRIORITY
     usable = [b for b in dict.fromkeys(preferred) if b is not AttentionBackend.MATH and generation >= _FROM[b]]
     return (*usable, AttentionBackend.MATH)
 

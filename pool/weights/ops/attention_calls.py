@@ -39,7 +39,8 @@ class AttentionKernels:
     `choices`, shapes with a measured fastest kernel.
 
     A shape that cuDNN refuses is computed at once by the next kernel, then and from then on; other shapes are not
-    affected.
+    affected. cuDNN's kernel is not used with a mask, nor with fewer heads of keys than of queries: it reads a mask of
+    another type as the query's, and is wrong for few heads of keys on some cards.
     """
 
     def __init__(self, order: Sequence[AttentionBackend] = (), choices: KernelChoices | None = None) -> None:
@@ -56,9 +57,30 @@ class AttentionKernels:
         self.order = _without_cudnn(self.order)
         return True
 
-    def call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the result of `attend`, torch's function, by the kernel for the shape."""
-        if self.choices is None and not len(self.refused):  # the usual case costs a check
+    def call(
+        self,
+        attend: Attend,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return the result of `attend`, torch's function, by the kernel for the shape. Queries without any visible key
+        have a result of zeros."""
+        if attn_mask is None:
+            return self._by_kernel(attend, query, key, value, None, *args, **kwargs)
+        mask, blind = with_visible_keys(attn_mask)
+        return self._by_kernel(attend, query, key, value, mask, *args, **kwargs).masked_fill(blind, 0)
+
+    def _by_kernel(
+        self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """The result of `attend`; each query has a visible key."""
+        suits_cudnn = args[0] is None and query.shape[-3:-2] == key.shape[-3:-2]
+        own = self.order if suits_cudnn else _without_cudnn(self.order)
+        if self.choices is None and not len(self.refused) and len(own) == len(self.order):  # the usual case: a check
             try:
                 return attend(query, key, value, *args, **kwargs)
             except RuntimeError as error:
@@ -66,7 +88,7 @@ class AttentionKernels:
                     raise
         shape = shape_of(query, key, value, *args, **kwargs)
         for _ in range(2):
-            usual = _without_cudnn(self.order) if shape in self.refused else self.order
+            usual = _without_cudnn(own) if shape in self.refused else own
             order = usual
             if self.choices is not None:
                 order = self.choices.order(shape, usual, lambda: attend(query, key, value, *args, **kwargs))
@@ -88,6 +110,19 @@ class AttentionKernels:
         self.refused.put(shape, True)
         _LOG.warning("cuDNN's attention refused a shape, which another kernel computes: %s", shape)
         return True
+
+
+def with_visible_keys(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `mask` with all keys visible to queries that see none, and which queries these are (bool, with a last
+    dimension of 1). Pure; does not wait for the device.
+
+    Kernels divide zero by zero for such queries, and only some replace the result.
+    """
+    if mask.dtype is torch.bool:
+        blind = ~mask.any(-1, keepdim=True)
+        return mask | blind, blind
+    blind = torch.isneginf(mask).all(-1, keepdim=True)
+    return mask.masked_fill(blind, 0), blind
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -118,14 +153,19 @@ _KERNELS: ContextVar[AttentionKernels | None] = ContextVar("attention_kernels", 
 torch_attention: Attend = torch.nn.functional.scaled_dot_product_attention
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
     """In place of torch's function while a block of `routed` is entered."""
     if torch.compiler.is_compiling():
-        return torch_attention(query, key, value, *args, **kwargs)
+        if attn_mask is None:
+            return torch_attention(query, key, value, None, *args, **kwargs)
+        mask, blind = with_visible_keys(attn_mask)
+        return torch_attention(query, key, value, mask, *args, **kwargs).masked_fill(blind, 0)
     kernels = _KERNELS.get()
     if kernels is None:
-        return torch_attention(query, key, value, *args, **kwargs)
-    return kernels.call(torch_attention, query, key, value, *args, **kwargs)
+        return torch_attention(query, key, value, attn_mask, *args, **kwargs)
+    return kernels.call(torch_attention, query, key, value, attn_mask, *args, **kwargs)
 
 
 class _Hook:

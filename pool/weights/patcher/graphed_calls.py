@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from modelpool.pool.devices.device_waits import WaitsForDevice
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.specs.spec import ComponentKey
 from modelpool.pool.weights.ops.context import check_interrupt, without_interrupt
@@ -55,7 +56,8 @@ class GraphMaker(Protocol):
     """Captures calls on one device."""
 
     def capture(self, run: Callable[[], Any]) -> CapturedGraph:
-        """Capture `run`, which was run before. May raise anything that the device refuses, and leaves it usable."""
+        """Capture `run`, which was run before. May raise anything that the device refuses, and leaves it usable;
+        WaitsForDevice if `run` reads values of the device, so that no call like it can be captured."""
         ...
 
 
@@ -85,6 +87,11 @@ class GraphStore:
         self._entries: dict[tuple[ComponentKey, Hashable], _Entry] = {}
         self._seen: LruCache[tuple[ComponentKey, Hashable], bool] = LruCache(SHAPES_KEPT)
         self._refused: LruCache[tuple[ComponentKey, Hashable], bool] = LruCache(SHAPES_KEPT)
+        #: components that read values of the device in each call
+        self._reading: LruCache[ComponentKey, bool] = LruCache(SHAPES_KEPT)
+        #: why the device refused a capture; empty if it has not. Nothing is captured after that: parts of torch's
+        #: state (of its generators, of its host allocator) stay as in a capture
+        self.refusal = ""
 
     @property
     def held_bytes(self) -> int:
@@ -120,7 +127,7 @@ class GraphStore:
             self.drop(component)
             entry = None
         if entry is None:
-            if key in self._refused or key not in self._seen or not self.has_room():
+            if not self._may_capture(key):
                 self._seen.put(key, True)
                 return run(*args, **kwargs)
             entry = self._captured(key, version, run, leaves, tree)
@@ -133,6 +140,12 @@ class GraphStore:
         self.calls += 1
         # the next replay writes into the output of this one
         return pytree.tree_map_only(Tensor, torch.clone, entry.graph.output)
+
+    def _may_capture(self, key: tuple[ComponentKey, Hashable]) -> bool:
+        """Whether a call is to be captured now."""
+        if self.refusal or key in self._refused or key[0] in self._reading:
+            return False
+        return key in self._seen and self.has_room()
 
     def _captured(
         self, key: tuple[ComponentKey, Hashable], version: int, run: Callable[..., Any], leaves: Any, tree: Any
@@ -147,11 +160,15 @@ class GraphStore:
                 graph = self.maker.capture(lambda: run(*args, **kwargs))
         except Exception as error:
             release_frames(error)
+            self._refused.put(key, True)
             if exhausted_memory(error) is not None:
                 self.drop_all()
+            elif isinstance(error, WaitsForDevice):
+                self._reading.put(key[0], True)
+                _LOG.warning("calls of %s are not captured as graphs: %s", key[0], error)
             else:
-                _LOG.warning("a call of %s is not captured as a graph: %s", key[0], error)
-            self._refused.put(key, True)
+                self.refusal = str(error)
+                _LOG.warning("a call of %s is not captured as a graph, nor is any other from now on: %s", key[0], error)
             return None
         if not all(_is_known(leaf) or isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(graph.output)):
             self._refused.put(key, True)  # a tensor inside of an unknown object would be overwritten

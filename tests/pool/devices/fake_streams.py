@@ -92,5 +92,7 @@ class Trace:
         stream.steps += 1
         self.copies.append(stream.name)
         self._on_streams.append(stream)
-        yield
-        self._on_streams.pop()
+        try:
+            yield
+        finally:
+            self._on_streams.pop()

@@ -19,6 +19,7 @@ from modelpool.pool.devices.copy_streams import CopyStreams
 from modelpool.pool.devices.loader import FILL_THREADS, Loader
 from modelpool.pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
 from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.uploads import StreamingUploader
 from tests.pool.devices.fake_streams import Trace
 
 INDEX = 58  # of a simulated device that no other test uses
@@ -116,3 +117,64 @@ def test_threads_end_with_close() -> None:
 
 def _threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("fill pinned buffers")]
+
+
+def test_memory_of_a_copy_that_fails_is_not_written_when_it_is_used_again() -> None:
+    """Found in a review: the third of several pieces could not be filled; the pieces before were still being copied
+    when the memory was freed, and nobody waited for them. The same for an upload without a copier."""
+    unsafe = []
+    for way in ("loader", "uploader"):
+        trace, calls = Trace(), 0
+        loader = opened(trace)
+
+        def failing(buffer: torch.Tensor, source: torch.Tensor) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise MemoryError("made up")
+            buffer.copy_(source)
+
+        host = torch.zeros(5 * SLOT_BYTES, dtype=torch.uint8)
+        if way == "loader":
+            loader.fill = failing  # type: ignore[method-assign]
+            run = loader.bring
+        else:
+            staging = StagingRing.allocate(PinnedLedger(1 << 20), SLOT_BYTES, 3, torch.ByteTensor)
+            run = StreamingUploader(loader._device, CopyStreams(trace.maker), staging, fill=failing).upload
+        with pytest.raises(MemoryError):
+            run(host)
+        stream = next(s for s in trace.streams if s.name == trace.copies[-1])
+        if trace.compute.seen.get(stream.name) != stream.steps:
+            unsafe.append(way)
+        loader.close()
+    assert not unsafe, "the compute stream does not wait for the pieces"
+
+
+def test_a_buffer_is_not_filled_again_while_threads_still_fill_it() -> None:
+    """Found by looking for more of the kind: one part fails, or has no thread, while another is still written."""
+    loader = opened(Trace())
+    go, ended = threading.Event(), threading.Event()
+
+    class Part:
+        def __init__(self, fails: bool) -> None:
+            self._fails = fails
+
+        def copy_(self, source: object) -> None:
+            if self._fails:
+                go.set()
+                raise MemoryError("made up")
+            go.wait(10)
+            threading.Event().wait(0.1)
+            ended.set()
+
+    class Parts:
+        def numel(self) -> int:
+            return SLOT_BYTES
+
+        def chunk(self, count: int) -> list[Part]:
+            return [Part(fails=True), Part(fails=False)]
+
+    with pytest.raises(MemoryError):
+        loader.fill(Parts(), Parts())  # type: ignore[arg-type]
+    assert ended.is_set(), "a thread still writes the buffer"
+    loader.close()

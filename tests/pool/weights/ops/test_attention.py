@@ -52,9 +52,12 @@ def order() -> list[int]:
         ((8, 0), (FLASH,), (FLASH, MATH)),
         ((8, 0), (MATH, EFFICIENT, EFFICIENT), (EFFICIENT, MATH)),
         ((8, 0), (), (MATH,)),
+        ((9, 0), None, (CUDNN, FLASH, EFFICIENT, MATH)),
+        ((8, 9), None, (FLASH, EFFICIENT, CUDNN, MATH)),  # found in a review: cuDNN came first on every card
+        ((7, 5), None, (EFFICIENT, MATH)),
     ],
 )
-def test_what_a_card_may_use(generation: tuple[int, int], wanted: Order, expected: Order) -> None:
+def test_what_a_card_may_use(generation: tuple[int, int], wanted: Order | None, expected: Order) -> None:
     assert attention_priority(cuda_capabilities("a card", generation, GIB), wanted) == expected
 
 

@@ -84,6 +84,54 @@ def test_a_refusal_affects_one_shape() -> None:
     assert len(kernels.refused) == REFUSALS_KEPT
 
 
+@pytest.mark.parametrize("measures", [False, True])
+def test_cudnn_computes_no_masks_and_no_grouped_heads(measures: bool) -> None:
+    """Found in a review: it reads a mask of another type as the query's, and is wrong for few heads of keys."""
+    seconds = dict.fromkeys(DEFAULT_PRIORITY, 9.0) | {CUDNN: 1.0}
+    choices = KernelChoices(None, clock(seconds, [])) if measures else None
+    kernels, card, q = AttentionKernels(DEFAULT_PRIORITY, choices), Card(), tokens(8)
+    masks = (torch.ones(8, 8, dtype=torch.bool), torch.zeros(1, 1, 1, 8), torch.zeros(8, 8, dtype=torch.float16))
+    found = [attend(kernels, card, 8), *(attend(kernels, card, 8, attn_mask=mask) for mask in masks)]
+    with use_attention_kernels(kernels.order):
+        kernels.call(card, q, q[:, :1], q[:, :1], None, 0.0, False, enable_gqa=True)
+        kernels.call(card, q, q, q, masks[0])
+    found += [kernel for _, kernel in card.calls[-2:]]
+    assert [kernel is CUDNN for kernel in found] == [True] + [False] * 5
+    assert attend(kernels, card, 8) is CUDNN, "other calls are not affected"
+
+
+def test_queries_without_visible_keys_reach_no_kernel() -> None:
+    """Chroma and HunyuanVideo 1.5 have such rows. Found in a review: some kernels return NaN for them. The result is as
+    by torch's kernel on the CPU: zeros."""
+
+    def dividing(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, **_: Any) -> Tensor:
+        """A kernel without a case for them."""
+        added = attn_mask
+        if attn_mask.dtype is torch.bool:
+            added = torch.zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
+        return torch.softmax(query @ key.mT / query.shape[-1] ** 0.5 + added, -1) @ value
+
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 3, 6, 8) for _ in range(3))
+    visible = torch.rand(2, 1, 6, 6) > 0.4
+    visible[0, 0, 2] = visible[1, 0, 5] = False
+    failures = []
+    for name, mask in {
+        "of booleans": visible,
+        "added": torch.zeros(visible.shape).masked_fill(~visible, -torch.inf),
+        "of one row for all": visible[:, :, 2:3],
+        "of a head": visible.expand(2, 3, 6, 6).clone(),
+        "without batch": visible[0, 0],
+        "with a key in each row": visible | torch.eye(6, dtype=torch.bool),
+    }.items():
+        with use_attention_kernels(DEFAULT_PRIORITY):
+            found = AttentionKernels(DEFAULT_PRIORITY).call(dividing, q, k, v, attn_mask=mask)
+        expected = torch_attention(q, k, v, attn_mask=mask)
+        if not torch.allclose(found, expected, atol=1e-5):
+            failures.append(name)
+    assert not failures
+
+
 def test_other_errors_and_refusals_without_another_kernel_are_raised() -> None:
     def broken(*_: Any, **__: Any) -> Tensor:
         raise RuntimeError("CUDA error: an illegal memory access")

@@ -37,9 +37,12 @@ class RecordedGraphs:
         self.held_bytes = held_bytes
         self.made: list[RecordedGraph] = []
         self.refuses: Exception | None = None
+        #: calls of `capture`
+        self.tries = 0
 
     def capture(self, run: Callable[[], Any]) -> RecordedGraph:
         """As `GraphMaker.capture`."""
+        self.tries += 1
         if self.refuses is not None:
             raise self.refuses
         graph = RecordedGraph(self.held_bytes)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.devices.cuda_graphs import ReadTensors
+from modelpool.pool.devices.device_waits import WaitsForDevice
 from modelpool.pool.values.specs.spec import ComponentKey, Role
 from modelpool.pool.weights.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.weights.patcher.compute_context import RunTools
@@ -161,6 +162,45 @@ def test_memory_that_runs_out_in_a_capture_lets_all_graphs_go(maker: RecordedGra
     maker.refuses = None
     call(patcher)
     assert len(maker.made) == 2
+
+
+def test_nothing_is_captured_after_a_refusal(
+    maker: RecordedGraphs, store: GraphStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found in a review: each shape was tried, and each refusal left more of torch's state as in a capture. Graphs that
+    were captured before are replayed."""
+    patcher = toy_patcher(store)
+    call(patcher)
+    call(patcher)
+    maker.refuses = RuntimeError("operation not permitted when stream is capturing")
+    for _ in range(2):
+        call(patcher, IDS_BL[:1])
+    tries = maker.tries
+    for ids in (IDS_BL[:, :1], IDS_BL[:, :2], IDS_BL[:, :3]):
+        for _ in range(3):
+            call(patcher, ids)
+    assert maker.tries == tries
+    assert "not permitted" in store.refusal
+    assert caplog.text.count("nor is any other from now on") == 1
+    call(patcher)
+    assert maker.made[0].replays == 2
+
+
+def test_a_model_that_reads_the_device_is_tried_once(
+    maker: RecordedGraphs, store: GraphStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Five families do. Found in a review: one refused capture for each shape."""
+    x = torch.ones(4)
+    maker.refuses = WaitsForDevice("it waits for the device in aten.nonzero.default")
+    for length in (1, 2, 3):
+        for _ in range(3):
+            store.call(ComponentKey("reading"), 0, lambda t: t * 2, (x[:length],), {}, CPU)
+    assert maker.tries == 1
+    assert caplog.text.count("aten.nonzero") == 1
+    maker.refuses = None
+    for _ in range(2):
+        store.call(ComponentKey("other"), 0, lambda t: t * 2, (x,), {}, CPU)
+    assert len(maker.made) == 1, "other models are not affected"
 
 
 def test_the_number_of_graphs_is_bounded(maker: RecordedGraphs, store: GraphStore) -> None:
