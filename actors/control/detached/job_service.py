@@ -369,8 +369,10 @@ class JobService:
         with self._changed:
             self._trouble = ""
         try:
-            while not self._stopping and not link.lost:
-                self._wake.clear()
+            while True:
+                self._wake.clear()  # first: an end that is announced between the two questions would wait for the idle time
+                if self._stopping or link.lost:
+                    break
                 self._cancel_in_pool(link)
                 link.want_previews(self._previews.wanted())
                 takes_writes = self._takes_writes()

@@ -41,6 +41,7 @@ from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.open_outputs import existing_outputs, open_outputs
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.outputs.sharded import ShardedOutputs
+from modelpool.actors.worker.wire.messages import SubmissionId
 from modelpool.pool.values.core.stage_params import ImagePixels
 from modelpool.scheduler.model.messages import Outcome
 from tests.actors.fakes import ENDLESS, FAIL, FakeEngine
@@ -683,6 +684,48 @@ def test_a_service_that_its_controller_has_dropped_sends_its_requests_again(serv
     # not that nothing runs in between: that may be over before this thread looks
     service.until(lambda: len(jobs.progress().running) == 1 and dropped.isdisjoint(service.service._running))
     jobs.cancel()
+
+
+def test_a_service_that_stops_or_loses_its_controller_while_it_looks_for_work_notices_at_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either was forgotten if it came between the look whether it had come and the look for work: for 5 s, the service
+    sent nothing, or did not end."""
+    happens: list[Callable[[], None]] = []
+
+    class LateEvent(threading.Event):
+        def clear(self) -> None:
+            if happens and threading.current_thread() is service.service._thread:
+                happens.pop()()
+            super().clear()
+
+    monkeypatch.setattr(job_service, "IDLE_SECONDS", 2 * WAIT_SECONDS)
+    links: list[job_service._Link] = []
+    enter = job_service._Link.enter
+
+    def entering(link: job_service._Link) -> None:
+        links.append(link)
+        enter(link)
+
+    monkeypatch.setattr(job_service._Link, "enter", entering)
+    service.crash()
+    service.reopen()
+    service.until(lambda: links)
+    before, service.service._wake = service.service._wake, LateEvent()
+    before.set()
+    lost = job_service._Listener(links[0], SubmissionId(""), service.service)
+    happens.append(lambda: lost.on_lost(PoolLost("it is gone")))
+    service.service._wake.set()
+    service.until(lambda: len(links) == 2)
+
+    def stop() -> None:
+        service.service._stopping = True
+        service.service._wake.set()
+
+    happens.append(stop)
+    service.service._wake.set()
+    service.service._thread.join(WAIT_SECONDS)
+    assert not service.service._thread.is_alive()
 
 
 def test_failed_and_impossible_requests_have_their_reasons(service: Service) -> None:
