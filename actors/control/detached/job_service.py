@@ -46,6 +46,7 @@ from modelpool.actors.control.detached.records import (
     restored_request,
     with_deadline,
 )
+from modelpool.actors.control.detached.submission_age import SubmissionAge
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
@@ -195,6 +196,8 @@ class JobService:
         self._probe_at = 0.0
         #: submissions with a place of outputs that is being opened
         self._opening: dict[str, Future[_Feed]] = {}
+        #: of active submissions; only the service's thread uses it
+        self._ages: dict[str, SubmissionAge] = {}
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
         self._previews = DetachedPreviews()
         #: of the journal, as this service has opened it
@@ -370,7 +373,7 @@ class JobService:
             self._trouble = ""
         try:
             while True:
-                self._wake.clear()  # first: an end that is announced between the two questions would wait for the idle time
+                self._wake.clear()  # first: what is announced after the questions ends the wait below
                 if self._stopping or link.lost:
                     break
                 self._cancel_in_pool(link)
@@ -430,6 +433,7 @@ class JobService:
         active = self._journal.active()
         self._forget_ended(link, {record.submission_id for record in active})
         for record in active:
+            self._age_seconds(record)  # also while its feed is opened: the wall clock may be set back meanwhile
             feed = self._feed_of(record)
             if feed is None:
                 continue
@@ -438,7 +442,16 @@ class JobService:
                 self._send(link, feed, chunk, is_again)
         return sent
 
+    def _age_seconds(self, record: SubmissionRecord) -> float:
+        """Return for how long a submission has been acknowledged."""
+        name = record.submission_id
+        age = self._ages.get(name)
+        if age is None or age.created_at != record.created_at:  # another submission had the id before
+            age = self._ages[name] = SubmissionAge(record.created_at)
+        return age.seconds(time.time(), time.monotonic())
+
     def _forget_ended(self, link: _Link, active: Container[str]) -> None:
+        self._ages = {name: age for name, age in self._ages.items() if name in active}
         with self._changed:
             ended = {name: self._feeds.pop(name) for name in tuple(self._feeds) if name not in active}
             self._held = {name: held for name, held in self._held.items() if name in active}
@@ -523,13 +536,12 @@ class JobService:
 
     def _send(self, link: _Link, feed: _Feed, chunk: Sequence[PendingRequest], is_again: bool) -> None:
         """Send consecutive requests; end requests that cannot run, or have their output already."""
-        # the only clock that goes on while the machine is off
-        name, now = feed.record.submission_id, time.time()
+        name, age_seconds = feed.record.submission_id, self._age_seconds(feed.record)
         usable: list[tuple[int, GenerateRequest]] = []
         ended: list[RequestOutcome] = []
         for each in chunk:
             try:
-                passed_seconds = feed.jobs.passed_seconds(each.place, now)
+                passed_seconds = feed.jobs.passed_seconds(each.place, age_seconds)
                 usable.append((each.place, with_deadline(restored_request(each.text), passed_seconds)))
             except ValueError as problem:
                 ended.append(_failed(name, each.place, RunErrorKind.BAD_INPUT, str(problem)))
@@ -853,7 +865,7 @@ def _opened_feed(record: SubmissionRecord, node_writers: NodeWriters | None) -> 
     place = open_outputs(output_address(record.output))
     name = NameTemplate.of(record.file_name) if record.file_name else None
     jobs: JobFollower[RequestOutcome] = JobFollower()
-    jobs.submit(record.request_count, record.created_at)
+    jobs.submit(record.request_count)
     return _Feed(record, place, place.kept(), LEAST_WINDOW, OutputCommitter(place, node_writers), jobs, name)
 
 

@@ -14,11 +14,13 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -671,6 +673,33 @@ def test_a_lost_controller_loses_nothing(service: Service) -> None:
     assert jobs.progress().record.pending > 0
     service.new_controller()
     require_complete(service, jobs, 40)
+
+
+def test_a_wall_clock_that_is_set_back_gives_no_job_its_deadline_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """400 of 600 s had passed; then the clock was set back by an hour, and the controller was lost."""
+    ahead_seconds = [400.0]
+    clocks = SimpleNamespace(time=lambda: time.time() + ahead_seconds[-1], monotonic=time.monotonic)
+    monkeypatch.setattr(job_service, "time", clocks)
+    deadlines: list[float] = []
+    submit = job_service._Link.submit
+
+    def noting(link: Any, submission_id: Any, user: str, part: Any) -> None:
+        deadlines.extend(request.deadline for _, request in part)
+        submit(link, submission_id, user, part)
+
+    monkeypatch.setattr(job_service._Link, "submit", noting)
+    request = GenerateRequest(model="shapes", prompt=f"{ENDLESS} one", seed=1, steps=3, deadline=600.0)
+    jobs = service.pool.submit_detached(request, output=service.out)
+    service.until(lambda: len(deadlines) == 1)
+    ahead_seconds.append(-3600.0)
+    service.lose_controller()
+    service.new_controller()
+    service.until(lambda: len(deadlines) == 2)
+    assert deadlines[1] <= deadlines[0] <= 200.0
+    jobs.cancel()
+    service.until(lambda: not service.service._ages)
 
 
 def test_a_service_that_its_controller_has_dropped_sends_its_requests_again(service: Service) -> None:
