@@ -213,17 +213,13 @@ class JobService:
 
     def begin(self, new: NewSubmission, driver: str = "") -> SubmissionRecord:
         """Start a submission; see `Journal.begin`. Raises OutputFailed if its outputs cannot be written, and
-        UnusableField if their place has another layout: then nothing is left of it."""
+        UnusableField if their place has another layout: then nothing has changed in the journal."""
         address = output_address(new.output)
-        record = self._journal.begin(new, driver)  # first: an id that is refused leaves no layout in a place of others
-        try:
-            if new.layout is not None:
-                declare_layout(address, new.layout)
-            open_outputs(address)
-        except BaseException:
-            self._journal.abandon(new.submission_id, driver)
-            raise
-        return record
+        self._journal.require_free(new, driver)  # an id that is refused leaves no layout in a place of others
+        if new.layout is not None:
+            declare_layout(address, new.layout)
+        open_outputs(address)
+        return self._journal.begin(new, driver)  # last: it drops what an earlier call has begun and appended
 
     def append(self, submission_id: str, first_place: int, texts: Sequence[str], driver: str = "") -> None:
         """Add requests to it; see `Journal.append`."""

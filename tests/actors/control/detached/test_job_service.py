@@ -278,6 +278,19 @@ def test_a_place_that_cannot_be_opened_leaves_its_id_free(service: Service, monk
     require_complete(service, service.submit(prompts(1), jobs_id="x"), 1)
 
 
+def test_a_begin_that_fails_drops_nothing_of_an_earlier_one(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dropped the requests that an earlier call with the same id had appended, and then the submission."""
+    (service.folder / "file").write_text("")
+    texts = ['{"model": "shapes", "prompt": "a", "seed": 1}'] * 2
+    for silence_seconds, second in ((30.0, "first"), (0.0, "second")):
+        monkeypatch.setattr(journal, "SILENCE_SECONDS", silence_seconds)
+        service.service.begin(NewSubmission(second, str(service.out), "", 0), "first")
+        service.service.append(second, 0, texts, "first")
+        with pytest.raises(UserError, match="file"):
+            service.service.begin(NewSubmission(second, str(service.folder / "file"), "", 0), second)
+        assert service.service.seal(second, 2, "first").request_count == 2
+
+
 def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(service: Service) -> None:
     """Also the unpinning of what the configuration pins."""
 
