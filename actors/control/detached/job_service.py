@@ -53,6 +53,7 @@ from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
 from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
 from modelpool.actors.control.past_jobs import unpacked_history
 from modelpool.actors.control.status import PinnedModel
+from modelpool.actors.outputs.entries import parse_entry
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import declare_layout
 from modelpool.actors.outputs.open_outputs import open_outputs
@@ -543,7 +544,9 @@ class JobService:
                 ended.append(_failed(name, each.place, RunErrorKind.BAD_INPUT, str(problem)))
         if feed.kept:
             usable, kept = _without_finished(link, feed, usable)
-            ended += kept
+            if kept:
+                with suppress(RuntimeError):  # the service stops: they are found again
+                    self._writers.submit(self._commit_kept, feed, kept)
         for part in _runs(usable):
             ended += self._send_run(link, feed, part, is_again)
         if ended:
@@ -664,6 +667,29 @@ class JobService:
             return None
         file, sha256 = file_of(written.path), written.pixels_sha256
         return RequestOutcome(name, job.index, Outcome.SUCCEEDED, file, written.file_bytes, sha256)
+
+    def _commit_kept(self, feed: _Feed, found: Sequence[tuple[RequestOutcome, KeptImage]]) -> None:
+        """Commit outputs that were there when the feed began, maybe days ago. Requests with a file that is gone or
+        damaged since are sent."""
+        there: list[RequestOutcome] = []
+        gone: list[int] = []
+        try:
+            for outcome, kept in found:
+                entry = parse_entry(kept.entry)
+                if feed.place.problem(entry, quick=True):
+                    feed.kept.pop(entry.key, None)
+                    gone.append(outcome.place)
+                else:
+                    there.append(outcome)
+        except Exception as problem:  # a store that does not answer, say
+            self._hold_for(feed.record.submission_id, problem)
+            return
+        if gone:
+            with self._changed:
+                feed.jobs.want(gone)
+            self._wake.set()
+        if there:
+            self._commit_or_hold(feed, there)
 
     def _commit_or_hold(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
         """Commit outcomes, or keep them until the journal takes them."""
@@ -879,12 +905,12 @@ def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> i
 
 def _without_finished(
     link: _Link, feed: _Feed, usable: Sequence[tuple[int, GenerateRequest]]
-) -> tuple[list[tuple[int, GenerateRequest]], list[RequestOutcome]]:
-    """Split requests into requests to run, and outcomes of requests with a file: it was written before the journal
-    knew."""
+) -> tuple[list[tuple[int, GenerateRequest]], list[tuple[RequestOutcome, KeptImage]]]:
+    """Split requests into requests to run, and outcomes of requests with a file when the feed began, with these files:
+    they were written before the journal knew."""
     images = InputImages(lambda image: None)
     left: list[tuple[int, GenerateRequest]] = []
-    ended: list[RequestOutcome] = []
+    ended: list[tuple[RequestOutcome, KeptImage]] = []
     brought = images.bring_each([request for _, request in usable])
     checked = tuple(request for request in brought if not isinstance(request, UserError))
     recipes = iter(link.connection.call(CONTROLLER.recipes, checked))
@@ -896,7 +922,7 @@ def _without_finished(
         else:
             name = feed.record.submission_id
             file, sha256 = file_of(kept.path), kept.pixels_sha256
-            ended.append(RequestOutcome(name, place, Outcome.SUCCEEDED, file, kept.file_bytes, sha256))
+            ended.append((RequestOutcome(name, place, Outcome.SUCCEEDED, file, kept.file_bytes, sha256), kept))
     return left, ended
 
 

@@ -95,6 +95,10 @@ class JobFollower(Generic[E]):
         before it knew the id has cancelled nothing."""
         return [index for index in indexes if self.is_cancelled or index in self._cancelled_jobs]
 
+    def want(self, indexes: Iterable[int]) -> None:
+        """Note that jobs that were not sent, since they seemed to have their outputs, are to be sent after all."""
+        self._again |= dict.fromkeys(indexes)
+
     def refused(self, indexes: Iterable[int]) -> None:
         """Note that the pool has not taken jobs that were being sent."""
         for index in indexes:

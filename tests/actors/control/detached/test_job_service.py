@@ -688,6 +688,32 @@ def test_a_lost_controller_loses_nothing(service: Service) -> None:
     require_complete(service, jobs, 40)
 
 
+def test_an_output_that_is_removed_after_its_feed_began_is_generated_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A submission may take days. Its requests ended with files that were there on its first day."""
+    require_complete(service, service.submit(prompts(3)), 3)
+    first = {path.name: path.read_bytes() for path in service.out.glob("*.png")}
+    removed = sorted(first)[1]
+    without_finished = job_service._without_finished
+    sent: list[int] = []
+
+    def removing(link: Any, feed: Any, usable: Any) -> Any:
+        if not sent:
+            assert len(feed.kept) == 3
+            (service.out / removed).unlink()
+        left, found = without_finished(link, feed, usable)
+        sent.append(len(left))
+        return left, found
+
+    monkeypatch.setattr(job_service, "_without_finished", removing)
+    jobs = service.submit(prompts(3))
+    assert jobs.wait(WAIT_SECONDS).succeeded == 3
+    assert {path.name for path in service.out.glob("*.png")} == set(first), "none is lost, and none is there twice"
+    assert sorted(each.file for each in jobs.outcomes()) == sorted(first)
+    assert sum(sent) == 1, "nothing else runs"
+
+
 def test_a_wall_clock_that_is_set_back_gives_no_job_its_deadline_again(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
