@@ -1,10 +1,12 @@
 """Measures small images through a complete pool against diffusers alone: 24 images of the example model, two processes.
 
     python -m benchmarks.small_images [--images 24] [--rounds 7] [--warm-up 3] [--devices cpu,sim] [--limits 1,8]
+                                      [--batches 8]
 
-Systems: a pool with two workers on each device, with each `batch_limit`, submits all images at once and waits for their
-pixels, without files; two processes with bare diffusers, of which each makes half of the images, one by one, or in
-batches of 8. Each worker and each process computes on one CPU thread, in float32, 8 steps of Euler with guidance. All
+Systems: a pool with two workers on each device, with each `batch_limit` and with each `batch` of requests, submits all
+images at once and waits for their pixels, without files; two processes with bare diffusers, of which each makes half of
+the images, one by one, or in batches of 8. Each worker and each process computes on one CPU thread, in float32, 8 steps
+of Euler with guidance. All
 have made images before (`--warm-up` rounds, in which a pool learns what batches gain). Prompts and seeds are new in
 each round, and the same for all systems.
 
@@ -69,6 +71,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--devices", default="cpu,sim")
     parser.add_argument("--limits", default="1,8")
+    parser.add_argument("--batches", default="8")
     parser.add_argument("--be", nargs="+", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.be:
@@ -103,11 +106,16 @@ def all_systems(wanted: argparse.Namespace, folder: Path) -> list[System]:
         for name, size in (("bare diffusers, one by one", 1), (f"bare diffusers, batches of {BATCH}", BATCH))
     ]
     pools = [
-        System(f"pool on {device}, `batch_limit` {limit}", (("pool", device, limit),))
+        System(f"pool on {device}, `batch_limit` {limit}", (("pool", device, limit, "1"),))
         for device in wanted.devices.split(",")
-        for limit in wanted.limits.split(",")
+        for limit in filter(None, wanted.limits.split(","))
     ]
-    return [*bare, *pools]
+    fixed = [
+        System(f"pool on {device}, `batch` = {size}", (("pool", device, "1", size),))
+        for device in wanted.devices.split(",")
+        for size in filter(None, wanted.batches.split(","))
+    ]
+    return [*bare, *pools, *fixed]
 
 
 @contextlib.contextmanager
@@ -205,8 +213,8 @@ def be_bare(wanted: argparse.Namespace, model: str, size: str, part: str) -> Non
         report(images=images)
 
 
-def be_pool(wanted: argparse.Namespace, device: str, limit: str) -> None:
-    """Make all images of each round with a pool."""
+def be_pool(wanted: argparse.Namespace, device: str, limit: str, size: str) -> None:
+    """Make all images of each round with a pool, in forward passes of `size` images, or up to `limit`."""
     from benchmarks.bare_shapes import GUIDANCE, SIDE
     from modelpool import ModelPool
     from modelpool.actors.config.config import PoolConfig
@@ -225,7 +233,7 @@ def be_pool(wanted: argparse.Namespace, device: str, limit: str) -> None:
         for line in sys.stdin:
             requests = [
                 {"model": "shapes", "prompt": prompt, "seed": seed, "steps": wanted.steps, "cfg": GUIDANCE}
-                | {"sampler": "euler", "width": SIDE, "height": SIDE}
+                | {"sampler": "euler", "width": SIDE, "height": SIDE, "batch": int(size)}
                 for prompt, seed in work_of(int(line), wanted.images)
             ]
             jobs = pool.submit(requests, output=False)

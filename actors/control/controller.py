@@ -301,7 +301,9 @@ class Controller:
             goes_on.append(_keep_beating(self._dispatcher, self._clock, self._heartbeat_seconds))
         if self._node_watch is not None:
             goes_on.append(self._node_watch.keep_watching())
-        self._upkeep = [asyncio.ensure_future(each) for each in goes_on]
+        self._upkeep = [asyncio.create_task(each, name=getattr(each, "__qualname__", None)) for each in goes_on]
+        for task in self._upkeep:
+            task.add_done_callback(_log_bug)
         self._is_open.set()
 
     async def enter(self, client_id: ClientId) -> None:
@@ -656,6 +658,13 @@ async def _keep_beating(dispatcher: Dispatcher, clock: Clock, interval_seconds: 
     while True:
         await clock.sleep(interval_seconds)
         dispatcher.beat()
+
+
+def _log_bug(task: asyncio.Task[None]) -> None:
+    """Log the exception that ended a background task: the pool goes on without it."""
+    bug = None if task.cancelled() else task.exception()
+    if bug is not None:
+        logger.error("a background task of the controller has ended: %s", task.get_name(), exc_info=bug)
 
 
 def _note_handled(witnesses: Iterable[EventWitness], event: Event, commands: Sequence[Command]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from modelpool.pool.values.specs.spec import NO_NODE, NO_WORKER, NodeId, WorkerI
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.messages import Cordoned, DisruptionsAllowed, RestartRequested, Uncordoned
 from modelpool.scheduler.model.workers import Worker, WorkerState
+
+logger = logging.getLogger(__name__)
 
 #: names that an error lists
 MOST_NAMED = 16
@@ -51,6 +54,8 @@ class OperatorDesk:
         self._nodes = nodes
         self._obstacle = obstacle
         self._unix_time = unix_time
+        #: why the windows could not be read last; "" if they could
+        self._windows_trouble = ""
 
     async def take(self, order: OperatorOrder) -> OrderTaken:
         """Begin to carry out an order. Raises UnusableField for a place that the pool does not have, and for an order
@@ -81,10 +86,23 @@ class OperatorDesk:
     async def keep_watching_windows(self, clock: Clock) -> None:
         """Tell the core when maintenance windows begin and end, until cancelled."""
         while True:
-            obstacle = self._obstacle(self._unix_time())
+            obstacle = self._window_obstacle()
             if obstacle != self._state.worker_table.cordons.obstacle:
                 self._dispatcher.post(DisruptionsAllowed(self._dispatcher.now, obstacle))
             await clock.sleep(WINDOW_SECONDS)
+
+    def _window_obstacle(self) -> str:
+        """Return why the pool may not be disrupted now; "" if it may. Windows that cannot be read are an obstacle: this
+        machine may lack the database of time zones. That is logged once."""
+        try:
+            obstacle, trouble = self._obstacle(self._unix_time()), ""
+        except Exception as failed:
+            trouble = f"the maintenance windows cannot be read ({type(failed).__name__}: {failed})"
+            obstacle = trouble
+            if trouble != self._windows_trouble:
+                logger.warning("nodes are not given up: %s", trouble)
+        self._windows_trouble = trouble
+        return obstacle
 
     async def _known_nodes(self) -> Sequence[NodeView]:
         """Return the nodes of the cluster that are alive; if they cannot be read, those with workers or a cordon."""
@@ -101,7 +119,8 @@ class OperatorDesk:
         """Return what an order names. Raises UnusableField."""
         named, kind = order.place, order.order
         workers = self._state.worker_table.workers
-        if kind is not Order.DRAIN and (WorkerId(named) in workers or self._is_cordoned(named)):
+        is_worker = WorkerId(named) in workers or (kind is not Order.RESTART and self._is_cordoned(named))
+        if kind is not Order.DRAIN and is_worker:
             return Place(named, worker_id=WorkerId(named))
         names = names_of(nodes)
         if kind is not Order.RESTART:
@@ -132,12 +151,11 @@ class OperatorDesk:
             if place.worker_id and node in cordons.nodes:
                 warnings.append(f"the node of {place.name} is cordoned too: it takes no tasks until that is uncordoned")
             return tuple(warnings)
-        if order.order is Order.RESTART and not workers[0].live:
-            is_drained = workers[0].status is WorkerState.DRAINED
-            doing = "ended: its node is drained" if is_drained else workers[0].status.value.replace("_", " ")
-            raise UnusableField(f"restart: {place.name} has no process that could be replaced; it is {doing}")
+        if order.order is Order.RESTART and not (workers[0].live and workers[0].wanted):
+            doing = _why_not_restarted(workers[0])
+            raise UnusableField(f"restart: {place.name} has no process that could be replaced; it {doing}")
         if order.order is not Order.CORDON:
-            obstacle = self._obstacle(self._unix_time()) or self._limit(order, place)
+            obstacle = self._window_obstacle() or self._limit(order, place)
             if obstacle and not order.is_forced:
                 raise UnusableField(f"{order.order.value}: {obstacle}; --force does it all the same")
             if obstacle:
@@ -161,6 +179,14 @@ class OperatorDesk:
     def _has_others(self, place: Place) -> bool:
         workers = self._state.worker_table.workers.values()
         return any(worker.takes_tasks and worker.live for worker in workers if not _is_at(worker, place))
+
+
+def _why_not_restarted(worker: Worker) -> str:
+    if worker.live:
+        return "leaves the pool"
+    if worker.status is WorkerState.DRAINED:
+        return "is ended: its node is drained"
+    return f"is {worker.status.value.replace('_', ' ')}"
 
 
 def _is_at(worker: Worker, place: Place) -> bool:

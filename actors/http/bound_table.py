@@ -369,6 +369,8 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "http.page.live_entries:MOST_ENDS", "ended jobs that the page shows at first", "", "the newest are shown"
         ),
         Bound("http.page.live_entries:MOST_QUEUES", "queues that the page shows", "", "the longest are shown"),
+        Bound("http.page.pool_series:MOST_SAMPLES", "samples of a chart on the page", "", _OLDEST),
+        Bound("http.page.pool_series:MOST_WORKERS", "workers with charts on the page", "", "the first are shown"),
         Bound("http.page.live_entries:MOST_CHARACTERS", "prompt on the page", "characters", "it is cut"),
         Bound("http.service.shown_messages:MOST_CHARACTERS", "message of an error", "characters", "it is cut"),
         Bound("http.service.shown_names:MOST_BYTES", "name of an uploaded file", "bytes", "it is cut"),
@@ -458,6 +460,21 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         ),
         Bound("control.pool_log:MOST_TOLD_FILES", "files that the log has named", "", "the oldest may be named again"),
         Bound("control.catalog_place:MOST_NAMED", "folders that a message names", "", "it names their number"),
+        Bound("control.operator_desk:MOST_NAMED", "nodes and workers that a message names", "", "the first are named"),
+        Bound("control.operator_orders:MOST_ORDER_SECONDS", "deadline of a drain or a restart", "seconds"),
+        Bound("control.submission_list:MOST_LISTED", "submissions in `status`", "", "the newest are named"),
+        Bound("control.submission_list:MOST_PROMPT", "prompt of a running job in `status`", "characters", "it is cut"),
+        Bound("control.history.event_rules:MOST_CHARACTERS", "reason of an event", "characters", "it is cut"),
+        Bound("control.history.event_rules:MOST_NAMED", "nodes that an event names", "", "it names their number"),
+        Bound("control.history.history_file:MOST_OPEN_ROWS", "events that equal ones may be added to", "", _OLDEST),
+        Bound("control.history.history_writer:MOST_SPOOLS", "records of killed controllers that wait", "", _OLDEST),
+        Bound(
+            "control.history.pool_history:MOST_WAITING",
+            "events and costs that wait for the disk",
+            "",
+            "they are counted",
+        ),
+        Bound("control.history.run_ledger:MOST_FOLLOWED", "submissions of which costs are followed", "", _OLDEST),
     ),
 }
 #: constants with such names that are ranges of a value, checked by their field, and no bound of work, memory or time
@@ -465,6 +482,7 @@ RANGES = frozenset(
     {
         *("config.serve_section:MAX_PORT", "http.comfy.comfy_node_types:MAX_SEED", "http.page.live_view:MOST_ASKING"),
         *("request.qos:MAX_PRIORITY", "request.field_table:MAX_NOISE_LEVEL", "request.field_table:MAX_CLIP_SKIP"),
+        "request.field_table:MAX_BATCH",
         *("request.field_table:MAX_FRAME_RATE", "request.field_table:MAX_SECONDS", "request.field_table:MAX_LINE"),
         *("request.image_prompt_fields:MAX_STRENGTH", "request.music_fields:MAX_BPM", "request.face_fields:MAX_WIDTH"),
         *("request.upscale_fields:MAX_SCALE", "request.upscale_fields:MAX_TILE", "request.control_fields:MAX_CONTROL"),

@@ -156,8 +156,8 @@ def _spread(
 
 
 def _begin_of(task: ReportTask) -> float:
-    # the seconds of a task in a batch are its share of the run
-    return task.ended_at - task.seconds * max(1, task.batched)
+    # the seconds of a task in a batch are its share of the run; an edited manifest may have more than there were
+    return max(0.0, task.ended_at - task.seconds * max(1, task.batched))
 
 
 def _end_of(output: ReportOutput) -> float:

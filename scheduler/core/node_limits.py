@@ -48,15 +48,17 @@ class NodeLimits:
         self._worker_table.drain(node, deadline)
         self.update(node)
 
-    def forget_drained(self, at: float) -> None:
-        """Forget notices of machines that should be gone long since."""
-        for node in [node for node, deadline in self.draining.items() if deadline + DRAINED_SECONDS <= at]:
+    def forget_drained(self, at: float) -> bool:
+        """Forget notices of machines that should be gone long since. Returns whether there were any."""
+        forgotten = [node for node, deadline in self.draining.items() if deadline + DRAINED_SECONDS <= at]
+        for node in forgotten:
             del self.draining[node]
             self._worker_table.drain(node, None)
             self.update(node)
         if self.draining:
             due = [ends_at if ends_at > at else ends_at + DRAINED_SECONDS for ends_at in self.draining.values()]
             self._ticks.request(min(due) - at, at)
+        return bool(forgotten)
 
     def note_missing(self, worker: Worker, error: RunError | None, at: float) -> None:
         """The worker ended a run or a load with `error`: its machine may lack files."""

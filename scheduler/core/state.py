@@ -279,7 +279,8 @@ class SchedulerState:
                 self._end_hanging_runs()
                 if self.node_limits.draining:
                     self.membership.leave_idle()
-                    self.node_limits.forget_drained(self.at)
+                    if self.node_limits.forget_drained(self.at) and self.autoscaler is not None:
+                        self.autoscaler.nodes_left(self.at)  # they count as unavailable no more
 
     def _decide(self, event: Event) -> None:
         """Decide what follows: nodes, runs, preemption, tasks sent ahead, and loads."""

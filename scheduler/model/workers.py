@@ -709,6 +709,7 @@ class WorkerTable:
         self._note(worker)
         self._story.move(worker, WorkerState.ENDED, "no longer wanted")
         del self.workers[worker.worker_id]
+        self.cordons.restarts.pop(worker.worker_id, None)
         if worker.group:  # its id is never used again
             del self.incarnations[worker.worker_id]
             self.cordons.workers.pop(worker.worker_id, None)

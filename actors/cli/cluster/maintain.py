@@ -116,22 +116,29 @@ def _order(context: typer.Context, order: OperatorOrder, as_json: bool, pool: st
             say(user_console(sys.stdout), taken.words)
             for warning in taken.warnings:
                 say(user_console(), f"modelpool: {warning}", "yellow")
-        if wait and not _done_in_time(running, taken, before, order.seconds + GRACE_SECONDS):
+        seconds = order.seconds + GRACE_SECONDS
+        if wait and (waiting := _not_done(running, taken, before, seconds)):
+            states = ", ".join(f"{name} is {state}" for name, state in waiting.items())
+            problem = f"{taken.order.value} {taken.place} is not done after {seconds:.0f} s: {states}"
+            say(user_console(), f"modelpool: {problem}; it goes on, see `modelpool status`", "yellow")
             raise typer.Exit(1)
 
 
-def _done_in_time(running: Pool, taken: OrderTaken, before: PoolStatus, seconds: float) -> bool:
-    """Wait until an order has been carried out, and return whether it was in time."""
+def _not_done(running: Pool, taken: OrderTaken, before: PoolStatus, seconds: float) -> dict[str, str]:
+    """Wait until an order has been carried out, at most `seconds`; return the states of the workers for which it has
+    not been."""
     import time
 
     numbers = {str(worker.id): worker.incarnation for worker in before.workers}
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        workers = [worker for worker in running.status().workers if str(worker.id) in taken.workers]
-        if taken.order is Order.RESTART:
-            if all(w.incarnation > numbers[str(w.id)] and w.state in ("idle", "busy") for w in workers):
-                return True
-        elif all(worker.state not in ("idle", "busy") for worker in workers):
-            return True
+    while True:
+        workers = {str(worker.id): worker for worker in running.status().workers if str(worker.id) in taken.workers}
+        waiting = {}
+        for name, worker in workers.items():
+            is_up = worker.state in ("idle", "busy")
+            is_new = is_up and worker.incarnation > numbers.get(name, 0)
+            if not is_new if taken.order is Order.RESTART else is_up:
+                waiting[name] = worker.state.replace("_", " ")
+        if not waiting or time.monotonic() >= until:
+            return waiting
         time.sleep(POLL_SECONDS)
-    return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def get(
         fetched = copy_example(place, overwrite=force, dry_run=dry_run)
     else:
         fetched = _from_hub(name, place, variant, dry_run, force)
-    _report(fetched, dry_run, as_json, config)
+    _report(fetched, dry_run, as_json, config, what if name is not None and name.revision else "")
 
 
 def hub_name_of(text: str) -> HubName:
@@ -120,9 +121,11 @@ def copy_example(folder: Path, *, overwrite: bool = False, dry_run: bool = False
     for path, copy in missing if not dry_run else ():
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
-            temporary = copy.with_name(f".{copy.name}.part")
-            shutil.copyfile(path, temporary)
-            temporary.replace(copy)
+            # a folder of its own for each process: another one may copy the same file now
+            with tempfile.TemporaryDirectory(prefix=".copy-", dir=copy.parent) as own:
+                temporary = Path(own) / copy.name
+                shutil.copyfile(path, temporary)
+                temporary.replace(copy)
         except OSError as error:
             raise OutputFailed(f"{copy}: cannot be written ({error.strerror})") from None
     size_bytes = sum(path.stat().st_size for path, _ in pairs)
@@ -214,8 +217,9 @@ def _planned_words(revision: HubRevision, plan: DownloadPlan) -> str:
     return f"{what}: {counted(len(plan.files), 'file')}, {size}, {left}, to {plan.folder} ({free})"
 
 
-def _report(fetched: Fetched, dry_run: bool, as_json: bool, config: Path | None) -> None:
-    """Print where the files are, and how to use them."""
+def _report(fetched: Fetched, dry_run: bool, as_json: bool, config: Path | None, with_revision: str = "") -> None:
+    """Print where the files are, and how to use them. `with_revision` is the fetched name if it has a revision: it is
+    no name of these files."""
     from modelpool.actors.cli.terminal.screen import print_json, say, user_console
 
     entries, problems = ([], []) if dry_run else _entries_of(fetched, config)
@@ -245,6 +249,9 @@ def _report(fetched: Fetched, dry_run: bool, as_json: bool, config: Path | None)
     if not entries and not problems:
         folder = fetched.folder if fetched.commit == "" else fetched.folder.parents[1]
         say(console, f"this folder is not part of any pool yet; run: modelpool models add {folder}", "yellow")
+    if with_revision and entries:
+        names = " or ".join(entry.name for entry in entries)
+        say(console, f"its name in jobs is {names}, without the revision: {with_revision} means the hub's cache")
 
 
 def _entries_of(fetched: Fetched, config: Path | None) -> tuple[list[RegistryEntry], list[str]]:

@@ -27,6 +27,10 @@ class Handover:
         self._connect = connect
         #: a controller and the journal get pins in the same order
         self._pinning = threading.Lock()
+        #: held from the question to the end of the write: an older memory must not replace a newer one
+        self.keeping = threading.Lock()
+        #: the pool ends: what its controller has now is not for the next pool
+        self.has_dropped = False
 
     def pin(self, models: Sequence[str], replicas: int) -> tuple[PinnedModel, ...]:
         """As `Controller.pin`, for the next controllers too. Raises UserError, and PoolLost without a controller. A
@@ -39,23 +43,26 @@ class Handover:
                 if replicas:
                     raise
                 pinned = _unpin_known(self._journal, connection, models)
-            self._journal.keep_pins(models, replicas)
+            if not self.has_dropped:
+                self._journal.keep_pins(models, replicas)
         return pinned
 
     def operate(self, order: OperatorOrder) -> OrderTaken:
         """As `Controller.operate`, for the next controllers too: the journal has it before this returns. Raises
         UserError, and PoolLost without a controller."""
         connection = self._connect()
+        self._remind(connection)  # first: what is stored below replaces it
         taken = connection.call(CONTROLLER.operate, order)
-        found = connection.call(CONTROLLER.memory, sys.maxsize)  # without histories: `keep_memory` fetches them
-        self._journal.keep_memory(stored_memory(found.memory, found.controllers))
+        with self.keeping:
+            found = connection.call(CONTROLLER.memory, sys.maxsize)  # without histories: `keep_memory` fetches them
+            if not self.has_dropped:
+                self._journal.keep_memory(stored_memory(found.memory, found.controllers))
         return taken
 
     def hand_over(self, connection: Connection) -> None:
         """Give a controller what the one before it has left in the journal, and have it pin what users have pinned, in
         place of what its configuration says. A model without its file is left out."""
-        left = left_memory(self._journal.memory())
-        connection.call(CONTROLLER.remember, left.memory, left.gap_seconds(), left.controllers)
+        self._remind(connection)
         with self._pinning:
             for model, replicas in self._journal.pins().items():
                 try:
@@ -64,9 +71,15 @@ class Handover:
                     if replicas:  # else it is not pinned, as it should be
                         logger.warning("model %s is not pinned again: %s", model, problem)
 
+    def _remind(self, connection: Connection) -> None:
+        """Give a controller the memory of the one before it, unless it has that already."""
+        left = left_memory(self._journal.memory())
+        connection.call(CONTROLLER.remember, left.memory, left.gap_seconds(), left.controllers)
+
     def drop(self) -> None:
         """The pool ends, and with it its pins."""
-        with suppress(JournalFailed):
+        with self.keeping, suppress(JournalFailed):
+            self.has_dropped = True
             self._journal.drop_pins()
             self._journal.keep_memory(ended_memory(self._journal.memory()))
 

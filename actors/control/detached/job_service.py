@@ -803,11 +803,12 @@ class _Link:
         if time.monotonic() < self._memory_at:
             return
         self._memory_at = time.monotonic() + MEMORY_SECONDS
-        found = self.connection.call(CONTROLLER.memory, self._ended)
-        if not found.past_jobs and found.memory == self._stored:
-            return
-        past = [(journaled_id(each.job_id), str(each.job_id), each.history) for each in found.past_jobs]
-        journal.keep_memory(stored_memory(found.memory, found.controllers), past)
+        with self._service.handover.keeping:
+            found = self.connection.call(CONTROLLER.memory, self._ended)
+            if self._service.handover.has_dropped or (not found.past_jobs and found.memory == self._stored):
+                return
+            past = [(journaled_id(each.job_id), str(each.job_id), each.history) for each in found.past_jobs]
+            journal.keep_memory(stored_memory(found.memory, found.controllers), past)
         self._ended, self._stored = found.ended, found.memory
 
     def tell(self, troubles: tuple[str, ...]) -> None:

@@ -200,11 +200,12 @@ class HistoryFile:
         connection = self._connection
         self._batch += 1
         rows = [
-            (key.hour, key.user, key.model, key.lora, key.group, *sums.values(), self._batch)
-            for key, sums in batch.costs.items()
+            (key.hour, *map(storable_text, key[1:]), *sums.values(), self._batch) for key, sums in batch.costs.items()
         ]
         connection.executemany(_ADD_COST, rows)
-        node_rows = [(hour, group, cost, self._batch) for (hour, group), cost in batch.node_costs.items()]
+        node_rows = [
+            (hour, storable_text(group), cost, self._batch) for (hour, group), cost in batch.node_costs.items()
+        ]
         connection.executemany(_ADD_NODE_COST, node_rows)
         for event in batch.events:
             self._add_event(event)
@@ -219,12 +220,13 @@ class HistoryFile:
 
     def _add_event(self, event: HistoryEvent) -> None:
         key = (event.kind, event.same)
+        text = storable_text(event.text)
         if event.same and (found := self._open_rows.get(key)) is not None:
             number, first_at = found
             if 0.0 <= event.last_at - first_at <= TOGETHER_SECONDS:
                 self._connection.execute(
                     "UPDATE event SET count = count + ?, until = ?, text = ? WHERE number = ?",
-                    (event.count, event.last_at, event.text, number),
+                    (event.count, event.last_at, text, number),
                 )
                 return
         added = self._connection.execute(
@@ -233,11 +235,8 @@ class HistoryFile:
                 event.at,
                 event.last_at,
                 event.count,
-                str(event.kind),
-                event.node,
-                event.worker,
-                event.group,
-                event.text,
+                *map(storable_text, (event.kind, event.node, event.worker, event.group)),
+                text,
             ),
         )
         if event.same:
@@ -302,6 +301,12 @@ def batch_of(spool: str, records: list[SpooledRecord]) -> HistoryBatch:
         else:
             batch.charge(found)
     return batch
+
+
+def storable_text(text: str) -> str:
+    """Return a text with escapes in place of what UTF-8 has no bytes for: names of files that are in another encoding,
+    in messages and in names of models."""
+    return str(text) if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _locked(path: Path) -> IO[bytes]:

@@ -31,6 +31,7 @@ from modelpool.actors.control.history.history_file import (
 )
 from modelpool.actors.control.history.history_values import EventKind, HistoryBatch, HistoryEvent
 from modelpool.actors.control.history.spool import remove_orphans, spooled_records, spools_left
+from modelpool.pool.values.core.errors import counted
 
 logger = logging.getLogger(__name__)
 
@@ -119,10 +120,11 @@ class HistoryWriter:
     # ---- the writer's thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        file = self._opened()
-        if file is None:
-            return
+        file: HistoryFile | None = None
         try:
+            file = self._opened()
+            if file is None:
+                return
             self._note_disk(file)
             batches = 0
             while (batch := self._batches.get()) is not None:
@@ -139,7 +141,8 @@ class HistoryWriter:
             logger.exception("the history of the pool is no longer written")
             self.trouble = f"{self._path}: the history is no longer written ({type(mistake).__name__}: {mistake})"
         finally:
-            file.close()
+            if file is not None:
+                file.close()
 
     def _opened(self) -> HistoryFile | None:
         """Open the history, once that is possible; None if the pool ends first."""
@@ -174,7 +177,13 @@ class HistoryWriter:
                 logger.warning("what a controller has left is not counted: %s (%s)", path, error)
                 continue
             if records:
-                file.write(batch_of(name, records))
+                batch = batch_of(name, records)
+                file.write(batch)
+                if batch.dropped:
+                    logger.warning(
+                        "of what a controller has left, %s is not counted: another version of modelpool wrote it",
+                        counted(batch.dropped, "record"),
+                    )
             with contextlib.suppress(OSError):
                 path.unlink()
         if self._spool_prefix is not None:

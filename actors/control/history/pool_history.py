@@ -123,6 +123,8 @@ class PoolHistory:
         #: the latest decisions of autoscaling, which the core keeps, and the last of them that was noted
         self._decisions: Sequence[ScalingWhy] = ()
         self._latest_decision: ScalingWhy | None = None
+        #: the first bug that kept something from the history; "" without one
+        self._mistake = ""
         #: nodes that have joined or left, for the metrics
         self.node_changes = {"joined": 0, "left": 0}
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -147,8 +149,8 @@ class PoolHistory:
 
     @property
     def trouble(self) -> str:
-        """Why the history is not written; "" while it is, or where there is none."""
-        return "" if self._writer is None else self._writer.trouble
+        """Why the history is not written, or not complete; "" while it is, or where there is none."""
+        return self._mistake if self._writer is None else self._writer.trouble or self._mistake
 
     @property
     def disk(self) -> DiskUse | None:
@@ -178,7 +180,13 @@ class PoolHistory:
     # ---- what the controller notes ----------------------------------------------------------------------------------
 
     def note(self, event: Event, commands: Sequence[Command]) -> None:
-        """Note an event that the core has handled, and its commands."""
+        """Note an event that the core has handled, and its commands. Never raises: that would fail all jobs."""
+        try:
+            self._note(event, commands)
+        except Exception as mistake:
+            self._note_mistake(mistake)
+
+    def _note(self, event: Event, commands: Sequence[Command]) -> None:
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
@@ -215,6 +223,12 @@ class PoolHistory:
         if self._spool is not None:
             self._spool.append(event_text(event))
 
+    def _note_mistake(self, mistake: Exception) -> None:
+        """A bug here must not end the pool; its status shows it. The first one is logged."""
+        if not self._mistake:
+            logger.error("the history of the pool is not complete", exc_info=mistake)
+            self._mistake = f"the history is not complete ({type(mistake).__name__}: {mistake})"
+
     # ---- batches ----------------------------------------------------------------------------------------------------
 
     async def keep_writing(self, now: Callable[[], float], sleep: Callable[[float], Any]) -> None:
@@ -222,7 +236,10 @@ class PoolHistory:
         interval_seconds = LOOK_SECONDS if self._writer is None else BATCH_SECONDS
         while True:
             await sleep(interval_seconds)
-            self.beat(now())
+            try:
+                self.beat(now())
+            except Exception as mistake:
+                self._note_mistake(mistake)
 
     def beat(self, now: float) -> None:
         """Note what has changed without an event, and hand over what there is, if the writer has stored the batch

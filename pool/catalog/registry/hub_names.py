@@ -81,8 +81,8 @@ def cached_weights(text: str) -> Path | None:
 
 
 def is_of_repository(path: Path, repository: str) -> bool:
-    """Whether the file is in a folder ORG/NAME, as `modelpool models get ORG/NAME` places files."""
-    return f"/{repository}/" in f"{path.parent.as_posix()}/"
+    """Whether the file is in a folder ORG/NAME, as `modelpool models get ORG/NAME` places files, or is that folder."""
+    return f"/{repository}/" in f"{path.as_posix()}/"
 
 
 def hub_name(path: Path) -> str | None:

@@ -451,13 +451,28 @@ class Registry:
             unknown = UnknownName(f"{unknown} `modelpool models` shows which files were found, and where")
         if as_digits(name) is None:
             hint = f" There is a folder of that name here: ./{name}" if _file_at_path(f"./{name}") is not None else ""
-            hub = HubName.parse(name)
-            hint += f" If it is a name on the hub, fetch it first: {hub.fetch}" if hub else ""
-            return UnknownName(f"{unknown}{hint}")
+            return UnknownName(f"{unknown}{hint}{self._hub_hint(name, kinds, found)}")
         records = self._records()
         unread = sum(self._known_hashes(file, records.get(str(file.real_path))) is None for file in found.files)
         hint = f" {unread} files are not hashed yet: run `modelpool models scan`." if unread else ""
         return UnknownName(f"{unknown}{hint}")
+
+    def _hub_hint(self, name: str, kinds: Collection[FileKind | None], found: FolderScan) -> str:
+        """Return how to get the model that `name` may be on the hub, or the names of its files if it was fetched into a
+        folder of models: nothing there says of which revision it is. "" for another name."""
+        hub = HubName.parse(name)
+        if hub is None:
+            return ""
+        files = [file for file in found.files if is_of_repository(file.path, hub.repository)] if hub.revision else []
+        fetched = [file.path for file in files if self._is_usable(file, kinds)]
+        if not fetched:
+            return f" If it is a name on the hub, fetch it first: {hub.fetch}"
+        names = shortest_names([file.path for file in found.files])
+        listed = ", ".join(repr(names[path]) for path in fetched[:_MAX_LISTED])
+        return (
+            f" Names with a revision mean files in the hub's cache; of {hub.repository}, a folder of models has "
+            f"{listed} without one: use that name, or replace the files: {hub.fetch} --force"
+        )
 
     def _records(self) -> dict[str, HashRecord]:
         none: dict[str, HashRecord] = {}

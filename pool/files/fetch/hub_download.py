@@ -87,6 +87,8 @@ def plan_download(files: Iterable[HubFile], folder: Path, *, overwrite: bool = F
     for source in sorted(files, key=lambda each: (_comes_last(each.file.path), each.file.path)):
         path = folder / checked_path(source.file.path)
         is_complete = path.is_file() and path.stat().st_size == source.file.size_bytes and _is_right(path, source)
+        if path.is_dir():
+            raise OutputFailed(f"{path}: is a folder, expected a file or nothing; move it away")
         if path.exists() and not is_complete and not overwrite:
             raise OutputFailed(
                 f"{path}: exists with other content than {source.file.url}; select another folder with --folder, or "

@@ -33,6 +33,10 @@ MAX_DESCRIPTION_BYTES = 64 << 20
 #: what the hub says about a refusal, in a header of its answers
 _REASON = "X-Error-Code"
 _NO_TOKEN, _NOT_ALLOWED, _NOT_FOUND = 401, 403, (404, 410)
+#: names and hashes in an answer: they become parts of paths on this machine
+_REPOSITORY = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*")
+_COMMIT = re.compile(r"[\w\-][\w.\-]*")
+_HASH = re.compile(r"[0-9a-f]{40,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,13 @@ class HubSource:
         url = f"{self.url}/api/models/{quote(repository)}/revision/{quote(wanted, safe='')}?blobs=true"
         described = self._described(url)
         try:
-            name, commit = str(described.get("id") or repository), str(described["sha"])
+            # a repository that was renamed answers with its new name, which becomes the name of a folder
+            name = _checked(_REPOSITORY, "id", described.get("id") or repository)
+            commit = _checked(_COMMIT, "sha", described["sha"])
             found = {file.file.path: file for file in self._files(name, commit, described["siblings"])}
-        except (KeyError, TypeError, ValueError) as error:
-            raise SourceFailed(f"{url}: found an answer without {error}, expected the hub's list of files") from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            without = f"an answer without {error}" if isinstance(error, KeyError) else f"an answer with {error}"
+            raise SourceFailed(f"{url}: found {without}, expected the hub's list of files") from None
         if len(found) > MAX_FILES:
             raise SourceFailed(f"{repository}: has {counted(len(found), 'file')}, expected at most {MAX_FILES}")
         return HubRevision(name, wanted, commit, found)
@@ -129,10 +136,13 @@ class HubSource:
         for each in siblings:
             path, stored = str(each["rfilename"]), each.get("lfs") or {}
             size_bytes = int(stored["size"] if stored else each["size"])
+            if size_bytes < 0:
+                raise ValueError(f"a size of {size_bytes} bytes")
             url = f"{self.url}/{quote(repository)}/resolve/{quote(commit)}/{quote(path)}"
-            sha256 = str(stored.get("sha256", ""))
+            sha256 = _checked(_HASH, "sha256", stored["sha256"]) if stored.get("sha256") else ""
+            sha1 = _checked(_HASH, "blobId", each["blobId"]) if each.get("blobId") and not sha256 else ""
             # no version: the commit is in the URL, and the ETag is of the server that the hub sends clients to
-            yield HubFile(RemoteFile(path, url, size_bytes, "", sha256), "" if sha256 else str(each.get("blobId", "")))
+            yield HubFile(RemoteFile(path, url, size_bytes, "", sha256), sha1)
 
     def _open(self, request: urllib.request.Request, timeout: float) -> Any:
         """Open `request`; a refusal by the hub itself is explained. Raises as `urllib.request.urlopen`, and
@@ -163,6 +173,13 @@ class HubSource:
             return f"{repository}: the hub does not accept this token (HTTP {status}); expected a valid one in HF_TOKEN"
         private = "" if self._hub.token else "; if it is private, set HF_TOKEN to a token of its owner"
         return f"{repository}: the hub has no such repository for this user (HTTP {status}){private}"
+
+
+def _checked(pattern: re.Pattern[str], field: str, value: object) -> str:
+    """Return a text of an answer. Raises ValueError if it does not match."""
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{field} {str(value)[:100]!r}")
+    return value
 
 
 class _TokenStays(urllib.request.HTTPRedirectHandler):

@@ -10,10 +10,11 @@ from modelpool.actors.config.maintenance_section import MaintenanceSection
 from modelpool.actors.control.cluster_view import NodeEnd, NodeView
 from modelpool.actors.control.operator_desk import OperatorDesk
 from modelpool.actors.control.operator_orders import OperatorOrder, Order, OrderTaken
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UnusableField
-from modelpool.pool.values.specs.spec import NodeId
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.model.config import SchedulerConfig
-from modelpool.scheduler.model.messages import DisruptionsAllowed
+from modelpool.scheduler.model.messages import DisruptionsAllowed, WorkersWanted
 from tests.actors.fake_fleet import Desk, dialogue, settle
 from tests.actors.fake_nodes import FakeNodes
 
@@ -90,6 +91,53 @@ async def test_what_an_operator_should_know_is_said() -> None:
 
 
 @dialogue
+async def test_a_restart_of_a_worker_that_is_gone_or_leaves_is_refused_by_name() -> None:
+    """The cordon of a worker outlives it: its name is known, and there is nothing to restart."""
+    desk = await opened()
+    await take(desk, Order.CORDON, "gpu-1")
+    desk.controller._dispatcher.post(WorkersWanted(desk.clock.now(), (WorkerId("gpu-0"),)))
+    assert "gpu-1" not in desk.state.worker_table.workers
+    with pytest.raises(UnusableField, match=r"restart: found 'gpu-1', expected a worker \(gpu-0\)"):
+        await take(desk, Order.RESTART, "gpu-1")
+    await take(desk, Order.UNCORDON, "gpu-1")
+    assert not desk.state.worker_table.cordons
+    await desk.submit(GenerateRequest(model="shapes", prompt="a circle", seed=1))
+    desk.controller._dispatcher.post(WorkersWanted(desk.clock.now(), ()))
+    assert not desk.state.worker_table.workers[WorkerId("gpu-0")].wanted, "it still runs"
+    with pytest.raises(UnusableField, match="restart: gpu-0 has no process that could be replaced; it leaves the pool"):
+        await take(desk, Order.RESTART, "gpu-0")
+
+
+def test_maintenance_windows_that_cannot_be_read_are_an_obstacle(caplog: pytest.LogCaptureFixture) -> None:
+    """The node of the controller has no database of time zones, say. The watch of the windows ended without a word, and
+    the pool was disrupted at any time."""
+    lost_windows()
+    assert caplog.text.count("nodes are not given up: the maintenance windows cannot be read") == 1
+
+
+@dialogue
+async def lost_windows() -> None:
+    desk = await opened()
+    fails = [True]
+
+    def obstacle(unix_seconds: float) -> str:
+        if fails[0]:
+            raise KeyError("no time zone Europe/Berlin")
+        return ""
+
+    desk.controller._desk._obstacle = obstacle
+    await desk.clock.advance(60.0)
+    cordons = desk.state.worker_table.cordons
+    assert "the maintenance windows cannot be read" in cordons.obstacle
+    assert "Europe/Berlin" in cordons.obstacle
+    with pytest.raises(UnusableField, match=r"restart: the maintenance windows cannot be read.*--force"):
+        await take(desk, Order.RESTART, "gpu-0")
+    fails[0] = False
+    await desk.clock.advance(20.0)
+    assert cordons.obstacle == ""
+
+
+@dialogue
 async def test_disruption_limits_are_overridden_by_force_only() -> None:
     desk = await opened(SchedulerConfig(max_unavailable_nodes=1))
     await take(desk, Order.DRAIN, "10.0.0.2")
@@ -142,3 +190,18 @@ async def test_without_a_cluster_that_answers_the_nodes_of_workers_are_known() -
     taken = await take(desk, Order.CORDON, "a1")
     assert taken.place == A[:6] or taken.place.endswith(A[:6])
     assert replace(taken, place="").workers == ("gpu-0", "gpu-1")
+
+
+def test_a_bug_that_ends_a_background_task_of_the_controller_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for these tasks: the nodes of the cluster were watched no longer, without a word."""
+    lost_watch()
+    assert "a background task of the controller has ended: NodeWatch.keep_watching" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@dialogue
+async def lost_watch() -> None:
+    desk = await opened()
+    assert desk.controller._node_watch is not None
+    desk.controller._node_watch._on_view = lambda view: 1 / 0
+    await desk.clock.advance(5.0)

@@ -8,7 +8,8 @@ import pytest
 
 from modelpool.actors.outputs.report_course import MOST_PARTS, Course, course_of
 from modelpool.actors.outputs.report_figures import ReportOutput, ReportTask
-from modelpool.actors.outputs.report_page import shown_of_groups
+from modelpool.actors.outputs.report_page import _course_words, shown_of_groups
+from modelpool.actors.outputs.report_plots import plots
 from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.cli.fakes import recipe_for
 
@@ -98,3 +99,12 @@ def test_small_groups_are_shown_whole_and_large_ones_share_the_rest() -> None:
         assert shown_of_groups(sizes, 404) == expected, sizes
     many = shown_of_groups([2, *[1] * 999], 400)
     assert (sum(many), many[0]) == (400, 1)
+
+
+def test_more_seconds_than_there_were_do_not_end_the_report() -> None:
+    """Manifests may be edited: such a task began before the first date that can be written."""
+    for seconds in (1e13, 1e300):
+        found = course(output(1, sample(10.0, seconds, batched=4)))
+        assert found.began_at == 0.0
+        assert all("NaN" not in each and "inf" not in each for each in plots(found, {}, 2.0))
+        assert "1970-01-01" in _course_words(found)

@@ -48,9 +48,13 @@ class Scaled:
     conditions: SupplyConditions = field(default_factory=SupplyConditions)
     gpus: Sequence[SimulatedGpu] = ()
     validated: bool = False
+    #: nodes that may be unavailable at a time; None: any number
+    most_unavailable: int | None = None
 
     def __post_init__(self) -> None:
-        config = SchedulerConfig(groups=tuple(self.groups), autoscaling=self.limits)
+        config = SchedulerConfig(
+            groups=tuple(self.groups), autoscaling=self.limits, max_unavailable_nodes=self.most_unavailable
+        )
         self.core = LoggedCore(config)
         self.supply = NodeSupply([_simulated(group) for group in self.groups], self.conditions)
         self.cluster = VirtualCluster(self.core, self.gpus, supply=self.supply)

@@ -427,6 +427,20 @@ def test_nothing_is_given_up_outside_of_maintenance_windows() -> None:
     assert scaled.nodes_left == {}
 
 
+def test_idle_nodes_end_once_a_reclaimed_one_no_longer_counts_as_unavailable() -> None:
+    """A notice counts for a while after its deadline. Nothing looked again when it was forgotten: the other nodes cost
+    money until the next job."""
+    for seconds in (150.0, 250.0, 300.0):
+        conditions = SupplyConditions(
+            reclaim=lambda group, number, seconds=seconds: Reclaim(seconds, 60.0) if number == 0 else None
+        )
+        scaled = Scaled([SMALL_NODES], conditions=conditions, validated=True, most_unavailable=1)
+        scaled.run(jobs_of([5.0] * 60))
+        assert outcomes(scaled) == {Outcome.SUCCEEDED}, seconds
+        assert scaled.most_nodes > 1, seconds
+        assert scaled.nodes_left == {}, seconds
+
+
 def test_the_preview_says_what_the_next_evaluation_does_and_changes_nothing() -> None:
     """Asked after every event, the decisions are the same as without; a preview at a decision is that decision."""
     plain, asked = Scaled([SMALL_NODES, LARGE_NODES]), Scaled([SMALL_NODES, LARGE_NODES])

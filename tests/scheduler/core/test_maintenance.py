@@ -151,6 +151,17 @@ def test_a_restart_that_a_crash_has_done_is_not_done_again() -> None:
     assert set(shell.running) == {"a"}
 
 
+def test_a_restart_of_a_worker_that_leaves_is_forgotten_with_it() -> None:
+    shell = pool(a="n1", b="n2")
+    for number in range(2):
+        shell.submit(alone(f"j{number}", sample(GIVEN, seed=number), given=(GIVEN,)))
+    shell.restart("a", 500.0)
+    shell.want("b")
+    shell.finish("a")
+    assert "a" not in shell.state.worker_table.workers
+    assert not shell.state.worker_table.cordons
+
+
 def test_queued_tasks_are_asked_back() -> None:
     config = SchedulerConfig(story_length=None, send_ahead_seconds=60.0)
     shell = Shell(config)

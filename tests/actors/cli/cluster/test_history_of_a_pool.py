@@ -77,9 +77,10 @@ def test_a_pool_whose_controller_is_killed_loses_no_cost_and_counts_none_twice(t
             cwd=ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert used.returncode == 0, used.stderr
-        capsys.readouterr()
-        assert run(["metrics", "--once", "--pool", "mine"]) == 0
-        assert missing_of(capsys.readouterr().out) == [], "what the alert rules read"
+        command = (sys.executable, "-m", "modelpool", "metrics", "--once", "--pool", "mine")  # connects to its Ray
+        metrics = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert metrics.returncode == 0, metrics.stderr
+        assert missing_of(metrics.stdout) == [], "what the alert rules read"
         while_it_runs = printed(capsys, "costs", "--by", "user")
     finally:
         stop_running_pool("mine")

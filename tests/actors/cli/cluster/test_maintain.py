@@ -197,6 +197,19 @@ def test_programs_read_orders_as_json(command: Command) -> None:
     }  # fmt: skip
 
 
+def test_an_order_that_is_not_done_in_time_says_what_is_not(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code 1 of --wait came without a word."""
+    monkeypatch.setattr("modelpool.actors.cli.cluster.maintain.GRACE_SECONDS", 0.0)
+    for order, place, said in (
+        ("drain", "box", "drain box is not done after 0 s: gpu-0 is busy"),
+        ("restart", "gpu-0", "restart gpu-0 is not done after 0 s: gpu-0 is busy"),
+    ):
+        ended = command(order, place, "--deadline", "0", "--wait", "--pool", "mine", pool=OrderedPool())
+        assert ended.code == 1
+        assert said in " ".join(ended.err.split())
+        assert "`modelpool status`" in " ".join(ended.err.split())
+
+
 def test_wrong_orders_are_refused_in_a_sentence(command: Command) -> None:
     ended = command("cordon", "nowhere", "--pool", "mine", pool=OrderedPool(problem="cordon: found 'nowhere'"))
     assert (ended.code, ended.err) == (2, "modelpool: cordon: found 'nowhere'\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
+from modelpool.actors.cli.models.get import copy_example
 from modelpool.actors.cli.terminal.options import only_model
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.config.example_model import example_folder
@@ -69,6 +71,24 @@ def test_the_example_needs_no_network_and_is_usable(command: Command, monkeypatc
     assert "exists with other content" in refused.err
     assert command("models", "get", "shapes", "--force").code == 0
     assert Path("models/shapes.safetensors").read_bytes() == MODEL
+
+
+def test_two_processes_that_copy_the_example_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one begins and ends while the first one copies its first file."""
+    copyfile, began = shutil.copyfile, []
+
+    def copy(source: Path, target: Path) -> None:
+        copyfile(source, target)
+        if not began:
+            began.append(target)
+            copy_example(tmp_path / "models")
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    copy_example(tmp_path / "models")
+    assert (tmp_path / "models/shapes.safetensors").read_bytes() == MODEL
+    assert not list(tmp_path.rglob(".*")), "nothing else is left"
 
 
 def test_the_example_is_in_an_installation_too(tmp_path: Path) -> None:
@@ -144,6 +164,25 @@ def test_a_dry_run_and_the_json_of_a_fetch(command: Command, monkeypatch: pytest
         assert f"run: modelpool models add {tmp_path / 'elsewhere'}\n" in text.err
 
 
+def test_a_fetched_revision_says_by_which_name_it_is_used(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name with the revision led to the same command again."""
+    with serving_hub(some__toy=Repository({"toy.safetensors": MODEL}, revisions=("main", "v1"))) as hub:
+        at(hub, monkeypatch)
+        got = command("models", "get", "some/toy@v1")
+    assert got.code == 0, got.err
+    *_, line = got.err.splitlines()
+    assert line == "its name in jobs is toy, without the revision: some/toy@v1 means the hub's cache"
+    assert command("models", "alias", "mine", "some/toy").code == 0
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for name in ("some/toy@v1", "some/toy/toy.safetensors@v1"):
+        refused = command("models", "alias", "other", name)
+        assert refused.code == 2
+        said = " ".join(refused.err.split())
+        assert "of some/toy, a folder of models has 'toy' without one: use that name" in said, said
+    other = command("models", "alias", "other", "some/other@v1")
+    assert "fetch it first: modelpool models get some/other@v1" in " ".join(other.err.split())
+
+
 @pytest.mark.slow
 def test_a_diffusers_folder_is_a_model_when_all_of_it_is_there(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -193,7 +232,7 @@ def test_commands_without_models_lead_to_them(command: Command) -> None:
     for arguments in (("models",), ("doctor",), ("doctor", "--json")):
         ended = command(*arguments)
         assert "`modelpool models get shapes`" in " ".join(ended.out.split()), arguments
-    with pytest.raises(UserError, match=r"this pool has no models .*; `modelpool models get shapes` copies"):
+    with pytest.raises(UserError, match=r"this pool has no models; `modelpool models get shapes` copies"):
         only_model([])
     command("models", "get", "shapes")
     assert "`modelpool models get shapes`" not in command("doctor").out

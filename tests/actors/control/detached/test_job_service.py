@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,10 +30,12 @@ from modelpool import GenerateRequest, ModelPool, UserError
 from modelpool.actors.client import detached_jobs
 from modelpool.actors.control.connection import CONTROLLER
 from modelpool.actors.control.detached import job_service, journal
+from modelpool.actors.control.detached.handover import Handover
 from modelpool.actors.control.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.control.detached.journal import BeingReceived, Journal
 from modelpool.actors.control.detached.left_memory import left_memory
 from modelpool.actors.control.detached.records import NewSubmission, SubmissionState
+from modelpool.actors.control.operator_orders import OperatorOrder, Order
 from modelpool.actors.control.past_jobs import memory_in_text
 from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.status import PoolStatus
@@ -375,6 +377,41 @@ def test_counts_shares_and_histories_outlive_the_controller_and_the_service(
     assert (now.controller_restarts, now.deadlines_met, now.seconds_by_user.get("ann")) == (0, 0, None)
     measured = {kind.stage for kind in service.line.controller._state.costs.run_kinds if kind.measured}
     assert len(measured) == 3
+
+
+def test_an_order_that_comes_before_the_handover_does_not_replace_what_is_handed_over(service: Service) -> None:
+    """An operator is faster than the service, which looks for the next controller at intervals: the journal kept the
+    memory of a controller that had none yet."""
+    service.crash()
+    with closing(Journal(service.journal)) as journal:
+        first = Handover(journal, lambda: service.line)
+        first.hand_over(service.line)
+        first.operate(OperatorOrder(Order.CORDON, "gpu-0"))
+        service.lose_controller()
+        service.new_controller()
+        second = Handover(journal, lambda: service.line)
+        second.operate(OperatorOrder(Order.CORDON, "gpu-1"))
+        second.hand_over(service.line)
+        memory = memory_in_text(left_memory(journal.memory()).memory)
+        assert {cordon.worker_id for cordon in memory.cordons} == {"gpu-0", "gpu-1"}
+        assert service.line.controller._state.worker_table.cordons.workers.keys() == {"gpu-0", "gpu-1"}
+    service.reopen()
+
+
+def test_orders_and_pins_while_the_pool_ends_leave_nothing_for_the_next_pool(service: Service) -> None:
+    """The service has cleared the journal already: the next pool found the cordons, pins and cost of this one."""
+    service.crash()
+    with closing(Journal(service.journal)) as journal:
+        handover = Handover(journal, lambda: service.line)
+        handover.hand_over(service.line)
+        for worker in ("gpu-0", "gpu-1"):
+            handover.operate(OperatorOrder(Order.CORDON, worker))
+            stored = left_memory(journal.memory()).memory
+            assert bool(memory_in_text(stored).cordons) == (worker == "gpu-0"), worker
+            handover.pin(["shapes"], 1)
+            assert bool(journal.pins()) == (worker == "gpu-0"), worker
+            handover.drop()
+    service.reopen()
 
 
 def test_a_pin_that_only_the_journal_has_is_unpinned(service: Service) -> None:

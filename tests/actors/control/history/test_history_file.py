@@ -367,6 +367,26 @@ def test_what_was_stored_of_a_spool_is_not_counted_again(tmp_path: Path) -> None
     assert total.sums.runs == 4
 
 
+def test_names_that_utf_8_has_no_bytes_for_are_stored_with_escapes(tmp_path: Path) -> None:
+    """A file is named in another encoding, and the error of a job names it: neither the writer nor the next controller,
+    which finds the record in a spool, fails because of it."""
+    path, name = tmp_path / "h.sqlite", "m\udcff\udcfe"
+    spool = Spool(tmp_path / "pool")
+    event = HistoryEvent(AT, EventKind.JOB_FAILED, f"no file {name}", name, name, name)
+    made = charge(name, model=name, lora=name, group=name)
+    for text in (event_text(event), charge_text(made, {})):
+        spool.append(text)
+    own = batch(made, node_costs={(HOUR, name): 1.0})
+    own.events.append(event)
+    with opened(path) as file:
+        file.write(own)
+        file.write(batch_of(spool.name, spooled_records(spool.path, 0)))
+    reader, escaped = HistoryReader(path), r"m\udcff\udcfe"
+    runs = {row.values: row.sums.runs for row in reader.costs(("user", "model", "lora", "group"))}
+    assert runs == {(escaped,) * 4: 2, (NO_WORK, "", "", escaped): 0}
+    assert [each.event.text for each in reader.events()] == [f"no file {escaped}"] * 2
+
+
 def test_a_record_costs_the_event_loop_microseconds(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "pool")
     best, texts = 1.0, {}

@@ -17,13 +17,15 @@ from modelpool.actors.control.history import history_writer, pool_history, run_l
 from modelpool.actors.control.history.history_file import HistoryFile
 from modelpool.actors.control.history.history_reader import NO_WORK, HistoryReader
 from modelpool.actors.control.history.history_values import CostSums, EventKind
-from modelpool.actors.control.history.pool_history import PoolHistory
+from modelpool.actors.control.history.pool_history import PoolHistory, spool_prefix
+from modelpool.actors.control.history.spool import Spool
 from modelpool.actors.control.operator_orders import OperatorOrder, Order
 from modelpool.actors.control.past_jobs import memory_text
 from modelpool.actors.control.status import PoolStatus
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.specs.spec import NodeId, RunErrorKind
 from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import RunTask
 from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 from tests.actors.control.history.test_history_file import small_disk
 from tests.actors.fake_fleet import Desk, settle
@@ -455,6 +457,67 @@ def test_a_broken_file_never_stops_the_pool_and_is_named_and_logged_once(
     assert place.total().charged_seconds == pytest.approx(seconds), "what was counted meanwhile is there"
     said = [record for record in caplog.records if "history of the pool is not written" in record.getMessage()]
     assert len(said) == 1
+
+
+def test_a_bug_of_the_writer_is_told_also_before_the_file_is_open(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(self: HistoryFile, batch: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(HistoryFile, "write", fails)
+
+    async def talk() -> str:
+        desk = await Desk(workers=1, history=place.history()).open()
+        await until(lambda: desk.controller._history.trouble)
+        await two_users(desk)
+        trouble = (await desk.controller.status()).history_trouble
+        await desk.controller.close()
+        return trouble
+
+    assert "the history is no longer written (RuntimeError: a bug)" in asyncio.run(talk())
+    assert "the history of the pool is no longer written" in caplog.text
+
+
+def test_a_bug_of_the_history_fails_no_job_and_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception of whoever is told of an event breaks the scheduler, and all jobs with it."""
+
+    async def talk(fails: str) -> str:
+        desk = await Desk(workers=1, history=place.history()).open()
+        history = desk.controller._history
+        monkeypatch.setattr(history, fails, lambda *about: 1 / 0)
+        history._command_handlers |= {RunTask: history._run_sent}
+        await two_users(desk)
+        await desk.clock.advance(5.0)
+        trouble = (await desk.controller.status()).history_trouble
+        assert not desk.controller._queue.broken, fails
+        ended = [task for task in desk.controller._upkeep if task.done()]
+        assert not any(task.exception() for task in ended), fails
+        await desk.controller.close()
+        return trouble
+
+    for fails in ("_run_sent", "_follow_groups"):
+        caplog.clear()
+        assert asyncio.run(talk(fails)) == "the history is not complete (ZeroDivisionError: division by zero)", fails
+        assert caplog.text.count("the history of the pool is not complete") == 1, fails
+
+
+def test_records_of_another_version_that_a_killed_controller_has_left_are_told(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = place.history()
+    Spool(spool_prefix(place.path, place.spools), history=place.path).append('["d", "of a later version"]')
+
+    async def talk() -> None:
+        desk = await Desk(workers=1, history=history).open()
+        await place.stored(desk)
+        await desk.controller.close()
+
+    asyncio.run(talk())
+    assert "1 record is not counted: another version of modelpool wrote it" in caplog.text
+    assert place.kinds() == ["pool_started", "worker_up", "pool_ended"]
 
 
 def test_a_full_disk_never_stops_the_pool_and_nothing_is_missing_once_it_has_room(

@@ -186,6 +186,15 @@ def test_a_file_with_other_content_is_replaced_only_on_request(tmp_path: Path) -
         assert read(tmp_path) == FILES
 
 
+def test_a_folder_in_the_place_of_a_file_is_refused_even_if_files_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with serving_hub(some__toy=Repository(dict(FILES))) as state:
+        for overwrite in (False, True):
+            with pytest.raises(OutputFailed, match=r"config\.json: is a folder, expected a file or nothing"):
+                plan(state, tmp_path, overwrite=overwrite)
+        assert state.sent_bytes == 0
+
+
 def test_a_full_disk_is_found_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
@@ -200,3 +209,27 @@ def test_names_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
         with serving_hub(some__toy=Repository({name: b"{}"})) as state, pytest.raises(UserError, match="leads out"):
             plan(state, tmp_path / "inside")
     assert not list(tmp_path.rglob("evil*"))
+
+
+def test_no_other_text_of_an_answer_leads_out_of_the_folder_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a repository becomes a folder, and hashes become parts of names of files: an endpoint that is set
+    with HF_ENDPOINT must not choose where files are written."""
+    large = {"rfilename": "toy.safetensors", "size": 3, "lfs": {"size": 3, "sha256": "a" * 64}}
+    good = {"id": "some/toy", "sha": "c" * 40, "siblings": [large]}
+    wrong = [
+        *({"id": name} for name in ("../../evil", "/etc/evil", "some/../..", "some/toy/more", "toy", ["some/toy"])),
+        *({"sha": commit} for commit in ("../..", "a/b", "", 5)),
+        {"siblings": [large | {"lfs": {"size": 3, "sha256": "/../../evil" + "a" * 53}}]},
+        {"siblings": [{"rfilename": "a.json", "size": 3, "blobId": "../evil"}]},
+        {"siblings": [{"rfilename": "a.json", "size": -3, "blobId": "a" * 40}]},
+        {"siblings": ["toy.safetensors"]},
+    ]
+    answer = good
+    monkeypatch.setattr("tests.pool.files.fetch.hub_server._HubHandler._described", lambda *_: answer)
+    with serving_hub(some__toy=Repository({})) as state:
+        found = HubSource(Hub(state.url)).revision("some/toy")
+        assert (found.repository, list(found.files)) == ("some/toy", ["toy.safetensors"])
+        for each in wrong:
+            answer = good | each
+            with pytest.raises(SourceFailed, match="expected the hub's list of files"):
+                HubSource(Hub(state.url)).revision("some/toy")
