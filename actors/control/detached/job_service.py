@@ -46,7 +46,7 @@ from modelpool.actors.control.detached.records import (
     restored_request,
     with_deadline,
 )
-from modelpool.actors.control.detached.submission_age import SubmissionAge
+from modelpool.actors.control.detached.submission_age import SubmissionAges
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
@@ -198,7 +198,7 @@ class JobService:
         #: submissions with a place of outputs that is being opened
         self._opening: dict[str, Future[_Feed]] = {}
         #: of active submissions; only the service's thread uses it
-        self._ages: dict[str, SubmissionAge] = {}
+        self._ages = SubmissionAges()
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
         self._previews = DetachedPreviews()
         #: of the journal, as this service has opened it
@@ -430,7 +430,8 @@ class JobService:
         active = self._journal.active()
         self._forget_ended(link, {record.submission_id for record in active})
         for record in active:
-            self._age_seconds(record)  # also while its feed is opened: the wall clock may be set back meanwhile
+            # also while its feed is opened: the wall clock may be set back meanwhile
+            self._ages.seconds(record.submission_id, record.created_at, time.time(), time.monotonic())
             feed = self._feed_of(record)
             if feed is None:
                 continue
@@ -439,16 +440,8 @@ class JobService:
                 self._send(link, feed, chunk, is_again)
         return sent
 
-    def _age_seconds(self, record: SubmissionRecord) -> float:
-        """Return for how long a submission has been acknowledged."""
-        name = record.submission_id
-        age = self._ages.get(name)
-        if age is None or age.created_at != record.created_at:  # another submission had the id before
-            age = self._ages[name] = SubmissionAge(record.created_at)
-        return age.seconds(time.time(), time.monotonic())
-
     def _forget_ended(self, link: _Link, active: Container[str]) -> None:
-        self._ages = {name: age for name, age in self._ages.items() if name in active}
+        self._ages.keep(active)
         with self._changed:
             ended = {name: self._feeds.pop(name) for name in tuple(self._feeds) if name not in active}
             self._held = {name: held for name, held in self._held.items() if name in active}
@@ -533,7 +526,8 @@ class JobService:
 
     def _send(self, link: _Link, feed: _Feed, chunk: Sequence[PendingRequest], is_again: bool) -> None:
         """Send consecutive requests; end requests that cannot run, or have their output already."""
-        name, age_seconds = feed.record.submission_id, self._age_seconds(feed.record)
+        name = feed.record.submission_id
+        age_seconds = self._ages.seconds(name, feed.record.created_at, time.time(), time.monotonic())
         usable: list[tuple[int, GenerateRequest]] = []
         ended: list[RequestOutcome] = []
         for each in chunk:

@@ -1,6 +1,8 @@
-"""`SubmissionAge`: for how long a submission has been acknowledged, by two clocks. Pure."""
+"""`SubmissionAges`: for how long submissions have been acknowledged, by two clocks. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 
 class SubmissionAge:
@@ -23,3 +25,27 @@ class SubmissionAge:
         self._seconds = max(wall_seconds - self.created_at, self._seconds + since)
         self._read_at = monotonic_seconds
         return self._seconds
+
+
+class SubmissionAges:
+    """The ages of submissions, by id."""
+
+    __slots__ = ("_ages",)
+
+    def __init__(self) -> None:
+        self._ages: dict[str, SubmissionAge] = {}
+
+    def __len__(self) -> int:
+        return len(self._ages)
+
+    def seconds(self, submission_id: str, created_at: float, wall_seconds: float, monotonic_seconds: float) -> float:
+        """Return the age of a submission, as `SubmissionAge.seconds`. Another one had the id before if its `created_at`
+        differs."""
+        age = self._ages.get(submission_id)
+        if age is None or age.created_at != created_at:
+            age = self._ages[submission_id] = SubmissionAge(created_at)
+        return age.seconds(wall_seconds, monotonic_seconds)
+
+    def keep(self, submission_ids: Container[str]) -> None:
+        """Forget all others."""
+        self._ages = {name: age for name, age in self._ages.items() if name in submission_ids}
