@@ -6,6 +6,7 @@ was lost.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -47,15 +48,17 @@ class PoolSubmission:
         self._connection = connection
         self._client_id = client_id
         self._submit_again = submit_again
-        #: submissions of jobs that were sent again
+        #: ids of jobs that were sent again, without those under which none is in the pool any more
         self._repeated: list[SubmissionId] = []
+        self._numbers = itertools.count(1)
         #: the ends of withdrawn jobs until they are submitted again, by index
         self._withdrawn: dict[int, JobEnded] = {}
 
     @property
     def ids(self) -> tuple[SubmissionId, ...]:
-        """The ids under which the pool knows the jobs."""
+        """The ids under which the pool knows the jobs: the first one, and each under which some were sent again."""
         with self._monitor:
+            self._repeated = [each for each in self._repeated if self.follower.is_in_use(each)]
             return (self.id, *self._repeated)
 
     def cancel(self, withdraw: bool = False) -> None:
@@ -119,8 +122,8 @@ class PoolSubmission:
 
     def _new_id(self, indexes: Sequence[int]) -> SubmissionId:
         """Return the id of another submission of some of the requests, which is about to be sent. Requires the lock."""
-        submission_id = SubmissionId(f"{self.id}r{len(self._repeated) + 1}")
-        self._repeated.append(submission_id)
+        submission_id = SubmissionId(f"{self.id}r{next(self._numbers)}")
+        self._repeated = [*filter(self.follower.is_in_use, self._repeated), submission_id]
         self.follower.sent(indexes, submission_id)
         return submission_id
 

@@ -46,12 +46,14 @@ from modelpool.actors.control.detached.records import (
     restored_request,
     with_deadline,
 )
+from modelpool.actors.control.detached.submission_age import SubmissionAges
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
 from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
 from modelpool.actors.control.past_jobs import unpacked_history
 from modelpool.actors.control.status import PinnedModel
+from modelpool.actors.outputs.entries import parse_entry
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import declare_layout
 from modelpool.actors.outputs.open_outputs import open_outputs
@@ -195,6 +197,8 @@ class JobService:
         self._probe_at = 0.0
         #: submissions with a place of outputs that is being opened
         self._opening: dict[str, Future[_Feed]] = {}
+        #: of active submissions; only the service's thread uses it
+        self._ages = SubmissionAges()
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
         self._previews = DetachedPreviews()
         #: of the journal, as this service has opened it
@@ -210,17 +214,13 @@ class JobService:
 
     def begin(self, new: NewSubmission, driver: str = "") -> SubmissionRecord:
         """Start a submission; see `Journal.begin`. Raises OutputFailed if its outputs cannot be written, and
-        UnusableField if their place has another layout: then nothing is left of it."""
+        UnusableField if their place has another layout: then nothing has changed in the journal."""
         address = output_address(new.output)
-        record = self._journal.begin(new, driver)  # first: an id that is refused leaves no layout in a place of others
-        try:
-            if new.layout is not None:
-                declare_layout(address, new.layout)
-            open_outputs(address)
-        except BaseException:
-            self._journal.abandon(new.submission_id, driver)
-            raise
-        return record
+        self._journal.require_free(new, driver)  # an id that is refused leaves no layout in a place of others
+        if new.layout is not None:
+            declare_layout(address, new.layout)
+        open_outputs(address)
+        return self._journal.begin(new, driver)  # last: it drops what an earlier call has begun and appended
 
     def append(self, submission_id: str, first_place: int, texts: Sequence[str], driver: str = "") -> None:
         """Add requests to it; see `Journal.append`."""
@@ -369,8 +369,10 @@ class JobService:
         with self._changed:
             self._trouble = ""
         try:
-            while not self._stopping and not link.lost:
-                self._wake.clear()
+            while True:
+                self._wake.clear()  # first: what is announced after the questions ends the wait below
+                if self._stopping or link.lost:
+                    break
                 self._cancel_in_pool(link)
                 link.want_previews(self._previews.wanted())
                 takes_writes = self._takes_writes()
@@ -428,6 +430,8 @@ class JobService:
         active = self._journal.active()
         self._forget_ended(link, {record.submission_id for record in active})
         for record in active:
+            # also while its feed is opened: the wall clock may be set back meanwhile
+            self._ages.seconds(record.submission_id, record.created_at, time.time(), time.monotonic())
             feed = self._feed_of(record)
             if feed is None:
                 continue
@@ -437,6 +441,7 @@ class JobService:
         return sent
 
     def _forget_ended(self, link: _Link, active: Container[str]) -> None:
+        self._ages.keep(active)
         with self._changed:
             ended = {name: self._feeds.pop(name) for name in tuple(self._feeds) if name not in active}
             self._held = {name: held for name, held in self._held.items() if name in active}
@@ -521,19 +526,21 @@ class JobService:
 
     def _send(self, link: _Link, feed: _Feed, chunk: Sequence[PendingRequest], is_again: bool) -> None:
         """Send consecutive requests; end requests that cannot run, or have their output already."""
-        # the only clock that goes on while the machine is off
-        name, now = feed.record.submission_id, time.time()
+        name = feed.record.submission_id
+        age_seconds = self._ages.seconds(name, feed.record.created_at, time.time(), time.monotonic())
         usable: list[tuple[int, GenerateRequest]] = []
         ended: list[RequestOutcome] = []
         for each in chunk:
             try:
-                passed_seconds = feed.jobs.passed_seconds(each.place, now)
+                passed_seconds = feed.jobs.passed_seconds(each.place, age_seconds)
                 usable.append((each.place, with_deadline(restored_request(each.text), passed_seconds)))
             except ValueError as problem:
                 ended.append(_failed(name, each.place, RunErrorKind.BAD_INPUT, str(problem)))
         if feed.kept:
             usable, kept = _without_finished(link, feed, usable)
-            ended += kept
+            if kept:
+                with suppress(RuntimeError):  # the service stops: they are found again
+                    self._writers.submit(self._commit_kept, feed, kept)
         for part in _runs(usable):
             ended += self._send_run(link, feed, part, is_again)
         if ended:
@@ -654,6 +661,29 @@ class JobService:
             return None
         file, sha256 = file_of(written.path), written.pixels_sha256
         return RequestOutcome(name, job.index, Outcome.SUCCEEDED, file, written.file_bytes, sha256)
+
+    def _commit_kept(self, feed: _Feed, found: Sequence[tuple[RequestOutcome, KeptImage]]) -> None:
+        """Commit outputs that were there when the feed began, maybe days ago. Requests with a file that is gone or
+        damaged since are sent."""
+        there: list[RequestOutcome] = []
+        gone: list[int] = []
+        try:
+            for outcome, kept in found:
+                entry = parse_entry(kept.entry)
+                if feed.place.problem(entry, quick=True):
+                    feed.kept.pop(entry.key, None)
+                    gone.append(outcome.place)
+                else:
+                    there.append(outcome)
+        except Exception as problem:  # a store that does not answer, say
+            self._hold_for(feed.record.submission_id, problem)
+            return
+        if gone:
+            with self._changed:
+                feed.jobs.want(gone)
+            self._wake.set()
+        if there:
+            self._commit_or_hold(feed, there)
 
     def _commit_or_hold(self, feed: _Feed, outcomes: Sequence[RequestOutcome]) -> None:
         """Commit outcomes, or keep them until the journal takes them."""
@@ -852,7 +882,7 @@ def _opened_feed(record: SubmissionRecord, node_writers: NodeWriters | None) -> 
     place = open_outputs(output_address(record.output))
     name = NameTemplate.of(record.file_name) if record.file_name else None
     jobs: JobFollower[RequestOutcome] = JobFollower()
-    jobs.submit(record.request_count, record.created_at)
+    jobs.submit(record.request_count)
     return _Feed(record, place, place.kept(), LEAST_WINDOW, OutputCommitter(place, node_writers), jobs, name)
 
 
@@ -870,12 +900,12 @@ def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> i
 
 def _without_finished(
     link: _Link, feed: _Feed, usable: Sequence[tuple[int, GenerateRequest]]
-) -> tuple[list[tuple[int, GenerateRequest]], list[RequestOutcome]]:
-    """Split requests into requests to run, and outcomes of requests with a file: it was written before the journal
-    knew."""
+) -> tuple[list[tuple[int, GenerateRequest]], list[tuple[RequestOutcome, KeptImage]]]:
+    """Split requests into requests to run, and outcomes of requests with a file when the feed began, with these files:
+    they were written before the journal knew."""
     images = InputImages(lambda image: None)
     left: list[tuple[int, GenerateRequest]] = []
-    ended: list[RequestOutcome] = []
+    ended: list[tuple[RequestOutcome, KeptImage]] = []
     brought = images.bring_each([request for _, request in usable])
     checked = tuple(request for request in brought if not isinstance(request, UserError))
     recipes = iter(link.connection.call(CONTROLLER.recipes, checked))
@@ -887,7 +917,7 @@ def _without_finished(
         else:
             name = feed.record.submission_id
             file, sha256 = file_of(kept.path), kept.pixels_sha256
-            ended.append(RequestOutcome(name, place, Outcome.SUCCEEDED, file, kept.file_bytes, sha256))
+            ended.append((RequestOutcome(name, place, Outcome.SUCCEEDED, file, kept.file_bytes, sha256), kept))
     return left, ended
 
 

@@ -196,20 +196,9 @@ class Journal:
         """
 
         def change(connection: sqlite3.Connection) -> SubmissionRecord:
-            known = _find(connection, new.submission_id)
-            if known is not None and known.state is not SubmissionState.RECEIVING:
-                # how many requests there are may turn out later
-                like = new if new.request_count else replace(new, request_count=known.request_count)
-                require_same(known, like)
+            known = self._acknowledged(connection, new, driver)
+            if known is not None:
                 return known
-            receiver = self._receivers.get(new.submission_id)
-            if known is not None and receiver is not None and receiver.driver != driver:
-                silent_seconds = time.monotonic() - receiver.at
-                if silent_seconds < SILENCE_SECONDS:
-                    raise BeingReceived(
-                        f"id {new.submission_id!r} is being handed over by another driver, which sent something "
-                        f"{silent_seconds:.0f} s ago; after {SILENCE_SECONDS:.0f} s it counts as ended"
-                    )
             self._receivers[new.submission_id] = _Receiver(driver, time.monotonic())
             connection.execute("DELETE FROM submission WHERE id = ?", (new.submission_id,))
             values = (new.submission_id, SubmissionState.RECEIVING, new.output, new.user, new.request_count)
@@ -221,6 +210,10 @@ class Journal:
             return _required(connection, new.submission_id)
 
         return self._write(change)
+
+    def require_free(self, new: NewSubmission, driver: str = "") -> None:
+        """Raise what `begin` would raise now. Changes nothing."""
+        self._write(lambda connection: self._acknowledged(connection, new, driver))  # that thread knows the receivers
 
     def append(self, submission_id: str, first_place: int, texts: Sequence[str], driver: str = "") -> None:
         """Add requests, as `records.request_text` writes them, to a submission that is being received from `driver`.
@@ -282,6 +275,25 @@ class Journal:
             )
 
         self._write(change)
+
+    def _acknowledged(self, connection: sqlite3.Connection, new: NewSubmission, driver: str) -> SubmissionRecord | None:
+        """Return the known submission of the id of `new` if it was acknowledged; None if `driver` may begin it. Raises
+        SubmissionExists and BeingReceived, see `begin`."""
+        known = _find(connection, new.submission_id)
+        if known is not None and known.state is not SubmissionState.RECEIVING:
+            # how many requests there are may turn out later
+            like = new if new.request_count else replace(new, request_count=known.request_count)
+            require_same(known, like)
+            return known
+        receiver = self._receivers.get(new.submission_id)
+        if known is not None and receiver is not None and receiver.driver != driver:
+            silent_seconds = time.monotonic() - receiver.at
+            if silent_seconds < SILENCE_SECONDS:
+                raise BeingReceived(
+                    f"id {new.submission_id!r} is being handed over by another driver, which sent something "
+                    f"{silent_seconds:.0f} s ago; after {SILENCE_SECONDS:.0f} s it counts as ended"
+                )
+        return None
 
     def submissions(self) -> tuple[SubmissionRecord, ...]:
         """Return all acknowledged submissions, oldest first."""

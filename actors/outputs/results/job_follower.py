@@ -14,6 +14,9 @@ Rules
 3. A job with a lost output is sent again, `MOST_REPEATS` times; not after its driver has cancelled it.
 4. A job that the pool has cancelled is sent again if it was withdrawn, since its output could not be written. A journal
    decides alone which of its jobs are cancelled: whatever else cancels one, it is sent again.
+5. That jobs of an id were withdrawn is forgotten with the last job in the pool under it: the pool has forgotten the id
+   then, and jobs that are sent under it later were not withdrawn. It is kept while outputs cannot be written: jobs that
+   are being sent may be withdrawn, too.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class JobFollower(Generic[E]):
 
     __slots__ = (
         *("_again", "_arrived", "_cancelled_jobs", "_given_up", "_held", "_ledger", "_losses", "_sent", "_starts"),
-        *("_submitted", "_times", "_withdrawn_ids", "is_cancelled"),
+        *("_sent_under", "_submitted", "_times", "_withdrawn_ids", "is_cancelled"),
     )
 
     def __init__(self, ledger: JobLedger[E] | None = None) -> None:
@@ -44,6 +47,8 @@ class JobFollower(Generic[E]):
         self._times: list[float] = []
         #: jobs in the pool, by the id under which they were sent last; and jobs with an end that has come
         self._sent: dict[int, str] = {}
+        #: number of these jobs by id; none is 0
+        self._sent_under: dict[str, int] = {}
         self._arrived: set[int] = set()
         #: jobs to send again, the oldest first
         self._again: dict[int, None] = {}
@@ -79,12 +84,20 @@ class JobFollower(Generic[E]):
         """Note that jobs are being sent under an id. Call it first: an end may come before the pool has answered."""
         for index in indexes:
             self._again.pop(index, None)
+            before = self._sent.get(index)
             self._sent[index] = submission_id
+            self._sent_under[submission_id] = self._sent_under.get(submission_id, 0) + 1
+            if before is not None:
+                self._note_left(before)
 
     def unwanted(self, indexes: Iterable[int]) -> list[int]:
         """Return which of the jobs the driver has cancelled. Ask after sending: a pool that was told of a cancellation
         before it knew the id has cancelled nothing."""
         return [index for index in indexes if self.is_cancelled or index in self._cancelled_jobs]
+
+    def want(self, indexes: Iterable[int]) -> None:
+        """Note that jobs that were not sent, since they seemed to have their outputs, are to be sent after all."""
+        self._again |= dict.fromkeys(indexes)
 
     def refused(self, indexes: Iterable[int]) -> None:
         """Note that the pool has not taken jobs that were being sent."""
@@ -102,6 +115,10 @@ class JobFollower(Generic[E]):
     def in_pool(self) -> int:
         """Number of jobs that were sent and have no end, those that are being written included."""
         return len(self._sent)
+
+    def is_in_use(self, submission_id: str) -> bool:
+        """Whether the pool may have jobs under an id, those that are being written included."""
+        return submission_id in self._sent_under
 
     # ---- events of the pool ---------------------------------------------------------------------------------------
 
@@ -141,7 +158,23 @@ class JobFollower(Generic[E]):
         """Take a job out of the pool; return whether it was there."""
         self._arrived.discard(index)
         self._again.pop(index, None)
-        return self._sent.pop(index, None) is not None
+        submission_id = self._sent.pop(index, None)
+        if submission_id is None:
+            return False
+        self._note_left(submission_id)
+        return True
+
+    def _note_left(self, submission_id: str) -> None:
+        """Note that one job less is in the pool under an id (rule 5)."""
+        self._sent_under[submission_id] -= 1
+        if not self._sent_under[submission_id]:
+            del self._sent_under[submission_id]
+            if not self._held:
+                self._withdrawn_ids.discard(submission_id)
+
+    def _end_hold(self) -> None:
+        self._held = False
+        self._withdrawn_ids &= self._sent_under.keys()
 
     # ---- the driver, and the place of outputs ---------------------------------------------------------------------
 
@@ -177,9 +210,11 @@ class JobFollower(Generic[E]):
 
     def release(self) -> None:
         """Note that outputs can be written again."""
-        self._held = self._given_up = False
+        self._given_up = False
+        self._end_hold()
 
     def give_up(self) -> list[int]:
         """Note that outputs could not be written for too long. Return what waited to be sent again, as `cancel`."""
-        self._held, self._given_up = False, True
+        self._given_up = True
+        self._end_hold()
         return self.take_again()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from modelpool.actors.control.recorder import Recorder
-from modelpool.pool.values.specs.spec import RunErrorKind
+from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import ResolveJob, RunEnded, RunTask
 from modelpool.scheduler.simulator.record.event_log import read_entries
 from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, dialogue
+from tests.actors.fakes import FakeEngine
+from tests.actors.loop_connection import ThreadFleet
 
 ALONE = SchedulerConfig(send_ahead_seconds=0.0)
 
@@ -86,3 +91,25 @@ def test_the_record_has_the_events_in_order_with_their_commands_and_also_one_who
     resolved = [command for entry in entries for command in entry.commands if isinstance(command, ResolveJob)]
     assert started[: len(ended)] == ended
     assert (len(ended), len(started), len(resolved)) == ((1, 2, 0) if fails else (6, 6, 2))
+
+
+def test_the_fleet_of_threads_begins_calls_in_the_order_in_which_they_were_sent() -> None:
+    """As the fleet of Ray does. It began a call when somebody waited for its reports, and a call of several runs is
+    waited for one turn of the loop later: under load, an endless run passed the runs in front of it."""
+    begun: list[list[Any]] = []
+
+    class Worker:
+        def run(self, requests: list[Any], as_batch: bool) -> tuple[list[Any], list[None]]:
+            begun.append(requests)
+            return requests, [None] * len(requests)
+
+    async def talk() -> None:
+        fleet, place = ThreadFleet(FakeEngine), (WorkerId("gpu-0"), 1)
+        with ThreadPoolExecutor(1) as thread:
+            fleet.workers[place] = Worker(), thread  # type: ignore[assignment]
+            first = fleet.run(*place, [("a", ()), ("b", ())])  # type: ignore[list-item]
+            second = fleet.run(*place, [("c", ())])  # type: ignore[list-item]
+            assert [await second.reports, await first.reports] == [["c"], ["a", "b"]]
+
+    asyncio.run(talk())
+    assert begun == [["a", "b"], ["c"]]

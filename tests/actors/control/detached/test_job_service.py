@@ -14,11 +14,13 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,7 @@ from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.open_outputs import existing_outputs, open_outputs
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.outputs.sharded import ShardedOutputs
+from modelpool.actors.worker.wire.messages import SubmissionId
 from modelpool.pool.values.core.stage_params import ImagePixels
 from modelpool.scheduler.model.messages import Outcome
 from tests.actors.fakes import ENDLESS, FAIL, FakeEngine
@@ -275,6 +278,19 @@ def test_a_place_that_cannot_be_opened_leaves_its_id_free(service: Service, monk
                 GenerateRequest(model="shapes", prompt="a"), output=service.folder / "file", jobs_id="x"
             )
     require_complete(service, service.submit(prompts(1), jobs_id="x"), 1)
+
+
+def test_a_begin_that_fails_drops_nothing_of_an_earlier_one(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dropped the requests that an earlier call with the same id had appended, and then the submission."""
+    (service.folder / "file").write_text("")
+    texts = ['{"model": "shapes", "prompt": "a", "seed": 1}'] * 2
+    for silence_seconds, second in ((30.0, "first"), (0.0, "second")):
+        monkeypatch.setattr(journal, "SILENCE_SECONDS", silence_seconds)
+        service.service.begin(NewSubmission(second, str(service.out), "", 0), "first")
+        service.service.append(second, 0, texts, "first")
+        with pytest.raises(UserError, match="file"):
+            service.service.begin(NewSubmission(second, str(service.folder / "file"), "", 0), second)
+        assert service.service.seal(second, 2, "first").request_count == 2
 
 
 def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(service: Service) -> None:
@@ -709,6 +725,59 @@ def test_a_lost_controller_loses_nothing(service: Service) -> None:
     require_complete(service, jobs, 40)
 
 
+def test_an_output_that_is_removed_after_its_feed_began_is_generated_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A submission may take days. Its requests ended with files that were there on its first day."""
+    require_complete(service, service.submit(prompts(3)), 3)
+    first = {path.name: path.read_bytes() for path in service.out.glob("*.png")}
+    removed = sorted(first)[1]
+    without_finished = job_service._without_finished
+    sent: list[int] = []
+
+    def removing(link: Any, feed: Any, usable: Any) -> Any:
+        if not sent:
+            assert len(feed.kept) == 3
+            (service.out / removed).unlink()
+        left, found = without_finished(link, feed, usable)
+        sent.append(len(left))
+        return left, found
+
+    monkeypatch.setattr(job_service, "_without_finished", removing)
+    jobs = service.submit(prompts(3))
+    assert jobs.wait(WAIT_SECONDS).succeeded == 3
+    assert {path.name for path in service.out.glob("*.png")} == set(first), "none is lost, and none is there twice"
+    assert sorted(each.file for each in jobs.outcomes()) == sorted(first)
+    assert sum(sent) == 1, "nothing else runs"
+
+
+def test_a_wall_clock_that_is_set_back_gives_no_job_its_deadline_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """400 of 600 s had passed; then the clock was set back by an hour, and the controller was lost."""
+    ahead_seconds = [400.0]
+    clocks = SimpleNamespace(time=lambda: time.time() + ahead_seconds[-1], monotonic=time.monotonic)
+    monkeypatch.setattr(job_service, "time", clocks)
+    deadlines: list[float] = []
+    submit = job_service._Link.submit
+
+    def noting(link: Any, submission_id: Any, user: str, part: Any) -> None:
+        deadlines.extend(request.deadline for _, request in part)
+        submit(link, submission_id, user, part)
+
+    monkeypatch.setattr(job_service._Link, "submit", noting)
+    request = GenerateRequest(model="shapes", prompt=f"{ENDLESS} one", seed=1, steps=3, deadline=600.0)
+    jobs = service.pool.submit_detached(request, output=service.out)
+    service.until(lambda: len(deadlines) == 1)
+    ahead_seconds.append(-3600.0)
+    service.lose_controller()
+    service.new_controller()
+    service.until(lambda: len(deadlines) == 2)
+    assert deadlines[1] <= deadlines[0] <= 200.0
+    jobs.cancel()
+    service.until(lambda: not service.service._ages)
+
+
 def test_a_service_that_its_controller_has_dropped_sends_its_requests_again(service: Service) -> None:
     """It was stopped for a minute, say. The controller remembers the ids of ended jobs and ignores them: under equal
     ids, nothing ran any more."""
@@ -720,6 +789,48 @@ def test_a_service_that_its_controller_has_dropped_sends_its_requests_again(serv
     # not that nothing runs in between: that may be over before this thread looks
     service.until(lambda: len(jobs.progress().running) == 1 and dropped.isdisjoint(service.service._running))
     jobs.cancel()
+
+
+def test_a_service_that_stops_or_loses_its_controller_while_it_looks_for_work_notices_at_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either was forgotten if it came between the look whether it had come and the look for work: for 5 s, the service
+    sent nothing, or did not end."""
+    happens: list[Callable[[], None]] = []
+
+    class LateEvent(threading.Event):
+        def clear(self) -> None:
+            if happens and threading.current_thread() is service.service._thread:
+                happens.pop()()
+            super().clear()
+
+    monkeypatch.setattr(job_service, "IDLE_SECONDS", 2 * WAIT_SECONDS)
+    links: list[job_service._Link] = []
+    enter = job_service._Link.enter
+
+    def entering(link: job_service._Link) -> None:
+        links.append(link)
+        enter(link)
+
+    monkeypatch.setattr(job_service._Link, "enter", entering)
+    service.crash()
+    service.reopen()
+    service.until(lambda: links)
+    before, service.service._wake = service.service._wake, LateEvent()
+    before.set()
+    lost = job_service._Listener(links[0], SubmissionId(""), service.service)
+    happens.append(lambda: lost.on_lost(PoolLost("it is gone")))
+    service.service._wake.set()
+    service.until(lambda: len(links) == 2)
+
+    def stop() -> None:
+        service.service._stopping = True
+        service.service._wake.set()
+
+    happens.append(stop)
+    service.service._wake.set()
+    service.service._thread.join(WAIT_SECONDS)
+    assert not service.service._thread.is_alive()
 
 
 def test_failed_and_impossible_requests_have_their_reasons(service: Service) -> None:

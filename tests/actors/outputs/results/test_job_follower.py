@@ -205,6 +205,16 @@ class FollowerMachine(RuleBasedStateMachine):
         return multiple(*self.send(sorted(self.jobs - self.ends.keys())))
 
     @invariant()
+    def nothing_is_remembered_of_ids_without_jobs(self) -> None:
+        """The ids from which jobs were withdrawn stayed: a job of one that somebody else cancelled later ran again."""
+        used = Counter(self.in_pool.values())
+        if not self.is_held:
+            self.withdrawn_ids &= used.keys()
+        assert self.follower._withdrawn_ids == self.withdrawn_ids
+        assert self.follower._sent_under == used
+        assert all(self.follower.is_in_use(f"id-{n}") == (f"id-{n}" in used) for n in range(1, self.ids + 1))
+
+    @invariant()
     def each_job_is_in_one_place(self) -> None:
         places = [*self.in_pool, *self.again, *self.ends]
         assert sorted(places) == sorted(self.jobs)
@@ -275,6 +285,30 @@ def test_an_end_of_a_job_that_was_not_sent_counts_where_the_ledger_is_here() -> 
         True,
     ]
     assert (ledger.count("failed"), ledger.count("succeeded")) == (1, 1)
+
+
+def test_a_job_that_is_sent_under_an_id_after_all_of_its_jobs_were_withdrawn_was_not_withdrawn() -> None:
+    """Its pool has forgotten the id by then. A job that somebody else cancelled ran again, for ever."""
+    ledger: JobLedger[EndState] = JobLedger(str)
+    follower = JobFollower(ledger)
+    follower.sent(follower.submit(2), "first")
+    assert follower.hold(["first"])
+    for job in (0, 1):
+        assert follower.arrived(job, "first")
+        assert follower.withdrawn(job, "first"), "the folder could not be written"
+    follower.release()
+    follower.sent(follower.take_again(), "second")
+    follower.sent(follower.submit(1), "first")
+    assert follower.arrived(2, "first")
+    assert not follower.withdrawn(2, "first"), "somebody else has cancelled it"
+
+
+def test_a_job_that_is_being_sent_while_its_submission_is_withdrawn_is_sent_again() -> None:
+    follower = JobFollower(JobLedger[EndState](str))
+    assert follower.hold(["first"]), "it has no jobs in the pool"
+    follower.sent(follower.submit(1), "first")
+    assert follower.arrived(0, "first")
+    assert follower.withdrawn(0, "first")
 
 
 def test_a_refused_job_is_in_the_pool_no_longer() -> None:
