@@ -152,6 +152,7 @@ class _Feed:
     uncommitted outcomes for which the journal had no room
     place        of its outputs
     kept         what that had when this feed began, by key (`output_key`)
+    gone         keys of outputs among these that have been removed or damaged since
     committer    writes outputs there
     name         template of the names of its outputs; None for the usual ones
     committing   held while outcomes are committed that may be the last ones
@@ -169,6 +170,7 @@ class _Feed:
     last_place: int = -1
     unwritten: int = 0
     uncommitted: list[RequestOutcome] = field(default_factory=list)
+    gone: set[str] = field(default_factory=set)
 
 
 class JobService:
@@ -671,7 +673,7 @@ class JobService:
             for outcome, kept in found:
                 entry = parse_entry(kept.entry)
                 if feed.place.problem(entry, quick=True):
-                    feed.kept.pop(entry.key, None)
+                    feed.gone.add(entry.key)
                     gone.append(outcome.place)
                 else:
                     there.append(outcome)
@@ -911,7 +913,8 @@ def _without_finished(
     recipes = iter(link.connection.call(CONTROLLER.recipes, checked))
     for (place, request), one in zip(usable, brought, strict=True):
         recipe = one if isinstance(one, UserError) else next(recipes)
-        kept = None if isinstance(recipe, UserError) else feed.kept.get(output_key(recipe.digest, request.id or ""))
+        key = "" if isinstance(recipe, UserError) else output_key(recipe.digest, request.id or "")
+        kept = None if key in feed.gone else feed.kept.get(key)
         if kept is None:
             left.append((place, request))
         else:
