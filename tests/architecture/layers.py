@@ -20,7 +20,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "components/vision", "components", "loading", "saving",
         ),
         "inference": (
-            "sampling", "pixels", "conditioning", "guidance", "extensions", "controlnets", "upscalers", "image_prompts",
+            "sampling", "pixels", "operations", "conditioning", "guidance", "extensions", "controlnets", "upscalers",
+            "image_prompts",
         ),
         "catalog": ("estimates", "registry", "."),
         "engine": (".",),
