@@ -9,6 +9,7 @@ give equal results. Not thread-safe, except for the hooks of a run.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ from modelpool.pool.inference.conditioning.run_parts import RunResources
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.inference.guidance.text_loras import TextLoras
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
+from modelpool.pool.inference.operations.operate import operate
 from modelpool.pool.inference.pixels.latent_pixels import decoded
 from modelpool.pool.inference.upscalers.open_upscaler import OpenUpscaler
 from modelpool.pool.inference.upscalers.upscale import upscale_images
@@ -62,6 +64,7 @@ from modelpool.pool.values.core.stage_params import (
     ImageEmbeds,
     LoraRef,
     ModelRef,
+    OperationParams,
     Outcome,
     PixelArray,
     Result,
@@ -286,6 +289,8 @@ class Engine:
         RanOutOfMemory if it should fit and does not; OutOfHostMemory; Stopped; a UserError about a file. Residency is
         exact afterwards.
         """
+        if isinstance(work, OperationParams):
+            return _operated(work, inputs, hooks)
         results, cost = self._runner.run(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
         return results[0], cost
 
@@ -302,6 +307,9 @@ class Engine:
         """As `run`, but the device may still decode when this returns, on a stream of its own, while the next runs
         begin: the returned function waits for the result, on any thread. The decode holds its weights and memory until
         `poll_pending` finds that somebody has the result, or another run needs them. See `TaskRunner.begin`."""
+        if isinstance(work, OperationParams):
+            operated = _operated(work, inputs, hooks)
+            return lambda: operated
         ending = self._runner.begin(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
 
         def first() -> tuple[Result, RunCost]:
@@ -503,6 +511,10 @@ class Engine:
     def _run_at_once(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...]
     ) -> tuple[tuple[Result, ...], RunCost]:
+        if isinstance(members[0].work, OperationParams):
+            works = _all_of([member.work for member in members], OperationParams)
+            made = [_operated(work, each.inputs, each.hooks) for work, each in zip(works, members, strict=True)]
+            return tuple(result for result, _ in made), made[0][1]
         patchers = self._used_by(members[0].work)
         return self._runner.run(self._run_of(members, patchers, needed_next))
 
@@ -556,6 +568,8 @@ class Engine:
 
     def _run_to_come(self, task: TaskSpec, work: StageParams) -> TaskRun[Any] | None:
         """The run of a task to preload; None if its model or a LoRA would have to be opened first."""
+        if isinstance(work, OperationParams):
+            return None
         if isinstance(work, UpscaleParams):
             if any(use.component not in self._patchers for use in task.uses):
                 return None
@@ -599,6 +613,8 @@ class Engine:
                 return (self.patcher(work.model, Role.VAE),)
             case UpscaleParams():
                 return self._upscalers.of((work.model,))
+            case OperationParams():
+                return ()
 
     def _compute(
         self, members: Sequence[BatchMember], patchers: Patchers, hooks: RunHooks, division: ExecutionMode | None
@@ -606,6 +622,7 @@ class Engine:
         works, inputs = [member.work for member in members], [TaskInputs(member.inputs) for member in members]
         if isinstance(works[0], UpscaleParams):
             return upscale_images(_all_of(works, UpscaleParams), inputs, patchers[0], hooks, division)
+        assert not isinstance(works[0], OperationParams), "operations run without components"
         opened = self._opened(works[0].model)
         latent, family = opened.latent, opened.checkpoint.family
         match works[0]:
@@ -635,6 +652,15 @@ class Engine:
                 return encode_images(images, inputs, patchers[0], latent, hooks, division, follows)
             case DecodeParams():
                 return decode_images(_all_of(works, DecodeParams), inputs, patchers[0], latent, hooks, division)
+
+
+def _operated(work: OperationParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:
+    """Return the result of an operation, and its cost: it uses no memory of the device."""
+    stop_if_asked(hooks.should_stop)
+    began = time.perf_counter()
+    result = operate(work, TaskInputs(inputs))
+    hooks.on_step(1, 1)
+    return result, RunCost(run_seconds=time.perf_counter() - began, resident=True)
 
 
 def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | None:

@@ -80,7 +80,7 @@ def sample_batch(
     work = works[0]
     shape_CHW, cells = sampled_shape(work, latent), latent.sides(work.shape.width, work.shape.height)
     start = start_of(works, inputs, cells)
-    if not work.schedule.steps_run:
+    if not work.steps_run:
         return _unsampled(works, start, shape_CHW, latent)
     # a model for one of the texts, and another one for the negative text
     max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch

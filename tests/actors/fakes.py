@@ -390,7 +390,7 @@ class FakeEngine:
             self._say("reached", str(os.getpid()))
             self._hear("never")
         first = 0 if resume is None else resume.step
-        step, steps = first, work.schedule.steps_run
+        step, steps = first, work.steps_run
         while step < steps or ENDLESS in text:
             if hooks.should_stop():
                 raise Stopped

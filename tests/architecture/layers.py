@@ -20,8 +20,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "components/vision", "components", "loading", "saving",
         ),
         "inference": (
-            "sampling", "pixels", "operations", "conditioning", "guidance", "extensions", "controlnets", "upscalers",
-            "image_prompts",
+            "sampling", "pixels", "conditioning", "guidance", "extensions", "controlnets", "upscalers", "image_prompts",
+            "operations",
         ),
         "catalog": ("estimates", "registry", "."),
         "engine": (".",),

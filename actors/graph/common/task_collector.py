@@ -15,6 +15,7 @@ from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     LoraRef,
     ModelRef,
+    OperationParams,
     SampleParams,
     StageParams,
     UpscaleParams,
@@ -40,6 +41,8 @@ from modelpool.pool.values.specs.spec import (
 
 #: size of a row of a textual inversion: 2,048 numbers of 4 bytes at most, for SDXL
 EMBEDDING_ROW_BYTES = 8192
+#: a first estimate of the time of an operation on the CPU
+OPERATION_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,8 @@ class TaskCollector:
         self, work: StageParams, context_tokens: Sequence[int]
     ) -> tuple[tuple[ExecutionMode, ...], float]:
         """Return the execution modes of `work`, and a first estimate of its run time."""
+        if isinstance(work, OperationParams):
+            return (ExecutionMode(0),), OPERATION_SECONDS
         if isinstance(work, UpscaleParams):
             return self._catalog.upscalers.execution_modes(work), self._catalog.upscalers.run_seconds(work)
         modes = self._catalog.execution_modes(work.model, work, context_tokens)
@@ -134,6 +139,8 @@ class TaskCollector:
 
     def _uses(self, work: StageParams) -> tuple[ComponentUse, ...]:
         """Return what a run of `work` needs of each component that it uses; note their sizes."""
+        if isinstance(work, OperationParams):
+            return ()
         if isinstance(work, UpscaleParams):
             spec, use = self._catalog.upscalers.needs(work)
             self._components[spec.key] = spec
@@ -144,7 +151,7 @@ class TaskCollector:
             encoders = [role for role in specs if role.is_text_encoder]
             roles = encoders_run(work, encoders, self._catalog.model_defaults(work.model).sampling)
         loras = work.loras if isinstance(work, EncodeParams | SampleParams) else ()
-        controls, passes = (work.controls, work.schedule.steps_run) if isinstance(work, SampleParams) else ((), 1)
+        controls, passes = (work.controls, work.steps_run) if isinstance(work, SampleParams) else ((), 1)
         if isinstance(work, EncodeParams) and work.writes is not None:
             passes = tokens_written(work.writes, len(work.seen))
         # one that reads several images occurs once

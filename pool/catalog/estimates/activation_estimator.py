@@ -187,7 +187,7 @@ class ActivationEstimator:
         Runs that ran out of memory are not used here: the worker knows device, other load and division, and uses such
         runs in its own calibration. Nor are batches: the memory of a single task in a batch is unknown.
         """
-        if cost.batched > 1:
+        if cost.batched > 1 or not task.uses:
             return
         mode = ways_of(task)[0] if cost.division is None else cost.division
         component, options = task.uses[0].component, task.options

@@ -1,7 +1,7 @@
 """Scales images: to a size, by a factor, to a number of pixels, to a longest side, to the nearest of some sizes.
 
 All sizes are rounded to whole pixels with halves to the even number, as Python's `round` does, and are at least 1.
-`crop` "center" first cuts off sides that are too long (`resampling.centre_box`); "disabled" stretches.
+A crop first cuts off sides that are too long (`resampling.centre_box`); without one the image is stretched.
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ from modelpool.pool.inference.operations.resampling import IMAGE_METHODS, centre
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import ImagePixels, PixelArray, VideoFrames
 
-CROPS = ("disabled", "center")
 #: pixels of a megapixel, as ComfyUI's nodes count
 MEGAPIXEL = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleToSize:
-    """Scale to this width and height; one that is 0 follows from the other, and with both 0 nothing changes."""
+    """Scale to this width and height; one that is 0 follows from the other, and with both 0 nothing changes. `crop`
+    first cuts off sides that are too long, at the centre."""
 
-    method: str
     width: int
     height: int
-    crop: str = "disabled"
+    method: str = "bilinear"
+    crop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleByFactor:
     """Scale both sides by a factor."""
 
-    method: str
     factor: float
+    method: str = "bilinear"
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleToPixels:
     """Scale by sqrt(megapixels * 1024 * 1024 / pixels). With a `multiple` above 1, sides are rounded to multiples."""
 
-    method: str
     megapixels: float
     multiple: int = 1
+    method: str = "bilinear"
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleToLongest:
     """Scale so that the longest side has this number of pixels."""
 
-    method: str
     longest: int
+    method: str = "bilinear"
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleToNearest:
     """Scale, with a centre crop, to the size with the ratio of sides that is nearest to the image's; of equally near
-    ones to the first."""
+    ones to the first. `sizes` are width and height of each, one behind the other."""
 
-    method: str
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...]
+    method: str = "bilinear"
 
 
 def size_wanted(size: Size, width: int, height: int, least: int = 1) -> Size:
@@ -95,7 +95,6 @@ def factored(size: Size, factor: float, multiple: int = 1) -> Size:
 
 def _to_size(params: ScaleToSize, sizes: Sizes) -> Size:
     need_one_of("method", params.method, IMAGE_METHODS)
-    need_one_of("crop", params.crop, CROPS)
     need("width", params.width, 0, MAX_SIDE)
     need("height", params.height, 0, MAX_SIDE)
     return size_wanted(sizes["image"], params.width, params.height)
@@ -126,10 +125,13 @@ def _to_longest(params: ScaleToLongest, sizes: Sizes) -> Size:
 
 def _to_nearest(params: ScaleToNearest, sizes: Sizes) -> Size:
     need_one_of("method", params.method, IMAGE_METHODS)
-    if not params.sizes:
-        raise UnusableField("sizes: found none, expected at least one width and height")
+    if not params.sizes or len(params.sizes) % 2:
+        raise UnusableField(f"sizes: found {len(params.sizes)} numbers, expected width and height of at least one size")
+    for side in params.sizes:
+        need("sizes", side, 1, MAX_SIDE)
     size = sizes["image"]
-    width, height = min(params.sizes, key=lambda each: abs(size.width / size.height - each[0] / each[1]))
+    pairs = zip(params.sizes[::2], params.sizes[1::2], strict=True)
+    width, height = min(pairs, key=lambda each: abs(size.width / size.height - each[0] / each[1]))
     return Size(width, height, size.frames)
 
 
@@ -162,7 +164,7 @@ def _row(name: str, params: type[Any], size: Any) -> Operation:
         image = inputs["image"]
         frames_THWC = frames_of(image)
         wanted = size(given, {"image": Size(frames_THWC.shape[2], frames_THWC.shape[1])})
-        crops = getattr(given, "crop", "") == "center" or isinstance(given, ScaleToNearest)
+        crops = getattr(given, "crop", False) or isinstance(given, ScaleToNearest)
         return scaled(image, wanted.width, wanted.height, given.method, crops)
 
     return Operation(name, params, {"image": IMAGE}, IMAGE, run, size)

@@ -13,6 +13,7 @@ Shape legend: C channels, H W latent height and width; frames of a video may be 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -21,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from modelpool.pool.inference.operations.image_edits import FLIPS, TURNS, Flip, Turn, placed, turned_size
-from modelpool.pool.inference.operations.image_scaling import CROPS
 from modelpool.pool.inference.operations.operation import (
     LATENT,
     MASK,
@@ -58,7 +58,9 @@ _LEAST_SIDE = 64
 
 @dataclass(frozen=True, slots=True)
 class VaeScale:
-    """Latents of the diffusion model are (latents of the VAE - shift - means) / deviations * factor, by channel."""
+    """Latents of the diffusion model are (latents of the VAE - shift - means) / deviations * factor, by channel.
+
+    As a setting of an operation it is `numbers`: factor, shift, the means and the deviations."""
 
     factor: float = 1.0
     shift: float = 0.0
@@ -69,6 +71,24 @@ class VaeScale:
     def of(cls, latent: LatentFacts) -> VaeScale:
         """Return the scale of a family."""
         return cls(latent.scaling_factor, latent.shift, latent.means, latent.deviations)
+
+    @classmethod
+    def of_numbers(cls, numbers: tuple[float, ...]) -> VaeScale:
+        """Return the scale of a setting; () is the scale in which both are one. Raises UnusableField."""
+        if not numbers:
+            return cls()
+        if len(numbers) < 2 or len(numbers) % 2 or not all(map(math.isfinite, numbers)) or not numbers[0]:
+            raise UnusableField(f"scale: found {numbers}, expected a factor, a shift, and means and deviations")
+        factor, shift, *others = numbers
+        half = len(others) // 2
+        if not all(others[half:]):
+            raise UnusableField(f"scale: found the deviations {others[half:]}, expected none that is 0")
+        return cls(factor, shift, tuple(others[:half]), tuple(others[half:]))
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """As a setting."""
+        return (self.factor, self.shift, *self.means, *self.deviations)
 
     def to_vae(self, samples_CHW: FloatArray) -> FloatArray:
         """Return latents in the VAE's scale."""
@@ -100,25 +120,36 @@ class EmptyLatent:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentToSize:
+class LatentToCells:
+    """Scale to a width and height in cells. `crop` first cuts off sides that are too long, at the centre."""
+
+    width: int
+    height: int
+    method: str = "bilinear"
+    crop: bool = False
+    scale: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LatentToPixels:
     """Scale to pixels: each side has max(64, pixels) // downscale cells. A side that is 0 follows from the other in
     cells, rounded to pixels with halves to the even number; with both 0 nothing changes."""
 
-    method: str
     width: int
     height: int
-    crop: str = "disabled"
+    method: str = "bilinear"
+    crop: bool = False
     downscale: int = DOWNSCALE
-    scale: VaeScale = VaeScale()
+    scale: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LatentByFactor:
     """Scale both sides by a factor; cells are rounded with halves to the even number."""
 
-    method: str
     factor: float
-    scale: VaeScale = VaeScale()
+    method: str = "bilinear"
+    scale: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +178,7 @@ class LatentPaste:
 class LatentMix:
     """The scale in which both latents are mixed."""
 
-    scale: VaeScale = VaeScale()
+    scale: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +186,7 @@ class LatentFactor:
     """A factor of all values."""
 
     factor: float
-    scale: VaeScale = VaeScale()
+    scale: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +194,7 @@ class LatentRatio:
     """The share of the first latent."""
 
     ratio: float
-    scale: VaeScale = VaeScale()
+    scale: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +218,19 @@ def _empty(params: EmptyLatent, inputs: Inputs) -> Latent:
     return Latent(np.zeros((params.channels, *time, params.height, params.width), np.float32))
 
 
-def _to_size(params: LatentToSize, sizes: Sizes) -> Size:
+def _to_cells(params: LatentToCells, sizes: Sizes) -> Size:
     need_one_of("method", params.method, LATENT_METHODS)
-    need_one_of("crop", params.crop, CROPS)
+    need("width", params.width, 1, MAX_SIDE)
+    need("height", params.height, 1, MAX_SIDE)
+    return replace(sizes["samples"], width=params.width, height=params.height)
+
+
+def _to_pixels(params: LatentToPixels, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, LATENT_METHODS)
+    need("downscale", params.downscale, 1, 256)
     need("width", params.width, 0, MAX_SIDE)
     need("height", params.height, 0, MAX_SIDE)
-    size = sizes["latent"]
+    size = sizes["samples"]
     width, height = params.width, params.height
     if not width and not height:
         return size
@@ -208,15 +246,15 @@ def _to_size(params: LatentToSize, sizes: Sizes) -> Size:
 def _by_factor(params: LatentByFactor, sizes: Sizes) -> Size:
     need_one_of("method", params.method, LATENT_METHODS)
     need("factor", params.factor, 0.001, 1000)
-    size = sizes["latent"]
+    size = sizes["samples"]
     return Size(max(1, round(size.width * params.factor)), max(1, round(size.height * params.factor)), size.frames)
 
 
 def _scaled_to(size: Callable[[Any, Sizes], Size]) -> Callable[[Any, Inputs], Latent]:
     def run(params: Any, inputs: Inputs) -> Latent:
-        latent: Latent = inputs["latent"]
-        wanted = size(params, {"latent": _cells(latent)})
-        crops = getattr(params, "crop", "") == "center"
+        latent: Latent = inputs["samples"]
+        wanted = size(params, {"samples": _cells(latent)})
+        crops = getattr(params, "crop", False)
         return replace(latent, samples_CHW=_scaled(latent, wanted, params.method, params.scale, crops))
 
     return run
@@ -226,12 +264,13 @@ def _cells(latent: Latent) -> Size:
     return Size(latent.samples_CHW.shape[-1], latent.samples_CHW.shape[-2])
 
 
-def _scaled(latent: Latent, size: Size, method: str, scale: VaeScale, crops: bool = False) -> FloatArray:
+def _scaled(latent: Latent, size: Size, method: str, numbers: tuple[float, ...], crops: bool = False) -> FloatArray:
     samples_CHW = latent.samples_CHW
     if crops:
         left, top, wide, high = centre_box(samples_CHW.shape[-1], samples_CHW.shape[-2], size.width, size.height)
         samples_CHW = samples_CHW[..., top : top + high, left : left + wide]
     if method == "bislerp":
+        scale = VaeScale.of_numbers(numbers)
         return scale.to_model(slerped(scale.to_vae(samples_CHW), size.width, size.height))
     return resampled(samples_CHW, size.width, size.height, method)
 
@@ -248,7 +287,7 @@ def _crop_place(params: LatentCrop, size: Size) -> tuple[int, int, Size]:
 
 
 def _cropped(params: LatentCrop, inputs: Inputs) -> Latent:
-    latent: Latent = inputs["latent"]
+    latent: Latent = inputs["samples"]
     left, top, size = _crop_place(params, _cells(latent))
     return _moved(latent, latent.samples_CHW[..., top : top + size.height, left : left + size.width])
 
@@ -259,16 +298,16 @@ def _moved(latent: Latent, samples_CHW: FloatArray) -> Latent:
 
 def _flip_size(params: Flip, sizes: Sizes) -> Size:
     need_one_of("method", params.method, FLIPS)
-    return sizes["latent"]
+    return sizes["samples"]
 
 
 def _flipped(params: Flip, inputs: Inputs) -> Latent:
-    return _moved(inputs["latent"], np.flip(inputs["latent"].samples_CHW, FLIPS.index(params.method) - 2))
+    return _moved(inputs["samples"], np.flip(inputs["samples"].samples_CHW, FLIPS.index(params.method) - 2))
 
 
 def _turned(params: Turn, inputs: Inputs) -> Latent:
     turns = -TURNS.index(params.rotation)
-    return _moved(inputs["latent"], np.rot90(inputs["latent"].samples_CHW, turns, axes=(-2, -1)))
+    return _moved(inputs["samples"], np.rot90(inputs["samples"].samples_CHW, turns, axes=(-2, -1)))
 
 
 def _paste_size(params: LatentPaste, sizes: Sizes) -> Size:
@@ -327,20 +366,22 @@ def _both(params: Any, inputs: Inputs, method: str) -> tuple[Latent, FloatArray,
     _check_alike("second", first.samples_CHW, other, sides=False)
     if other.shape != first.samples_CHW.shape:
         other = _scaled(second, _cells(first), method, params.scale, crops=True)
-    return first, params.scale.to_vae(first.samples_CHW), params.scale.to_vae(other)
+    scale = VaeScale.of_numbers(params.scale)
+    return first, scale.to_vae(first.samples_CHW), scale.to_vae(other)
 
 
 def _sum_of(sign: int) -> Callable[[LatentMix, Inputs], Latent]:
     def run(params: LatentMix, inputs: Inputs) -> Latent:
         first, one, other = _both(params, inputs, "bilinear")
-        return _moved(first, params.scale.to_model(one + np.float32(sign) * other))
+        return _moved(first, VaeScale.of_numbers(params.scale).to_model(one + np.float32(sign) * other))
 
     return run
 
 
 def _multiplied(params: LatentFactor, inputs: Inputs) -> Latent:
-    latent: Latent = inputs["latent"]
-    return _moved(latent, params.scale.to_model(params.scale.to_vae(latent.samples_CHW) * np.float32(params.factor)))
+    latent: Latent = inputs["samples"]
+    scale = VaeScale.of_numbers(params.scale)
+    return _moved(latent, scale.to_model(scale.to_vae(latent.samples_CHW) * np.float32(params.factor)))
 
 
 def _interpolated(params: LatentRatio, inputs: Inputs) -> Latent:
@@ -352,7 +393,7 @@ def _interpolated(params: LatentRatio, inputs: Inputs) -> Latent:
     mixed = units[0] * params.ratio + units[1] * (1 - params.ratio)
     direction = _divided(mixed, np.linalg.norm(mixed, axis=0, keepdims=True))
     found = direction * (lengths[0] * params.ratio + lengths[1] * (1 - params.ratio))
-    return _moved(first, params.scale.to_model(np.asarray(found, np.float32)))
+    return _moved(first, VaeScale.of_numbers(params.scale).to_model(np.asarray(found, np.float32)))
 
 
 def _divided(values: Any, lengths: Any) -> Any:
@@ -363,7 +404,7 @@ def _blended(params: LatentRatio, inputs: Inputs) -> Latent:
     """Return first * ratio + second * (1 - ratio); a second one of another size is scaled with "bicubic"."""
     first, one, other = _both(params, inputs, "bicubic")
     found = one * np.float32(params.ratio) + other * np.float32(1 - params.ratio)
-    return _moved(first, params.scale.to_model(found))
+    return _moved(first, VaeScale.of_numbers(params.scale).to_model(found))
 
 
 def _ratio_size(params: LatentRatio, sizes: Sizes) -> Size:
@@ -373,20 +414,20 @@ def _ratio_size(params: LatentRatio, sizes: Sizes) -> Size:
 
 def _factor_size(params: LatentFactor, sizes: Sizes) -> Size:
     need("factor", params.factor, -1e6, 1e6)
-    return sizes["latent"]
+    return sizes["samples"]
 
 
 def _frames_size(params: LatentFrames, sizes: Sizes) -> Size:
-    size = sizes["latent"]
+    size = sizes["samples"]
     if not size.frames:
-        raise UnusableField("latent: found the latent of an image, expected the latent of a video")
+        raise UnusableField("samples: found the latent of an image, expected the latent of a video")
     need("start", params.start, 0, size.frames - 1)
     need("length", params.length, 1, size.frames - params.start)
     return replace(size, frames=params.length)
 
 
 def _some_frames(params: LatentFrames, inputs: Inputs) -> Latent:
-    return _moved(inputs["latent"], inputs["latent"].samples_CHW[:, params.start : params.start + params.length])
+    return _moved(inputs["samples"], inputs["samples"].samples_CHW[:, params.start : params.start + params.length])
 
 
 def _row(
@@ -394,7 +435,7 @@ def _row(
     params: type[Any],
     run: Any,
     size: Any,
-    inputs: Mapping[str, str] = MappingProxyType({"latent": LATENT}),
+    inputs: Mapping[str, str] = MappingProxyType({"samples": LATENT}),
     optional: tuple[str, ...] = (),
 ) -> Operation:
     return Operation(name, params, inputs, LATENT, run, size, frozenset(optional))
@@ -404,11 +445,12 @@ _TWO = MappingProxyType({"first": LATENT, "second": LATENT})
 _PASTE = MappingProxyType({"destination": LATENT, "source": LATENT, "mask": MASK})
 LATENT_EDITS = (
     _row("latent_empty", EmptyLatent, _empty, _empty_size, MappingProxyType({})),
-    _row("latent_upscale", LatentToSize, _scaled_to(_to_size), _to_size),
+    _row("latent_upscale", LatentToCells, _scaled_to(_to_cells), _to_cells),
+    _row("latent_upscale_to_pixels", LatentToPixels, _scaled_to(_to_pixels), _to_pixels),
     _row("latent_upscale_by", LatentByFactor, _scaled_to(_by_factor), _by_factor),
-    _row("latent_crop", LatentCrop, _cropped, lambda given, sizes: _crop_place(given, sizes["latent"])[2]),
+    _row("latent_crop", LatentCrop, _cropped, lambda given, sizes: _crop_place(given, sizes["samples"])[2]),
     _row("latent_flip", Flip, _flipped, _flip_size),
-    _row("latent_rotate", Turn, _turned, lambda given, sizes: turned_size(given.rotation, sizes["latent"])),
+    _row("latent_rotate", Turn, _turned, lambda given, sizes: turned_size(given.rotation, sizes["samples"])),
     _row("latent_composite", LatentPaste, _pasted, _paste_size, _PASTE, ("mask",)),
     _row("latent_add", LatentMix, _sum_of(1), same_as("first"), _TWO),
     _row("latent_subtract", LatentMix, _sum_of(-1), same_as("first"), _TWO),

@@ -25,7 +25,7 @@ NO_WORKER = WorkerId("")  #: no worker, where a machine may be named instead
 
 
 class Stage(Enum):
-    """The three kinds of task of an image, in order. Hashed by identity: it is a lookup key in every event, and Enum's
+    """The kinds of task of an image; the first three in order, changes without a model between any of them. Hashed by identity: it is a lookup key in every event, and Enum's
     own hash is a Python call."""
 
     __hash__ = object.__hash__
@@ -33,6 +33,7 @@ class Stage(Enum):
     ENCODE = "encode"
     SAMPLE = "sample"
     DECODE = "decode"
+    OPERATE = "operate"
 
 
 class Role(Enum):

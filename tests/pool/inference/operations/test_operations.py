@@ -3,6 +3,7 @@ cannot hold is refused by name."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -24,8 +25,8 @@ from modelpool.pool.inference.operations.conditioning_parts import (
 )
 from modelpool.pool.inference.operations.image_filters import bayer_ranks
 from modelpool.pool.inference.operations.latent_edits import NOT_LATENT_EDITS, VaeScale
+from modelpool.pool.inference.operations.operate import OPERATIONS, operate, operation_named
 from modelpool.pool.inference.operations.operation import Size, size_of_result
-from modelpool.pool.inference.operations.operation_table import OPERATIONS, operation
 from modelpool.pool.inference.operations.resampling import PLAIN_METHODS, centre_box, resampled
 from modelpool.pool.values.core.errors import UnknownName, UnusableField
 from modelpool.pool.values.core.stage_params import (
@@ -34,18 +35,20 @@ from modelpool.pool.values.core.stage_params import (
     ImagePixels,
     Latent,
     Mask,
+    OperationParams,
     VideoFrames,
     VideoMask,
 )
+from modelpool.pool.values.core.task_inputs import TaskInputs
 from tests.each_case import each_case
 
 #: settings with which each operation runs here, and those that it refuses
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "image_scale": ({"method": "bicubic", "width": 9, "height": 0, "crop": "center"}, {"method": "cubic"}),
+    "image_scale": ({"method": "bicubic", "width": 9, "height": 0, "crop": True}, {"method": "cubic"}),
     "image_scale_by": ({"method": "area", "factor": 0.5}, {"factor": 0.0}),
     "image_scale_to_pixels": ({"method": "bilinear", "megapixels": 0.001, "multiple": 8}, {"megapixels": 1e9}),
     "image_scale_to_longest": ({"method": "lanczos", "longest": 40}, {"longest": 0}),
-    "image_scale_to_nearest": ({"method": "lanczos", "sizes": ((8, 16), (16, 8))}, {"sizes": ()}),
+    "image_scale_to_nearest": ({"method": "lanczos", "sizes": (8, 16, 16, 8)}, {"sizes": ()}),
     "image_crop": ({"x": 3, "y": 30, "width": 5, "height": 4}, {"width": 0}),
     "image_pad": ({"left": 1, "top": 0, "right": 3, "bottom": 2, "feathering": 4}, {"top": -1}),
     "image_pad_mask": ({"left": 1, "top": 0, "right": 3, "bottom": 2, "feathering": 4}, {"top": 10**9}),
@@ -75,7 +78,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mask_blur": ({"pixels": 1.5}, {"pixels": -1.0}),
     "mask_scale": ({"width": 7, "height": 5}, {"method": "lanczos"}),
     "latent_empty": ({"channels": 4, "width": 3, "height": 2}, {"width": 10**8}),
-    "latent_upscale": ({"method": "bislerp", "width": 0, "height": 96}, {"crop": "left"}),
+    "latent_upscale": ({"method": "bislerp", "width": 9, "height": 20, "crop": True}, {"width": 0}),
+    "latent_upscale_to_pixels": ({"method": "bislerp", "width": 0, "height": 96}, {"downscale": 0}),
     "latent_upscale_by": ({"method": "bicubic", "factor": 1.5}, {"factor": 1e9}),
     "latent_crop": ({"x": 8, "y": 800, "width": 40, "height": 16}, {"width": 1}),
     "latent_flip": ({"method": "y-axis: horizontally"}, {"method": ""}),
@@ -132,7 +136,7 @@ def arrays(result: Any) -> list[npt.NDArray[Any]]:
 @each_case("name", OPERATIONS)
 def test_an_operation_predicts_its_size_and_changes_no_input(name: str) -> None:
     assert sorted(CASES) == sorted(OPERATIONS), "each has a case here"
-    found = operation(name)
+    found = operation_named(name)
     settings, refused = CASES[name]
     for frames in (0, 3):
         if name == "latent_frames" and not frames:
@@ -144,7 +148,8 @@ def test_an_operation_predicts_its_size_and_changes_no_input(name: str) -> None:
         sizes = {one: size_of_result(value) for one, value in inputs.items()}
         assert size_of_result(result) == found.size_of(params, sizes), (name, frames)
         assert all(one.flags.c_contiguous and one.dtype in (np.uint8, np.float32) for one in arrays(result))
-        again = arrays(found(params, inputs))
+        work = OperationParams(name, tuple(sorted(settings.items())))
+        again = arrays(operate(work, TaskInputs(inputs)))
         assert all(np.array_equal(one, other) for one, other in zip(again, arrays(result), strict=True))
         after = [one for value in inputs.values() for one in arrays(value)]
         assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
@@ -171,14 +176,17 @@ def test_methods_are_those_of_interpolate(method: str, size: tuple[int, int]) ->
 
 def test_sizes_are_rounded_as_the_nodes_round_them() -> None:
     cases: dict[tuple[str, int, int], tuple[dict[str, Any], tuple[int, int]]] = {
-        ("image_scale", 20, 15): ({"method": "area", "width": 0, "height": 6, "crop": "disabled"}, (8, 6)),
+        ("image_scale", 20, 15): ({"method": "area", "width": 0, "height": 6}, (8, 6)),
         ("image_scale", 3, 1000): ({"method": "area", "width": 0, "height": 10}, (1, 10)),
         ("image_scale", 7, 9): ({"method": "area", "width": 0, "height": 0}, (7, 9)),
         ("image_scale_by", 5, 3): ({"method": "area", "factor": 0.5}, (2, 2)),  # 2.5 and 1.5: halves to even
         ("image_scale_to_pixels", 1000, 500): ({"method": "area", "megapixels": 1.0}, (1448, 724)),
         ("image_scale_to_longest", 1000, 500): ({"method": "area", "longest": 33}, (33, 16)),
-        ("latent_upscale", 20, 14): ({"method": "area", "width": 8, "height": 100}, (8, 12)),  # at least 64 pixels
-        ("latent_upscale", 20, 15): ({"method": "area", "width": 0, "height": 96}, (16, 12)),
+        ("latent_upscale_to_pixels", 20, 14): (
+            {"method": "area", "width": 8, "height": 100},
+            (8, 12),
+        ),  # at least 64 pixels
+        ("latent_upscale_to_pixels", 20, 15): ({"method": "area", "width": 0, "height": 96}, (16, 12)),
         ("latent_crop", 20, 14): ({"x": 999, "y": 999, "width": 800, "height": 16}, (8, 2)),
     }
     for (name, width, height), (settings, wanted) in cases.items():
@@ -312,7 +320,7 @@ def test_latents_are_mixed_in_the_scale_of_the_vae() -> None:
         "latent_blend": (vae[0] * 0.3 + vae[1] * 0.7, {"ratio": 0.3}),
     }
     for name, (values, settings) in wanted.items():
-        found = scale.to_vae(run(name, one, other, scale=scale, **settings).samples_CHW)
+        found = scale.to_vae(run(name, one, other, scale=scale.numbers, **settings).samples_CHW)
         np.testing.assert_allclose(found, values, atol=1e-5, err_msg=name)
     with pytest.raises(UnusableField, match="second: found a latent of"):
         run("latent_add", one, Latent(drawn(4, 10, 12)))
@@ -387,19 +395,37 @@ def test_parts_of_a_conditioning() -> None:
 def test_what_is_no_operation_is_refused_by_name() -> None:
     for name, reason in NOT_LATENT_EDITS.items():
         with pytest.raises(UnknownName, match=f"{name}.*{reason}"):
-            operation(name)
-    with pytest.raises(UnknownName, match="unknown operation 'image_melt'; expected one of image_scale"):
-        operation("image_melt")
+            operation_named(name)
+    with pytest.raises(UnknownName, match="image_melt"):
+        operation_named("image_melt")
     found = OPERATIONS["image_repeat"]
     with pytest.raises(UnusableField, match="its result has 16384x16384 in 4096 frames"):
         found.size_of(found.params_of({"amount": 4096}), {"image": Size(16384, 16384)})
-    with pytest.raises(UnusableField, match="image_scale: expected the settings method, height"):
+    with pytest.raises(UnusableField, match="image_scale: expected the settings height"):
         OPERATIONS["image_scale"].params_of({"width": 8})
+
+
+def test_settings_have_the_types_of_their_parameters() -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        "image_scale": {"width": 2.5, "height": True, "method": 3, "crop": 1},
+        "image_scale_to_nearest": {"sizes": (1, 2.5)},
+        "latent_multiply": {"factor": "2", "scale": (1.0, "x")},
+    }
+    for name, settings in wrong.items():
+        for setting, value in settings.items():
+            with pytest.raises(UnusableField, match=f"{name}: {setting}: found"):
+                OPERATIONS[name].params_of({**CASES[name][0], setting: value})
+    known = {str(one.type) for each in OPERATIONS.values() for one in dataclasses.fields(each.params)}
+    assert known <= {"bool", "int", "float", "str", "tuple[int, ...]", "tuple[float, ...]"}, (
+        "values of a task's settings"
+    )
+    with pytest.raises(UnusableField, match=r"scale: found \(0"):
+        run("latent_multiply", example("latent", 0, 0), factor=2.0, scale=(0.0, 0.0))
 
 
 def test_a_process_that_plans_needs_no_torch() -> None:
     code = (
-        "import sys; from modelpool.pool.inference.operations import conditioning_parts, operation_table;"
+        "import sys; from modelpool.pool.inference.operations import conditioning_parts, operate;"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
