@@ -52,6 +52,17 @@ class Size:
         return max(1, self.frames)
 
 
+#: types of parameters, as they are annotated, for messages
+_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "bool": "true or false",
+        "int": "a whole number",
+        "float": "a number",
+        "str": "a text",
+        "tuple[int, ...]": "whole numbers",
+        "tuple[float, ...]": "numbers",
+    }
+)
 #: sizes of the inputs by name; encoded texts and audio have none
 Sizes: TypeAlias = "Mapping[str, Size]"
 Inputs: TypeAlias = "Mapping[str, Any]"
@@ -80,8 +91,8 @@ class Operation:
     optional: frozenset[str] = frozenset()
 
     def params_of(self, settings: Mapping[str, Any]) -> Any:
-        """Return the parameters with these settings, defaults for the others. Raises UnusableField for unknown names
-        and for settings that are missing."""
+        """Return the parameters with these settings, defaults for the others. Raises UnusableField for unknown names,
+        for settings that are missing, and for values of another type."""
         known = {one.name: one for one in dataclasses.fields(self.params)}
         if unknown := sorted(set(settings) - set(known)):
             expected = ", ".join(known) or "none"
@@ -89,6 +100,10 @@ class Operation:
         missing = [name for name, one in known.items() if name not in settings and one.default is dataclasses.MISSING]
         if missing:
             raise UnusableField(f"{self.name}: expected the settings {', '.join(missing)}")
+        for name, value in settings.items():
+            expected = str(known[name].type)
+            if not _is_of(value, expected):
+                raise UnusableField(f"{self.name}: {name}: found {str(value)[:100]!r}, expected {_TYPES[expected]}")
         return self.params(**settings)
 
     def size_of(self, params: Any, sizes: Sizes) -> Size:
@@ -116,6 +131,18 @@ class Operation:
             )
         self.size_of(params, {name: size_of_result(value) for name, value in inputs.items() if value is not None})
         return self.run(params, inputs)
+
+
+def _is_of(value: Any, expected: str) -> bool:
+    """Whether a value has the type of a parameter, as its annotation says."""
+    if expected.startswith("tuple"):
+        item = "int" if "int" in expected else "float"
+        return isinstance(value, tuple) and all(_is_of(each, item) for each in value)
+    if expected == "bool" or isinstance(value, bool):
+        return expected == "bool" and isinstance(value, bool)
+    if expected == "float":
+        return isinstance(value, int | float)
+    return isinstance(value, int if expected == "int" else str)
 
 
 def size_of_result(value: Result) -> Size:
