@@ -84,18 +84,14 @@ def _scaled(nodes: dict[str, WorkflowNode], name: str, wanted: Pass, before: tup
     if wanted.width is not None:
         settings |= {"width": wanted.width, "height": wanted.height}
     elif wanted.scale is not None:
-        settings |= {"scale": wanted.scale}
+        settings |= {"factor": wanted.scale}
     via = wanted.via or ("image" if wanted.upscaler is not None or model != model_before else "latent")
     if via == "latent":
         if len(settings) == 1:
             return latent
-        if wanted.width is not None:
-            for side, value in (("width", wanted.width), ("height", wanted.height)):
-                if value is None or value % 8:
-                    raise unusable_field(f"passes.{side}", value, "a multiple of 8")
-                settings[side] = value // 8
+        operation = "latent_upscale_by" if wanted.scale is not None else "latent_upscale_to_pixels"
         nodes[f"{name}-latent"] = OperationNode(
-            kind="operation", name="latent_upscale", settings=settings, inputs={"samples": latent}
+            kind="operation", name=operation, settings=settings, inputs={"samples": latent}
         )
         return f"{name}-latent"
     image = f"{name}-decoded"
@@ -103,10 +99,13 @@ def _scaled(nodes: dict[str, WorkflowNode], name: str, wanted: Pass, before: tup
     if wanted.upscaler is not None:
         upscale = Upscale(model=wanted.upscaler, scale=wanted.scale)
         nodes[f"{name}-enlarged"] = UpscaleNode(kind="upscale", upscale=upscale, inputs={"image": image})
-        image, settings = f"{name}-enlarged", {each: value for each, value in settings.items() if each != "scale"}
+        image, settings = f"{name}-enlarged", {each: value for each, value in settings.items() if each != "factor"}
     if len(settings) > 1:
         nodes[f"{name}-scaled"] = OperationNode(
-            kind="operation", name="image_scale", settings=settings, inputs={"image": image}
+            kind="operation",
+            name="image_scale" if wanted.width is not None else "image_scale_by",
+            settings=settings,
+            inputs={"image": image},
         )
         image = f"{name}-scaled"
     nodes[f"{name}-encoded"] = EncodeNode(kind="encode", model=model, inputs={"image": image})

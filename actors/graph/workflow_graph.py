@@ -8,7 +8,6 @@ before anything runs. Errors name the node.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +44,7 @@ from modelpool.actors.request.workflow_fields import (
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Size
 from modelpool.pool.values.core import task_inputs
-from modelpool.pool.values.core.errors import UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, unusable_field
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
     DecodeParams,
@@ -53,6 +52,7 @@ from modelpool.pool.values.core.stage_params import (
     ModelRef,
     OperationParams,
     OutputShape,
+    SettingValue,
     StepPart,
 )
 from modelpool.pool.values.specs.spec import JobId, Stage, TaskId
@@ -136,7 +136,7 @@ class _WorkflowTasks:
             try:
                 value = self._value(node_id, node)
             except UserError as problem:
-                raise reworded(problem, f"workflow node {node_id}: {problem}") from problem
+                raise _at_node(node_id, problem) from problem
             self._values[node_id] = value
             total_bytes += value.size_bytes
             if total_bytes > MAX_INTERMEDIATE_BYTES:
@@ -312,15 +312,17 @@ class _WorkflowTasks:
         }
         if missing := sorted(set(operation.inputs) - set(read) - operation.optional):
             raise UnusableField(f"{operation.name}: missing inputs {', '.join(missing)}")
-        first = next(iter(read.values()), None)
-        known = {one.name for one in dataclasses.fields(operation.params)}
-        settings = node.settings if first is None else sized_settings(node.settings, first.size, known)
+        like = next((value for value in read.values() if value.kind == operation.result), None)
+        latent = next((value for value in read.values() if value.model is not None), None)
+        settings = dict(node.settings)
+        if latent is not None and latent.model is not None:
+            known = {one.name for one in dataclasses.fields(operation.params)}
+            own = {"downscale": self._model(latent.model.name)[1].downscale}
+            settings |= {name: value for name, value in own.items() if name in known and name not in settings}
         params = operation.params_of(settings)
         size = operation.size_of(params, {name: value.size for name, value in read.items()})
-        plain = {one.name: getattr(params, one.name) for one in dataclasses.fields(params)}
-        work = OperationParams(operation.name, tuple(sorted(plain.items())))
+        work = OperationParams(operation.name, settings_of(params))
         task = self.tasks.add(work, {name: value.task for name, value in read.items()})
-        like = next((value for value in read.values() if value.kind == operation.result), None)
         tokens = sum(value.tokens for value in read.values()) if "concat" in operation.name else 0
         tokens = tokens or (0 if like is None else like.tokens)
         if operation.result != LATENT or like is None or like.model is None or like.shape is None:
@@ -332,25 +334,16 @@ class _WorkflowTasks:
         return NodeValue(LATENT, task, size, shape=shape, model=like.model)
 
 
-def sized_settings(settings: Mapping[str, Any], size: Size, known: set[str]) -> Mapping[str, Any]:
-    """Return the settings of an operation with a size that follows from the size of its input: `scale` is a factor of
-    both sides, where the operation has no setting of this name; a side of 0 keeps the proportions."""
-    if not {"width", "height"} <= known or not size.width or not size.height:
-        return settings
-    found = dict(settings)
-    if "scale" in found and "scale" not in known:
-        scale = found.pop("scale")
-        if not isinstance(scale, int | float) or not 0 < scale <= 64:
-            raise unusable_field("settings.scale", scale, "a number above 0 up to 64")
-        found |= {"width": max(1, round(size.width * scale)), "height": max(1, round(size.height * scale))}
-    width, height = found.get("width"), found.get("height")
-    if width == 0 and height == 0:
-        found |= {"width": size.width, "height": size.height}
-    elif width == 0 and isinstance(height, int):
-        found["width"] = max(1, round(size.width * height / size.height))
-    elif height == 0 and isinstance(width, int):
-        found["height"] = max(1, round(size.height * width / size.width))
-    return found
+def settings_of(params: Any) -> tuple[tuple[str, SettingValue], ...]:
+    """Return all parameters of an operation by name, sorted: numbers that are equal are written equally."""
+    found = ((one.name, one.type, getattr(params, one.name)) for one in dataclasses.fields(params))
+    return tuple(sorted((name, float(value) if kind == "float" else value) for name, kind, value in found))
+
+
+def _at_node(node_id: str, problem: UserError) -> UserError:
+    """Return an error of a node, which names it."""
+    message = f"node {node_id}: {problem}"
+    return UnknownName(message) if isinstance(problem, UnknownName) else reworded(problem, message)
 
 
 def whole_cells(size: Size, defaults: ModelDefaults) -> tuple[int, int]:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters, over_bound
-from modelpool.actors.request.image_fields import checked_image
+from modelpool.actors.request.field_table import SIZE_STEP
+from modelpool.actors.request.image_fields import TaskImage, checked_image
 from modelpool.actors.request.lora_fields import LoraChoice, parse_loras
 from modelpool.actors.request.number_fields import STEPS
 from modelpool.actors.request.requests import GenerateRequest
@@ -138,9 +139,19 @@ class SampleNode(_Node):
 
     @field_validator("request", mode="before")
     @classmethod
-    def _with_prompt(cls, value: Any) -> Any:
-        """A node with encoded texts has no prompt."""
-        return {"prompt": "", **value} if isinstance(value, Mapping) else value
+    def _with_nodes(cls, value: Any, info: Any) -> Any:
+        """Add what other nodes provide to the fields: an empty prompt, and images."""
+        if not isinstance(value, Mapping):
+            return value
+        found: dict[str, Any] = {"prompt": "", **value}
+        for name, source in info.data.get("inputs", {}).items():
+            field, _, place = name.partition(".")
+            image = TaskImage(f"node {source}", SIZE_STEP, SIZE_STEP)
+            if name == "image":
+                found.setdefault(name, image)
+            elif field in ("controls", "image_prompts") and place.isdecimal():
+                found[field] = _with_image(found.get(field), int(place), image)
+        return found
 
     @model_validator(mode="after")
     def _own_fields(self) -> SampleNode:
@@ -158,6 +169,13 @@ class SampleNode(_Node):
         yield from (("lora", lora.name) for lora in self.request.loras)
         yield from (("controlnet", control.model) for control in self.request.controls)
         yield from (("image_prompt", prompt.model) for prompt in self.request.image_prompts)
+
+
+def _with_image(parts: Any, number: int, image: TaskImage) -> Any:
+    """Return the parts of a field with the image of one of them; as they are if there is no such part."""
+    if not isinstance(parts, list | tuple) or number >= len(parts) or not isinstance(parts[number], Mapping):
+        return parts
+    return [{"image": image, **part} if place == number else part for place, part in enumerate(parts)]
 
 
 class DecodeNode(_Node):
@@ -183,8 +201,7 @@ class UpscaleNode(_Node):
 
 
 class OperationNode(_Node):
-    """An operation of `pool.inference.operations`: a change without a model. `width` and `height` of latents in its
-    settings are in cells; a setting `scale` multiplies both sides of its only sized input instead."""
+    """An operation of `pool.inference.operations`: a change without a model, with its settings."""
 
     kind: Literal["operation"]
     name: _Name
@@ -236,7 +253,7 @@ class Workflow(Strict):
         for node_id, node in self.nodes.items():
             for name, source in node.inputs.items():
                 if source not in self.nodes:
-                    raise unusable_field(f"workflow node {node_id}: {name}", source[:MAX_NODE_ID], "the id of a node")
+                    raise unusable_field(f"node {node_id}: {name}", source[:MAX_NODE_ID], "the id of a node")
         steps = sum(STEPS.parse("steps", node.request.steps) for node in self.samplings)
         if steps > MAX_WORKFLOW_STEPS:
             raise over_bound("workflow", counted(steps, "step"), f"up to {MAX_WORKFLOW_STEPS} in all nodes together")
@@ -260,7 +277,7 @@ class Workflow(Strict):
             elif waiting:
                 visiting.add(node_id)
                 if found := visiting.intersection(waiting):
-                    raise UnusableField(f"workflow node {min(found)}: it depends on itself")
+                    raise UnusableField(f"node {min(found)}: it depends on itself")
                 stack.extend(waiting)
             else:
                 depths[node_id] = 1 + max((depths[source] for source in sources), default=0)
