@@ -62,6 +62,8 @@ MAX_INTERMEDIATE_BYTES = 8 << 30
 #: bytes of a cell of a latent: 16 channels of float32; some families have more, and larger cells
 _CELL_BYTES = 64
 _NO_SIZE = Size(0, 0)
+#: the image and the mask that an inpainting model reads; other models do not read them
+_INPAINTED = ("inpaint_image", "inpaint_mask")
 _SAMPLE_INPUTS = "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N"
 
 
@@ -218,6 +220,11 @@ class _WorkflowTasks:
         }
         start, mask = self._optional(node, "latent", LATENT), self._optional(node, "mask", MASK)
         request = self._with_nodes(node, start)
+        if facts.inpaints and {*_INPAINTED} <= node.inputs.keys():
+            shown = {
+                name: self._task_image(node, place) for name, place in zip(("image", "mask"), _INPAINTED, strict=True)
+            }
+            request, mask = request.model_copy(update=shown), None
         check_request(request, facts)
         request = with_defaults(request, model, defaults)
         self.resolved[node_id] = request
@@ -248,7 +255,7 @@ class _WorkflowTasks:
                 changed[name] = side or None
             if start.shape.frames:
                 changed |= {"frames": start.shape.frames, "frame_rate": start.shape.frame_rate}
-        others = ("positive", "negative", "latent", "mask")
+        others = ("positive", "negative", "latent", "mask", *_INPAINTED)
         images = {name: self._task_image(node, name) for name in node.inputs if name not in others}
         parts: dict[str, Any] = {}
         for name, image in images.items():
@@ -276,7 +283,7 @@ class _WorkflowTasks:
         return request.model_copy(update={**changed, **parts})
 
     def _task_image(self, node: SampleNode, name: str) -> TaskImage:
-        value = self._read(node, name, MASK if name.endswith(".mask") else IMAGE)
+        value = self._read(node, name, MASK if name.endswith("mask") else IMAGE)
         if value.size.frames:
             raise unusable_field(name, f"{value.size.frames} frames", "one image")
         return TaskImage(value.task, value.size.width, value.size.height)

@@ -121,7 +121,8 @@ class SampleNode(_Node):
                  that of the request around the workflow
     inputs       positive, negative: encoded texts instead of the prompts of `request`; latent: the start latent, of
                  which the size follows; mask: where the latent is regenerated; image, last_image, reference.N,
-                 controls.N, controls.N.mask, image_prompts.N: images for these fields of `request`
+                 controls.N, controls.N.mask, image_prompts.N: images for these fields of `request`; inpaint_image,
+                 inpaint_mask: what a model reads that was trained for inpainting, and no other one
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all
     adds_noise   whether noise is added to the start latent
