@@ -18,7 +18,6 @@ from modelpool.actors.request.workflow_fields import (
     Workflow,
     WorkflowNode,
 )
-from modelpool.pool.values.core.errors import unusable_field
 
 #: fields of the whole request, which its first run does not have
 _OUTER = frozenset(("passes", "upscale", "n", "seed", "format", "quality", "batch", *QOS_FIELDS, *LABEL_FIELDS))

@@ -302,6 +302,14 @@ class Workflow(Strict):
         for node in self.nodes.values():
             yield from node.names()
 
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Yield the place and the text of each text of its nodes."""
+        for node_id, node in self.nodes.items():
+            if isinstance(node, TextNode):
+                yield f"node {node_id}: prompt", node.prompt
+            elif isinstance(node, SampleNode):
+                yield from ((f"node {node_id}: {name}", text) for name, text in node.request.texts())
+
     @property
     def shown_fields(self) -> dict[str, Any]:
         """The fields of a request that describe the output for users: those of the last sampling run, else its first
