@@ -42,12 +42,12 @@ from modelpool.actors.http.comfy.comfy_values import (
     ScaledLatent,
     TextValue,
 )
-from modelpool.actors.http.service.shown_messages import shown_message
+from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
-from modelpool.pool.values.core.errors import UserError, counted
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
 if TYPE_CHECKING:
@@ -114,57 +114,6 @@ class PoolNames:
         if known is None:
             known = self._sets[given.choices] = frozenset(self.choices(given))
         return value in known
-
-
-@dataclass(frozen=True, slots=True)
-class NodeError:
-    """An error of one node. `kind` is the name of the error in ComfyUI's API."""
-
-    node_id: str
-    class_type: str
-    kind: str
-    message: str
-    details: str
-    input_name: str = ""
-
-
-class WorkflowRejected(UserError):
-    """A workflow that cannot be run. `errors` are of its nodes; `is_over_bound`: it has too much of something."""
-
-    def __init__(self, kind: str, message: str, errors: Sequence[NodeError] = (), is_over_bound: bool = False) -> None:
-        named = "; ".join(f"node {e.node_id} ({e.class_type}): {e.message}: {e.details}" for e in errors[:3])
-        super().__init__(f"{message}: {named}" if named else message)
-        self.kind = kind
-        self.headline = message
-        self.errors = tuple(errors)
-        self.is_over_bound = is_over_bound
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the answer that ComfyUI's clients expect."""
-        nodes: dict[str, Any] = {}
-        for error in self.errors:
-            found = nodes.setdefault(
-                error.node_id, {"errors": [], "dependent_outputs": [], "class_type": error.class_type}
-            )
-            extra = {"input_name": error.input_name} if error.input_name else {}
-            found["errors"].append(
-                {
-                    "type": error.kind,
-                    "message": error.message,
-                    "details": shown_message(error.details),
-                    "extra_info": extra,
-                }
-            )
-        extra_info = {}
-        if self.kind == "missing_node_type" and self.errors:
-            extra_info = {"node_id": self.errors[0].node_id, "class_type": self.errors[0].class_type}
-        error_json = {
-            "type": self.kind,
-            "message": self.headline,
-            "details": shown_message(str(self)),
-            "extra_info": extra_info,
-        }
-        return {"error": error_json, "node_errors": nodes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,14 +262,6 @@ def _sources(node: Mapping[str, Any]) -> Iterator[str]:
     for name in node.get("inputs", {}):
         if (link := link_of(node, name)) is not None:
             yield link[0]
-
-
-def link_of(node: Mapping[str, Any], name: str) -> tuple[str, int] | None:
-    """Return the node and the place of the output that an input is linked to; None if it is not linked."""
-    value = node.get("inputs", {}).get(name)
-    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str | int) and type(value[1]) is int:
-        return str(value[0]), value[1]
-    return None
 
 
 def _in_order(graph: _Graph, outputs: Sequence[str]) -> list[str]:

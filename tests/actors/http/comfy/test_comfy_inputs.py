@@ -16,7 +16,7 @@ from PIL import Image
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.application import application
 from modelpool.actors.http.comfy.comfy_export import api_format
-from modelpool.actors.http.comfy.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
+from modelpool.actors.http.comfy.comfy_graph import PoolNames, outputs_of, requests_of
 from modelpool.actors.http.comfy.comfy_node_types import (
     CONTROLNETS,
     IMAGES,
@@ -33,6 +33,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_problems import rejection
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.registry.listings import FileNames
 from modelpool.pool.inference.controlnets.controlnet_kinds import UNION_MODES
