@@ -128,7 +128,7 @@ def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[Ge
 
 
 def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[GenerateRequest]:
-    from modelpool.actors.http.comfy.comfy_graph import outputs_of, requests_of
+    from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
     from modelpool.actors.http.read_requests import image_next_to
 
     return [

@@ -23,9 +23,10 @@ from modelpool.actors.graph.common.input_ids import input_faces_id, input_image_
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.face_fields import Faces, InputFaces
 from modelpool.actors.request.image_decoding import open_image, plain_pixels
-from modelpool.actors.request.image_fields import ImageSource, InputImage, Pixels, Region, pixels_digest
+from modelpool.actors.request.image_fields import ImageSource, InputImage, Pixels, Region, TaskImage, pixels_digest
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.workflow_fields import ImageNode, SampleNode, Workflow
 from modelpool.actors.worker.wire.messages import ResultRef
 from modelpool.pool.inference.pixels.image_ops import HALF, covering
 from modelpool.pool.values.core.errors import UserError, unusable_field
@@ -91,7 +92,24 @@ class InputImages:
             changed["reference"] = brought if len(brought) > 1 else brought[0]
         if any(region.mask is not None for region in request.regions):
             changed["regions"] = tuple(self._bring_region(region, refs) for region in request.regions)
+        if request.workflow is not None:
+            changed["workflow"] = self._bring_workflow(request.workflow, refs)
         return (request.model_copy(update=changed) if changed else request), refs
+
+    def _bring_workflow(self, workflow: Workflow, refs: dict[TaskId, ResultRef]) -> Workflow:
+        """Return `workflow` with the images of its nodes stored; the references are added to `refs`."""
+        changed: dict[str, Any] = {}
+        for node_id, node in workflow.nodes.items():
+            if isinstance(node, ImageNode):
+                place = f"workflow node {node_id}"
+                bring = self._bring_area if node.kind == "mask" else self._bring_whole
+                changed[node_id] = node.model_copy(update={node.kind: bring(place, node.source, refs)})
+            elif isinstance(node, SampleNode):
+                brought, own_refs = self.bring(node.request)
+                refs |= own_refs
+                if brought is not node.request:
+                    changed[node_id] = node.model_copy(update={"request": brought})
+        return workflow.changed_at(changed)
 
     def bring_image(self, name: str, source: ImageSource) -> tuple[InputImage, dict[TaskId, ResultRef]]:
         """Return the image in the field `name`, stored at its original size, and its reference. Raises UserError."""
@@ -210,6 +228,7 @@ class InputImages:
 
     def _pixels(self, name: str, source: ImageSource, is_mask: bool) -> _Read:
         assert not isinstance(source, InputImage), f"{name}: the image is stored, and its mask is not"
+        assert not isinstance(source, TaskImage), f"{name}: a task computes the image"
         if isinstance(source, Pixels):
             return _Read(source.pixels, "")
         return self._read.get((is_mask, _identity(source)), lambda: _read_file(name, source, is_mask))

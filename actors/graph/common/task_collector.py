@@ -98,6 +98,9 @@ class TaskCollector:
             )
         return new
 
+    def __contains__(self, task_id: TaskId) -> bool:
+        return task_id in self._tasks
+
     def _of_batch(self, work: StageParams) -> tuple[StageParams, int]:
         """Return `work` with the batch size of its forward passes, and that size."""
         if self._batch_size == 1 or not isinstance(work, SampleParams | DecodeParams):

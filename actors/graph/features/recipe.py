@@ -23,6 +23,7 @@ from modelpool.actors.graph.features.schedule_guidance import RecipeNoise as Rec
 from modelpool.actors.graph.features.upscale_graph import RecipeUpscale as RecipeUpscale
 from modelpool.actors.graph.features.video_output_graph import IMAGE_FORMAT as IMAGE_FORMAT
 from modelpool.actors.graph.features.vision_graph import RecipeView as RecipeView
+from modelpool.actors.graph.features.workflow_part import RecipeWorkflow as RecipeWorkflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ class Recipe:
     shift: float = field(default=0.0, metadata=LATER)
     #: images of a forward pass; 0 for one
     batch: int = field(default=0, metadata=LATER)
+    #: None for an output of a request without a workflow and without passes
+    workflow: RecipeWorkflow | None = field(default=None, metadata=LATER)
     #: settings of the pool that change pixels, by name, where they differ from the defaults
     computed_by: Mapping[str, str] = field(default_factory=dict, metadata={**LATER, **INFORMATIVE})
 

@@ -66,6 +66,11 @@ class NodeType:
     is_output: bool = False
 
 
+def only_in_workflows(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Refuse a node that no request without a workflow can express."""
+    raise NodeUnsupported("it is a part of a workflow of several steps")
+
+
 def check_parts(name: str, what: str, found: int, most: int) -> None:
     """Raise NodeUnsupported if a value would have more than `most` parts. What a node adds is checked before it is
     built."""

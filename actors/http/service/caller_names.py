@@ -42,6 +42,13 @@ def is_path(name: str) -> bool:
 
 def _names(request: GenerateRequest) -> Iterator[tuple[str, str]]:
     yield "model", request.model
+    if request.workflow is not None:
+        yield from request.workflow.names()
+        for node in request.workflow.samplings:
+            yield from _names(node.request)
+    for each in request.passes:
+        yield from (("passes.model", name) for name in (each.model, each.upscaler) if name)
+        yield from (("passes.loras", lora.name) for lora in each.loras or ())
     yield from (("loras", lora.name) for lora in request.loras)
     yield from (("controls", control.model) for control in request.controls)
     for prompt in request.image_prompts:

@@ -25,8 +25,8 @@ NO_WORKER = WorkerId("")  #: no worker, where a machine may be named instead
 
 
 class Stage(Enum):
-    """The kinds of task of an image; the first three in order, changes without a model between any of them. Hashed by identity: it is a lookup key in every event, and Enum's
-    own hash is a Python call."""
+    """The kinds of task of an image: three in order, and changes without a model between any of them. Hashed by
+    identity: it is a lookup key in every event, and Enum's own hash is a Python call."""
 
     __hash__ = object.__hash__
 
