@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
+    ANY,
     CONTROLNETS,
+    EDITOR_INPUTS,
     IMAGES,
     LORAS,
     MODELS,
@@ -58,10 +60,6 @@ if TYPE_CHECKING:
 
 #: how to get the API format, for messages
 EXPORT_HINT = "export it with File > Export (API) in the editor"
-#: what the editor writes next to the inputs of a node, and the server does not read
-_EDITOR_INPUTS = frozenset(
-    ("control_after_generate", "control_before_generate", "upload", "image_upload", "choose file to upload")
-)
 #: nodes of a workflow, and nodes that save or preview images; published workflows have some dozen
 MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 #: noise levels that the nodes of a workflow list, all together
@@ -334,7 +332,7 @@ def node_error(
 
 def input_errors(graph: KnownGraph, node_id: str, node: Mapping[str, Any], kind: NodeType) -> Iterator[NodeError]:
     inputs = node.get("inputs", {})
-    unknown = sorted(set(map(str, inputs)) - {given.name for given in kind.inputs} - _EDITOR_INPUTS)
+    unknown = sorted(set(map(str, inputs)) - {given.name for given in kind.inputs} - EDITOR_INPUTS)
     for given in kind.inputs:
         if given.name not in inputs:
             # next to an unknown name, a setting that is missing is more likely misspelt than left out
@@ -349,6 +347,8 @@ def input_errors(graph: KnownGraph, node_id: str, node: Mapping[str, Any], kind:
             yield from found_errors
             if not found_errors and given.type in WIDGET_TYPES and link[0] in graph.values:
                 yield from _value_errors(graph.names, node_id, node, given, graph.values[link[0]][link[1]])
+        elif given.type == ANY:
+            continue
         elif given.type not in WIDGET_TYPES:
             details = f"{given.name}: expected a link to an output of type {given.type}"
             yield node_error(node_id, node, "bad_linked_input", "an input is not linked", details, given.name)
@@ -364,7 +364,7 @@ def _link_errors(
     if not 0 <= link[1] < len(outputs):
         details = f"{given.name}: node {link[0]} has no output {link[1]}"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
-    elif outputs[link[1]] != given.type:
+    elif outputs[link[1]] != given.type and ANY not in (outputs[link[1]], given.type):
         details = f"{given.name}: found {outputs[link[1]]}, expected {given.type}"
         yield node_error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
 

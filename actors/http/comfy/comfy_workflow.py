@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_evaluation import evaluated
 from modelpool.actors.http.comfy.comfy_graph import (
     KnownGraph,
     OutputNode,
@@ -71,6 +72,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
     nodes = known_nodes(prompt)
     outputs = output_nodes(nodes)
+    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs))
 
     def plain(wanted: Sequence[str]) -> tuple[OutputNode, ...]:
         found = request_outputs(nodes, wanted, names)

@@ -18,6 +18,7 @@ from modelpool.actors.http.application import application
 from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_node_types import (
+    ANY,
     CONTROLNETS,
     IMAGES,
     LORAS,
@@ -56,7 +57,7 @@ PROVIDERS = {
     "MASK": ("LoadImage", 1), "CONTROL_NET": ("ControlNetLoader", 0), "UPSCALE_MODEL": ("UpscaleModelLoader", 0),
     "STYLE_MODEL": ("StyleModelLoader", 0), "CLIP_VISION": ("CLIPVisionLoader", 0),
     "CLIP_VISION_OUTPUT": ("CLIPVisionEncode", 0), "NOISE": ("RandomNoise", 0), "GUIDER": ("BasicGuider", 0),
-    "SAMPLER": ("KSamplerSelect", 0), "SIGMAS": ("BasicScheduler", 0),
+    "SAMPLER": ("KSamplerSelect", 0), "SIGMAS": ("BasicScheduler", 0), ANY: ("PrimitiveFloat", 0),
 }  # fmt: skip
 #: a node and its input that lead from a type of link to an image
 CONSUMERS = {
@@ -68,7 +69,7 @@ CONSUMERS = {
     "NOISE": ("SamplerCustomAdvanced", "noise"), "GUIDER": ("SamplerCustomAdvanced", "guider"),
     "SAMPLER": ("SamplerCustomAdvanced", "sampler"), "SIGMAS": ("SamplerCustomAdvanced", "sigmas"),
     "INT": ("KSampler", "steps"), "FLOAT": ("KSampler", "cfg"), "STRING": ("CLIPTextEncode", "text"),
-    "BOOLEAN": ("SamplerCustom", "add_noise"),
+    "BOOLEAN": ("SamplerCustom", "add_noise"), ANY: ("KSampler", "cfg"),
 }  # fmt: skip
 #: the node under test
 SUBJECT = "subject"
@@ -124,6 +125,8 @@ def with_subject(graph: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any
 
 def broken_values(given: NodeInput, valid: Any) -> Iterable[Any]:
     """Values that an input does not accept, from one that it does."""
+    if given.type == ANY:
+        return (["nowhere", 0], [valid[0], 99])
     if given.type not in WIDGET_TYPES:
         return ("a text", ["nowhere", 0], [valid[0], 99])
     odd: list[Any] = [{"a": 1}, []]
