@@ -203,7 +203,7 @@ class NameCheck:
 
     def _has_unknown_embedding(self, request: GenerateRequest) -> bool:
         """Whether a prompt names an embedding that has no file of its own; a LoRA may contain it."""
-        texts = (request.prompt, request.negative, *(region.prompt for region in request.regions))
+        texts = [text for _, text in request.texts()]
         if self._registry is None or not any("embedding:" in text for text in texts):
             return False
         from modelpool.pool.models.text.chunks import embeddings_in

@@ -18,14 +18,17 @@ from modelpool.actors.request.workflow_fields import (
     Workflow,
     WorkflowNode,
 )
-from modelpool.pool.values.core.errors import unusable_field
 
 #: fields of the whole request, which its first run does not have
 _OUTER = frozenset(("passes", "upscale", "n", "seed", "format", "quality", "batch", *QOS_FIELDS, *LABEL_FIELDS))
-#: fields that a pass takes from the request, if it has the model of the request
-_OF_MODEL = ("loras", "shift", "options", "sampler", "schedule", "steps", "cfg")
-#: fields that every pass takes from the request
-_OF_ALL = ("prompt", "negative", "clip_skip", "eta", "s_noise", "s_churn")
+#: fields that a pass takes from the request; and those of them that a pass with another model does not take
+_OF_REQUEST = (
+    *("prompt", "negative", "steps", "cfg", "sampler", "schedule", "eta", "s_noise", "s_churn", "clip_skip"),
+    *("loras", "shift", "options"),
+)
+_OF_MODEL = ("loras", "shift", "options")
+#: fields that noise levels follow from: of a run that continues another one they are the other's
+_LEVELS = ("steps", "schedule", "sigmas", "shift", "beta_alpha", "beta_beta")
 #: fields with images that are checked, and may be in the pool already
 _CHECKED = frozenset(("image", "strength", "reference", "controls", "image_prompts", "regions"))
 _PASS_FIELDS = ("loras", "prompt", "negative", "steps", "cfg", "sampler", "schedule", "shift", "options", "seed")
@@ -52,25 +55,24 @@ def _add_pass(
     """Add the nodes of a pass; return the node of its latent and its model. `before` are these of the run before."""
     latent, model_before = before
     model, name = wanted.model or request.model, f"pass-{number}"
-    same = model == request.model
-    taken = (*_OF_ALL, *(_OF_MODEL if same or wanted.start_step is not None else ()))
-    if not same:
-        taken = tuple(each for each in taken if each not in ("loras", "shift", "options"))
+    taken = _OF_REQUEST if model == request.model else tuple(each for each in _OF_REQUEST if each not in _OF_MODEL)
     fields = {each: getattr(request, each) for each in taken if each in request.model_fields_set}
     fields |= {each: value for each in _PASS_FIELDS if (value := getattr(wanted, each)) is not None}
     if wanted.schedule is None and wanted.sampler is not None:
         fields.pop("schedule", None)  # the schedule of the request may not be that of another sampler
-    own = _node_request({"model": model, "prompt": request.prompt, **fields})
     if wanted.start_step is not None:
         last = nodes[latent]
-        if not isinstance(last, SampleNode) or latent not in ("base", f"pass-{number - 1}"):
-            raise unusable_field("passes.start_step", wanted.start_step, "a run before it")
+        assert isinstance(last, SampleNode), "each pass follows a sampling run"
+        levels = {each: getattr(last.request, each) for each in _LEVELS if each in last.request.model_fields_set}
+        fields = {each: value for each, value in fields.items() if each not in _LEVELS} | levels
+        own = _node_request({"model": model, "prompt": request.prompt, **fields})
         nodes[latent] = last.model_copy(update={"last_step": wanted.start_step, "keeps_noise": True})
         node = SampleNode(
             kind="sample", request=own, inputs={"latent": latent}, first_step=wanted.start_step, adds_noise=False
         )
         nodes[name] = node
         return name, model
+    own = _node_request({"model": model, "prompt": request.prompt, **fields})
     source = _scaled(nodes, name, wanted, (latent, model_before), model)
     strength = DEFAULT_PASS_STRENGTH if wanted.strength is None else wanted.strength
     nodes[name] = SampleNode(kind="sample", request=own, inputs={"latent": source}, strength=strength)

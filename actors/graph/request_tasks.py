@@ -437,6 +437,8 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
             raise UnusableField(f"mask: model {model.name!r} has no start latent that it could keep a part of")
         work = replace(work, conditions=(*work.conditions, MaskCondition()))
     part = read.part
+    if part is not None and 0 < part.last_step <= read.first_step:
+        raise unusable_field("last_step", part.last_step, f"more than the first step, {read.first_step}")
     if part is not None and part.last_step >= schedule.steps:
         part = replace(part, last_step=0, keeps_noise=False)
     return replace(work, part=None if part == StepPart() else part)

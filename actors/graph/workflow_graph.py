@@ -126,7 +126,7 @@ class _WorkflowTasks:
         self._request = request
         self._workflow = workflow
         self._values: dict[str, NodeValue] = {}
-        self.tasks = TaskCollector(catalog)
+        self.tasks = TaskCollector(catalog, keeps=True)
         self.warnings: dict[str, None] = {}
         #: the requests of sampling nodes with the defaults of their models, by node
         self.resolved: dict[str, GenerateRequest] = {}

@@ -295,9 +295,19 @@ class GenerateRequest(Strict):
     def _strength(cls, value: float | None) -> float | None:
         return None if value is None else checked_strength("strength", value)
 
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of the field and the text of each of its texts."""
+        if self.workflow is not None:
+            yield from self.workflow.texts()
+            return
+        yield from (("prompt", self.prompt), ("negative", self.negative))
+        yield from (("regions.prompt", region.prompt) for region in self.regions)
+        for each in self.passes:
+            yield from ((f"passes.{name}", text) for name in ("prompt", "negative") if (text := getattr(each, name)))
+
     @model_validator(mode="after")
     def _texts(self) -> GenerateRequest:
-        characters = len(self.prompt) + len(self.negative) + sum(len(region.prompt) for region in self.regions)
+        characters = sum(len(text) for _, text in self.texts())
         if characters > MAX_TEXT_CHARACTERS:
             expected = f"up to {MAX_TEXT_CHARACTERS} in all together"
             raise unusable_field("prompt, negative, regions", f"{characters} characters", expected)

@@ -262,10 +262,15 @@ class Workflow(Strict):
             raise UnusableField("workflow: expected a node with a model or an upscaler before its output")
         return self
 
-    @cached_property
+    @property
     def in_order(self) -> tuple[tuple[str, Any], ...]:
         """The nodes that the output depends on, each after the nodes that it reads. Raises UnusableField for a node
         that depends on itself, and OverBound for too many behind one another."""
+        return tuple((node_id, self.nodes[node_id]) for node_id in self._order)
+
+    @cached_property
+    def _order(self) -> tuple[str, ...]:
+        """The ids of these nodes: a copy with other nodes has the same."""
         depths: dict[str, int] = {}
         visiting: set[str] = set()
         stack = [self.output]
@@ -285,7 +290,7 @@ class Workflow(Strict):
                 visiting.discard(stack.pop())
                 if depths[node_id] > MAX_DEPTH:
                     raise over_bound("workflow", f"more than {MAX_DEPTH} nodes behind one another", f"{MAX_DEPTH}")
-        return tuple((node_id, self.nodes[node_id]) for node_id in depths)
+        return tuple(depths)
 
     @property
     def samplings(self) -> Iterator[SampleNode]:
@@ -296,6 +301,14 @@ class Workflow(Strict):
         """Yield the kind and the name of each file that a node names."""
         for node in self.nodes.values():
             yield from node.names()
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Yield the place and the text of each text of its nodes."""
+        for node_id, node in self.nodes.items():
+            if isinstance(node, TextNode):
+                yield f"node {node_id}: prompt", node.prompt
+            elif isinstance(node, SampleNode):
+                yield from ((f"node {node_id}: {name}", text) for name, text in node.request.texts())
 
     @property
     def shown_fields(self) -> dict[str, Any]:

@@ -63,8 +63,10 @@ class JobGraph:
 class TaskCollector:
     """Collects the tasks of one job, each after the tasks that it needs."""
 
-    def __init__(self, catalog: GraphCatalog, batch_size: int = 1) -> None:
-        """Images are sampled and decoded in forward passes of `batch_size`."""
+    def __init__(self, catalog: GraphCatalog, batch_size: int = 1, keeps: bool = False) -> None:
+        """Images are sampled and decoded in forward passes of `batch_size`. `keeps`: all results are worth keeping for
+        later jobs."""
+        self._keeps = keeps
         self._catalog = catalog
         self._batch_size = batch_size
         self._tasks: dict[TaskId, TaskSpec] = {}
@@ -95,6 +97,7 @@ class TaskCollector:
                 together=batch_key(work, context_tokens),
                 options=work.measured_apart if isinstance(work, EncodeParams | SampleParams) else (),
                 batch_size=batch_size,
+                is_kept=self._keeps,
             )
         return new
 

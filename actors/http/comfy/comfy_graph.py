@@ -331,6 +331,7 @@ def node_error(
 
 
 def input_errors(graph: KnownGraph, node_id: str, node: Mapping[str, Any], kind: NodeType) -> Iterator[NodeError]:
+    """Yield what is wrong with the inputs of a node."""
     inputs = node.get("inputs", {})
     unknown = sorted(set(map(str, inputs)) - {given.name for given in kind.inputs} - EDITOR_INPUTS)
     for given in kind.inputs:
@@ -406,6 +407,7 @@ def _chosen(given: NodeInput, value: str, names: PoolNames) -> str:
 
 
 def node_values(graph: KnownGraph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:
+    """Return the inputs of a node: what is linked or written, else its defaults."""
     values: dict[str, Any] = {}
     for given in kind.inputs:
         link = link_of(node, given.name)

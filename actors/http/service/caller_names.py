@@ -60,7 +60,7 @@ def _names(request: GenerateRequest) -> Iterator[tuple[str, str]]:
         yield "hires.upscaler", request.hires.upscaler
     if request.decoder is not None:
         yield "decoder", request.decoder.model
-    texts = (request.prompt, request.negative, *(region.prompt for region in request.regions))
+    texts = (text for _, text in request.texts())
     for name in (name for text in texts for name in _EMBEDDING.findall(text)):
         yield "embedding", name
         yield "embedding", name.partition(":")[0]  # a weight may follow

@@ -183,6 +183,8 @@ class TaskSpec(WireValue):
     #: such tasks run in forward passes of exactly so many; missing ones are padded. `activation_bytes` and
     #: `run_seconds` are of a whole pass, however many tasks share it. 1: of one task, and any number may share a run
     batch_size: int = 1
+    #: its result is kept for later jobs, within the limits of the scheduler, as encoded texts are
+    is_kept: bool = False
 
     def multiple(self, members: int) -> int:
         """Return how many times its own memory a run of so many tasks like this one takes: once with a fixed batch
