@@ -83,7 +83,7 @@ def check_name(template: str, requests: Sequence[GenerateRequest] | None) -> Non
 def read_workflow(path: Path) -> dict[str, Any]:
     """Return a workflow in the API format, converted from ComfyUI's own format if it is in that. Raises UserError."""
     from modelpool.actors.http.comfy.comfy_export import api_format
-    from modelpool.actors.http.comfy.comfy_graph import WorkflowRejected
+    from modelpool.actors.http.comfy.node_errors import WorkflowRejected
     from modelpool.actors.request.json_text import NotJson, parse_json
     from modelpool.actors.request.workflow_inputs import is_own_workflow
 

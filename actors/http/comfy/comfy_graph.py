@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
+    ANY,
     CONTROLNETS,
+    EDITOR_INPUTS,
     IMAGES,
     LORAS,
     MODELS,
@@ -46,22 +48,18 @@ from modelpool.actors.http.comfy.comfy_values import (
     SampledLatent,
     ScaledLatent,
 )
-from modelpool.actors.http.service.shown_messages import shown_message
+from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
-from modelpool.pool.values.core.errors import UserError, counted
+from modelpool.pool.values.core.errors import counted
 
 if TYPE_CHECKING:
     from modelpool.pool.catalog.registry.listings import FileNames
 
 #: how to get the API format, for messages
 EXPORT_HINT = "export it with File > Export (API) in the editor"
-#: what the editor writes next to the inputs of a node, and the server does not read
-_EDITOR_INPUTS = frozenset(
-    ("control_after_generate", "control_before_generate", "upload", "image_upload", "choose file to upload")
-)
 #: nodes of a workflow, and nodes that save or preview images; published workflows have some dozen
 MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 #: noise levels that the nodes of a workflow list, all together
@@ -106,57 +104,6 @@ class PoolNames:
         if known is None:
             known = self._sets[given.choices] = frozenset(self.choices(given))
         return value in known
-
-
-@dataclass(frozen=True, slots=True)
-class NodeError:
-    """An error of one node. `kind` is the name of the error in ComfyUI's API."""
-
-    node_id: str
-    class_type: str
-    kind: str
-    message: str
-    details: str
-    input_name: str = ""
-
-
-class WorkflowRejected(UserError):
-    """A workflow that cannot be run. `errors` are of its nodes; `is_over_bound`: it has too much of something."""
-
-    def __init__(self, kind: str, message: str, errors: Sequence[NodeError] = (), is_over_bound: bool = False) -> None:
-        named = "; ".join(f"node {e.node_id} ({e.class_type}): {e.message}: {e.details}" for e in errors[:3])
-        super().__init__(f"{message}: {named}" if named else message)
-        self.kind = kind
-        self.headline = message
-        self.errors = tuple(errors)
-        self.is_over_bound = is_over_bound
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the answer that ComfyUI's clients expect."""
-        nodes: dict[str, Any] = {}
-        for error in self.errors:
-            found = nodes.setdefault(
-                error.node_id, {"errors": [], "dependent_outputs": [], "class_type": error.class_type}
-            )
-            extra = {"input_name": error.input_name} if error.input_name else {}
-            found["errors"].append(
-                {
-                    "type": error.kind,
-                    "message": error.message,
-                    "details": shown_message(error.details),
-                    "extra_info": extra,
-                }
-            )
-        extra_info = {}
-        if self.kind == "missing_node_type" and self.errors:
-            extra_info = {"node_id": self.errors[0].node_id, "class_type": self.errors[0].class_type}
-        error_json = {
-            "type": self.kind,
-            "message": self.headline,
-            "details": shown_message(str(self)),
-            "extra_info": extra_info,
-        }
-        return {"error": error_json, "node_errors": nodes}
 
 
 class OutputNode(Protocol):
@@ -351,14 +298,6 @@ def sources_of(node: Mapping[str, Any]) -> Iterator[str]:
             yield link[0]
 
 
-def link_of(node: Mapping[str, Any], name: str) -> tuple[str, int] | None:
-    """Return the node and the place of the output that an input is linked to; None if it is not linked."""
-    value = node.get("inputs", {}).get(name)
-    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str | int) and type(value[1]) is int:
-        return str(value[0]), value[1]
-    return None
-
-
 def nodes_in_order(graph: KnownGraph, outputs: Sequence[str]) -> list[str]:
     """Return the nodes that the outputs need, each behind its sources. Raises WorkflowRejected for a cycle."""
     order: list[str] = []
@@ -394,7 +333,7 @@ def node_error(
 def input_errors(graph: KnownGraph, node_id: str, node: Mapping[str, Any], kind: NodeType) -> Iterator[NodeError]:
     """Yield what is wrong with the inputs of a node."""
     inputs = node.get("inputs", {})
-    unknown = sorted(set(map(str, inputs)) - {given.name for given in kind.inputs} - _EDITOR_INPUTS)
+    unknown = sorted(set(map(str, inputs)) - {given.name for given in kind.inputs} - EDITOR_INPUTS)
     for given in kind.inputs:
         if given.name not in inputs:
             # next to an unknown name, a setting that is missing is more likely misspelt than left out
@@ -409,6 +348,8 @@ def input_errors(graph: KnownGraph, node_id: str, node: Mapping[str, Any], kind:
             yield from found_errors
             if not found_errors and given.type in WIDGET_TYPES and link[0] in graph.values:
                 yield from _value_errors(graph.names, node_id, node, given, graph.values[link[0]][link[1]])
+        elif given.type == ANY:
+            continue
         elif given.type not in WIDGET_TYPES:
             details = f"{given.name}: expected a link to an output of type {given.type}"
             yield node_error(node_id, node, "bad_linked_input", "an input is not linked", details, given.name)
@@ -424,7 +365,7 @@ def _link_errors(
     if not 0 <= link[1] < len(outputs):
         details = f"{given.name}: node {link[0]} has no output {link[1]}"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
-    elif outputs[link[1]] != given.type:
+    elif outputs[link[1]] != given.type and ANY not in (outputs[link[1]], given.type):
         details = f"{given.name}: found {outputs[link[1]]}, expected {given.type}"
         yield node_error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from modelpool.actors.http.comfy.comfy_graph import NodeError, OutputNode, WorkflowRejected, known_nodes, link_of
+from modelpool.actors.http.comfy.comfy_graph import OutputNode, known_nodes
 from modelpool.actors.http.comfy.comfy_node_types import file_stem
+from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.request.bounds import OverBound
 from modelpool.pool.values.core.errors import UnknownName, UserError
 

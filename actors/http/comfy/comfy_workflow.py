@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_evaluation import evaluated
 from modelpool.actors.http.comfy.comfy_graph import (
     KnownGraph,
-    NodeError,
     OutputNode,
     PoolNames,
     WorkflowOutput,
-    WorkflowRejected,
     input_errors,
     known_nodes,
     node_error,
@@ -33,6 +32,7 @@ from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
+from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.workflow_fields import SampleNode, Workflow
 
@@ -72,6 +72,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
     nodes = known_nodes(prompt)
     outputs = output_nodes(nodes)
+    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs))
 
     def plain(wanted: Sequence[str]) -> tuple[OutputNode, ...]:
         found = request_outputs(nodes, wanted, names)

@@ -12,10 +12,11 @@ from PIL import Image
 
 from modelpool.actors.graph.features.schedule_guidance import check_shift, shift_default
 from modelpool.actors.http.comfy.comfy_export import api_format
-from modelpool.actors.http.comfy.comfy_graph import PoolNames, WorkflowRejected
+from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.inference.sampling.schedules import flow_table, make_sigmas, sd1_sigma_table, sigma_table

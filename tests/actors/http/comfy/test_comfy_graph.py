@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from modelpool.actors.http.comfy.comfy_export import api_format
-from modelpool.actors.http.comfy.comfy_graph import PoolNames, WorkflowRejected
+from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.http.comfy.test_comfy_api import GRAPH, changed
 
