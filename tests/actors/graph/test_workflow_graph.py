@@ -78,7 +78,7 @@ def test_passes_are_the_same_graph() -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a node that is not there": ({**BASE, "s": {**sampling(), "inputs": {"latent": "x"}}}, "node s: latent"),
     "a cycle": ({**BASE, "s": sampling("t"), "t": sampling("s")}, "depends on itself"),
-    "another kind of value": ({"d": {**BASE["d"], "inputs": {"latent": "e"}}, "e": BASE["d"], "s": sampling()}, "node d"),
+    "another kind of value": ({**BASE, "e": BASE["d"], "d": {**BASE["d"], "inputs": {"latent": "e"}}}, "node d"),
     "an unknown input": ({**BASE, "d": {**BASE["d"], "inputs": {"latent": "s", "x": "s"}}}, "node d: inputs"),
     "an unknown kind": ({**BASE, "x": {"kind": "shell"}}, "kind"),
     "an unknown model": ({**BASE, "s": sampling(request={"model": "../../etc/passwd"})}, "node s: unknown model"),
