@@ -36,7 +36,7 @@ from modelpool.pool.values.core.stage_params import LoraRef, ModelRef
 FEATURES: tuple[Feature, ...] = (
     *(BASE, LORAS, CLIP, SAMPLER, SIZE, FRAMES, START_IMAGE, HIRES, VIDEOS, VIEW, VIDEO_NUMBERS, IMAGE_CONCAT),
     *(REFERENCES, REFERENCE_SIZE, DECODER, EXPERTS, UPSCALE, OPTIONS, NOISE, MUSIC, FILE),
-    *(CONTROLS, IMAGE_PROMPTS, REGIONS, BATCH),
+    *(CONTROLS, IMAGE_PROMPTS, REGIONS, BATCH, WORKFLOW),
 )
 #: the features with defaults: of several sizes, the last one counts
 DEFAULTS_ORDER: tuple[Feature, ...] = (

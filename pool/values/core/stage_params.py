@@ -578,14 +578,14 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         UpscaleParams: frozenset(),
     }
 )
-#: the names of all fields of the identity by class, and of fields that tasks of one batch share (the batch size has a
-#: place of its own in the key)
+#: the names of all fields of the identity by class, and of fields that tasks of one batch share (the batch size and the
+#: part of the steps have places of their own in the key)
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {
-        kind: tuple(name for name in _FIELDS[kind] if name not in varying and name != "batch_size")
+        kind: tuple(name for name in _FIELDS[kind] if name not in varying and name not in ("batch_size", "part"))
         for kind, varying in _VARYING.items()
     }
 )
@@ -645,6 +645,8 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
     size = work.batch_size if isinstance(work, SampleParams | DecodeParams) else 0
+    if isinstance(work, SampleParams) and work.part is not None:
+        text += repr(_without_places(work.part))
     return f"{stage_of(work).value} {_digest(text)[:16]}{f' {size}' if size else ''}"
 
 
