@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from modelpool.pool.devices.accelerator_memory import AcceleratorMemory, memory_calls
-from modelpool.pool.devices.allocator_settings import allocator_settings
+from modelpool.pool.devices.allocator_settings import PROBE_BYTES, prepare_segments
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 from modelpool.pool.devices.memory_limits import HostMemory, HostMemoryReader
 from modelpool.pool.devices.sim import device as sim
@@ -185,11 +185,19 @@ def device_kind(name: str, find_module: FindModule = device_module) -> DeviceKin
     return choose_kind(kind, [DeviceKind.ROCM] if is_rocm else [], has_gpus=True)
 
 
-def prepare_allocator(kind: DeviceKind) -> None:
-    """Apply `allocator_settings` to this process. Best called before its first allocation on a device of `kind`."""
-    settings = allocator_settings(kind, os.environ)
-    if settings is not None:
-        set_allocator_settings(settings)
+def prepare_allocator(kind: DeviceKind, index: int = 0) -> None:
+    """Choose the settings of this process's allocator for device `index` of `kind`, as `prepare_segments`. Nothing
+    changes while it holds memory there: an earlier engine has chosen, and the probe would be served from that memory."""
+    if torch.cuda.memory_reserved(index):
+        return
+    prepare_segments(kind, lambda: _allocate_once(index), set_allocator_settings, os.environ)
+
+
+def _allocate_once(index: int) -> None:
+    """Allocate and write a little memory of a CUDA device, and give it back."""
+    torch.zeros(PROBE_BYTES, dtype=torch.uint8, device=torch.device("cuda", index))
+    torch.cuda.synchronize(index)
+    torch.cuda.empty_cache()
 
 
 def _has_devices(kind: DeviceKind, find_module: FindModule) -> bool:
@@ -219,7 +227,7 @@ def open_device(kind: str, index: int, budget_bytes: int | None, find_module: Fi
                 title = found.facts.title
                 raise UserError(f"device {found.value}:{index}: found {count} of kind {title} in this process{hint}")
             if module is torch.cuda:
-                prepare_allocator(found)
+                prepare_allocator(found, index)
             memory = AcceleratorMemory(memory_calls(found, module, index), budget_bytes)
             place = torch_device(found, module, index)
             return OpenDevice(found, place, device_name(found, module, index), memory)
