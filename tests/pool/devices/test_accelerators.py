@@ -176,11 +176,11 @@ def test_a_system_that_refuses_growing_segments_gets_fixed_ones(caplog: pytest.L
     changes: list[str] = []
 
     def refuse_growing() -> None:
-        if "expandable_segments:True" in (changes[-1] if changes else given):
+        if "expandable_segments:True" in (changes[-1] if changes else chosen):
             raise RuntimeError("CUDA driver error: unknown error")
 
     wsl, other = "6.6.87.2-microsoft-standard-WSL2", "6.8.0-45-generic"
-    for given, release, expected, warned in (
+    for chosen, release, expected, warned in (
         ("", wsl, [], False),
         ("", other, ["expandable_segments:True", "expandable_segments:False"], True),
         ("max_split_size_mb:512", other, ["max_split_size_mb:512,expandable_segments:True",
@@ -190,18 +190,16 @@ def test_a_system_that_refuses_growing_segments_gets_fixed_ones(caplog: pytest.L
     ):  # fmt: skip
         changes.clear()
         caplog.clear()
-        environment = {"PYTORCH_ALLOC_CONF": given} if given else {}
+        environment = {"PYTORCH_ALLOC_CONF": chosen} if chosen else {}
         prepare_segments(DeviceKind.CUDA, refuse_growing, changes.append, environment, release)
-        assert changes == expected, given
-        assert ("expandable_segments:True" in caplog.text) is warned, given
+        assert changes == expected, chosen
+        assert ("expandable_segments:True" in caplog.text) is warned, chosen
+
+    def full() -> None:
+        raise RuntimeError("CUDA out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):  # a full card is not a refusal
-
-        def full() -> None:
-            raise RuntimeError("CUDA out of memory")
-
         prepare_segments(DeviceKind.CUDA, full, changes.append, {}, other)
-
 
 
 def test_only_the_simulated_device_needs_a_torch_with_devices_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
