@@ -242,16 +242,15 @@ class Engine:
         card = detect_capabilities(device.kind, settings.index)
         on_windows = sys.platform == "win32"
         reserve_bytes = reserve_for(settings.reserve_bytes, device.kind, card.total_bytes, on_windows)
-        room_bytes = usable_bytes(device, settings.index, settings.budget_bytes, reserve_bytes)
+        path = settings.paths.any.on(device.kind.value)
+        workspaces_bytes = workspace_bytes(device.kind, card.generation, card.total_bytes, os.environ, path.captures)
+        room_bytes = usable_bytes(device, settings.index, settings.budget_bytes, reserve_bytes, workspaces_bytes)
         pipeline = TransferPipeline.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, room_bytes // AHEAD_SHARE))
         undoing.callback(pipeline.close)
         link = measure_link(device.torch_device, pipeline, room_bytes)
         capabilities = replace(card, total_bytes=room_bytes)
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
-        path = settings.paths.any.on(device.kind.value)
-        overhead_bytes = pipeline.ahead_bytes + workspace_bytes(
-            device.kind, card.generation, card.total_bytes, os.environ, path.captures
-        )
+        overhead_bytes = pipeline.ahead_bytes + workspaces_bytes
         facts = EngineFacts(max(0, room_bytes - overhead_bytes), link, device.name, overhead_bytes)
         compiler = BlockCompiler.open(device.name) if path.compiles else None
         measures = settings.measures_attention and device.kind is DeviceKind.CUDA
