@@ -34,7 +34,7 @@ def open_with_room(kind: str, index: int, budget_bytes: int | None) -> OpenDevic
 def usable_bytes(
     device: OpenDevice, index: int, budget_bytes: int | None, reserve_bytes: int, workspaces_bytes: int = 0
 ) -> int:
-    """Return the memory for this process, including `workspaces_bytes` for workspaces of libraries. Raises DoesNotFit if
+    """Return the memory for this process, with `workspaces_bytes` for workspaces of libraries. Raises DoesNotFit if
     it is too little."""
     free_bytes = device.memory.free_bytes()
     room_bytes = capacity_bytes(budget_bytes, free_bytes, reserve_bytes)
