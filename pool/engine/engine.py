@@ -8,6 +8,8 @@ give equal results. Not thread-safe, except for the hooks of a run.
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,7 +29,8 @@ from modelpool.pool.devices.device_kinds import DeviceKind, OpenDevice
 from modelpool.pool.devices.opening import measure_link, open_with_room, usable_bytes
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
-from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
+from modelpool.pool.devices.vram_policy import VramPolicy, capacity_bytes, choose_policy, reserve_for, rules_for
+from modelpool.pool.devices.workspaces import workspace_bytes
 from modelpool.pool.engine.batching import batch_hooks, batch_task, padded, run_batch
 from modelpool.pool.engine.image_stages import begin_decode_images, decode_images, encode_images
 from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
@@ -49,6 +52,7 @@ from modelpool.pool.models.loading.assembled_checkpoint import members_of
 from modelpool.pool.models.loading.open_model import Component, OpenModel
 from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.models.text.embeddings import Embedding, read_embedding
+from modelpool.pool.values.core.errors import format_bytes
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.fast_path import FastPath, FastPaths
 from modelpool.pool.values.core.lru_cache import LruCache
@@ -95,6 +99,8 @@ from modelpool.pool.weights.patches.patch_set import PatchSet
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.pool.weights.vram.attached_patchers import AttachedPatchers
 from modelpool.pool.weights.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
+
+_LOG = logging.getLogger(__name__)
 
 #: cached textual inversions; each is some tens of KiB
 MAX_EMBEDDINGS = 64
@@ -149,11 +155,16 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """Capacity, link speed and name of the device of an engine."""
+    """Capacity, link speed and name of the device of an engine.
+
+    capacity_bytes  for weights, scratch and activations together: what plans distribute
+    overhead_bytes  memory of the engine beside that: copies ahead of use, workspaces of libraries
+    """
 
     capacity_bytes: int
     link_bytes_per_second: float
     device_name: str
+    overhead_bytes: int = 0
 
 
 class Engine:
@@ -182,6 +193,7 @@ class Engine:
         self._loras_at_run_time = loras_at_run_time
         self._products = products
         self._facts = facts
+        self._reserve_bytes = reserve_bytes
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
         self.vram = VramManager(
             facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes, graphs
@@ -230,15 +242,16 @@ class Engine:
         card = detect_capabilities(device.kind, settings.index)
         on_windows = sys.platform == "win32"
         reserve_bytes = reserve_for(settings.reserve_bytes, device.kind, card.total_bytes, on_windows)
-        room_bytes = usable_bytes(device, settings.index, settings.budget_bytes, reserve_bytes)
+        path = settings.paths.any.on(device.kind.value)
+        workspaces_bytes = workspace_bytes(device.kind, card.generation, card.total_bytes, os.environ, path.captures)
+        room_bytes = usable_bytes(device, settings.index, settings.budget_bytes, reserve_bytes, workspaces_bytes)
         pipeline = TransferPipeline.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, room_bytes // AHEAD_SHARE))
         undoing.callback(pipeline.close)
         link = measure_link(device.torch_device, pipeline, room_bytes)
         capabilities = replace(card, total_bytes=room_bytes)
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
-        # copies ahead of use are not part of plans
-        facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
-        path = settings.paths.any.on(device.kind.value)
+        overhead_bytes = pipeline.ahead_bytes + workspaces_bytes
+        facts = EngineFacts(max(0, room_bytes - overhead_bytes), link, device.name, overhead_bytes)
         compiler = BlockCompiler.open(device.name) if path.compiles else None
         measures = settings.measures_attention and device.kind is DeviceKind.CUDA
         choices = KernelChoices.open(device.name) if measures else None
@@ -261,6 +274,24 @@ class Engine:
     def introduce(self) -> EngineFacts:
         """Return the capacity of this engine and the speed of its link."""
         return self._facts
+
+    def _grow(self) -> None:
+        """Take memory that other processes have given back since this engine was opened; the next residency has the
+        new capacity. Not where device memory is the host's: what is free there changes all the time."""
+        if self._capabilities.shares_host_memory or not self._device.memory.grow():
+            return
+        room_bytes = capacity_bytes(None, self._device.memory.total_bytes(), self._reserve_bytes)
+        grown_bytes = room_bytes - self._facts.overhead_bytes - self._facts.capacity_bytes
+        if grown_bytes > 0:
+            now_bytes = self._facts.capacity_bytes + grown_bytes
+            self._facts = replace(self._facts, capacity_bytes=now_bytes)
+            self.vram.capacity_bytes = now_bytes
+            _LOG.info(
+                "other processes have freed memory of %s: plans use %s now, %s before",
+                self._facts.device_name,
+                format_bytes(now_bytes),
+                format_bytes(now_bytes - grown_bytes),
+            )
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
@@ -333,6 +364,7 @@ class Engine:
         needed_next: Sequence[ComponentKey],
         resume: RunState | None,
     ) -> TaskRun[tuple[Result, ...]]:
+        self._grow()
         if fresh:
             self._runner.release_pending()
             self.vram.unload_all()
@@ -365,6 +397,7 @@ class Engine:
         What does not fit is left out, and loads nothing if the policy keeps no weights between runs. Returns the bytes
         on the bus. Raises RanOutOfMemory, OutOfHostMemory, or a UserError about a file. Residency is exact afterwards.
         """
+        self._grow()
         patchers = dict.fromkeys(self.patcher(model, role) for role in roles)
         wanted = [use for patcher in patchers for use in with_dependents(patcher, 1)]
         return self._runner.load(wanted, kept, should_stop)
@@ -503,6 +536,7 @@ class Engine:
     def _run_at_once(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...]
     ) -> tuple[tuple[Result, ...], RunCost]:
+        self._grow()
         patchers = self._used_by(members[0].work)
         return self._runner.run(self._run_of(members, patchers, needed_next))
 
