@@ -126,9 +126,10 @@ def joined_bytes(parts: Sequence[DecodedTiles]) -> Tensor:
     grid, ordered = parts[0].grid, sorted(parts, key=lambda part: part.first)
     scales = [Downscale(*factor).decoding for factor in grid.factors]
     count = count_tiles(grid.sizes, grid.tile, grid.overlap, scales)
-    found = sum(len(part.tiles_C) for part in parts)
-    if found != count or any(part.grid != grid for part in parts):
-        raise unusable_field("tiles", f"{found} tiles of {len({part.grid for part in parts})} grids", f"{count} of one")
+    places = [place for part in ordered for place in range(part.first, part.first + len(part.tiles_C))]
+    if places != list(range(count)) or any(part.grid != grid for part in parts):
+        found = f"places {places} of {len({part.grid for part in parts})} grids"
+        raise unusable_field("tiles", found, f"each of {count} tiles of one grid, once")
     return blend_tiles(
         _tensors(ordered),
         grid.sizes,
