@@ -357,7 +357,7 @@ class _GraphBuilder:
     def _add_decode(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
         """Add a decode with the tiles of the request."""
         model = self._catalog.model_defaults(work.model)
-        return add_decode(self._tasks, with_tiles(work, self._request), needs, model)
+        return add_decode(self._tasks, with_tiles(work, self._request, self._facts), needs, model)
 
     def _second_stage(self, prior: TaskId, work: SampleParams) -> tuple[TaskId, SampleParams]:
         """Add the sampling of the decoder of a two-stage model, on the result of `prior`, which did `work`."""

@@ -46,8 +46,10 @@ def check_tiles(request: GenerateRequest, facts: SamplingFacts) -> None:
         )
 
 
-def with_tiles(work: DecodeParams, request: GenerateRequest) -> DecodeParams:
-    """Return `work` with the tiles that `request` asks for."""
+def with_tiles(work: DecodeParams, request: GenerateRequest, facts: SamplingFacts) -> DecodeParams:
+    """Return `work` with the tiles that `request` asks for. Raises UnusableField as `check_tiles`: a stage of a request
+    is built without the checks of a complete one."""
+    check_tiles(request, facts)
     return replace(work, tile=request.vae_tile or 0, tile_frames=request.vae_frames or 0)
 
 

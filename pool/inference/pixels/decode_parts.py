@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modelpool.pool.families.detection.vaes import TILED_IN_TIME
 from modelpool.pool.inference.pixels.latent_pixels import (
     KL,
     as_bytes,
@@ -28,18 +29,13 @@ from modelpool.pool.inference.pixels.latent_pixels import (
 from modelpool.pool.inference.pixels.spans import Downscale
 from modelpool.pool.inference.pixels.tiled import blend_tiles, count_tiles, run_some_tiles
 from modelpool.pool.inference.pixels.tiled_vae import OVERLAP_SHARE, Tiling
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.results import TileGrid
 from modelpool.pool.values.core.stage_params import AudioSamples, DecodedTiles, DecodeParams, RunHooks
 from modelpool.pool.values.core.stopping import stop_if_asked
 from modelpool.pool.values.specs.spec import ExecutionMode
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
-
-#: kinds of VAE with frames that depend on few frames before them: causal ones, and those of single frames
-TILED_IN_TIME = frozenset(
-    {KL, "kl_temporal", "hunyuan_video", "hunyuan_video_15", "ltx_v0", "ltx_v1", "ltx_v2", "ltx2", "wan21", "wan22"}
-)
 
 
 def requested_tiling(work: DecodeParams, latent: LatentFacts) -> Tiling | None:
@@ -128,8 +124,8 @@ def joined_bytes(parts: Sequence[DecodedTiles]) -> Tensor:
     count = count_tiles(grid.sizes, grid.tile, grid.overlap, scales)
     places = [place for part in ordered for place in range(part.first, part.first + len(part.tiles_C))]
     if places != list(range(count)) or any(part.grid != grid for part in parts):
-        found = f"places {places} of {len({part.grid for part in parts})} grids"
-        raise unusable_field("tiles", found, f"each of {count} tiles of one grid, once")
+        found = f"places {places} of {counted(len({part.grid for part in parts}), 'grid')}"
+        raise unusable_field("tiles", found, f"each place below {count} of one grid, once")
     return blend_tiles(
         _tensors(ordered),
         grid.sizes,

@@ -616,7 +616,7 @@ def why_alone(work: StageParams) -> str:
             return "the steps that its cache skips follow from all images of a run"
         case VisionEncodeParams() | EncodeImageParams():
             return "one image fills a device"
-        case DecodeParams() if work.is_tiled:
+        case DecodeParams() if work.is_tiled or work.parts or work.part:
             return "one tile fills a device"
     return ""
 

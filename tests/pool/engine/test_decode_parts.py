@@ -130,7 +130,8 @@ def test_the_join_keeps_the_image_outside_of_the_mask_and_needs_no_weights(tmp_p
     tiled = _bytes_of(_run(_graph(whole, work, 1), [whole.engine], given))
     graph = _graph(whole, work, 4)
     join = graph.job.tasks[-1]
-    assert join.uses == () and join.activation_bytes == 0 and join.run_seconds > 0
+    assert (join.uses, join.activation_bytes) == ((), 0)
+    assert join.run_seconds > 0
     assert all(part.run_seconds < _graph(whole, work, 1).job.tasks[0].run_seconds for part in graph.job.tasks[:-1])
     np.testing.assert_array_equal(_bytes_of(_run(graph, [whole.engine], given)), tiled)
     np.testing.assert_array_equal(tiled[100:], kept[100:])
@@ -154,7 +155,8 @@ def test_decodes_without_tiles_keep_their_ids_and_batches_and_small_ones_stay_on
     named = {task_id(replace(plain, tile=tile, parts=n), {"latent": LATENT}) for tile in (0, 512) for n in (0, 2)}
     assert len(named) == 4
     assert task_id(replace(plain, tile=0), {"latent": LATENT}) == task_id(plain, {"latent": LATENT})
-    assert batch_key(plain) and not batch_key(replace(plain, tile=512)), "a tile has a pass of its own"
+    assert batch_key(plain)
+    assert not batch_key(replace(plain, tile=512)), "a tile has a pass of its own"
     whole.engine.close()
 
 
@@ -168,7 +170,8 @@ def test_a_part_stops_between_tiles_and_joins_refuse_what_is_not_all_tiles_of_on
     hooks = RunHooks(lambda done, total: steps.append((done, total)), lambda: len(steps) == 2)
     with pytest.raises(Stopped):
         whole.engine.run(first, graph.works[first.task_id], results_read(first, given), hooks)
-    assert [done for done, _ in steps] == [1, 2] and steps[0][1] > 2
+    assert [done for done, _ in steps] == [1, 2]
+    assert steps[0][1] > 2
     results = [
         whole.engine.run(task, graph.works[task.task_id], results_read(task, given), QUIET)[0]
         for task in (first, second)
@@ -179,6 +182,6 @@ def test_a_part_stops_between_tiles_and_joins_refuse_what_is_not_all_tiles_of_on
         with pytest.raises(UnusableField, match="tiles: found"):
             whole.engine.run(join, graph.works[join.task_id], dict(zip(join.input_names, wrong, strict=True)), QUIET)
     whole.engine.close()
+    mochi = Whole(tmp_path, FAMILIES["mochi"])
     with pytest.raises(UnusableField, match="vae_frames: found 9"):
-        mochi = Whole(tmp_path, FAMILIES["mochi"])
         _graph(mochi, DecodeParams(mochi.model, VIDEO, tile_frames=9), 2)
