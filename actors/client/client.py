@@ -449,20 +449,28 @@ class ModelPool:
         stage = StageRequest(Stage.SAMPLE, checked, positive=texts, negative=avoided)
         return self._stage(stage, {**positive.held, **(negative.held if negative is not None else {})})
 
-    def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
-        """Decode a latent, from `sample` or from the driver, to `ImagePixels`, `VideoFrames` or `AudioSamples`.
-        Raises UserError.
+    def decode(
+        self,
+        latent: StageResult | Latent,
+        *,
+        model: str,
+        vae_tile: int | None = None,
+        vae_frames: int | None = None,
+    ) -> StageResult:
+        """Decode a latent, from `sample` or from the driver, to `ImagePixels`, `VideoFrames` or `AudioSamples`;
+        `vae_tile` and `vae_frames` are as in a request. Raises UserError.
         """
+        checked = GenerateRequest(model=model, prompt="", vae_tile=vae_tile, vae_frames=vae_frames)
         if isinstance(latent, Latent):
             shape_CHW = latent.samples_CHW.shape
             digest = hashlib.sha256(b"".join(array.tobytes() for array in latent.arrays)).hexdigest()[:20]
             task_id = TaskId(f"given-{'x'.join(map(str, shape_CHW))}-{digest}")
-            request = GenerateRequest(model=model, prompt="")
-            stage = StageRequest(Stage.DECODE, request, latent=InputLatent(task_id, tuple(shape_CHW[1:])))
+            stage = StageRequest(Stage.DECODE, checked, latent=InputLatent(task_id, tuple(shape_CHW[1:])))
             return self._stage(stage, {task_id: self._connection.give(latent)})
         sampled = _stage_of(latent, Stage.SAMPLE, "latent", "a result of sample(), or a Latent")
-        checked = GenerateRequest(model=model, prompt="").model
-        return self._stage(replace(sampled, stage=Stage.DECODE, vae_model=checked), latent.held)
+        tiled = sampled.request.model_copy(update={"vae_tile": vae_tile, "vae_frames": vae_frames})
+        stage = replace(sampled, stage=Stage.DECODE, vae_model=checked.model, request=tiled)
+        return self._stage(stage, latent.held)
 
     def upscale(self, image: Any, upscale: Any, *, user: str | None = None, priority: int | None = None) -> StageResult:
         """Enlarge an image (a path, a Pillow image or a numpy array) to `ImagePixels`. `upscale` is as in a request,

@@ -25,6 +25,7 @@ from modelpool.actors.graph.common.stage_request import StageLike, StageRequest,
 from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
 from modelpool.actors.graph.features.control_graph import control_inputs
 from modelpool.actors.graph.features.control_video_graph import control_video_task
+from modelpool.actors.graph.features.decode_tiles_graph import add_decode, with_tiles
 from modelpool.actors.graph.features.decoder_graph import check_decodes, decoder_params
 from modelpool.actors.graph.features.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
 from modelpool.actors.graph.features.image_prompt_graph import appended_tokens, image_prompt_inputs
@@ -306,7 +307,7 @@ class _GraphBuilder:
         assert self._request.hires is not None, "a second pass is that of hires"
         if self._request.hires.via == "latent":
             return need
-        pixels = self._tasks.add(_decode_params(self._model, work), {LATENT: need})
+        pixels = self._add_decode(_decode_params(self._model, work), {LATENT: need})
         size = run.size(run.scale)
         if self._request.hires.upscaler is not None:
             upscaler = self._catalog.upscalers.find(self._request.hires.upscaler)
@@ -346,12 +347,17 @@ class _GraphBuilder:
 
     def _decoded(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
         """Add the decoding of the output, and its upscaling."""
-        task = self._tasks.add(work, needs)
+        task = self._add_decode(work, needs)
         upscale = self._request.upscale
         if upscale is None:
             return task
         upscaler = self._catalog.upscalers.find(upscale.model)
         return self._tasks.add(upscale_params(upscale, upscaler, work.shape), {IMAGE: task})
+
+    def _add_decode(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
+        """Add a decode with the tiles of the request."""
+        model = self._catalog.model_defaults(work.model)
+        return add_decode(self._tasks, with_tiles(work, self._request, self._facts), needs, model)
 
     def _second_stage(self, prior: TaskId, work: SampleParams) -> tuple[TaskId, SampleParams]:
         """Add the sampling of the decoder of a two-stage model, on the result of `prior`, which did `work`."""

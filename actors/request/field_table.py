@@ -49,6 +49,8 @@ MAX_NOISE_LEVEL = 350
 MAX_CLIP_SKIP = 30
 #: images of a forward pass; more save nothing on any GPU
 MAX_BATCH = 64
+#: tiles of a VAE: smaller ones see too little of the image, and larger ones save no memory
+MIN_VAE_TILE, MAX_VAE_TILE, MIN_VAE_FRAMES = 64, 8192, 8
 #: bounds of a request; far above what models generate in one run
 MAX_FRAMES, MAX_FRAME_RATE, MAX_SECONDS = 1 << 14, 240.0, 3600.0
 #: outputs of one request, and lines of a job file
@@ -279,6 +281,27 @@ _ROWS = (
         1,
         check=Whole(1, MAX_BATCH),
         option=Option("--batch", "N", "Images per forward pass, padded if fewer wait (default: 1).", kind="whole"),
+    ),
+    RequestField(
+        "vae_tile",
+        "Edge of the tiles in which the VAE decodes the output, each overlapping the next one by a quarter. "
+        "Idle workers take tiles of a large output as tasks of their own; the number of workers changes no byte. "
+        "Default: the whole output at once, or tiles where a GPU has too little memory for that.",
+        unit="pixels",
+        check=Whole(MIN_VAE_TILE, MAX_VAE_TILE, step=SIZE_STEP),
+        requires="images or videos",
+        option=Option(
+            "--vae-tile", "N", "Decode in tiles of N pixels, on all idle workers (default: whole).", kind="whole"
+        ),
+    ),
+    RequestField(
+        "vae_frames",
+        "Frames of a tile in which the VAE decodes a video, likewise. They start in the middle of the video, so that "
+        "few frames before them are seen: take as many as memory allows. Default: all frames.",
+        unit="frames",
+        check=Whole(MIN_VAE_FRAMES, MAX_FRAMES),
+        requires="videos, and a VAE that decodes parts of them",
+        option=Option("--vae-frames", "N", "Decode a video in tiles of N frames (default: all).", VIDEO, "whole"),
     ),
     RequestField(
         "clip_skip",

@@ -131,6 +131,8 @@ class GenerateRequest(Strict):
     format: str | None = _field("format")
     quality: int | None = _field("quality")
     batch: int = _field("batch")
+    vae_tile: int | None = _field("vae_tile")
+    vae_frames: int | None = _field("vae_frames")
     clip_skip: int = _field("clip_skip")
     #: an `ImageSource`, or a tuple of several, after validation
     reference: Any = _field("reference")

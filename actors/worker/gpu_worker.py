@@ -65,6 +65,7 @@ from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     BatchMember,
+    DecodedTiles,
     DecodeParams,
     Encoded,
     FloatArray,
@@ -850,7 +851,7 @@ def _exhausted(raised: Exception) -> RunErrorKind | None:
 def result_bytes(result: Result) -> int:
     """Return the bytes of the arrays in `result`."""
     match result:
-        case Encoded() | Latent() | SamplerState() | RunState() | VideoFrames():
+        case Encoded() | Latent() | SamplerState() | RunState() | VideoFrames() | DecodedTiles():
             return sum(array.nbytes for array in result.arrays)
         case ImageEmbeds():
             return result.states_LD.nbytes

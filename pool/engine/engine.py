@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -32,7 +33,13 @@ from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, capacity_bytes, choose_policy, reserve_for, rules_for
 from modelpool.pool.devices.workspaces import workspace_bytes
 from modelpool.pool.engine.batching import batch_hooks, batch_task, padded, run_batch
-from modelpool.pool.engine.image_stages import begin_decode_images, decode_images, encode_images
+from modelpool.pool.engine.image_stages import (
+    begin_decode_images,
+    decode_image_part,
+    decode_images,
+    encode_images,
+    join_image,
+)
 from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
 from modelpool.pool.engine.sampling_stage import sample_batch
@@ -317,6 +324,8 @@ class Engine:
         RanOutOfMemory if it should fit and does not; OutOfHostMemory; Stopped; a UserError about a file. Residency is
         exact afterwards.
         """
+        if isinstance(work, DecodeParams) and work.joins:
+            return _joined(work, inputs, hooks)
         results, cost = self._runner.run(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
         return results[0], cost
 
@@ -333,6 +342,9 @@ class Engine:
         """As `run`, but the device may still decode when this returns, on a stream of its own, while the next runs
         begin: the returned function waits for the result, on any thread. The decode holds its weights and memory until
         `poll_pending` finds that somebody has the result, or another run needs them. See `TaskRunner.begin`."""
+        if isinstance(work, DecodeParams) and work.joins:
+            joined = _joined(work, inputs, hooks)
+            return lambda: joined
         ending = self._runner.begin(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
 
         def first() -> tuple[Result, RunCost]:
@@ -536,6 +548,9 @@ class Engine:
     def _run_at_once(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...]
     ) -> tuple[tuple[Result, ...], RunCost]:
+        if isinstance(work := members[0].work, DecodeParams) and work.joins:
+            image, cost = _joined(work, members[0].inputs, batch_hooks(members))
+            return (image,), cost
         self._grow()
         patchers = self._used_by(members[0].work)
         return self._runner.run(self._run_of(members, patchers, needed_next))
@@ -553,8 +568,9 @@ class Engine:
             return self._compute(padded(members), patchers, uploading, division)
 
         begin: Callable[[ExecutionMode | None], Callable[[], tuple[Result, ...]]] | None = None
-        if len(padded(members)) == 1 and isinstance(members[0].work, DecodeParams):
-            begin = partial(self._begin_decode, members[0], members[0].work, patchers[0], uploading)
+        work = members[0].work
+        if len(padded(members)) == 1 and isinstance(work, DecodeParams) and not work.is_tiled:
+            begin = partial(self._begin_decode, members[0], work, patchers[0], uploading)
         together = len(padded(members))
         return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, together, caches, begin)
 
@@ -594,6 +610,8 @@ class Engine:
             if any(use.component not in self._patchers for use in task.uses):
                 return None
             return TaskRun(task, _wanted(self._used_by(work), task), lambda division: (), lambda: False)
+        if isinstance(work, DecodeParams) and work.joins:
+            return None
         opened = self._models.get(work.model.sha256)
         loras = () if isinstance(work, DecodeParams | EncodeImageParams | VisionEncodeParams) else work.loras
         if opened is None or not opened.has_matched(loras) or any(u.component not in self._patchers for u in task.uses):
@@ -629,6 +647,8 @@ class Engine:
                 return (own, *self._controls.of(work.controls), *self._image_prompts.of(work.image_prompts))
             case VisionEncodeParams():
                 return (self.patcher(work.model, Role.VISION_ENCODER),)
+            case DecodeParams() if work.joins:
+                return ()
             case EncodeImageParams() | DecodeParams():
                 return (self.patcher(work.model, Role.VAE),)
             case UpscaleParams():
@@ -667,6 +687,8 @@ class Engine:
             case EncodeImageParams():
                 images, follows = _all_of(works, EncodeImageParams), follows_video(family.sampling)
                 return encode_images(images, inputs, patchers[0], latent, hooks, division, follows)
+            case DecodeParams() if works[0].part:
+                return (decode_image_part(works[0], inputs[0], patchers[0], latent, hooks, division),)
             case DecodeParams():
                 return decode_images(_all_of(works, DecodeParams), inputs, patchers[0], latent, hooks, division)
 
@@ -684,6 +706,13 @@ def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | No
         return opened.patch_set(role, (lora for lora in now if lora is not None))
 
     return patches_at
+
+
+def _joined(work: DecodeParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:
+    """Join the parts of a decode: on the host, without weights, and so without a lease."""
+    started = time.perf_counter()
+    image = join_image(work, TaskInputs(inputs), hooks)
+    return image, RunCost(run_seconds=time.perf_counter() - started, resident=True)
 
 
 def _caches_weights(work: StageParams) -> bool:

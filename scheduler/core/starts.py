@@ -349,4 +349,5 @@ class Starts:
 
 def _decodes_with(spec: TaskSpec, worker: Worker) -> ComponentKey | None:
     """Return the weights with which a task decodes, if the worker may begin the next tasks meanwhile."""
-    return spec.uses[0].component if worker.overlaps_decode and spec.stage is Stage.DECODE else None
+    overlaps = worker.overlaps_decode and spec.stage is Stage.DECODE and spec.uses
+    return spec.uses[0].component if overlaps else None

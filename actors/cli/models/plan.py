@@ -77,7 +77,7 @@ class MemoryPlan:
     curve: tuple[tuple[int, float], ...] = ()
 
 
-@with_request_options(("width", "loras", "steps", "cfg", "sampler", "upscale"))
+@with_request_options(("width", "loras", "steps", "cfg", "sampler", "vae_tile", "vae_frames", "upscale"))
 def plan_memory(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model name or path.", show_default=False)],
     vram: Annotated[str | None, options._option("--vram", _VRAM, _PLAN, "SIZE")] = None,
@@ -327,7 +327,7 @@ def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType
         (
             stage.stage.value + (f", {stage.sampled_by}" if stage.sampled_by else "") + _divided(stage),
             format_bytes(stage.weight_bytes),
-            f"{format_bytes(stage.resident_bytes)} ({stage.resident_bytes / stage.weight_bytes:.0%})",
+            _resident(stage),
             format_bytes(stage.upload_bytes),
             format_bytes(stage.streamed_bytes),
             format_bytes(sum(count for _, count in stage.evicted)),
@@ -339,6 +339,13 @@ def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType
         for stage in stages
     ]
     return rows_table(headings, rows, right=headings[1:])
+
+
+def _resident(stage: StageForecast) -> str:
+    """Return the resident weights with their share; a join of parts has no weights."""
+    if not stage.weight_bytes:
+        return format_bytes(0)
+    return f"{format_bytes(stage.resident_bytes)} ({stage.resident_bytes / stage.weight_bytes:.0%})"
 
 
 def _kernels_table(kernels: dict[str, tuple[KernelCost, ...]]) -> RenderableType:

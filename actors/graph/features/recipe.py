@@ -120,6 +120,9 @@ class Recipe:
     shift: float = field(default=0.0, metadata=LATER)
     #: images of a forward pass; 0 for one
     batch: int = field(default=0, metadata=LATER)
+    #: tiles of the VAE in pixels and in frames; 0 if the request asks for none
+    vae_tile: int = field(default=0, metadata=LATER)
+    vae_frames: int = field(default=0, metadata=LATER)
     #: settings of the pool that change pixels, by name, where they differ from the defaults
     computed_by: Mapping[str, str] = field(default_factory=dict, metadata={**LATER, **INFORMATIVE})
 
