@@ -17,6 +17,7 @@ from modelpool.actors.control.catalog_service import open_catalog
 from modelpool.actors.control.computed_by import AS_USUAL, setting_of
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.control.opened_catalog import ListingCatalog
+from modelpool.actors.graph.features.batch_choice import AS_MEASURED, AutoBatch
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
@@ -107,6 +108,7 @@ class PoolPlan:
                      for a pool without one
     maintenance      when and how far the pool may be disrupted on purpose
     computed_by      settings that change pixels, by name, where they differ from the defaults; for recipes
+    auto_batch       what decides about the batch size "auto"
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -127,6 +129,7 @@ class PoolPlan:
     output: OutputDefaults = NO_OUTPUT
     log: LogSettings | None = None
     computed_by: Mapping[str, str] = field(default_factory=dict)
+    auto_batch: AutoBatch = AS_MEASURED
     overlaps_decode: bool = False
     named: tuple[str, ...] = ()
     journal: Path | Literal[False] | None = False
@@ -239,6 +242,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         output=config.output.defaults,
         log=_log(config.observability),
         computed_by=_computed_by(wanted),
+        auto_batch=AutoBatch(wanted.batch if isinstance(wanted.batch, int) else 0, _least_bytes(config)),
         overlaps_decode=wanted.overlap_decode,
         named=tuple(each.name for each in wanted.models),
     )
@@ -247,6 +251,13 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
 def _log(wanted: ObservabilitySection) -> LogSettings | None:
     """Return the log that is configured; None if there is none."""
     return LogSettings(wanted.log, wanted.log_format == "json") if isinstance(wanted.log, Path) else None
+
+
+def _least_bytes(config: PoolConfig) -> int | None:
+    """Return the memory of the smallest GPU of the pool, as far as the configuration says; None if it does not."""
+    if config.pool.budget_bytes is not None:
+        return config.pool.budget_bytes
+    return min((group.gpu_bytes for group in config.scheduler.groups if group.gpu_bytes), default=None)
 
 
 def _computed_by(pool: PoolSection) -> dict[str, str]:
