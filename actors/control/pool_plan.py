@@ -242,7 +242,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         output=config.output.defaults,
         log=_log(config.observability),
         computed_by=_computed_by(wanted),
-        auto_batch=AutoBatch(wanted.batch if isinstance(wanted.batch, int) else 0, _least_bytes(config)),
+        auto_batch=auto_batch_of(config),
         overlaps_decode=wanted.overlap_decode,
         named=tuple(each.name for each in wanted.models),
     )
@@ -253,11 +253,13 @@ def _log(wanted: ObservabilitySection) -> LogSettings | None:
     return LogSettings(wanted.log, wanted.log_format == "json") if isinstance(wanted.log, Path) else None
 
 
-def _least_bytes(config: PoolConfig) -> int | None:
-    """Return the memory of the smallest GPU of the pool, as far as the configuration says; None if it does not."""
-    if config.pool.budget_bytes is not None:
-        return config.pool.budget_bytes
-    return min((group.gpu_bytes for group in config.scheduler.groups if group.gpu_bytes), default=None)
+def auto_batch_of(config: PoolConfig) -> AutoBatch:
+    """Return what decides about the batch size "auto": the size, and the memory of the smallest GPU of the pool, as far
+    as the configuration says them."""
+    wanted, groups = config.pool, config.scheduler.groups
+    least_bytes = min((group.gpu_bytes for group in groups if group.gpu_bytes), default=None)
+    size = wanted.batch if isinstance(wanted.batch, int) else 0
+    return AutoBatch(size, least_bytes if wanted.budget_bytes is None else wanted.budget_bytes)
 
 
 def _computed_by(pool: PoolSection) -> dict[str, str]:
