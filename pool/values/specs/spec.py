@@ -182,6 +182,8 @@ class TaskSpec(WireValue):
     #: such tasks run in forward passes of exactly so many; missing ones are padded. `activation_bytes` and
     #: `run_seconds` are of a whole pass, however many tasks share it. 1: of one task, and any number may share a run
     batch_size: int = 1
+    #: numbers of GPUs that may share its run, in rising order (`pool.values.specs.gang`); (1,) never shares one
+    degrees: tuple[int, ...] = (1,)
 
     def multiple(self, members: int) -> int:
         """Return how many times its own memory a run of so many tasks like this one takes: once with a fixed batch
