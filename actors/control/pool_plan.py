@@ -254,12 +254,13 @@ def _log(wanted: ObservabilitySection) -> LogSettings | None:
 
 
 def auto_batch_of(config: PoolConfig) -> AutoBatch:
-    """Return what decides about the batch size "auto": the size, and the memory of the smallest GPU of the pool, as far
-    as the configuration says them."""
+    """Return what decides about the batch size "auto": the size, the memory of the smallest GPU of the pool, and the
+    number of workers, as far as the configuration says them."""
     wanted, groups = config.pool, config.scheduler.groups
     least_bytes = min((group.gpu_bytes for group in groups if group.gpu_bytes), default=None)
     size = wanted.batch if isinstance(wanted.batch, int) else 0
-    return AutoBatch(size, least_bytes if wanted.budget_bytes is None else wanted.budget_bytes)
+    workers = 1 if groups or wanted.workers == "all" else int(wanted.workers)
+    return AutoBatch(size, least_bytes if wanted.budget_bytes is None else wanted.budget_bytes, workers)
 
 
 def _computed_by(pool: PoolSection) -> dict[str, str]:

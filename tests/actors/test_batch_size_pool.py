@@ -50,7 +50,7 @@ def require_equal_bytes(count: int, others: int, kills_at: tuple[int, ...]) -> N
     wanted = requests(count, steps=STEPS, batch=SIZE)
     more = [each.model_copy(update={"seed": OTHERS_FROM + n, "batch": 1}) for n, each in enumerate(wanted[:others])]
     chosen = [each.model_copy(update={"batch": "auto"}) for each in wanted]
-    assert (count + others) % SIZE == 0, "measurements would choose a size with less padding"
+    assert (count + others) % (2 * SIZE) == 0, "measurements would choose a size with which two workers end earlier"
     with ModelPool.start(CONFIG, device="sim", workers=1, vram="64MiB", name="one") as pool:
         expected = bytes_of(pool, wanted)
     for workers, kills, asked in ((2, kills_at, [*chosen, *more]), (3, (), wanted)):
@@ -66,12 +66,12 @@ def require_equal_bytes(count: int, others: int, kills_at: tuple[int, ...]) -> N
 def test_bytes_depend_on_the_batch_size_and_on_nothing_else() -> None:
     """Also of requests that leave the size to the measurements. Requests without one were not among them before, and
     the image alone was one that the pool still had."""
-    require_equal_bytes(count=18, others=6, kills_at=(0,))
+    require_equal_bytes(count=24, others=8, kills_at=(0,))
 
 
 @pytest.mark.nightly(usually="tests/actors/test_batch_size_pool.py")
 def test_bytes_of_many_depend_on_the_batch_size_and_on_nothing_else() -> None:
-    require_equal_bytes(count=64, others=24, kills_at=(0, 20, 45))
+    require_equal_bytes(count=64, others=32, kills_at=(0, 20, 45))
 
 
 def test_passes_are_shared_and_an_output_is_verified_with_its_batch_size(tmp_path: Path) -> None:

@@ -31,16 +31,18 @@ class AutoBatch:
 
     size         for all requests that may have one; 0: as measured
     least_bytes  memory of the smallest GPU that may run them; None if it is not configured
+    workers      number of workers; 1 if it is not configured
     """
 
     size: int = 0
     least_bytes: int | None = None
+    workers: int = 1
 
     def usual(self, work: BatchedWork, width: int, height: int, frames: int, expected: int = 0) -> BatchChoice:
         """Return the size for images of this size, before what a submission has already."""
         if self.size:
             return BatchChoice(self.size, "set in the configuration ([pool] batch)")
-        return work.usual_size(width, height, frames, expected)
+        return work.usual_size(width, height, frames, expected, self.workers)
 
 
 AS_MEASURED = AutoBatch()

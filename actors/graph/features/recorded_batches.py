@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from modelpool.actors.request.requests import GenerateRequest
 
 #: kinds of outputs of one place that are remembered, the latest
-MOST_KINDS = 1024
+KINDS_REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class RecordedBatches:
             return
         self._sizes.pop(kind, None)
         self._sizes[kind] = (*(each for each in known if each != size), size)
-        if len(self._sizes) > MOST_KINDS:
+        if len(self._sizes) > KINDS_REMEMBERED:
             del self._sizes[next(iter(self._sizes))]
 
     @property

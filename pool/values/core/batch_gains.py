@@ -70,12 +70,13 @@ class BatchedWork:
     measured: Sequence[MeasuredGain] = ()
     device_bytes: int | None = None
 
-    def usual_size(self, width: int, height: int, frames: int = 0, expected: int = 0) -> BatchChoice:
+    def usual_size(self, width: int, height: int, frames: int = 0, expected: int = 0, workers: int = 1) -> BatchChoice:
         """Return the batch size for images of this size. A measurement holds for smaller images and models, too: they
         fill a device later.
 
-        Of several devices the median counts, as those of a pool are not known when a request is submitted. With
-        `expected` images in all (0: not known), sizes with so much padding that they take longer are left out."""
+        Of several devices the median counts, as those of a pool are not known when a request is submitted. `expected`
+        images in all (0: not known) on so many workers have the size with which they end first, with padding, and with
+        workers that have nothing left."""
         what = f"{self.family} at {width}x{height} on {self.kind}"
         if frames > 1:
             return BatchChoice(1, f"no gain of batches is measured for videos of {self.family}")
@@ -92,9 +93,9 @@ class BatchedWork:
         if size == 1:
             best = max(gains.values())
             return BatchChoice(1, f"batches of {what} make {best:.2f} times the images at most, measured at {at}")
-        less = _size_for(expected, gains, size) if expected else size
+        less = _size_for(expected, workers, gains, size) if expected else size
         if less == 1:
-            return BatchChoice(1, f"{expected} in all would be padded to {size}")
+            return BatchChoice(1, f"{expected} in all would end later with more per pass")
         gained = f"{gains[less]:.1f} times the images of single passes, measured for {self.family} at {at}"
         return BatchChoice(less, gained)
 
@@ -115,8 +116,14 @@ def _paying_size(gains: Mapping[int, float]) -> int:
     return chosen
 
 
-def _size_for(expected: int, gains: Mapping[int, float], most: int) -> int:
-    """Return the size up to `most` with which so many images take least time, with their padding; of equal ones the
+def _size_for(expected: int, workers: int, gains: Mapping[int, float], most: int) -> int:
+    """Return the size up to `most` with which so many images end first on so many workers; of equal ones the
     smallest."""
     sizes = {1: 1.0, **{size: gain for size, gain in gains.items() if size <= most}}
-    return min(sizes, key=lambda size: (-(-expected // size) * size / sizes[size], size))
+
+    def ends_after(size: int) -> float:
+        """Return the time of the passes of one worker, in times of a single image."""
+        passes = -(-expected // size)
+        return -(-passes // workers) * size / sizes[size]
+
+    return min(sizes, key=lambda size: (ends_after(size), size))

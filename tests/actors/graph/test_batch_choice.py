@@ -14,7 +14,7 @@ from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.features.batch_choice import USUAL_TERMS, AutoBatch, BatchTerms
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.recorded_batches import (
-    MOST_KINDS,
+    KINDS_REMEMBERED,
     BatchKind,
     RecordedBatches,
     SubmittedBatches,
@@ -127,8 +127,8 @@ def test_outputs_of_other_sizes_are_found_if_the_size_is_left_open() -> None:
 
 def test_a_place_of_very_many_kinds_is_bounded() -> None:
     found, recipe = RecordedBatches(), built(request())[0]
-    for width in range(MOST_KINDS + 9):
+    for width in range(KINDS_REMEMBERED + 9):
         for batch in (0, 4, 4, 0):
             found.note(replace(recipe, width=width, batch=batch))
-    assert len(found.sizes) == MOST_KINDS
-    assert found.sizes[BatchKind(recipe.model_sha256, MOST_KINDS + 8, recipe.height)] == (4, 1)
+    assert len(found.sizes) == KINDS_REMEMBERED
+    assert found.sizes[BatchKind(recipe.model_sha256, KINDS_REMEMBERED + 8, recipe.height)] == (4, 1)
