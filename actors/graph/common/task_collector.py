@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.pool.families.parts.written_image import tokens_written
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import UnusableField, unusable_field
 from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EmbeddingRef,
@@ -65,6 +65,12 @@ def result_values(shape: OutputShape) -> int:
     return 3 * shape.width * shape.height * max(1, shape.frames)
 
 
+class RunsAlone(UnusableField):
+    """A batch size of a request with work that runs alone. `reason` says why it does."""
+
+    reason = ""
+
+
 class TaskCollector:
     """Collects the tasks of one job, each after the tasks that it needs."""
 
@@ -78,7 +84,7 @@ class TaskCollector:
 
     def add(self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = ()) -> TaskId:
         """Return the id of the task that does `work` on these inputs; sampling reads texts of `context_tokens`. Raises
-        UnusableField for a batch size of work that runs alone."""
+        RunsAlone for a batch size of work that does."""
         work, batch_size = self._of_batch(work)
         new = task_id(work, needs)
         if new not in self._tasks:
@@ -108,7 +114,9 @@ class TaskCollector:
         if self._batch_size == 1 or not isinstance(work, SampleParams | DecodeParams):
             return work, 1
         if reason := why_alone(work):
-            raise unusable_field("batch", self._batch_size, f"1: {reason}")
+            alone = RunsAlone(str(unusable_field("batch", self._batch_size, f"1: {reason}")))
+            alone.reason = reason
+            raise alone
         return replace(work, batch_size=self._batch_size), self._batch_size
 
     def job(self, job_id: JobId, wanted: TaskId, given: frozenset[TaskId], warnings: Sequence[str]) -> JobGraph:

@@ -50,7 +50,7 @@ OTHER = {
 @each_case("field", sorted(OTHER))
 def test_every_field_that_makes_the_image_is_in_the_digest(field) -> None:
     assert replace(RECIPE, **{field: OTHER[field]}).digest != RECIPE.digest
-    assert {f.name for f in fields(Recipe)} == {*OTHER, "versions", "warnings", "computed_by"}
+    assert {f.name for f in fields(Recipe)} == {*OTHER, "versions", "warnings", "computed_by", "batch_reason"}
 
 
 def test_versions_are_told_and_not_in_the_digest() -> None:
