@@ -185,6 +185,8 @@ class TaskSpec(WireValue):
     #: such tasks with equal keys may run in one pass at different steps: each joins it at a step, and leaves when it is
     #: done (`pool.values.core.joining`); "" joins none
     pass_key: str = ""
+    #: numbers of GPUs that may share its run, in rising order (`pool.values.specs.gang`); (1,) never shares one
+    degrees: tuple[int, ...] = (1,)
 
     def multiple(self, members: int) -> int:
         """Return how many times its own memory a run of so many tasks like this one takes: once with a fixed batch
