@@ -293,7 +293,8 @@ class Starts:
             expected_end += together_seconds - self._costs.resident_seconds(spec, task.cost_class, worker)
         mates = tuple([batch_mate.name for batch_mate in batch_mates])
         decodes = None if mates else _decodes_with(spec, worker)
-        open_for = spec if spec.pass_key and self._config.joins and may_share(task) and not fresh else None
+        may_open = spec.pass_key and len(mates) + 1 < spec.batch_size and not fresh and may_share(task)
+        open_for = spec if may_open and self._config.joins else None
         self._worker_table.run_started(worker, spec.task_id, assumed, expected_end, mates, decodes, open_for)
         self._out.append(
             RunTask(

@@ -334,6 +334,11 @@ class Shell:
         places = (worker_id, "" if spec is None else spec.node, f"restart {worker_id}")
         return any(self.leave_by.get(place, inf) <= self.at for place in places)
 
+    @property
+    def is_deadline_next(self) -> bool:
+        """Whether an operator's deadline passes with the next event: whatever that is, it ends what runs there."""
+        return any(self.at < due <= self.at + 1.0 for due in self.leave_by.values())
+
     def uncordon(self, place: str) -> list[Command]:
         self.cordoned.discard(place)
         return self.feed(Uncordoned(self.tick(), NodeId(place), WorkerId(place)))

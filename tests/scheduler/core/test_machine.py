@@ -224,6 +224,7 @@ class CoreMachine(RuleBasedStateMachine):
     def cancel(self, number: int) -> None:
         self.shell.cancel(self.pick(self.shell.jobs, number))
 
+    @precondition(lambda self: not self.shell.is_deadline_next)
     @rule()
     def cancel_unknown(self) -> None:
         # time passes with every event: what waited for a busy worker may be started by any of them
@@ -331,7 +332,7 @@ class CoreMachine(RuleBasedStateMachine):
         name = self.pick(self.shell.up, number)
         self.shell.introduce(name, self.shell.up[name][0] + later, capacity)
 
-    @precondition(lambda self: self.shell.started)
+    @precondition(lambda self: self.shell.started and not self.shell.is_deadline_next)
     @rule(number=ANY, news=st.sampled_from(["up", "down", "failed"]))
     def stale_news(self, number: int, news: str) -> None:
         name, incarnation = self.pick(self.shell.started, number)
@@ -482,7 +483,7 @@ class CoreMachine(RuleBasedStateMachine):
         entries = (Resident(TEXT, text, "z", 2),) if text else ()
         self.shell.finish(self.pick(self.shell.running, number), residency=Residency(capacity, entries))
 
-    @precondition(lambda self: self.shell.old)
+    @precondition(lambda self: self.shell.old and not self.shell.is_deadline_next)
     @rule(number=ANY)
     def late_report(self, number: int) -> None:
         """A report that was answered before, or of a worker that was lost."""
