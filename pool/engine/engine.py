@@ -41,8 +41,9 @@ from modelpool.pool.engine.image_stages import (
     join_image,
 )
 from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
+from modelpool.pool.engine.open_pass import Joining, OpenPass, run_open_pass
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
-from modelpool.pool.engine.sampling_stage import sample_batch
+from modelpool.pool.engine.sampling_stage import PreparedRun, prepared_run, sample_batch
 from modelpool.pool.engine.stages import TextEncoder, encode_batch
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.families.control_video_models import follows_video
@@ -59,9 +60,10 @@ from modelpool.pool.models.loading.assembled_checkpoint import members_of
 from modelpool.pool.models.loading.open_model import Component, OpenModel
 from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.models.text.embeddings import Embedding, read_embedding
-from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.core.errors import format_bytes, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.fast_path import FastPath, FastPaths
+from modelpool.pool.values.core.joining import why_not_joining
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import (
@@ -397,6 +399,16 @@ class Engine:
         """
         return run_batch(members, lambda some: self._run_at_once(some, tuple(needed_next)))
 
+    def run_pass(self, joining: Joining, needed_next: Sequence[ComponentKey] = ()) -> None:
+        """Run the members that `joining` has, all with one `pass_key`, in forward passes of their batch size, until
+        none is left. Each may join at a step, and its outcome is told when it leaves.
+
+        Results are bit for bit those of `run_batch`. If memory runs out, all that are there begin again with less; if
+        nothing is left to try, or the device is lost, that is the outcome of each. After another failure each is run
+        alone. Never raises an Exception, and residency is exact afterwards.
+        """
+        run_open_pass(joining, self._open_pass, partial(self._run_open, tuple(needed_next)), self._run_alone)
+
     def load_weights(
         self,
         model: ModelRef,
@@ -554,6 +566,43 @@ class Engine:
         self._grow()
         patchers = self._used_by(members[0].work)
         return self._runner.run(self._run_of(members, patchers, needed_next))
+
+    def _run_alone(self, member: BatchMember) -> Outcome:
+        return run_batch((member,), lambda some: self._run_at_once(some, ()))[0]
+
+    def _open_pass(self, joining: Joining, first: BatchMember) -> OpenPass:
+        """The pass that begins with `first`."""
+        assert isinstance(first.work, SampleParams), f"{first.work} has no steps to join at"
+        opened = self._opened(first.work.model)
+        patchers, latent, facts = self._used_by(first.work), opened.latent, opened.checkpoint.family.sampling
+        self._previews.note(first.work.model.sha256, latent)
+
+        def prepare(member: BatchMember) -> PreparedRun:
+            (work,) = _all_of([member.work], SampleParams)
+            if reason := why_not_joining(work, facts):
+                raise unusable_field("batch", work.batch_size, f"1: {reason}")
+            resources = RunResources(resumed=() if member.resume is None else (member.resume,))
+            inputs = (TaskInputs(member.inputs),)
+            return prepared_run((work,), inputs, patchers[0], latent, member.hooks, None, facts, resources)
+
+        return OpenPass(joining, first.task, prepare, self._pipeline.on_current_stream)
+
+    def _run_open(self, needed_next: tuple[ComponentKey, ...], open_pass: OpenPass) -> RunCost:
+        """Run a pass to its end; return its cost."""
+        hooks, task = open_pass.hooks, open_pass.task
+        uploading = replace(hooks, should_stop=lambda: self._stops(hooks))
+        patchers = self._used_by(open_pass.members[0].work)
+        return self._runner.run(
+            TaskRun(
+                task,
+                _wanted(patchers, task),
+                lambda division: open_pass.run(uploading),
+                hooks.should_stop,
+                needed_next,
+                task.batch_size,
+                on_loaded=open_pass.loaded,
+            )
+        )[1]
 
     def _run_of(
         self, members: Sequence[BatchMember], patchers: Patchers, needed_next: tuple[ComponentKey, ...] = ()

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.joining import pass_key
 from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EmbeddingRef,
@@ -106,6 +107,7 @@ class TaskCollector:
                 together=batch_key(work, context_tokens),
                 options=work.measured_apart if isinstance(work, EncodeParams | SampleParams | DecodeParams) else (),
                 batch_size=batch_size,
+                pass_key=self._pass_key(work, context_tokens),
             )
         return new
 
@@ -118,6 +120,12 @@ class TaskCollector:
             alone.reason = reason
             raise alone
         return replace(work, batch_size=self._batch_size), self._batch_size
+
+    def _pass_key(self, work: StageParams, context_tokens: Sequence[int]) -> str:
+        """Return the key of tasks that may share passes with `work` at other steps."""
+        if not isinstance(work, SampleParams) or work.batch_size <= 1:
+            return ""
+        return pass_key(work, self._catalog.model_defaults(work.model).sampling, context_tokens)
 
     def job(self, job_id: JobId, wanted: TaskId, given: frozenset[TaskId], warnings: Sequence[str]) -> JobGraph:
         """Return the tasks that `wanted` depends on, except those in `given` and those that the driver provides."""
