@@ -126,6 +126,8 @@ def _urgent(query: PlacementQuery, priority: int) -> PlacementDecision | None:
         if task.passed >= query.config.overtaking_limit:
             note = f"passed over {task.passed:.0f} times by every worker, so it goes first"
             return make_decision(query, task, best[0], PlacementRule.WAITED, note)
+        if task.goes_first and task.resume_degree and not task.crashed:
+            return make_decision(query, task, best[0], PlacementRule.CONTINUED)
         if task.goes_first:
             return make_decision(query, task, best[0], PlacementRule.LOST, "its worker was lost, so it goes first")
         if is_sooner_elsewhere(reservations, task, *best):
