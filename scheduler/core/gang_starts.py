@@ -10,8 +10,9 @@ Rules (which workers share a run: `scheduler.decisions.placement.gang_choice`)
    long.
 4. A run continues on more GPUs, from its state, if GPUs are idle for which nothing waits, and that saves at least
    `LEAST_SAVED` of the time that is left, and `LEAST_SAVED_SECONDS`; or if it would miss its deadline otherwise.
-5. It continues on fewer GPUs if a task waits that would start there, longer than `MOST_WAIT_SECONDS`, and than the
-   change costs, unless the run would then miss its deadline.
+5. It continues on fewer GPUs if tasks wait that would start there, longer than `MOST_WAIT_SECONDS`, and these save more
+   time together than the run loses, or one of them would miss its deadline otherwise; unless the run would then miss
+   its own.
 6. The price of a change: the rest of a step, loads, and the time until the workers have found each other. One run
    changes at a time, each at most `MOST_RESIZES` times, and none in its last `LEAST_LEFT_SECONDS`.
 
@@ -57,6 +58,8 @@ LEAST_SAVED_SECONDS = 2.0
 MOST_WAIT_SECONDS = 2.0
 MOST_RESIZES = 4
 LEAST_LEFT_SECONDS = 3.0
+#: lines of waiting tasks of which a deadline may need a change
+MOST_LATE = 8
 #: busy workers that are considered for a change
 MOST_BUSY = 64
 #: a deadline is met with this much time to spare
@@ -290,18 +293,32 @@ class GangStarts:
             if task.degree == 1:
                 continue
             price_seconds = self._price(task, worker, left_seconds)
-            if soonest_seconds <= price_seconds or left_seconds <= 2.0 * price_seconds:
+            if soonest_seconds <= price_seconds:
                 continue
+            saved_seconds = soonest_seconds - price_seconds
             fewer = [degree for degree in task.degrees if degree < task.degree]
             deadline = self._deadline(task, at)
             for degree in reversed(fewer):
-                if task.degree - degree < waiting and degree != fewer[0]:
+                served = min(waiting, task.degree - degree)
+                if served < waiting and degree != fewer[0]:
                     continue
                 there_seconds = left_seconds * self._prior(task, degree) / self._prior(task, task.degree)
-                if deadline < inf and at + left_seconds <= deadline < at + price_seconds + there_seconds:
+                if at + left_seconds <= deadline < at + price_seconds + there_seconds:
                     continue
-                self._continue(worker, task, degree, f"{waiting} tasks wait", at)
-                return
+                is_worth_it = served * saved_seconds > price_seconds + there_seconds - left_seconds
+                if is_worth_it or self._is_one_late(soonest_seconds, price_seconds, at):
+                    self._continue(worker, task, degree, f"{waiting} tasks wait", at)
+                    return
+
+    def _is_one_late(self, wait_seconds: float, sooner_seconds: float, at: float) -> bool:
+        """Whether one of the first tasks that wait misses its deadline if it waits that long, and not if it starts
+        sooner."""
+        backlog = self._demand.backlog
+        for line in backlog.first_lines(max(backlog.capacities, default=0), MOST_LATE):
+            deadline, seconds = self._deadline(line.head, at), _typical(line.head)
+            if at + sooner_seconds + seconds <= deadline < at + wait_seconds + seconds:
+                return True
+        return False
 
     def _continue(self, worker: Worker, task: Task, degree: int, reason: str, at: float) -> None:
         """Have a run stop, to continue on `degree` GPUs."""

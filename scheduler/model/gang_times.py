@@ -47,6 +47,13 @@ def prior_seconds(spec: TaskSpec, alone_seconds: float, degree: int, remaining: 
     return steps * (step_seconds / degree + short + part * (_LONG_EXTRA - short))
 
 
+def speedup(spec: TaskSpec, degree: int, remaining: float = 1.0) -> float:
+    """Return how many times as fast a run should be on `degree` GPUs, by its prior estimate and published figures."""
+    alone_seconds = spec.run_seconds * remaining
+    shared_seconds = prior_seconds(spec, alone_seconds, degree, remaining)
+    return alone_seconds / shared_seconds if shared_seconds > 0.0 else 1.0
+
+
 class GangTimes:
     """Measured run times on several GPUs, as multiples of the prior estimate for one."""
 

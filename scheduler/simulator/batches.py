@@ -13,7 +13,7 @@ from math import ceil
 
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
 from modelpool.pool.weights.plan.eviction_plan import Move, Residency, ResidencyPlan
-from modelpool.scheduler.model.messages import BatchMate
+from modelpool.scheduler.model.messages import BatchMate, GangMember
 
 
 @dataclass(slots=True)
@@ -46,6 +46,7 @@ class RunningBatch:
 
     load_seconds, run_seconds  of the complete batch
     first_step, steps          steps done before, and all of them; 0 for stages without steps
+    gang, rank                 the members with which the worker shares the run, itself included, and its place
     """
 
     began_at: float
@@ -55,6 +56,8 @@ class RunningBatch:
     runs: dict[BatchMate, BatchRun] = field(default_factory=dict)
     first_step: int = 0
     steps: int = 0
+    gang: tuple[GangMember, ...] = ()
+    rank: int = 0
     _shared_load_seconds: float = 0.0
     _shared_run_seconds: float = 0.0
 

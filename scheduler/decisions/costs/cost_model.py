@@ -40,7 +40,7 @@ from modelpool.scheduler.model.cost_classes import (
 )
 from modelpool.scheduler.model.estimates import Estimate
 from modelpool.scheduler.model.fetched_files import FetchedFiles
-from modelpool.scheduler.model.gang_times import GangTimes, prior_seconds
+from modelpool.scheduler.model.gang_times import GangTimes, prior_seconds, speedup
 from modelpool.scheduler.model.nodes import ExpectedReads, Node, Nodes, Reads
 from modelpool.scheduler.model.pool_memory import RememberedPatches
 from modelpool.scheduler.model.run_kinds import RunKinds, gpu_name, size_class
@@ -398,7 +398,10 @@ class Costs:
         measured = None if task is None else times_prior(task, report.cost, worker.link_bytes_per_second)
         if task is not None and measured is not None:
             kind = self.run_kinds.kind(task.stage, tuple([use.component for use in task.uses]))
-            self.gang_times.learn(kind, gpu_name(worker.spec), size_class(task), degree, measured)
+            gpu, size = gpu_name(worker.spec), size_class(task)
+            self.gang_times.learn(kind, gpu, size, degree, measured)
+            if kind.ratio is None:  # until one has run alone, published figures tell how long that takes
+                self.run_kinds.learn(kind, gpu, size, measured * speedup(task, degree, report.cost.remaining))
 
     def learn_past(self, past: PastRun, worker: WorkerSpec) -> None:
         """Learn how long a run took that a worker has done for an earlier controller."""
