@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FilesUnavailable
 from modelpool.actors.worker.file_verifier import FilesInUse
+from modelpool.actors.worker.gang_store import LOOPBACK, GangStore
 from modelpool.actors.worker.own_results import OwnResults
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
@@ -301,6 +302,7 @@ class GpuWorker:
         self._own_results = OwnResults()
         #: the thread that uses the engine; None: the caller's
         self._compute = ThreadPoolExecutor(1, "compute") if overlaps_decode else None
+        self._gang_store = GangStore()
         #: reports are made by one thread at a time
         self._reporting = threading.Lock()
 
@@ -616,6 +618,11 @@ class GpuWorker:
         self._lease.check(epoch)
         return this_process(self._node)
 
+    def gang_address(self, host: str = LOOPBACK) -> str:
+        """Return "host:port" of the store at which the members of the gangs that this worker leads meet
+        (`Gang.address`); `host` is the address of this machine for them. Opened once, on any thread."""
+        return self._gang_store.address(host)
+
     def memory_report(self) -> ProcessMemory:
         """Return the host memory of this process."""
         return process_memory()
@@ -635,6 +642,7 @@ class GpuWorker:
         self._previews.close()
         self._prefetcher.close()
         self._files.close()
+        self._gang_store.close()
         self._ended.set()
 
     def _preview(self, model: ModelRef, latent_CHW: FloatArray, wish: PreviewWish) -> bytes | None:

@@ -49,6 +49,7 @@ RULES: Mapping[RunErrorKind, RetryRule] = {
     RunErrorKind.FILE_UNAVAILABLE: RetryRule.AGAIN,  # on another machine: that one lacks the file
     RunErrorKind.BAD_INPUT: RetryRule.FAIL,
     RunErrorKind.CANCELLED: RetryRule.FAIL,  # not requested: see `verdict`
+    RunErrorKind.GANG_BROKEN: RetryRule.AGAIN,  # another member's fault
     RunErrorKind.OUTPUT: RetryRule.FAIL,  # of a driver, which could not write the file; no run ends so
     RunErrorKind.INTERNAL: RetryRule.FAIL,  # a bug of modelpool: report it at once
 }
