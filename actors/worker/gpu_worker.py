@@ -62,6 +62,7 @@ from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.fast_path import FastPaths
 from modelpool.pool.values.core.file_part import FilePart
+from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
@@ -87,6 +88,7 @@ from modelpool.pool.values.core.stage_params import (
     VideoMask,
 )
 from modelpool.pool.values.core.task_inputs import TaskInputs, WrongInputs
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import (
     NO_NODE,
     ComponentKey,
@@ -136,8 +138,9 @@ class WorkerEngine(Protocol):
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
         resume: RunState | None = None,
+        gang: Gang | None = None,
     ) -> tuple[Result, RunCost]:
-        """Run the task, from `resume` if it is set; may raise anything."""
+        """Run the task, from `resume` if it is set, with the other workers of `gang`; may raise anything."""
 
     def begin(
         self,
@@ -390,7 +393,7 @@ class GpuWorker:
 
         `inputs` are the inputs of the first request, then the inputs of the second, and so on. Returns a report and a
         result for each. A result is None exactly if its report has an error, except that it is the state of a run that
-        was stopped with it (`TaskReport.has_state`). Without a report are runs that were not started: those that may
+        was stopped with it (`TaskReport.has_state`), and that of a gang only the leader has the result. Without a report are runs that were not started: those that may
         not start (`may_start`), and those after the loss of the GPU. A last run that still decodes while the next call
         begins is StillDecodes: `ended` has its report. A batch has a report of each. Raises OlderEpoch.
         """
@@ -450,11 +453,18 @@ class GpuWorker:
             if request.own:
                 inputs = own_results.complete(request.own, inputs)
             own, sent = _split_inputs(request, inputs)
-            state = self._checkpoints.resume(request, sent)
+            # a state on the disk of one member would not be that of the others
+            state = sent if request.gang is not None else self._checkpoints.resume(request, sent)
             resume = {} if state is None else {"resume": state}
             self._prepare_previews((request,))
             hooks = self._hooks(request)
-            if self._compute is None:
+            if request.gang is not None:
+                begun = self._engine.run(
+                    *(request.task, request.work, own, hooks, request.fresh, request.needed_next),
+                    **resume,
+                    gang=request.gang,
+                )
+            elif self._compute is None:
                 begun = self._engine.run(
                     request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume
                 )
@@ -701,6 +711,9 @@ class GpuWorker:
         and left this `residency`. Called with `_reporting`."""
         result: Result | None = None
         cost, error, step, steps = RunCost(), None, 0, 0
+        if isinstance(outcome, GangBroken) and outcome.state is not None:
+            result = outcome.state
+            step, steps = result.step, result.steps
         if isinstance(outcome, Exception):
             error = run_error(outcome)
             error = replace(error, oom_steps=request.oom_steps + error.oom_steps)
@@ -708,6 +721,8 @@ class GpuWorker:
                 self._ended.set()
         else:
             result, cost = outcome
+            if request.gang is not None and not request.gang.leads and not isinstance(result, RunState):
+                result = None  # the leader's is the run's
             # prefetched bytes are counted by blocks, one of which may be in progress
             storage_bytes = max(0, storage_bytes)
             if request.oom_steps or storage_bytes != cost.storage_bytes:
@@ -718,7 +733,7 @@ class GpuWorker:
                 error = RunError(RunErrorKind.CANCELLED, message)
         if resumed is not None:
             cost = replace(cost, steps_before=resumed.step, steps=resumed.steps)
-        if error is None:
+        if error is None and request.gang is None:
             self._memory.note(request.task, cost)
         stopped = result if isinstance(result, RunState) else None
         # else its result goes nowhere, and another controller may use the states
@@ -835,6 +850,8 @@ def run_error(raised: Exception) -> RunError:
         return RunError(RunErrorKind.CANCELLED, "stopped on request")
     if isinstance(raised, FilesUnavailable):
         return RunError(RunErrorKind.FILE_UNAVAILABLE, str(raised), components=raised.components)
+    if isinstance(raised, GangBroken):
+        return RunError(RunErrorKind.GANG_BROKEN, str(raised), text, suspected_ranks=raised.suspects)
     if isinstance(raised, UserError):
         return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
     return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)

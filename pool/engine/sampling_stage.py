@@ -128,7 +128,9 @@ def _sampled(run: DenoisingRun, parts: Sequence[RunPart], start: StartLatent) ->
                 facts, module, call.x_BCHW, call.level_B, call.context_BLD, call.model_kwargs, call.residuals
             )
 
-        call = ModelCall(predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch)
+        call = ModelCall(
+            predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch, run.spread
+        )
         shape_BC, cond = (len(run.works), *run.shape_CHW), run.prompts.cond
         return denoise_images(
             ImagesToDenoise(work, [each.seed for each in run.works], run.shape_CHW, run.cells),

@@ -1,4 +1,4 @@
-"""The store of a worker at which the members of a gang meet: one for all gangs that it leads, which differ by prefix."""
+"""The store of a worker at which the members of a gang meet: one for all gangs that it leads, each with a prefix."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def open_store(host: str) -> TCPStore:
 
 
 def reach_store(gang: Gang, seconds: float = STORE_SECONDS) -> PrefixStore:
-    """Connect to the store of the leader of `gang`, and return what belongs to this gang of it. Raises RuntimeError if
-    it cannot be reached."""
+    """Connect to the store of the leader of `gang`, and return what belongs to its next run: each member counts them.
+    Raises RuntimeError if it cannot be reached."""
     host, _, port = gang.address.rpartition(":")
     limit = datetime.timedelta(seconds=seconds)
     store = TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
-    return PrefixStore(gang.gang_id, store)
+    own = PrefixStore(gang.gang_id, store)
+    return PrefixStore(str(own.add(f"runs/{gang.rank}", 1)), own)

@@ -55,6 +55,7 @@ from modelpool.pool.values.core.sample_conditions import StartCondition as Start
 from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.written_tokens import WrittenTokens
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.values.specs.wire_value import WireValue
 
@@ -436,6 +437,7 @@ class BatchMember:
     """One task of a batched run, with the arguments that a run of it alone would get.
 
     resume  the state that it resumes from; None starts from the beginning. Members at different steps run separately
+    gang    the workers that share the run; such a task is in no batch with others
     """
 
     task: TaskSpec
@@ -443,6 +445,7 @@ class BatchMember:
     inputs: Mapping[str, Result]
     hooks: RunHooks
     resume: RunState | None = None
+    gang: Gang | None = None
 
 
 #: outcome of a member: the result with its share of the cost, or the error

@@ -1,0 +1,40 @@
+"""How the members of a gang divide a run: texts of guidance among some, tokens among the others. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GangLayout:
+    """The division of a run.
+
+    branches  groups of members that each predict for some of the texts
+    parts     members of such a group, which divide the tokens. Ranks of a group follow each other
+    """
+
+    branches: int
+    parts: int
+
+    def branch_of(self, rank: int) -> int:
+        """Return the group of a member."""
+        return rank // self.parts
+
+    def part_of(self, rank: int) -> int:
+        """Return the place of a member in its group."""
+        return rank % self.parts
+
+    def branch_ranks(self) -> list[list[int]]:
+        """Return the ranks of each group."""
+        return [[branch * self.parts + part for part in range(self.parts)] for branch in range(self.branches)]
+
+    def part_ranks(self) -> list[list[int]]:
+        """Return, for each place in a group, the ranks of the members with it."""
+        return [[branch * self.parts + part for branch in range(self.branches)] for part in range(self.parts)]
+
+
+def layout_of(degree: int, texts: int) -> GangLayout:
+    """Return how `degree` members divide a run with `texts` texts in each step: by texts first, which takes one latent
+    for each step, two groups at most; the rest by tokens."""
+    branches = 2 if texts > 1 and degree % 2 == 0 else 1
+    return GangLayout(branches, degree // branches)
