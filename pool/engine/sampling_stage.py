@@ -83,7 +83,7 @@ def sample_batch(
     if not work.schedule.steps_run:
         return _unsampled(works, start, shape_CHW, latent)
     # a model for one of the texts, and another one for the negative text
-    max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
+    max_batch = 1 if facts.has_unconditional or work.gpus else 0 if division is None else division.batch
     run = DenoisingRun(
         works,
         inputs,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from modelpool.pool.families.gang_support import text_groups
+
 
 @dataclass(frozen=True, slots=True)
 class GangLayout:
@@ -34,7 +36,7 @@ class GangLayout:
 
 
 def layout_of(degree: int, texts: int) -> GangLayout:
-    """Return how `degree` members divide a run with `texts` texts in each step: by texts first, which takes one latent
-    for each step, two groups at most; the rest by tokens."""
-    branches = 2 if texts > 1 and degree % 2 == 0 else 1
+    """Return how `degree` members divide a run with `texts` texts in each step: by texts first, which sends one latent
+    in each step, and the members of a group by tokens."""
+    branches = text_groups(texts, degree)
     return GangLayout(branches, degree // branches)

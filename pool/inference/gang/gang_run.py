@@ -64,6 +64,8 @@ def told_if_absent(gang: Gang) -> Iterator[None]:
     failed meets no more."""
     try:
         yield
+    except GangBroken:
+        raise
     except BaseException as failed:
         GangGroup.decline(gang, f"{type(failed).__name__}: {failed}"[:300])
         raise

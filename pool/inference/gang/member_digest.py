@@ -13,6 +13,7 @@ from modelpool.pool.values.core.gang_errors import GangsDiffer
 from modelpool.pool.values.core.stage_params import RunState, SampleParams
 from modelpool.pool.values.core.task_inputs import TaskInputs
 from modelpool.pool.values.specs.gang import Gang
+from modelpool.pool.weights.ops.packed import PackedWeight
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
 #: values of each weight that are compared: as many places from end to end
@@ -42,7 +43,7 @@ def weight_digests(model: ModelPatcher, module: nn.Module) -> dict[str, str]:
     resident = model.resident_modules()
     sampled: dict[str, Tensor] = {}
     for name, weight in module.named_parameters():
-        if name.rpartition(".")[0] in resident and type(weight.data) in (Tensor, nn.Parameter) and weight.numel():
+        if name.rpartition(".")[0] in resident and not isinstance(weight.data, PackedWeight) and weight.numel():
             flat = weight.detach().reshape(-1)
             sampled[name] = flat[:: max(1, flat.numel() // SAMPLED)].to(torch.float32)
     if sampled:

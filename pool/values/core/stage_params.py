@@ -61,6 +61,8 @@ from modelpool.pool.values.specs.wire_value import WireValue
 
 #: ending of the names of samplers that read the prediction without guidance (CFG++)
 UNGUIDED_SAMPLERS = "_cfg_pp"
+#: `SampleParams.gpus`: as many as the scheduler chooses
+ANY_GPUS = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,8 @@ class SampleParams(WireValue):
     options      extensions of guidance and model, and caches (`pool.values.core.run_options`)
     batch_size   images of the forward passes that compute it; missing ones are padded. 0 is any number. The last bits
                  of a result depend on it, and on nothing else of the other images
+    gpus         GPUs that share its run; `ANY_GPUS` is as many as the scheduler chooses, 0 is one. Unless it is 0, the
+                 model is called for each text by itself on every number of GPUs, and the last bits depend on the number
     """
 
     model: ModelRef
@@ -218,6 +222,7 @@ class SampleParams(WireValue):
     conditions: tuple[SampleCondition, ...] = ()
     options: RunOptions = NO_OPTIONS
     batch_size: int = 0
+    gpus: int = 0
 
     def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the conditions of one kind, in order."""
@@ -562,7 +567,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates"}),
-        SampleParams: frozenset({"batch_size"}),
+        SampleParams: frozenset({"batch_size", "gpus"}),
         DecodeParams: frozenset({"batch_size"}),
     }
 )
@@ -581,6 +586,8 @@ def why_alone(work: StageParams) -> str:
             return "kernels round differently at another batch size, which would change the drawn tokens"
         case SampleParams() if work.schedule.sampler == ADAPTIVE_SAMPLER:
             return f"the steps of sampler {ADAPTIVE_SAMPLER} follow from the error of all images of a run"
+        case SampleParams() if work.gpus:
+            return "several GPUs may share its run"
         case SampleParams() if work.options.skips_by_content:
             return "the steps that its cache skips follow from all images of a run"
         case VisionEncodeParams() | EncodeImageParams():

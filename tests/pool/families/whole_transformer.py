@@ -69,6 +69,8 @@ class Whole:
         self.seconds, self.sides, self._sampler = SECONDS, tiny_family.sides, sampler
         #: the workers that share its sampling
         self.gang: Gang | None = None
+        #: `SampleParams.gpus`
+        self.gpus = 0
         self.path = folder / "tiny.safetensors"
         if write:
             save_file(tiny_family.file(left_out), self.path)
@@ -135,6 +137,7 @@ class Whole:
             SEED,
             (*((ImageCondition(),) if beginning is not None else ()),),
             options=options,
+            gpus=self.gpus,
         )
         latent = self.run(work, *texts, *([] if beginning is None else [beginning]), hooks=hooks)
         assert isinstance(latent, Latent)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
-from modelpool.pool.values.core.stage_params import Encoded, RunHooks
+from modelpool.pool.values.core.stage_params import ANY_GPUS, Encoded, RunHooks
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import Role, WorkerId
 from tests.pool.families.whole_transformer import Whole
@@ -40,6 +40,8 @@ class Wish:
     lora          whether with the LoRA of the folder
     step_seconds  how long each step takes at least
     patched       whether a weight on this member's device is changed first
+    texts         texts of guidance: 1 is the prompt alone
+    gpus          `SampleParams.gpus`
     """
 
     gang: Gang | None
@@ -48,7 +50,7 @@ class Wish:
     step_seconds: float = 0.0
     patched: bool = False
     texts: int = 2
-    seed: int | None = None
+    gpus: int = ANY_GPUS
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def _answer(whole: Whole, texts: tuple[Encoded, ...], wish: Wish) -> Answer:
     loras = (whole.catalog.find_lora("style", 1.0),) if wish.lora else ()
     hooks = RunHooks(lambda done, steps: None, _slow(wish.step_seconds))
     began = time.monotonic()
-    whole.gang = wish.gang
+    whole.gang, whole.gpus = wish.gang, wish.gpus
     try:
         with _changed(whole, loras) if wish.patched else _nothing():
             made = whole.latent(texts[: wish.texts], loras=loras, steps=wish.steps, hooks=hooks)
@@ -216,7 +218,8 @@ def _nothing() -> Iterator[None]:
 def _changed(whole: Whole, loras: Any) -> Iterator[None]:
     """Change one weight of the diffusion model where it is."""
     patcher = whole.engine.patcher(whole.model, Role.DIFFUSION_MODEL, loras)
-    name = sorted(patcher.resident_modules())[0]
+    modules = dict(patcher.module.named_modules())
+    name = next(name for name in sorted(patcher.resident_modules()) if hasattr(modules[name], "weight"))
     weight = patcher.module.get_submodule(name).weight
     before = weight.detach().clone()
     with torch.no_grad():
