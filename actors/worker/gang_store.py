@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from modelpool.pool.devices.torch_api.process_groups import TCPStore
 
 LOOPBACK = "127.0.0.1"
 

@@ -459,11 +459,8 @@ class GpuWorker:
             self._prepare_previews((request,))
             hooks = self._hooks(request)
             if request.gang is not None:
-                begun = self._engine.run(
-                    *(request.task, request.work, own, hooks, request.fresh, request.needed_next),
-                    **resume,
-                    gang=request.gang,
-                )
+                wanted = request.task, request.work, own, hooks, request.fresh, request.needed_next
+                begun = self._engine.run(*wanted, state, request.gang)
             elif self._compute is None:
                 begun = self._engine.run(
                     request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume

@@ -30,7 +30,9 @@ def gang_obstacle(facts: SamplingFacts, work: SampleParams, degree: int) -> str:
     if work.batch_size > 1:
         return "a run with a fixed batch size is not divided"
     if work.options.names:
-        return f"{work.options.names[0]} acts inside of the model or counts its calls, which several GPUs do not support"
+        return (
+            f"{work.options.names[0]} acts inside of the model or counts its calls, which several GPUs do not support"
+        )
     if any(lora.changes_in_run or lora.only for lora in work.loras):
         return "a LoRA that changes in the run, or is for one text, is not supported by several GPUs"
     if work.schedule.sampler == ADAPTIVE_SAMPLER:

@@ -7,6 +7,8 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore as PrefixStore
+from torch._C._distributed_c10d import TCPStore as TCPStore
 
 #: without it, torch ends the process when an operation of NCCL takes too long
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from modelpool.pool.devices.torch_api.process_groups import abandon_group, backend_for, set_timeout
+from modelpool.pool.devices.torch_api.process_groups import PrefixStore, abandon_group, backend_for, set_timeout
 from modelpool.pool.inference.gang.gang_layout import GangLayout
 from modelpool.pool.inference.gang.meeting_store import reach_store
 from modelpool.pool.values.core.gang_errors import GangBroken
@@ -45,7 +45,7 @@ class GangGroup:
 
     def __init__(self, gang: Gang, layout: GangLayout, device: torch.device) -> None:
         self.gang, self.layout, self.device = gang, layout, device
-        self._store: dist.PrefixStore | None = None
+        self._store: PrefixStore | None = None
         #: all members, on their hosts: what they agree about never waits for a device
         self._hosts: dist.ProcessGroup | None = None
         self._branch: dist.ProcessGroup | None = None
@@ -106,9 +106,9 @@ class GangGroup:
             dist.all_gather(found, own, group=self._hosts)
         return torch.stack(found)
 
-    def tell(self, value: object) -> list[object]:
+    def tell(self, value: _T) -> list[_T]:
         """Return the values of all members, by rank. Raises GangBroken."""
-        found: list[object] = [None] * self.gang.degree
+        found: list[Any] = [None] * self.gang.degree
         with self._failing_as_broken():
             dist.all_gather_object(found, value, group=self._hosts)
         return found

@@ -130,9 +130,8 @@ class _SharedRun:
 
     def _expect_equal(self, run: DenoisingRun, module: nn.Module, group: GangGroup) -> None:
         request = request_digest(run.works, run.inputs, run.resources.resumed)
-        told = group.tell((request, weight_digests(run.model, module)))
-        requests, weights = zip(*told, strict=True)  # type: ignore[call-overload]
-        expect_equal(self._gang, requests, weights)
+        told: list[tuple[str, dict[str, str]]] = group.tell((request, weight_digests(run.model, module)))
+        expect_equal(self._gang, [request for request, _ in told], [weights for _, weights in told])
 
     def _should_stop(self) -> bool:
         self._hooks.should_stop()  # it loads ahead, too

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from torch.distributed import PrefixStore, TCPStore
-
+from modelpool.pool.devices.torch_api.process_groups import PrefixStore, TCPStore
 from modelpool.pool.values.specs.gang import Gang
 
 #: limit of the answer of a store that is reached, and of the wait for a value that another member sets

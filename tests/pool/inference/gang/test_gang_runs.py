@@ -12,8 +12,8 @@ import pytest
 from tests.pool.families.tiny_relatives import ALL_FAMILIES
 from tests.pool.inference.gang.members import Answer, Members, Wish, members
 
-#: tokens are summed in another order: last bits in float32
-ATOL = 1e-5
+#: of the largest value: tokens are summed in another order, which guidance enlarges
+TOLERANCE = 1e-5
 #: of a step, at least, in runs that somebody ends
 STEP_SECONDS = 0.1
 
@@ -26,7 +26,9 @@ def assert_shared(alone: Answer, shared: list[Answer], *, exact: bool = False) -
     if exact:
         np.testing.assert_array_equal(shared[0].latent, alone.latent)
     else:
-        np.testing.assert_allclose(shared[0].latent, alone.latent, atol=ATOL, rtol=1e-5)
+        assert alone.latent is not None
+        largest = float(np.abs(alone.latent).max())
+        np.testing.assert_allclose(shared[0].latent, alone.latent, atol=TOLERANCE * largest, rtol=0)
 
 
 def test_two_workers_share_a_run_and_survive_each_other(tmp_path: Path) -> None:
@@ -61,8 +63,10 @@ def _ended(pool: Members, number: int, place: int, alone: Answer) -> None:
     pool.each[place].signal(number)
     (broken,) = pool.answers([0])
     assert broken.error.startswith("GangBroken"), broken.error
-    assert broken.suspects == (1,) and f"gpu-{place}" in broken.error
-    assert broken.state is not None and 0 < broken.state.step < broken.state.steps
+    assert broken.suspects == (1,)
+    assert f"gpu-{place}" in broken.error
+    assert broken.state is not None
+    assert 0 < broken.state.step < broken.state.steps
     assert time.monotonic() - began < 60.0, "as after the first timeout, which is for loading"
     np.testing.assert_array_equal(pool.alone(Wish(None)).latent, alone.latent)
     if number == signal.SIGSTOP:
