@@ -47,6 +47,7 @@ from modelpool.actors.graph.features.vision_graph import (
     vision_images,
 )
 from modelpool.actors.graph.sample_graph import sample_params
+from modelpool.actors.request.gpu_fields import gpus_of_work
 from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.text_reading import image_names
@@ -127,7 +128,7 @@ class _GraphBuilder:
         self._defaults = catalog.model_defaults(self._model)
         self._facts = self._defaults.sampling
         self._passes = sampling_passes(self._request, self._model, self._defaults)
-        self._tasks = TaskCollector(catalog, stage.request.batch)
+        self._tasks = TaskCollector(catalog, stage.request.batch, gpus_of_work(stage.request.gpus))
         self.warnings: dict[str, None] = {}
         #: LoRAs of the request that have an effect, for any component
         self.loras: tuple[LoraRef, ...] = ()

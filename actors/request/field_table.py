@@ -22,6 +22,7 @@ from modelpool.actors.request.bounds import (
     check_characters,
     check_entries,
 )
+from modelpool.actors.request.gpu_fields import checked_gpus
 from modelpool.actors.request.labels import MAX_METADATA_BYTES, checked_id, checked_metadata
 from modelpool.actors.request.music_fields import MAX_BPM, MAX_LYRICS, checked_lyrics, music_word
 from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, noise_levels
@@ -279,6 +280,16 @@ _ROWS = (
         1,
         check=Whole(1, MAX_BATCH),
         option=Option("--batch", "N", "Images per forward pass, padded if fewer wait (default: 1).", kind="whole"),
+    ),
+    RequestField(
+        "gpus",
+        "GPUs of one machine that share the sampling of the output, for images and videos that take long: 2, 4 or 8, or "
+        '"auto" for as many as the scheduler finds worth it. They divide the prompts of guidance and the tokens of the '
+        "model. Not with ControlNets, image prompts, regions, reference images or options. The last bits of the output "
+        "depend on the number; with 1, they are those of a run by itself.",
+        1,
+        check=checked_gpus,
+        option=Option("--gpus", "N", 'GPUs that share an output, or "auto" (default: 1).'),
     ),
     RequestField(
         "clip_skip",

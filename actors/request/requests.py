@@ -131,6 +131,7 @@ class GenerateRequest(Strict):
     format: str | None = _field("format")
     quality: int | None = _field("quality")
     batch: int = _field("batch")
+    gpus: int | Literal["auto"] = _field("gpus")
     clip_skip: int = _field("clip_skip")
     #: an `ImageSource`, or a tuple of several, after validation
     reference: Any = _field("reference")

@@ -83,7 +83,7 @@ def sample_batch(
     if not work.schedule.steps_run:
         return _unsampled(works, start, shape_CHW, latent)
     # a model for one of the texts, and another one for the negative text
-    max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
+    max_batch = 1 if facts.has_unconditional or work.gpus else 0 if division is None else division.batch
     run = DenoisingRun(
         works,
         inputs,
@@ -128,7 +128,9 @@ def _sampled(run: DenoisingRun, parts: Sequence[RunPart], start: StartLatent) ->
                 facts, module, call.x_BCHW, call.level_B, call.context_BLD, call.model_kwargs, call.residuals
             )
 
-        call = ModelCall(predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch)
+        call = ModelCall(
+            predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch, run.spread
+        )
         shape_BC, cond = (len(run.works), *run.shape_CHW), run.prompts.cond
         return denoise_images(
             ImagesToDenoise(work, [each.seed for each in run.works], run.shape_CHW, run.cells),

@@ -120,6 +120,8 @@ class Recipe:
     shift: float = field(default=0.0, metadata=LATER)
     #: images of a forward pass; 0 for one
     batch: int = field(default=0, metadata=LATER)
+    #: GPUs that share the sampling, as requested: a number above 1, or "auto"; empty for one
+    gpus: str = field(default="", metadata=LATER)
     #: settings of the pool that change pixels, by name, where they differ from the defaults
     computed_by: Mapping[str, str] = field(default_factory=dict, metadata={**LATER, **INFORMATIVE})
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
-from modelpool.pool.families.parts import hunyuan
+from modelpool.pool.families.parts import hunyuan, sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.video_calls import joined
@@ -105,6 +105,7 @@ _T2V = fam.Family(
     latent="hunyuan_video",
     sampling=fam.SamplingFacts(
         fam.Prediction.FLOW,
+        sequence=sequence_plans.HUNYUAN_VIDEO,
         noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=7.0),
         reads=frozenset({"context", "pooled", "guidance", "context_mask"}),
         side_multiple=16,

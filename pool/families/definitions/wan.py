@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.video_layouts import WAN, WAN_HEAD
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.video_calls import joined, towards_image, with_image
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
@@ -174,6 +175,7 @@ _T2V = fam.Family(
     latent="wan21",
     sampling=fam.SamplingFacts(
         fam.Prediction.FLOW,
+        sequence=sequence_plans.WAN,
         noise=flow_noise(8.0),
         reads=frozenset({"context", "context_mask"}),
         side_multiple=16,

@@ -55,11 +55,14 @@ from modelpool.pool.values.core.sample_conditions import StartCondition as Start
 from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.written_tokens import WrittenTokens
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.values.specs.wire_value import WireValue
 
 #: ending of the names of samplers that read the prediction without guidance (CFG++)
 UNGUIDED_SAMPLERS = "_cfg_pp"
+#: `SampleParams.gpus`: as many as the scheduler chooses
+ANY_GPUS = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,8 @@ class SampleParams(WireValue):
     options      extensions of guidance and model, and caches (`pool.values.core.run_options`)
     batch_size   images of the forward passes that compute it; missing ones are padded. 0 is any number. The last bits
                  of a result depend on it, and on nothing else of the other images
+    gpus         GPUs that share its run; `ANY_GPUS` is as many as the scheduler chooses, 0 is one. Unless it is 0, the
+                 model is called for each text by itself on every number of GPUs, and the last bits depend on the number
     """
 
     model: ModelRef
@@ -217,6 +222,7 @@ class SampleParams(WireValue):
     conditions: tuple[SampleCondition, ...] = ()
     options: RunOptions = NO_OPTIONS
     batch_size: int = 0
+    gpus: int = 0
 
     def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the conditions of one kind, in order."""
@@ -436,6 +442,7 @@ class BatchMember:
     """One task of a batched run, with the arguments that a run of it alone would get.
 
     resume  the state that it resumes from; None starts from the beginning. Members at different steps run separately
+    gang    the workers that share the run; such a task is in no batch with others
     """
 
     task: TaskSpec
@@ -443,6 +450,7 @@ class BatchMember:
     inputs: Mapping[str, Result]
     hooks: RunHooks
     resume: RunState | None = None
+    gang: Gang | None = None
 
 
 #: outcome of a member: the result with its share of the cost, or the error
@@ -559,7 +567,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates"}),
-        SampleParams: frozenset({"batch_size"}),
+        SampleParams: frozenset({"batch_size", "gpus"}),
         DecodeParams: frozenset({"batch_size"}),
     }
 )
@@ -578,6 +586,8 @@ def why_alone(work: StageParams) -> str:
             return "kernels round differently at another batch size, which would change the drawn tokens"
         case SampleParams() if work.schedule.sampler == ADAPTIVE_SAMPLER:
             return f"the steps of sampler {ADAPTIVE_SAMPLER} follow from the error of all images of a run"
+        case SampleParams() if work.gpus:
+            return "several GPUs may share its run"
         case SampleParams() if work.options.skips_by_content:
             return "the steps that its cache skips follow from all images of a run"
         case VisionEncodeParams() | EncodeImageParams():
