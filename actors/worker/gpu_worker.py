@@ -289,7 +289,7 @@ class GpuWorker:
         self._prefetcher = Prefetcher(self._files.ranges_of)
         storage, prefetcher = StorageMeter(), self._prefetcher
         #: returns the bytes that this process read from disks, without prefetched ones
-        self._storage_bytes = lambda: storage.read_bytes() - prefetcher.storage_bytes
+        self._storage_bytes: Callable[[], int] = lambda: storage.read_bytes() - prefetcher.storage_bytes
         #: a preload request and the run that it belongs to; replaced atomically by another thread
         self._preload_request: tuple[int, PreloadRequest] | None = None
         #: runs to stop, oldest first; used by several threads, one atomic operation at a time
