@@ -35,7 +35,6 @@ from modelpool.scheduler.decisions.placement.gang_choice import GangChoice, choo
 from modelpool.scheduler.decisions.placement.gang_load import GangLoad
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.queue.demand import Demand
-from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.gang_times import FORMING_SECONDS, prior_seconds
 from modelpool.scheduler.model.jobs import ALONE, Task
 from modelpool.scheduler.model.kept_states import step_seconds
@@ -71,7 +70,6 @@ class GangStarts:
 
     def __init__(
         self,
-        config: SchedulerConfig,
         costs: Costs,
         worker_table: WorkerTable,
         demand: Demand,
@@ -79,7 +77,6 @@ class GangStarts:
         preemption: Preemption,
         gangs: Gangs,
     ) -> None:
-        self._config = config
         self._costs = costs
         self._worker_table = worker_table
         self._demand = demand
@@ -269,7 +266,7 @@ class GangStarts:
             deadline = self._deadline(task, at)
             for degree in task.degrees:
                 more = degree - task.degree
-                if degree > self._config.most_gpus or not 0 < more <= len(idle):
+                if not 0 < more <= len(idle):
                     continue
                 there_seconds = self._price(task, worker, left_seconds) + idle[more - 1][0]
                 there_seconds += left_seconds * self._prior(task, degree) / self._prior(task, task.degree)

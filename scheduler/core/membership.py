@@ -173,7 +173,7 @@ class Membership:
         if one can, or may be able to: it was never up."""
         error = why_unfit(spec, self.largest)
         if error is None and spec.degrees[0] > 1 and self._autoscaler is None:
-            error = why_too_few(spec, self._worker_table.workers.values(), self._worker_table.most_gpus)
+            error = why_too_few(spec, self._worker_table.workers.values())
         if error is None and self._costs.nodes.lacking:
             workers = [worker for worker in self._worker_table.workers.values() if worker.wanted]
             error = why_unavailable(spec, workers, self._costs.nodes, self._demand.at)

@@ -205,7 +205,7 @@ class SchedulerState:
         )
         self.membership.take_gang_losses = self.gangs.take_losses
         self.gang_starts = GangStarts(
-            self.config, self.costs, self.worker_table, self.demand, self.membership, self.preemption, self.gangs
+            self.costs, self.worker_table, self.demand, self.membership, self.preemption, self.gangs
         )
         self.starts.gang_starts = self.gang_starts
         self.refutation = Refutation(

@@ -33,13 +33,10 @@ def why_unfit(spec: TaskSpec, largest: tuple[int, str] | None) -> RunError | Non
     return RunError(RunErrorKind.BAD_INPUT, str(does_not_fit(what, least_bytes, capacity_bytes, detail)))
 
 
-def why_too_few(spec: TaskSpec, workers: Iterable[Worker], most_gpus: int) -> RunError | None:
+def why_too_few(spec: TaskSpec, workers: Iterable[Worker]) -> RunError | None:
     """Return why no machine of `workers` has as many equal GPUs as must share a run of the task; None if one has, or
     may have: a worker was never up."""
     least = spec.degrees[0]
-    if least > most_gpus:
-        message = f"most_gpus: found {most_gpus}, expected at least {least} for {spec.stage.value} task {spec.task_id}"
-        return RunError(RunErrorKind.BAD_INPUT, f"{message}, which must run on so many GPUs together")
     counts: dict[tuple[NodeId, str], int] = {}
     for worker in workers:
         if not worker.wanted or worker.status is WorkerState.GIVEN_UP:

@@ -71,8 +71,6 @@ class SchedulerConfig:
     #: maximum tasks per batch, where batching takes less time per task. With 1 an image does not depend on other
     #: requests, not even in its last bits
     batch_limit: int = 1
-    #: the most GPUs that may share the run of one task, where its model supports that; 1: none do
-    most_gpus: int = 8
     #: results kept for later jobs when no live job reads them: at most this many ...
     kept_results: int = 512
     #: ... and at most this many bytes in total
@@ -132,6 +130,5 @@ _LEAST = {
     "overtaking_limit": 1,
     "window": 1,
     "batch_limit": 1,
-    "most_gpus": 1,
     "start_retry_limit": 1,
 }

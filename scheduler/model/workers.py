@@ -677,11 +677,6 @@ class WorkerTable:
         worker.update_residency(report.residency)
         self._idle(worker, at)
 
-    @property
-    def most_gpus(self) -> int:
-        """The most GPUs that may share a run."""
-        return self._config.most_gpus
-
     def nodes(self) -> set[NodeId]:
         """The machines of the workers that are up."""
         return {worker.spec.node for worker in self.workers.values() if worker.live and worker.spec is not None}

@@ -66,7 +66,7 @@ def choose_gang(
     most_times  how many times its GPU time on one GPU it may take
     deadline    when the run must have completed; infinity if there is none
     """
-    degrees = [degree for degree in task.degrees if 1 < degree <= query.config.most_gpus]
+    degrees = [degree for degree in task.degrees if degree > 1]
     if not degrees:
         return None
     machines = _machines(query, task)

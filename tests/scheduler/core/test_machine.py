@@ -608,7 +608,6 @@ class GangMachine(CoreMachine):
         stop_grace_seconds=st.sampled_from([0.0, 4.0]),
         preemption_wait_seconds=st.sampled_from([0.0, 30.0]),
         send_ahead_seconds=st.sampled_from([0.0, 60.0]),
-        most_gpus=st.sampled_from([2, 3, 3]),
         shares=st.sampled_from([(), (UserShare(user=EVERYBODY, running_limit=2),)]),
     )
     def begin(self, **limits) -> None:
