@@ -81,6 +81,7 @@ class PoolSection(Strict):
     models        settings for single models, each a table [pool.models.NAME] in the file
     overlap_decode  whether a GPU decodes on a stream of its own, while the next task begins, where there is memory for
                   both (`pool.engine.pending_run`); only on CUDA
+    most_gpus     GPUs that may share the sampling of one output (`GenerateRequest.gpus`)
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident
                   (`pool.weights.patcher.compiled_blocks`); changes the last bits of images. Not on sim
@@ -107,6 +108,7 @@ class PoolSection(Strict):
     cuda_graphs: bool = False
     models: tuple[ModelSettings, ...] = ()
     overlap_decode: bool = False
+    most_gpus: Literal[1, 2, 4, 8] = 8
     threads: Annotated[int, Field(ge=1)] = 1
     compile: Literal["off", "blocks"] = "off"
     journal: Path | Literal[False] | None = None

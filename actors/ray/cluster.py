@@ -137,7 +137,7 @@ class ControllerActor(Controller):
             clock=SystemClock(),
             catalog=catalog,
             worker_ids=plan.worker_ids,
-            pool=PoolIdentity(name, epoch, this_node(), plan.budget_bytes, plan.output, plan.scheduler.most_gpus),
+            pool=PoolIdentity(name, epoch, this_node(), plan.budget_bytes, plan.output, plan.most_gpus),
             cluster=WatchedCluster(
                 ray_nodes,
                 plan.nodes.poll_seconds,
