@@ -395,9 +395,10 @@ class GpuWorker:
 
         `inputs` are the inputs of the first request, then the inputs of the second, and so on. Returns a report and a
         result for each. A result is None exactly if its report has an error, except that it is the state of a run that
-        was stopped with it (`TaskReport.has_state`), and that of a gang only the leader has the result. Without a report are runs that were not started: those that may
-        not start (`may_start`), and those after the loss of the GPU. A last run that still decodes while the next call
-        begins is StillDecodes: `ended` has its report. A batch has a report of each. Raises OlderEpoch.
+        was stopped with it (`TaskReport.has_state`), and that of a gang only the leader has the result. Without a
+        report are runs that were not started: those that may not start (`may_start`), and those after the loss of the
+        GPU. A last run that still decodes while the next call begins is StillDecodes: `ended` has its report. A batch
+        has a report of each. Raises OlderEpoch.
         """
         if as_batch:
             return self._in_turn(lambda: self._run_batch(requests, inputs))
