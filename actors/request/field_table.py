@@ -289,7 +289,7 @@ _ROWS = (
         "depend on the number; with 1, they are those of a run by itself.",
         1,
         check=checked_gpus,
-        option=Option("--gpus", "N", 'GPUs that share an output, or "auto" (default: 1).'),
+        option=Option("--gpus-per-output", "N", 'GPUs that share an output, or "auto" (default: 1).'),
     ),
     RequestField(
         "clip_skip",

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FilesUnavailable
@@ -287,7 +287,9 @@ class GpuWorker:
         judged = None if on_judged is None else lambda files: on_judged(files, self._lease.epoch)
         self._files = RunFiles(cache, host, node, judged, self._close_models, self._ended.is_set)
         self._prefetcher = Prefetcher(self._files.ranges_of)
-        self._storage = StorageMeter()
+        storage, prefetcher = StorageMeter(), self._prefetcher
+        #: returns the bytes that this process read from disks, without prefetched ones
+        self._storage_bytes: Callable[[], int] = lambda: storage.read_bytes() - prefetcher.storage_bytes
         #: a preload request and the run that it belongs to; replaced atomically by another thread
         self._preload_request: tuple[int, PreloadRequest] | None = None
         #: runs to stop, oldest first; used by several threads, one atomic operation at a time
@@ -455,12 +457,12 @@ class GpuWorker:
             own, sent = _split_inputs(request, inputs)
             # a state on the disk of one member would not be that of the others
             state = sent if request.gang is not None else self._checkpoints.resume(request, sent)
-            resume = {} if state is None else {"resume": state}
+            resume: dict[str, Any] = {} if state is None else {"resume": state}
             self._prepare_previews((request,))
             hooks = self._hooks(request)
             if request.gang is not None:
-                wanted = request.task, request.work, own, hooks, request.fresh, request.needed_next
-                begun = self._engine.run(*wanted, state, request.gang)
+                task, work, after = request.task, request.work, request.needed_next
+                begun = self._engine.run(task, work, own, hooks, request.fresh, after, state, request.gang)
             elif self._compute is None:
                 begun = self._engine.run(
                     request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume
@@ -690,10 +692,6 @@ class GpuWorker:
     def _close_models(self) -> None:
         if self._engine is not None:
             self._engine.close_unused_models()
-
-    def _storage_bytes(self) -> int:
-        """Return the bytes that this process read from disks, without prefetched ones."""
-        return self._storage.read_bytes() - self._prefetcher.storage_bytes
 
     def _report(
         self,

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.inference.gang.gang_group import GangGroup
-from modelpool.pool.inference.gang.split_attention import SplitAttention, TokenShares, joined_shares
-from modelpool.pool.values.core.sequence_plan import Gather, SequencePlan, Split
-from modelpool.pool.values.core.sequence_plan import SplitAttention as Divided
+from modelpool.pool.inference.gang.token_exchange import TokenExchange, TokenShares, joined_shares
+from modelpool.pool.values.core.sequence_plan import Gather, SequencePlan, Split, SplitAttention
 from modelpool.pool.weights.ops.attention_calls import current_kernels, routed
 
 
@@ -42,7 +41,7 @@ class _DividedCall:
         self._plan, self._group = plan, group
         self._part = group.layout.part_of(group.gang.rank)
         self._shares = TokenShares(group.layout.parts, {})
-        self.attention = SplitAttention(group, self._shares, current_kernels())
+        self.attention = TokenExchange(group, self._shares, current_kernels())
         #: entries that have acted in the current call
         self._acted: set[object] = set()
 
@@ -141,14 +140,14 @@ class _DividedCall:
             raise PlanUnfit(f"found {own.shape[gather.dim]} tokens, expected {expected}")
         return joined_shares(self._group, own, lengths, gather.dim)
 
-    def _entering(self, divided: Divided) -> Any:
+    def _entering(self, divided: SplitAttention) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
             self.attention.segments = divided.queries, divided.keys
             self.attention.calls = 0
 
         return hook
 
-    def _leaving(self, divided: Divided) -> Any:
+    def _leaving(self, divided: SplitAttention) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             self.attention.segments = None
             if self.attention.calls:

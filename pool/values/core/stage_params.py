@@ -542,14 +542,16 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         UpscaleParams: frozenset(),
     }
 )
-#: the names of all fields of the identity by class, and of fields that tasks of one batch share (the batch size has a
-#: place of its own in the key)
+#: fields that tasks of one batch share, and which are not among the others in its key: the batch size has a place of
+#: its own there, and tasks of several GPUs have no key
+_OWN_PLACE = frozenset({"batch_size", "gpus"})
+#: the names of all fields of the identity by class, and of fields that tasks of one batch share
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {
-        kind: tuple(name for name in _FIELDS[kind] if name not in varying and name != "batch_size")
+        kind: tuple(name for name in _FIELDS[kind] if name not in varying and name not in _OWN_PLACE)
         for kind, varying in _VARYING.items()
     }
 )

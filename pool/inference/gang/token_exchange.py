@@ -1,4 +1,4 @@
-"""`SplitAttention`: attention over the tokens of all members of a gang, in which each computes some of the heads.
+"""`TokenExchange`: attention over the tokens of all members of a gang, in which each computes some of the heads.
 
 Members exchange tokens for heads and back (Ulysses: Jacobs et al. 2023, arXiv:2309.14509), so that every head is
 computed by the same kernel from the same numbers as on one worker; only the order of tokens differs. Shares of any
@@ -46,7 +46,7 @@ def shares_of(total: int, parts: int) -> list[int]:
     return [least + (part < more) for part in range(parts)]
 
 
-class SplitAttention(AttentionKernels):
+class TokenExchange(AttentionKernels):
     """Makes the calls of attention inside of modules that a plan names, for all members; other calls go to the kernels
     that made them before."""
 
