@@ -629,7 +629,9 @@ class Shell:
                     # the core may believe in a run that was revoked, and end the worker because that one does not stop
                     is_mistaken = any(one.worker_id == command.worker_id for one in self.revoked)
                     is_asked = is_mistaken or all(one.stop_requested or one.rank is not None for one in members)
-                    is_asked = is_asked or self.is_time_up(command.worker_id)
+                    # one that is not wanted any more is forgotten with its machine, whose deadline has passed
+                    is_known = command.worker_id in self.state.worker_table.workers
+                    is_asked = is_asked or self.is_time_up(command.worker_id) or not is_known
                     assert is_asked, f"{command}: nobody asked them to stop"
                     self._gone(command.worker_id)
             case RunTask():
