@@ -6,8 +6,9 @@ TailAware     the same, and long requests, up to a quota, wait behind all others
 RoundRobin    the same, and deficit round robin over the models (keyed DRR, vllm-project/vllm-omni#3860)
 Rounds        TetriServe (arXiv 2510.01565): in rounds, each request gets the least number of GPUs with which it meets
               its deadline, those first that can wait least; what is left makes others faster
-SlackFirst    GENSERVE (arXiv 2604.04335): images on one GPU each; for those that would be late the video with most time
-              to spare is stopped at a step; videos get the least number of GPUs that meets their deadline, and idle ones
+SlackFirst    GENSERVE (arXiv 2604.04335): images on one GPU each; for those that would be late the video with most
+              time to spare is stopped at a step; videos get the least number of GPUs that meets their deadline, and
+              idle ones
 
 They know run times exactly, load and form gangs at the same price as all policies, and prefer GPUs that have the
 weights. Nothing fails here.

@@ -23,7 +23,7 @@ MODELS = (
     (VIDEO, 40, 0.1, (1, 2, 4, 8)),
 )
 #: deadlines, as multiples of the seconds that a job takes alone, and seconds added to each
-IMAGE_FACTORS, VIDEO_FACTORS, ADDED_SECONDS = (1.5, 3.0, 6.0), (0.3, 0.6, 1.2, 2.4), 2.0
+IMAGE_FACTORS, VIDEO_FACTORS, ADDED_SECONDS = (0.7, 1.4, 2.8), (0.3, 0.6, 1.2, 2.4), 1.0
 #: parts of the decode of a video, and seconds to join them
 DECODE_PARTS, JOIN_SECONDS = 8, 0.1
 
@@ -57,7 +57,9 @@ def is_video(job_id: str) -> bool:
     return job_id.startswith("video")
 
 
-def studio(rng: Random, jobs: int, gpus: int, load: float | None, degrees: int = 8) -> Workload:
+def studio(
+    rng: Random, jobs: int, gpus: int, load: float | None, degrees: int = 8, has_deadlines: bool = True
+) -> Workload:
     """Return that many jobs, which arrive independently and keep `gpus` busy for `load` of the time if each ran on one
     GPU (None: all at once, without deadlines); at most `degrees` GPUs share a run."""
     models = [
@@ -69,7 +71,7 @@ def studio(rng: Random, jobs: int, gpus: int, load: float | None, degrees: int =
         at += 0.0 if load is None else rng.expovariate(load * gpus / mean_seconds())
         model, steps, _ = rng.choices(models, [part for _, _, part in models])[0]
         factor = rng.choice(VIDEO_FACTORS if model.name == VIDEO.name else IMAGE_FACTORS)
-        due = None if load is None else at + ADDED_SECONDS + factor * alone_seconds(model, steps)
+        due = None if load is None or not has_deadlines else at + ADDED_SECONDS + factor * alone_seconds(model, steps)
         batch = "" if load is not None else "batch"
         name = f"{'video' if model.name == VIDEO.name else 'image'}-{number}"
         job = model.job(name, f"prompt {number}", number, steps=steps, deadline=due, batch=batch)

@@ -12,7 +12,8 @@ Rules (which workers share a run: `scheduler.decisions.placement.gang_choice`)
    `LEAST_SAVED` of the time that is left, and `LEAST_SAVED_SECONDS`; or if it would miss its deadline otherwise.
 5. It continues on fewer GPUs if tasks wait that would start there, longer than `MOST_WAIT_SECONDS`, and these save more
    time together than the run loses, or one of them would miss its deadline otherwise; unless the run would then miss
-   its own.
+   its own. Where no run can do with fewer, one on one GPU that has time to spare stops for a task that would miss its
+   deadline otherwise.
 6. The price of a change: the rest of a step, loads, and the time until the workers have found each other. One run
    changes at a time, each at most `MOST_RESIZES` times, and none in its last `LEAST_LEFT_SECONDS`.
 
@@ -212,6 +213,8 @@ class GangStarts:
 
     def resize(self, at: float) -> None:
         """Stop a run that should continue on more or fewer GPUs. Call after ready tasks were started."""
+        if not self._demand.shareable:
+            return
         index, backlog = self._worker_table.worker_index, self._demand.backlog
         waiting = backlog.count + len(backlog.shared_only)
         if not waiting and not index.idle_count:
@@ -219,7 +222,7 @@ class GangStarts:
         if not waiting:
             if index.idle_count and index.busy_count:
                 self._grow(at)
-        elif self.gangs.runs and not index.idle_count:
+        elif not index.idle_count and (self.gangs.runs or self._demand.backlog.urgent):
             self._shrink(at)
 
     def next_at(self, at: float) -> float:
@@ -242,7 +245,7 @@ class GangStarts:
             task = self._demand.tasks[worker.task_id]
             if task.degrees == ALONE or task.spec.stage is not Stage.SAMPLE:
                 continue
-            if task.is_stopping and task.resume_degree:
+            if task.pause_requested_at is not None:
                 return []  # one change at a time
             if not task.is_stopping and task.resizes < MOST_RESIZES:
                 found.append((worker, task, left_seconds))
@@ -303,19 +306,59 @@ class GangStarts:
                 if at + left_seconds <= deadline < at + price_seconds + there_seconds:
                     continue
                 is_worth_it = served * saved_seconds > price_seconds + there_seconds - left_seconds
-                if is_worth_it or self._is_one_late(soonest_seconds, price_seconds, at):
+                if is_worth_it or self._late(soonest_seconds, price_seconds, task.degree - degree, at) is not None:
                     self._continue(worker, task, degree, f"{waiting} tasks wait", at)
                     return
+        self._yield(soonest_seconds, at)
 
-    def _is_one_late(self, wait_seconds: float, sooner_seconds: float, at: float) -> bool:
-        """Whether one of the first tasks that wait misses its deadline if it waits that long, and not if it starts
-        sooner."""
+    def _yield(self, soonest_seconds: float, at: float) -> None:
+        """Stop a run on one GPU for a task that would be late otherwise: the run with most time to spare."""
+        best: tuple[float, Worker, Task, Task] | None = None
+        for worker, task, left_seconds in self._resizable(at):
+            if task.degree > 1:
+                continue
+            price_seconds = self._price(task, worker, left_seconds)
+            late = self._late(soonest_seconds, price_seconds, 1, at)
+            if late is None:
+                return
+            deadline = self._deadline(task, at)
+            spare_seconds = deadline - at - left_seconds
+            if spare_seconds < 0.0:  # it is late anyway
+                spare_seconds = inf
+            if spare_seconds > 2.0 * (price_seconds + _typical(late)) and (best is None or spare_seconds > best[0]):
+                best = (spare_seconds, worker, task, late)
+        if best is not None:
+            _, worker, task, late = best
+            self._preemption.pause(worker, f"for {late.name}, which would miss its deadline otherwise", at)
+            task.resizes += 1
+
+    def _late(self, wait_seconds: float, sooner_seconds: float, gpus: int, at: float) -> Task | None:
+        """Return one of the first tasks that wait which misses its deadline if it waits that long, and not if it starts
+        sooner on some of so many GPUs."""
         backlog = self._demand.backlog
         for line in backlog.first_lines(max(backlog.capacities, default=0), MOST_LATE):
-            deadline, seconds = self._deadline(line.head, at), _typical(line.head)
+            task = line.head
+            deadline = self._deadline(task, at)
+            if deadline == inf:
+                continue
+            seconds = self._least_seconds(task, gpus)
             if at + sooner_seconds + seconds <= deadline < at + wait_seconds + seconds:
-                return True
-        return False
+                return task
+        return None
+
+    def _least_seconds(self, task: Task, gpus: float) -> float:
+        """Seconds of the next run of a task on some of so many GPUs, and until these have found each other."""
+        alone_seconds = _typical(task)
+        if task.degrees == ALONE:
+            return alone_seconds
+        return min(
+            [
+                _forming_seconds(degree) + prior_seconds(task.spec, alone_seconds, degree, task.remaining)
+                for degree in task.degrees
+                if degree <= gpus
+            ],
+            default=inf,
+        )
 
     def _continue(self, worker: Worker, task: Task, degree: int, reason: str, at: float) -> None:
         """Have a run stop, to continue on `degree` GPUs."""
@@ -344,7 +387,13 @@ class GangStarts:
             if job.spec.deadline is None:
                 continue
             after = [self._demand.tasks[name] for name in job.demands if name != task.name]
-            later_seconds = sum([_typical(other) for other in after if other.cost_class.rank > task.cost_class.rank])
+            # on as many GPUs as they may have, and parts at once: whether that is needed is decided when they start
+            later: dict[int, float] = {}
+            for other in after:
+                rank = other.cost_class.rank
+                if rank > task.cost_class.rank:
+                    later[rank] = max(later.get(rank, 0.0), self._least_seconds(other, inf))
+            later_seconds = sum(later.values())
             due = job.spec.deadline - later_seconds - DEADLINE_SPARE_SECONDS
             if at < due < found:
                 found = due
@@ -366,6 +415,10 @@ def _shared(task: Task, choice: GangChoice, why: Why, spent_seconds: float) -> P
     )
     decision.others = choice.workers[1:]
     return decision
+
+
+def _forming_seconds(degree: int) -> float:
+    return FORMING_SECONDS if degree > 1 else 0.0
 
 
 def _typical(task: Task) -> float:

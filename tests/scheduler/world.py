@@ -338,14 +338,10 @@ class Shell:
 
     def is_time_up(self, worker_id: WorkerId) -> bool:
         """Whether the deadline has passed by which the operator wants the runs of a worker to have ended."""
-        worker = self.state.worker_table.workers.get(worker_id)
+        worker = self.state.worker_table.workers.get(worker_id)  # None: it is not wanted any more, and ends
         spec = None if worker is None else worker.spec
         places = (worker_id, "" if spec is None else spec.node, f"restart {worker_id}")
         return any(self.leave_by.get(place, inf) <= self.at for place in places)
-
-    def _is_known(self, worker_id: WorkerId) -> bool:
-        """Whether the core has not forgotten a worker, as it does with one that is not wanted."""
-        return worker_id in self.state.worker_table.workers
 
     def uncordon(self, place: str) -> list[Command]:
         self.cordoned.discard(place)
@@ -633,7 +629,9 @@ class Shell:
                     # the core may believe in a run that was revoked, and end the worker because that one does not stop
                     is_mistaken = any(one.worker_id == command.worker_id for one in self.revoked)
                     is_asked = is_mistaken or all(one.stop_requested or one.rank is not None for one in members)
-                    is_asked = is_asked or self.is_time_up(command.worker_id) or not self._is_known(command.worker_id)
+                    # one that is not wanted any more is forgotten with its machine, whose deadline has passed
+                    is_known = command.worker_id in self.state.worker_table.workers
+                    is_asked = is_asked or self.is_time_up(command.worker_id) or not is_known
                     assert is_asked, f"{command}: nobody asked them to stop"
                     self._gone(command.worker_id)
             case RunTask():
