@@ -50,6 +50,7 @@ from modelpool.actors.graph.features.vision_graph import (
     vision_images,
 )
 from modelpool.actors.graph.sample_graph import sample_params
+from modelpool.actors.request.gpu_fields import gpus_of_work
 from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.text_reading import image_names
@@ -162,7 +163,8 @@ class _GraphBuilder:
         self._facts = self._defaults.sampling
         self._passes = sampling_passes(self._request, self._model, self._defaults)
         size = stage.request.batch
-        self._tasks = TaskCollector(catalog, size if isinstance(size, int) else 1)
+        gpus = gpus_of_work(stage.request.gpus)
+        self._tasks = TaskCollector(catalog, size if isinstance(size, int) else 1, gpus)
         self.warnings: dict[str, None] = {}
         #: LoRAs of the request that have an effect, for any component
         self.loras: tuple[LoraRef, ...] = ()

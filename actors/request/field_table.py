@@ -22,6 +22,7 @@ from modelpool.actors.request.bounds import (
     check_characters,
     check_entries,
 )
+from modelpool.actors.request.gpu_fields import checked_gpus
 from modelpool.actors.request.labels import MAX_METADATA_BYTES, checked_id, checked_metadata
 from modelpool.actors.request.music_fields import MAX_BPM, MAX_LYRICS, checked_lyrics, music_word
 from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, WholeOrWord, noise_levels
@@ -310,6 +311,16 @@ _ROWS = (
         check=Whole(MIN_VAE_FRAMES, MAX_FRAMES),
         requires="videos, and a VAE that decodes parts of them",
         option=Option("--vae-frames", "N", "Decode a video in tiles of N frames (default: all).", VIDEO, "whole"),
+    ),
+    RequestField(
+        "gpus",
+        "GPUs that share the sampling of the output, for images and videos that take long: 2, 4 or 8, or "
+        '"auto" for as many as the scheduler finds worth it. They divide the prompts of guidance and the tokens of the '
+        "model. Not with ControlNets, image prompts, regions, reference images or options. The last bits of the output "
+        "depend on the number; with 1, they are those of a run by itself.",
+        1,
+        check=checked_gpus,
+        option=Option("--gpus-per-output", "N", 'GPUs that share an output, or "auto" (default: 1).'),
     ),
     RequestField(
         "clip_skip",

@@ -32,6 +32,7 @@ from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, capacity_bytes, choose_policy, reserve_for, rules_for
 from modelpool.pool.devices.workspaces import workspace_bytes
+from modelpool.pool.engine.all_run_parts import RUN_PARTS
 from modelpool.pool.engine.batching import batch_hooks, batch_task, padded, run_batch
 from modelpool.pool.engine.image_stages import (
     begin_decode_images,
@@ -49,7 +50,7 @@ from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.families.control_video_models import follows_video
 from modelpool.pool.inference.conditioning.image_embeds import embed_images, use_of
 from modelpool.pool.inference.conditioning.micro_conditioning import pooled_width
-from modelpool.pool.inference.conditioning.run_parts import RunResources
+from modelpool.pool.inference.conditioning.run_parts import PreparePart, RunResources, RunResults
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.inference.guidance.text_loras import TextLoras
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
@@ -66,6 +67,7 @@ from modelpool.pool.values.core.fast_path import FastPath, FastPaths
 from modelpool.pool.values.core.joining import why_not_joining
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.previews import PreviewWish
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.stage_params import (
     BatchMember,
     DecodeParams,
@@ -92,6 +94,7 @@ from modelpool.pool.values.core.stage_params import (
 )
 from modelpool.pool.values.core.stopping import stop_if_asked
 from modelpool.pool.values.core.task_inputs import IMAGE, TaskInputs
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.weights.ops.attention import attention_priority
 from modelpool.pool.weights.ops.attention_calls import AttentionKernels
@@ -315,6 +318,7 @@ class Engine:
         fresh: bool = False,
         needed_next: Sequence[ComponentKey] = (),
         resume: RunState | None = None,
+        gang: Gang | None = None,
     ) -> tuple[Result, RunCost]:
         """Run `work` on its inputs by name (`pool.values.core.task_inputs`) and return its result and cost. `task` has
         the sizes that were planned with.
@@ -325,10 +329,21 @@ class Engine:
         steps taken are in the cost. Raises DoesNotFit if it does not fit the budget in any execution mode;
         RanOutOfMemory if it should fit and does not; OutOfHostMemory; Stopped; a UserError about a file. Residency is
         exact afterwards.
+
+        With `gang`, the run is one that other workers share (`pool.inference.gang.gang_run`), tried once: raises
+        GangBroken if one of them fails.
         """
         if isinstance(work, DecodeParams) and work.joins:
             return _joined(work, inputs, hooks)
-        results, cost = self._runner.run(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
+        if gang is None:
+            results, cost = self._runner.run(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
+            return results[0], cost
+        from modelpool.pool.inference.gang.gang_run import told_if_absent
+
+        with told_if_absent(gang):
+            results, cost = self._runner.run(
+                self._prepared(task, work, inputs, hooks, fresh, needed_next, resume, gang)
+            )
         return results[0], cost
 
     def begin(
@@ -377,6 +392,7 @@ class Engine:
         fresh: bool,
         needed_next: Sequence[ComponentKey],
         resume: RunState | None,
+        gang: Gang | None = None,
     ) -> TaskRun[tuple[Result, ...]]:
         self._grow()
         if fresh:
@@ -385,7 +401,7 @@ class Engine:
             release_unused(self._device.memory)
         stop_if_asked(hooks.should_stop)
         stop_if_asked(hooks.should_pause)
-        member = BatchMember(task, work, inputs, hooks, resume)
+        member = BatchMember(task, work, inputs, hooks, resume, gang)
         return self._run_of((member,), self._used_by(work), tuple(needed_next))
 
     def run_batch(
@@ -728,7 +744,10 @@ class Engine:
                 at = _patches_in_run(opened, sampled[0])
                 cache_bytes = self._runner.cache_bytes if _caches_weights(works[0]) else 0
                 resources = RunResources(controls, adapters, resumed, at, cache_bytes, opened.silence())
-                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, resources)
+                sampling = partial(sample_batch, sampled, inputs, patchers[0], latent)
+                if members[0].gang is None:
+                    return sampling(hooks, division, facts, resources)
+                return _sampled_in_gang(members[0].gang, sampled[0], sampling, hooks, facts, resources)
             case VisionEncodeParams():
                 vision_use = use_of(works[0], family.sampling)
                 assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"
@@ -740,6 +759,23 @@ class Engine:
                 return (decode_image_part(works[0], inputs[0], patchers[0], latent, hooks, division),)
             case DecodeParams():
                 return decode_images(_all_of(works, DecodeParams), inputs, patchers[0], latent, hooks, division)
+
+
+def _sampled_in_gang(
+    gang: Gang,
+    work: SampleParams,
+    sampling: Callable[..., RunResults],
+    hooks: RunHooks,
+    facts: SamplingFacts,
+    resources: RunResources,
+) -> RunResults:
+    """Sample in a gang. Only such runs import its code, and torch's for process groups."""
+    from modelpool.pool.inference.gang.gang_run import sample_in_gang
+
+    def shared(own_hooks: RunHooks, part: PreparePart) -> RunResults:
+        return sampling(own_hooks, None, facts, resources, (*RUN_PARTS, part))
+
+    return sample_in_gang(gang, work.texts if work.reads_negative else 1, shared, hooks)
 
 
 def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | None:

@@ -110,7 +110,7 @@ def prepared_run(
     shape_CHW, cells = sampled_shape(work, latent), latent.sides(work.shape.width, work.shape.height)
     start = start_of(works, inputs, cells)
     # a model for one of the texts, and another one for the negative text
-    max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
+    max_batch = 1 if facts.has_unconditional or work.gpus else 0 if division is None else division.batch
     run = DenoisingRun(
         works,
         inputs,
@@ -172,7 +172,9 @@ def denoised(found: PreparedRun, module: nn.Module, predict: Callable[[CallInput
                 change(call)
             return predict(call)
 
-        call = ModelCall(predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch)
+        call = ModelCall(
+            predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch, run.spread
+        )
         shape_BC, cond = (len(run.works), *run.shape_CHW), run.prompts.cond
         return denoise_images(
             ImagesToDenoise(work, [each.seed for each in run.works], run.shape_CHW, run.cells),

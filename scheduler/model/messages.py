@@ -1,7 +1,8 @@
 """The messages of the scheduler core: everything that enters it (Event) and leaves it (Command), as frozen values.
 
-`at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask` ends as exactly one
-`RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly one `WorkerUp` or `StartFailed`.
+`at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask`, and every
+`RunInGang`, ends as exactly one `RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly
+one `WorkerUp` or `StartFailed`.
 Every event creates commands: their `__init__` is written out (`pool.values.specs.resident` explains why).
 """
 
@@ -452,6 +453,36 @@ class RunTask(WireValue):
         self.enters = enters
 
 
+@dataclass(frozen=True, slots=True)
+class GangMember(WireValue):
+    """A worker that shares a run with others."""
+
+    worker_id: WorkerId
+    incarnation: int
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class RunInGang(WireValue):
+    """Run this task together with the other `members`, each of which gets the same command with its own rank. The first
+    member leads: its result is the run's. Answer with one RunEnded of this member, or its WorkerDown.
+
+    run      as for a run on this worker alone
+    gang_id  unique among all of this core
+    members  in the order of their ranks
+    """
+
+    run: Final[RunTask]
+    gang_id: Final[str]
+    members: Final[tuple[GangMember, ...]]
+    rank: Final[int]
+
+    def __init__(self, run: RunTask, gang_id: str, members: tuple[GangMember, ...], rank: int) -> None:
+        self.run = run
+        self.gang_id = gang_id
+        self.members = members
+        self.rank = rank
+
+
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class RevokeTask(WireValue):
     """Take back a queued task. Answer with one TaskRevoked, unless it has started: then its RunEnded follows, as that
@@ -655,6 +686,7 @@ Command: TypeAlias = (
     StartWorker
     | EndWorker
     | RunTask
+    | RunInGang
     | RevokeTask
     | StopTask
     | Prefetch

@@ -43,7 +43,7 @@ BATCH_HELP = (
 )
 
 
-@with_request_options((*SCHEDULING_FIELDS, "batch", "format", "quality"))
+@with_request_options((*SCHEDULING_FIELDS, "batch", "gpus", "format", "quality"))
 @with_option_groups
 def batch(
     context: typer.Context,

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
+from modelpool.pool.families.gang_support import DEGREES, gang_obstacle
 from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
 from modelpool.pool.values.core.joining import pass_key
 from modelpool.pool.values.core.stage_params import (
+    ANY_GPUS,
     DecodeParams,
     EmbeddingRef,
     EncodeParams,
@@ -75,18 +77,21 @@ class RunsAlone(UnusableField):
 class TaskCollector:
     """Collects the tasks of one job, each after the tasks that it needs."""
 
-    def __init__(self, catalog: GraphCatalog, batch_size: int = 1) -> None:
-        """Images are sampled and decoded in forward passes of `batch_size`."""
+    def __init__(self, catalog: GraphCatalog, batch_size: int = 1, gpus: int = 0) -> None:
+        """Images are sampled and decoded in forward passes of `batch_size`, and sampled on `gpus` GPUs, as in
+        `SampleParams`."""
         self._catalog = catalog
         self._batch_size = batch_size
+        self._gpus = gpus
         self._tasks: dict[TaskId, TaskSpec] = {}
         self._works: dict[TaskId, StageParams] = {}
         self._components: dict[ComponentKey, ComponentSpec] = {}
 
     def add(self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = ()) -> TaskId:
         """Return the id of the task that does `work` on these inputs; sampling reads texts of `context_tokens`. Raises
-        RunsAlone for a batch size of work that does."""
+        RunsAlone for a batch size of work that does, and UnusableField for GPUs that cannot share a run."""
         work, batch_size = self._of_batch(work)
+        work, degrees = self._of_gpus(work)
         new = task_id(work, needs)
         if new not in self._tasks:
             uses = self._uses(work)
@@ -108,8 +113,21 @@ class TaskCollector:
                 options=work.measured_apart if isinstance(work, EncodeParams | SampleParams | DecodeParams) else (),
                 batch_size=batch_size,
                 pass_key=self._pass_key(work, context_tokens),
+                degrees=degrees,
             )
         return new
+
+    def _of_gpus(self, work: StageParams) -> tuple[StageParams, tuple[int, ...]]:
+        """Return `work` with its GPUs, and the numbers of them that may share its run."""
+        if not self._gpus or not isinstance(work, SampleParams):
+            return work, (1,)
+        facts = self._catalog.model_defaults(work.model).sampling
+        if self._gpus != ANY_GPUS:
+            if obstacle := gang_obstacle(facts, work, self._gpus):
+                raise unusable_field("gpus", self._gpus, f"fewer: {obstacle}")
+            return replace(work, gpus=self._gpus), (self._gpus,)
+        degrees = tuple(degree for degree in DEGREES if not gang_obstacle(facts, work, degree))
+        return (work if degrees == (1,) else replace(work, gpus=ANY_GPUS)), degrees
 
     def _of_batch(self, work: StageParams) -> tuple[StageParams, int]:
         """Return `work` with the batch size of its forward passes, and that size."""

@@ -125,6 +125,8 @@ class Recipe:
     vae_frames: int = field(default=0, metadata=LATER)
     #: why it is so many, if nobody chose the number
     batch_reason: str = field(default="", metadata=NOT_WRITTEN)
+    #: GPUs that share the sampling, as requested: a number above 1, or "auto"; empty for one
+    gpus: str = field(default="", metadata=LATER)
     #: settings of the pool that change pixels, by name, where they differ from the defaults
     computed_by: Mapping[str, str] = field(default_factory=dict, metadata={**LATER, **INFORMATIVE})
 

@@ -56,11 +56,14 @@ from modelpool.pool.values.core.sample_conditions import StartCondition as Start
 from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.written_tokens import WrittenTokens
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.values.specs.wire_value import WireValue
 
 #: ending of the names of samplers that read the prediction without guidance (CFG++)
 UNGUIDED_SAMPLERS = "_cfg_pp"
+#: `SampleParams.gpus`: as many as the scheduler chooses
+ANY_GPUS = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,8 @@ class SampleParams(WireValue):
     options      extensions of guidance and model, and caches (`pool.values.core.run_options`)
     batch_size   images of the forward passes that compute it; missing ones are padded. 0 is any number. The last bits
                  of a result depend on it, and on nothing else of the other images
+    gpus         GPUs that share its run; `ANY_GPUS` is as many as the scheduler chooses, 0 is one. Unless it is 0, the
+                 model is called for each text by itself on every number of GPUs, and the last bits depend on the number
     """
 
     model: ModelRef
@@ -218,6 +223,7 @@ class SampleParams(WireValue):
     conditions: tuple[SampleCondition, ...] = ()
     options: RunOptions = NO_OPTIONS
     batch_size: int = 0
+    gpus: int = 0
 
     def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the conditions of one kind, in order."""
@@ -462,6 +468,7 @@ class BatchMember:
     """One task of a batched run, with the arguments that a run of it alone would get.
 
     resume  the state that it resumes from; None starts from the beginning. Members at different steps run separately
+    gang    the workers that share the run; such a task is in no batch with others
     """
 
     task: TaskSpec
@@ -469,6 +476,7 @@ class BatchMember:
     inputs: Mapping[str, Result]
     hooks: RunHooks
     resume: RunState | None = None
+    gang: Gang | None = None
 
 
 #: outcome of a member: the result with its share of the cost, or the error
@@ -563,13 +571,14 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     }
 )
 #: the names of all fields of the identity by class, and of fields that tasks of one batch share. Not among these are
-#: the batch size, which has a place of its own in the key, and the tiles of a decode, which has no key with them
+#: the batch size, which has a place of its own in the key, and the GPUs of a run and the tiles of a decode, which has no
+#: key with them
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
 _APART: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
-        SampleParams: frozenset({"batch_size"}),
+        SampleParams: frozenset({"batch_size", "gpus"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
     }
 )
@@ -593,7 +602,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates"}),
-        SampleParams: frozenset({"batch_size"}),
+        SampleParams: frozenset({"batch_size", "gpus"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
     }
 )
@@ -612,6 +621,8 @@ def why_alone(work: StageParams) -> str:
             return "kernels round differently at another batch size, which would change the drawn tokens"
         case SampleParams() if work.schedule.sampler == ADAPTIVE_SAMPLER:
             return f"the steps of sampler {ADAPTIVE_SAMPLER} follow from the error of all images of a run"
+        case SampleParams() if work.gpus:
+            return "several GPUs may share its run"
         case SampleParams() if work.options.skips_by_content:
             return "the steps that its cache skips follow from all images of a run"
         case VisionEncodeParams() | EncodeImageParams():
