@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES, NodeError, WorkflowRejected
+from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
 from modelpool.actors.http.comfy.comfy_node_types import WIDGET_TYPES
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 
 #: nodes of the editor that do nothing
 _NOTES = ("Note", "MarkdownNote")

@@ -137,7 +137,7 @@ class ControlUse:
     """A ControlNet as it is applied."""
 
     net: ControlNetValue
-    image: ImageFile
+    image: AnyImage
     strength: float
     start: float
     end: float
@@ -161,7 +161,7 @@ class ImagePromptUse:
     """A style model of the pool (Redux), the image that it reads, and the factor of its tokens."""
 
     model: str
-    image: ImageFile
+    image: AnyImage
     strength: float
 
 
@@ -175,6 +175,8 @@ class TextValue:
     is_partial  it has regions only, and no text for the whole image
     references  images that the model reads together with the text
     image_prompts  images with tokens that follow the text's
+    changed     it is what an operation makes of other texts, and `text` is empty
+    inpainted   the image that an inpainting model reads
     """
 
     text: str
@@ -185,8 +187,69 @@ class TextValue:
     appended: tuple[str, ...] = ()
     regions: tuple[RegionUse, ...] = ()
     is_partial: bool = False
-    references: tuple[ImageFile, ...] = ()
+    references: tuple[AnyImage, ...] = ()
     image_prompts: tuple[ImagePromptUse, ...] = ()
+    changed: ChangedText | None = None
+    inpainted: InpaintedImage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeImage:
+    """Images that a node of the workflow makes.
+
+    count    images of a batch: as many workflows, with seeds that count up
+    sampler  the sampler that they come from, for progress; "" for none
+    """
+
+    node: str
+    count: int = 1
+    sampler: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMask:
+    """A mask that a node of the workflow makes."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLatent:
+    """Latents that a node of the workflow makes.
+
+    model  of which they are; "" for the model that reads them
+    mask   where they are regenerated
+    image  that they are encoded from, if nothing has changed them since
+    count, sampler  as of `NodeImage`
+    """
+
+    node: str
+    model: str
+    mask: AnyMask | None = None
+    image: AnyImage | None = None
+    count: int = 1
+    sampler: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedText:
+    """Encoded texts that an operation changes: its name, settings, and the texts that it reads, by name."""
+
+    operation: str
+    texts: tuple[tuple[str, TextValue], ...]
+    settings: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InpaintedImage:
+    """The image and the mask that an inpainting model reads."""
+
+    image: AnyImage
+    mask: AnyMask
+
+
+AnyImage: TypeAlias = ImageFile | NodeImage
+AnyMask: TypeAlias = MaskFile | NodeMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +264,15 @@ class SamplerValue:
 @dataclass(frozen=True, slots=True)
 class NoiseLevels:
     """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
-    (`sigmas`, without the final 0). `beta` is alpha and beta of the schedule of that name; None for the usual ones."""
+    (`sigmas`, without the final 0). `beta` is alpha and beta of the schedule of that name; None for the usual ones. The
+    run ends when `last_step` steps are done; 0: all."""
 
     schedule: str
     steps: int
     run_steps: int
     sigmas: tuple[float, ...] = ()
     beta: tuple[float, float] | None = None
+    last_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,4 +351,5 @@ class DecodedImage:
     upscaler: str = ""
 
 
+AnyLatent: TypeAlias = BlankLatent | NodeLatent
 LatentValue: TypeAlias = BlankLatent | EncodedImage | SampledLatent | ScaledLatent

@@ -43,7 +43,8 @@ def test_two_workers_share_a_run_and_survive_each_other(tmp_path: Path) -> None:
         assert_shared(alone[2], pool.sample(Wish(None), [0, 1]), exact=True)
         assert_shared(alone[1], pool.sample(Wish(None, texts=1)))  # 3 members: shares of unequal length
         patched = pool.alone(Wish(None, texts=1, lora=True))
-        assert patched.latent is not None and not np.array_equal(patched.latent, alone[1].latent)
+        assert patched.latent is not None
+        assert not np.array_equal(patched.latent, alone[1].latent)
         assert_shared(patched, pool.sample(Wish(None, texts=1, lora=True), [0, 2]))
 
         _one_member_differs(pool)
