@@ -25,6 +25,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     text,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
@@ -164,10 +165,15 @@ _LOADERS = (
         "CONTROL_NET",
     ),
 )
-#: nodes by name
-NODE_TYPES: Mapping[str, NodeType] = MappingProxyType(
-    {
-        row.name: row
-        for row in (*_LOADERS, *VALUE_NODES, *OPTION_NODES, *TEXT_NODES, *SAMPLING_NODES, *SAMPLER_NODES, *IMAGE_NODES)
-    }
+_ROWS = (
+    *_LOADERS,
+    *VALUE_NODES,
+    *OPTION_NODES,
+    *TEXT_NODES,
+    *SAMPLING_NODES,
+    *SAMPLER_NODES,
+    *IMAGE_NODES,
+    *OPERATION_NODES,
 )
+#: nodes by name
+NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

@@ -30,6 +30,7 @@ from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, 
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
@@ -128,7 +129,7 @@ def _graph_outputs(
         kind = NODE_TYPES[node["class_type"]]
         found = list(input_errors(graph, node_id, node, kind))
         if not found and all(source in graph.values for source in sources_of(node)):
-            build = WORKFLOW_NODES.get(kind.name, kind.build)
+            build = OPERATION_BUILDERS.get(kind.name) or WORKFLOW_NODES.get(kind.name, kind.build)
             try:
                 graph.values[node_id] = build({**node_values(graph, node, kind), "node_id": node_id, "nodes": made})
             except NodeUnsupported as problem:
