@@ -111,7 +111,7 @@ def _without_images(value: Any, images: dict[str, str]) -> Any:
             }
         case list():
             kept = (each for each in value if not (isinstance(each, dict) and each.keys() == _TASK_IMAGE))
-            return [_without_images(each, images) for each in kept]
+            return tuple(_without_images(each, images) for each in kept)  # as it is read from JSON
     return value
 
 

@@ -329,7 +329,8 @@ class Shell:
 
     def is_time_up(self, worker_id: WorkerId) -> bool:
         """Whether the deadline has passed by which the operator wants the runs of a worker to have ended."""
-        spec = self.state.worker_table.workers[worker_id].spec
+        worker = self.state.worker_table.workers.get(worker_id)  # None: it is not wanted any more, and ends
+        spec = None if worker is None else worker.spec
         places = (worker_id, "" if spec is None else spec.node, f"restart {worker_id}")
         return any(self.leave_by.get(place, inf) <= self.at for place in places)
 

@@ -268,19 +268,21 @@ class MadeNodes:
         """Add the images that condition a run."""
         for number, use in enumerate(text.controls):
             inputs[f"controls.{number}"] = self.image(use.image)
-        fields["controls"] = [
-            {
-                "model": file_stem(use.net.name),
-                "mode": use.net.mode or None,
-                "strength": use.strength,
-                "start": use.start,
-                "end": use.end,
-            }
-            for use in text.controls
-        ]
+        if text.controls:
+            fields["controls"] = [
+                {
+                    "model": file_stem(use.net.name),
+                    "mode": use.net.mode or None,
+                    "strength": use.strength,
+                    "start": use.start,
+                    "end": use.end,
+                }
+                for use in text.controls
+            ]
         for number, prompt in enumerate(text.image_prompts):
             inputs[f"image_prompts.{number}"] = self.image(prompt.image)
-        fields["image_prompts"] = [{"model": use.model, "strength": use.strength} for use in text.image_prompts]
+        if text.image_prompts:
+            fields["image_prompts"] = [{"model": use.model, "strength": use.strength} for use in text.image_prompts]
         for number, image in enumerate(text.references):
             inputs[f"reference.{number}"] = self.image(image)
         if text.inpainted is not None:

@@ -185,6 +185,8 @@ class TaskSpec(WireValue):
     batch_size: int = 1
     #: its result is kept for later jobs, within the limits of the scheduler, as encoded texts are
     is_kept: bool = False
+    #: numbers of GPUs that may share its run, in rising order (`pool.values.specs.gang`); (1,) never shares one
+    degrees: tuple[int, ...] = (1,)
 
     def multiple(self, members: int) -> int:
         """Return how many times its own memory a run of so many tasks like this one takes: once with a fixed batch

@@ -138,6 +138,7 @@ class _Reader:
             together=fields.text("together", ""),
             batch_size=fields.whole("batch_size", 1, 1),
             is_kept=bool(fields.whole("is_kept", 0, 0)),
+            degrees=_degrees(fields),
         )
 
     def _use(self, fields: Fields) -> ComponentUse:
@@ -234,6 +235,15 @@ def _division(fields: Fields) -> ExecutionMode:
     return division
 
 
+def _degrees(fields: Fields) -> tuple[int, ...]:
+    """The numbers of GPUs that may share a run; one if there are none on the line."""
+    found = fields.items("degrees")
+    degrees = tuple(value for value in found if isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+    if len(degrees) < len(found) or list(degrees) != sorted(set(degrees)):
+        raise fields.problem("degrees", found, "whole numbers of GPUs from 1, in rising order")
+    return degrees or (1,)
+
+
 def _kind_values(kind: TaskSpec) -> dict[str, object]:
     """Its fields on a line, without defaults."""
     values: dict[str, object] = {
@@ -246,6 +256,7 @@ def _kind_values(kind: TaskSpec) -> dict[str, object]:
     rest = {"divisions": divisions, "counted_bytes": kind.counted_bytes, "together": kind.together}
     rest["batch_size"] = kind.batch_size if kind.batch_size > 1 else 0
     rest["is_kept"] = int(kind.is_kept)
+    rest["degrees"] = list(kind.degrees) if kind.degrees != (1,) else []
     return values | {name: value for name, value in rest.items() if value}
 
 
