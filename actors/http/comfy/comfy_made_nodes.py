@@ -167,6 +167,8 @@ class MadeNodes:
         size = (start.width, start.height) if isinstance(start, BlankLatent) else None
         if isinstance(start, BlankLatent):
             fields |= {"width": start.width, "height": start.height}
+            fields |= {"frames": start.frames} if start.frames else {}
+            inputs |= {} if start.image is None else {"image": self.image(start.image)}
         else:
             self.settle(start.node, model.name)
             inputs["latent"] = start.node
@@ -266,6 +268,9 @@ class MadeNodes:
         self, fields: dict[str, Any], inputs: dict[str, str], text: TextValue, size: tuple[int, int] | None
     ) -> None:
         """Add the images that condition a run."""
+        if text.video is not None:
+            fields |= text.video.fields()
+            inputs |= {name: self.image(image) for name, image in text.video.images().items()}
         for number, use in enumerate(text.controls):
             inputs[f"controls.{number}"] = self.image(use.image)
         if text.controls:

@@ -61,7 +61,7 @@ class GraphOutput:
     @property
     def made(self) -> tuple[Any, ...]:
         """What it saves: equal for nodes that save the same images."""
-        return id(self.nodes), self.image.node
+        return id(self.nodes), self.image.node, self.image.saved
 
     @property
     def count(self) -> int:
@@ -163,7 +163,8 @@ def _workflow_requests(output: GraphOutput, images: WorkflowImages) -> list[Gene
     for place in range(output.count):
         each = _with_seeds(workflow, output.nodes.counts, place)
         *_, last = (0, *(node.request.seed or 0 for node in each.samplings))
-        found.append(GenerateRequest(workflow=each, seed=last))
+        file = {} if output.image.saved is None else output.image.saved.fields()
+        found.append(GenerateRequest(workflow=each, seed=last, **file))
     return found
 
 
