@@ -158,6 +158,8 @@ class SampleNode(_Node):
     def _own_fields(self) -> SampleNode:
         if found := sorted(self.request.model_fields_set.intersection(_OUTER_FIELDS)):
             raise unusable_field("request", ", ".join(found), "fields of one sampling run")
+        if self.request.mask is not None and "image" in self.inputs:
+            raise UnusableField("mask: expected an input of the node, as its image is one")
         if self.strength is not None and self.first_step:
             raise unusable_field("first_step", self.first_step, "it or strength, not both")
         if self.last_step and self.last_step <= self.first_step:

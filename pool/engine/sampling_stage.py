@@ -31,7 +31,7 @@ from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, deno
 from modelpool.pool.inference.pixels.latent_pixels import sampled_shape, to_model_scale
 from modelpool.pool.inference.sampling.partial_run import partial_run_of
 from modelpool.pool.inference.sampling.schedules import sigma_table
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from modelpool.pool.values.core.stage_params import Latent, RunHooks, SampleParams
@@ -80,6 +80,7 @@ def sample_batch(
     work = works[0]
     shape_CHW, cells = sampled_shape(work, latent), latent.sides(work.shape.width, work.shape.height)
     start = start_of(works, inputs, cells)
+    _check_start(start, shape_CHW, work)
     if not work.steps_run:
         return _unsampled(works, start, shape_CHW, latent)
     # a model for one of the texts, and another one for the negative text
@@ -107,6 +108,13 @@ def sample_batch(
         if results is not None:
             return results
     return _latents(samples_BCHW, work)
+
+
+def _check_start(start: StartLatent, shape_CHW: tuple[int, ...], work: SampleParams) -> None:
+    """Raise UnusableField for a start latent of another kind of model."""
+    if start.latent_BCHW is not None and (found := start.latent_BCHW.shape[1]) != shape_CHW[0]:
+        expected = f"{shape_CHW[0]}, which model {work.model.name!r} has; decode and encode it in between"
+        raise unusable_field("latent", counted(found, "channel"), expected)
 
 
 def _sampled(run: DenoisingRun, parts: Sequence[RunPart], start: StartLatent) -> Tensor:

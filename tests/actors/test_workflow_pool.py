@@ -3,6 +3,7 @@ one by one, with 1 and with 3 workers, and what was computed once is not compute
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from modelpool import GenerateRequest, ModelPool, PoolConfig
 from modelpool.actors.control.pool_plan import plan_pool
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.outputs.recipe_json import recipe_from_text
@@ -37,7 +39,10 @@ from modelpool.pool.values.core.stage_params import (
     stage_of,
     task_id,
 )
-from modelpool.pool.values.specs.spec import TaskSpec
+from modelpool.pool.values.specs.spec import JobId, Stage, TaskSpec
+from modelpool.scheduler.model.messages import Outcome
+from tests.actors.fake_fleet import Desk, settle
+from tests.actors.fakes import FakeCatalog, image_of
 from tests.actors.loop_connection import open_real_pool
 from tests.pool.models.loading import layouts
 from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
@@ -286,3 +291,34 @@ def check_recipe(pool: ModelPool, recipe: Recipe) -> None:
     assert read == recipe
     (request,) = requests_of(read, lambda name: name)
     assert pool.recipe(request).digest == recipe.digest
+
+
+def test_a_worker_that_dies_in_the_middle_leaves_the_output_as_it_is() -> None:
+    """With fake engines: what it held is computed again, and everything else once."""
+    nodes = {
+        "s": sampling("shapes"),
+        "e": decoding("s", "shapes"),
+        "i": operation("image_invert", image="e"),
+        "x": encoding("i", "shapes"),
+        "b": sampling("forms", "x", strength=0.5),
+        "d": decoding("b", "forms"),
+    }
+    _, graph = build_graph(request_of(nodes), JobId("x"), FakeCatalog())
+    expected: Any = image_of(dict(graph.works), graph.job.tasks)
+
+    async def talk() -> None:
+        for stage in (Stage.SAMPLE, Stage.DECODE, Stage.OPERATE):
+            desk = await Desk(3).open()
+            await desk.submit(request_of(nodes))
+            while desk.fleet.running[0].request.task.stage is not stage:
+                await desk.finish(*desk.fleet.running)
+            (running,) = desk.fleet.running
+            for result in running.inputs:
+                result.lost = True
+            desk.fleet.kill(running.worker_id)
+            await settle()
+            (ended,) = await desk.run_dry()
+            assert ended.outcome is Outcome.SUCCEEDED
+            np.testing.assert_array_equal(ended.result.value.pixels_HWC, expected.pixels_HWC)
+
+    asyncio.run(talk())

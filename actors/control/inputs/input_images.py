@@ -72,7 +72,7 @@ class InputImages:
         request = request.without_labels()
         changed: dict[str, Any] = {}
         refs: dict[TaskId, ResultRef] = {}
-        if request.image is not None and not isinstance(request.image, InputImage):
+        if request.image is not None and not isinstance(request.image, InputImage | TaskImage):
             key = (_identity(request.image), _identity(request.mask), request.width, request.height)
             (image, ref), *masks = self._brought.get(key, lambda: tuple(self._images_of(request)))
             changed["image"] = image
@@ -114,7 +114,9 @@ class InputImages:
     def bring_image(self, name: str, source: ImageSource) -> tuple[InputImage, dict[TaskId, ResultRef]]:
         """Return the image in the field `name`, stored at its original size, and its reference. Raises UserError."""
         refs: dict[TaskId, ResultRef] = {}
-        return self._bring_whole(name, source, refs), refs
+        stored = self._bring_whole(name, source, refs)
+        assert isinstance(stored, InputImage), "an image of a driver"
+        return stored, refs
 
     def _bring_region(self, region: Region, refs: dict[TaskId, ResultRef]) -> Region:
         """Return `region` with its mask stored at its original size; the reference is added to `refs`."""
@@ -122,10 +124,10 @@ class InputImages:
             return region
         return region.model_copy(update={"mask": self._bring_area("regions.mask", region.mask, refs)})
 
-    def _bring_area(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage:
+    def _bring_area(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage | TaskImage:
         """Return the mask in the field `name`, where a prompt applies, stored at its original size; a new reference is
         added to `refs`."""
-        if isinstance(source, InputImage):
+        if isinstance(source, InputImage | TaskImage):
             return source
 
         def bring() -> tuple[Brought, ...]:
@@ -141,7 +143,7 @@ class InputImages:
     def _bring_control(self, request: GenerateRequest, control: Control, refs: dict[TaskId, ResultRef]) -> Control:
         """Return `control` of `request` with its image and mask stored at their original size; the references are added
         to `refs`."""
-        stored: dict[str, InputImage] = {}
+        stored: dict[str, InputImage | TaskImage] = {}
         if control.mask is not None and not isinstance(control.mask, InputImage):
             name, source = ("image", request.image) if control.image is None else ("controls.image", control.image)
             image = self._pixels(name, source, is_mask=False)
@@ -173,9 +175,9 @@ class InputImages:
             stored["faces"] = inputs
         return prompt.model_copy(update=stored)
 
-    def _bring_whole(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage:
+    def _bring_whole(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage | TaskImage:
         """Return the image in the field `name`, stored at its original size; a new reference is added to `refs`."""
-        if isinstance(source, InputImage):
+        if isinstance(source, InputImage | TaskImage):
             return source
 
         def bring() -> tuple[Brought, ...]:

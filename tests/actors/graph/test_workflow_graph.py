@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.workflow_graph import MAX_INTERMEDIATE_BYTES
 from modelpool.actors.request.requests import GenerateRequest
@@ -15,8 +17,8 @@ from modelpool.actors.request.workflow_fields import MAX_DEPTH, MAX_NODES, MAX_W
 from modelpool.actors.request.workflow_inputs import inputs_of_texts, with_inputs
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.stage_params import SampleParams, StepPart
-from modelpool.pool.values.specs.spec import ExecutionMode, JobId, TaskId
-from tests.actors.fakes import FakeCatalog
+from modelpool.pool.values.specs.spec import ExecutionMode, JobId, Stage, TaskId
+from tests.actors.fakes import BEGINS, FakeCatalog
 from tests.each_case import each_case
 
 CATALOG = FakeCatalog()
@@ -75,10 +77,28 @@ def test_passes_are_the_same_graph() -> None:
     assert (last.span, last.shape.width, last.part, last.model.name) == ((4, 8), 128, None, "shapes")
 
 
+def test_runs_read_images_that_other_nodes_make() -> None:
+    """As a control image, and as the first frame of a video. Images of the user are brought to the pool, and recipes
+    name what other nodes make as inputs alone."""
+    black = np.zeros((64, 64, 3), np.uint8)
+    made = {"i": {"kind": "image", "image": black}, "v": operation("image_invert", {"image": "i"})}
+    cases = {"controls.0": ("shapes", {"controls": [{"model": "canny"}]}), "image": (BEGINS, {"frames": 5})}
+    for place, (model, fields) in cases.items():
+        run = sampling(request={"model": model, **fields})
+        nodes = {**made, "s": {**run, "inputs": {place: "v"}}, "d": {**BASE["d"], "model": model}}
+        request, refs = InputImages(lambda result: result).bring(request_of(nodes))
+        recipe, graph = build_graph(request, JobId("x"), CATALOG)
+        (inverted,) = (task for task in graph.job.tasks if task.stage is Stage.OPERATE)
+        assert set(inverted.needs) == refs.keys()
+        assert any(inverted.task_id in task.needs for task in graph.job.tasks), place
+        assert recipe.workflow is not None
+        assert "task" not in str(recipe.workflow.nodes["s"])
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a node that is not there": ({**BASE, "s": {**sampling(), "inputs": {"latent": "x"}}}, "node s: latent"),
     "a cycle": ({**BASE, "s": sampling("t"), "t": sampling("s")}, "depends on itself"),
-    "another kind of value": ({"d": {**BASE["d"], "inputs": {"latent": "e"}}, "e": BASE["d"], "s": sampling()}, "node d"),
+    "another kind of value": ({**BASE, "e": BASE["d"], "d": {**BASE["d"], "inputs": {"latent": "e"}}}, "node d"),
     "an unknown input": ({**BASE, "d": {**BASE["d"], "inputs": {"latent": "s", "x": "s"}}}, "node d: inputs"),
     "an unknown kind": ({**BASE, "x": {"kind": "shell"}}, "kind"),
     "an unknown model": ({**BASE, "s": sampling(request={"model": "../../etc/passwd"})}, "node s: unknown model"),
