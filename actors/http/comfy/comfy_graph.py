@@ -14,6 +14,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     IMAGES,
     LORAS,
     MODELS,
+    PREVIEW_NODES,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
     STYLES,
@@ -223,7 +224,7 @@ def request_outputs(
     return tuple(
         WorkflowOutput(
             node_id,
-            kinds[node_id] == "PreviewImage",
+            kinds[node_id] in PREVIEW_NODES,
             image.latent,
             image.upscaler,
             image.scale,

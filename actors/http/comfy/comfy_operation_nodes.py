@@ -75,8 +75,15 @@ def _row(
     return _Row(kind, OperationRow(operation, _KINDS[result], reads, settings or {}, constants).build)
 
 
-def _built(name: str, category: str, inputs: tuple[NodeInput, ...], build: Builder, *outputs: str) -> _Row:
-    return _Row(NodeType(name, category, inputs, outputs, only_in_workflows), build)
+def _built(
+    name: str,
+    category: str,
+    inputs: tuple[NodeInput, ...],
+    build: Builder,
+    *outputs: str,
+    is_output: bool = False,
+) -> _Row:
+    return _Row(NodeType(name, category, inputs, outputs, only_in_workflows, is_output), build)
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -163,6 +170,10 @@ def _grown_and_blurred(given: Mapping[str, Any]) -> tuple[Any, ...]:
     mask = nodes.operate(f"{node_id}/grow", "mask_grow", NodeMask, {"mask": mask}, settings)
     mask = nodes.operate(node_id, "mask_blur", NodeMask, {"mask": mask}, {"pixels": given["blur_radius"]})
     return mask, nodes.operate(f"{node_id}/inverse", "mask_invert", NodeMask, {"mask": mask}, {})
+
+
+def _shown_mask(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (_operate(given, NodeImage, "mask_to_image", {"mask": given["mask"]}),)
 
 
 def _padded(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -303,7 +314,35 @@ _IMAGES = (
         "IMAGE",
     ),
 )
+_BATCHES = (
+    _row(
+        "ImageBatch",
+        "image",
+        "IMAGE",
+        (link("image1", "IMAGE"), link("image2", "IMAGE")),
+        "image_batch",
+        {"first": "image1", "second": "image2"},
+    ),
+    _row(
+        "RepeatImageBatch",
+        "image",
+        "IMAGE",
+        (_IMAGE, whole("amount", 1, 1, 4096)),
+        "image_repeat",
+        settings=_same("amount"),
+    ),
+    _row(
+        "ImageFromBatch",
+        "image",
+        "IMAGE",
+        (_IMAGE, whole("batch_index", 0, 0, 4095), whole("length", 1, 1, 4096)),
+        "image_from_batch",
+        settings={"start": "batch_index", "length": "length"},
+    ),
+)
 _MASKS = (
+    _built("MaskPreview", "mask", (_MASK,), _shown_mask, is_output=True),
+    _built("MaskPreview+", "mask", (_MASK,), _shown_mask, is_output=True),
     _row("MaskToImage", "mask", "IMAGE", (_MASK,), "mask_to_image", {"mask": "mask"}),
     _row(
         "ImageColorToMask",
@@ -454,7 +493,7 @@ _LATENT_ROWS = (
         "LATENT",
     ),
 )
-_ROWS = (*_IMAGES, *_MASKS, *_LATENT_ROWS)
+_ROWS = (*_IMAGES, *_BATCHES, *_MASKS, *_LATENT_ROWS)
 #: kinds of nodes
 OPERATION_NODES = tuple(row.kind for row in _ROWS)
 _KONTEXT = {"sizes": tuple(side for size in KONTEXT_SIZES for side in size), "method": "lanczos"}

@@ -28,7 +28,7 @@ from modelpool.actors.http.comfy.comfy_graph import (
 )
 from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
@@ -144,7 +144,7 @@ def _graph_outputs(
     return tuple(
         GraphOutput(
             node_id,
-            kinds[node_id] == "PreviewImage",
+            kinds[node_id] in PREVIEW_NODES,
             graph.values[node_id][0],
             made,
             kinds[node_id] == "SaveImageWebsocket",

@@ -58,7 +58,14 @@ def graph_of(name: str) -> Graph:
         "MASK": node("MaskToImage", mask=["subject", 0]),
         "LATENT": node("VAEDecode", samples=["subject", 0], vae=["model", 2]),
     }
+    if kind.is_output:
+        graph["subject"]["inputs"]["mask"] = ["mask", 0]
+        del graph["saved"]
+        return graph
     graph["end"] = ends[kind.outputs[0]]
+    if "Batch" in name and name != "ImageFromBatch":
+        graph["saved"] = node("SaveAnimatedWEBP", images=["end", 0], filename_prefix="a", fps=4.0, lossless=True)
+        return graph
     # what has no model before it is put on an image that has one
     graph["together"] = node(
         "ImageBlend", image1=["decoded", 0], image2=["end", 0], blend_factor=0.5, blend_mode="screen"
@@ -97,6 +104,21 @@ def test_settings_reach_the_operation() -> None:
     crop = request.workflow.nodes["subject"]
     assert isinstance(crop, OperationNode)
     assert (crop.name, crop.settings) == ("image_crop", {"x": 3, "y": 5, "width": 20, "height": 10})
+
+
+def test_images_that_are_put_together_are_saved_as_an_animation_or_one_by_one() -> None:
+    graph = graph_of("ImageBatch")
+    (request,) = requests(graph)
+    assert (request.format, request.quality) == ("webp", 100)
+    graph["saved"] = node("SaveImage", images=["end", 0], filename_prefix="a")
+    with pytest.raises(WorkflowRejected, match="images: found images that are put together"):
+        requests(graph)
+    graph["one"] = node("ImageFromBatch", image=["end", 0], batch_index=1, length=1)
+    graph["saved"]["inputs"]["images"] = ["one", 0]
+    (request,) = requests(graph)
+    assert request.format is None
+    (preview,) = outputs_of(graph_of("MaskPreview"), NAMES)
+    assert preview.is_preview
 
 
 def test_images_of_the_user_stay_in_requests_without_a_workflow() -> None:
