@@ -43,6 +43,8 @@ class RunningTaskSnapshot:
     #: the first of the jobs that want it; None if only cancelled ones did
     job_id: JobId | None = None
     user: UserId | None = None
+    #: the workers that share its run, this one included; empty if none do
+    gang: tuple[WorkerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class WorkerSnapshot:
     #: since when; and when its run must have ended for that, or None
     ordered_at: float | None = None
     leave_by: float | None = None
+    #: the workers that share its run, in the order of their ranks; `task_id` is of the run, also on the others
+    gang: tuple[WorkerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +322,12 @@ def _running(state: SchedulerState, task: Task, worker_id: WorkerId, at: float) 
         stopping=task.status is TaskStatus.STOPPING,
         job_id=job_id,
         user=None if job_id is None else state.demand.jobs[job_id].spec.user,
+        gang=_gang(state.worker_table.workers[worker_id]),
     )
+
+
+def _gang(worker: Worker) -> tuple[WorkerId, ...]:
+    return () if worker.gang is None else worker.gang.worker_ids
 
 
 def _whole_bytes(state: SchedulerState, residency: Residency | None) -> tuple[int, ...]:
@@ -356,7 +365,7 @@ def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
             wanted=worker.wanted,
             device_name="" if worker.spec is None else worker.spec.device_name,
             residency=worker.residency,
-            task_id=worker.task_id,
+            task_id=worker.task_id if worker.gang is None else worker.gang.task_id,
             runs=worker.totals.runs,
             runs_resident=worker.totals.runs_resident,
             uploaded_bytes=worker.totals.uploaded_bytes,
@@ -372,6 +381,7 @@ def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
             order=order_of(worker),
             ordered_at=None if worker.cordon is None else worker.cordon.since,
             leave_by=worker.leave_by,
+            gang=_gang(worker),
         )
         for worker in state.worker_table.workers.values()
     )

@@ -14,6 +14,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     IMAGES,
     LORAS,
     MODELS,
+    PREVIEW_NODES,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
     STYLES,
@@ -46,6 +47,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     NoiseLevels,
     RegionUse,
     SampledLatent,
+    SavedAs,
     ScaledLatent,
 )
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
@@ -145,6 +147,7 @@ class WorkflowOutput:
     upscaler: str = ""
     scale: float | None = None
     is_sent: bool = False
+    saved: SavedAs | None = None
     #: the same output as one with a workflow; raises WorkflowRejected
     as_graph: Callable[[], OutputNode] | None = field(default=None, compare=False)
 
@@ -156,7 +159,7 @@ class WorkflowOutput:
     @property
     def made(self) -> tuple[Any, ...]:
         """What it saves: equal for nodes that save the same images."""
-        return id(self.latent), self.upscaler, self.scale
+        return id(self.latent), self.upscaler, self.scale, self.saved
 
     @property
     def count(self) -> int:
@@ -221,11 +224,12 @@ def request_outputs(
     return tuple(
         WorkflowOutput(
             node_id,
-            kinds[node_id] == "PreviewImage",
+            kinds[node_id] in PREVIEW_NODES,
             image.latent,
             image.upscaler,
             image.scale,
             kinds[node_id] == "SaveImageWebsocket",
+            image.saved,
         )
         for node_id, image in images
         if isinstance(image, DecodedImage)
@@ -241,6 +245,12 @@ def plain_requests(output: WorkflowOutput, names: PoolNames, images: WorkflowIma
         fields["hires"] = _second_pass(latent, latent.start)
         latent = latent.start.latent
     fields |= _fields(latent, names, images)
+    if output.saved is not None:
+        rate = fields.setdefault("frame_rate", output.saved.frame_rate)
+        if rate != output.saved.frame_rate:
+            found = f"{output.saved.frame_rate:g}, and {rate:g} for the model"
+            raise NodeUnsupported(f"fps: found {found}, expected the same")
+        fields |= output.saved.fields()
     if output.upscaler:
         fields["upscale"] = {"model": output.upscaler, "scale": output.scale}
     first = GenerateRequest(**fields)
@@ -465,6 +475,9 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if positive.references:
         fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)
     fields |= _start_fields(latent, read_image)
+    if positive.video is not None:
+        images = {name: read_steps(image, read_image) for name, image in positive.video.images().items()}
+        fields |= positive.video.fields() | images
     if positive.regions:
         size = _size(latent.start)
         fields["regions"] = tuple(_region_fields(region, size, read_image) for region in positive.regions)
@@ -478,7 +491,9 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
     """Return the fields for what a sampler starts from."""
     start = latent.start
     if isinstance(start, BlankLatent):
-        return {"width": start.width, "height": start.height}
+        sides: dict[str, Any] = {"width": start.width, "height": start.height}
+        sides |= {"frames": start.frames} if start.frames else {}
+        return sides | ({} if start.image is None else {"image": read_steps(start.image, read_image)})
     assert isinstance(start, EncodedImage), "scaled latents are those of a second pass"
     image = read_steps(start.image, read_image)
     if not latent.run_steps:

@@ -38,6 +38,8 @@ from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.actors.request.workflow_fields import MAX_NODES
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
+#: operations that put images together, and the one that takes some of them
+_BATCHES, _OF_BATCH = ("image_batch", "image_repeat"), "image_from_batch"
 #: of ComfyUI's node that grows masks, and of the masks of this module
 _GROWN = {"tapered": True}
 
@@ -112,6 +114,18 @@ class MadeNodes:
         masks = [value.mask for value in values.values() if isinstance(value, NodeLatent)]
         return NodeLatent(made, model, next(iter(masks), None), count=count, sampler=sampler)
 
+    def is_batch(self, node: str) -> bool:
+        """Whether a node makes several images that were put together, as the frames of one result."""
+        waiting = [node]
+        for each in waiting:
+            fields = self.fields[each]
+            name = fields.get("name", "")
+            if name in _BATCHES or (name == _OF_BATCH and fields["settings"]["length"] > 1):
+                return True
+            if fields["kind"] in ("operation", "upscale") and name != _OF_BATCH:
+                waiting += (source for source in fields["inputs"].values() if source not in waiting)
+        return False
+
     def grown(self, node_id: str, mask: AnyMask, pixels: int) -> AnyMask:
         """Return a mask that is grown by so many pixels."""
         if not pixels:
@@ -167,6 +181,8 @@ class MadeNodes:
         size = (start.width, start.height) if isinstance(start, BlankLatent) else None
         if isinstance(start, BlankLatent):
             fields |= {"width": start.width, "height": start.height}
+            fields |= {"frames": start.frames} if start.frames else {}
+            inputs |= {} if start.image is None else {"image": self.image(start.image)}
         else:
             self.settle(start.node, model.name)
             inputs["latent"] = start.node
@@ -266,6 +282,9 @@ class MadeNodes:
         self, fields: dict[str, Any], inputs: dict[str, str], text: TextValue, size: tuple[int, int] | None
     ) -> None:
         """Add the images that condition a run."""
+        if text.video is not None:
+            fields |= text.video.fields()
+            inputs |= {name: self.image(image) for name, image in text.video.images().items()}
         for number, use in enumerate(text.controls):
             inputs[f"controls.{number}"] = self.image(use.image)
         if text.controls:

@@ -18,6 +18,8 @@ MODELS, LORAS, SAMPLER_NAMES, SCHEDULE_NAMES, IMAGES = "models", "loras", "sampl
 CONTROLNETS, UPSCALERS, STYLES = "controlnets", "upscalers", "styles"
 #: the same for files that belong to a model of the pool: names are not read, and none is proposed
 VAES, TEXT_ENCODERS, VISION_ENCODERS = "vaes", "text_encoders", "vision_encoders"
+#: kinds of nodes with images that are previews, and no outputs
+PREVIEW_NODES = frozenset(("PreviewImage", "MaskPreview", "MaskPreview+"))
 #: types of values that are written in a node, and not linked
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 #: the type of inputs and outputs that take every value

@@ -25,12 +25,14 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     text,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
 from modelpool.actors.http.comfy.comfy_text_nodes import TEXT_NODES
 from modelpool.actors.http.comfy.comfy_value_nodes import VALUE_NODES
 from modelpool.actors.http.comfy.comfy_values import ClipValue, ControlNetValue, LoraUse, ModelValue, VaeValue
+from modelpool.actors.http.comfy.comfy_video_nodes import VIDEO_NODES
 
 _LORA_STRENGTH = (1.0, -100.0, 100.0)
 #: settings of ComfyUI's loaders that are not read: the pool detects kinds, and decides about dtypes and devices
@@ -164,10 +166,16 @@ _LOADERS = (
         "CONTROL_NET",
     ),
 )
-#: nodes by name
-NODE_TYPES: Mapping[str, NodeType] = MappingProxyType(
-    {
-        row.name: row
-        for row in (*_LOADERS, *VALUE_NODES, *OPTION_NODES, *TEXT_NODES, *SAMPLING_NODES, *SAMPLER_NODES, *IMAGE_NODES)
-    }
+_ROWS = (
+    *_LOADERS,
+    *VALUE_NODES,
+    *OPTION_NODES,
+    *TEXT_NODES,
+    *SAMPLING_NODES,
+    *SAMPLER_NODES,
+    *IMAGE_NODES,
+    *OPERATION_NODES,
+    *VIDEO_NODES,
 )
+#: nodes by name
+NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

@@ -254,6 +254,7 @@ def _sides(least: float, most: float, share: bool = False) -> tuple[NodeInput, .
 
 TEXT_NODES = (
     _row("CLIPTextEncode", (text("text"), link("clip", "CLIP")), _encoded),
+    _row("Text to Conditioning", (link("clip", "CLIP"), text("text")), _encoded),
     _row(
         "CLIPTextEncodeFlux",
         (link("clip", "CLIP"), text("clip_l"), text("t5xxl"), number("guidance", 3.5, 1.0, 100.0)),

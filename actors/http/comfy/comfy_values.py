@@ -177,6 +177,7 @@ class TextValue:
     image_prompts  images with tokens that follow the text's
     changed     it is what an operation makes of other texts, and `text` is empty
     inpainted   the image that an inpainting model reads
+    video       what conditions a video besides it
     """
 
     text: str
@@ -191,6 +192,7 @@ class TextValue:
     image_prompts: tuple[ImagePromptUse, ...] = ()
     changed: ChangedText | None = None
     inpainted: InpaintedImage | None = None
+    video: VideoUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +201,13 @@ class NodeImage:
 
     count    images of a batch: as many workflows, with seeds that count up
     sampler  the sampler that they come from, for progress; "" for none
+    saved    the file that they are saved as, if they are a video
     """
 
     node: str
     count: int = 1
     sampler: str = ""
+    saved: SavedAs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,41 @@ class NodeLatent:
     image: AnyImage | None = None
     count: int = 1
     sampler: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoUse:
+    """What conditions a video besides its text: its first and last image, frames per second, the motion strength, and
+    the noise on the image; None where a node says nothing."""
+
+    image: AnyImage | None = None
+    last_image: AnyImage | None = None
+    frame_rate: float | None = None
+    motion: int | None = None
+    image_noise: float | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a request that are no images."""
+        found = {"frame_rate": self.frame_rate, "motion": self.motion, "image_noise": self.image_noise}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def images(self) -> dict[str, AnyImage]:
+        """Return the images, by the field of a request."""
+        found = {"image": self.image, "last_image": self.last_image}
+        return {name: image for name, image in found.items() if image is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAs:
+    """The file of a node that saves a video: its format, frames per second, and quality, 0 for the default."""
+
+    format: str
+    frame_rate: float
+    quality: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a request for the file."""
+        return {"format": self.format} | ({"quality": self.quality} if self.quality else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,11 +326,14 @@ class GuiderValue:
 
 @dataclass(frozen=True, slots=True)
 class BlankLatent:
-    """Empty latents of the size of `width` x `height` pixels."""
+    """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images. `image` is the one
+    that a video begins with, if the latents have it."""
 
     width: int
     height: int
     count: int
+    frames: int = 0
+    image: AnyImage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,11 +386,12 @@ class ScaledLatent:
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
     """The images of sampled latents, scaled up by a factor: with an upscaler of the pool, or without (""). `scale` is
-    None for the factor of the upscaler, which is not known here."""
+    None for the factor of the upscaler, which is not known here. `saved` is the file of a video."""
 
     latent: SampledLatent
     scale: float | None = 1.0
     upscaler: str = ""
+    saved: SavedAs | None = None
 
 
 AnyLatent: TypeAlias = BlankLatent | NodeLatent

@@ -28,8 +28,9 @@ from modelpool.actors.http.comfy.comfy_graph import (
 )
 from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
@@ -60,7 +61,7 @@ class GraphOutput:
     @property
     def made(self) -> tuple[Any, ...]:
         """What it saves: equal for nodes that save the same images."""
-        return id(self.nodes), self.image.node
+        return id(self.nodes), self.image.node, self.image.saved
 
     @property
     def count(self) -> int:
@@ -128,7 +129,7 @@ def _graph_outputs(
         kind = NODE_TYPES[node["class_type"]]
         found = list(input_errors(graph, node_id, node, kind))
         if not found and all(source in graph.values for source in sources_of(node)):
-            build = WORKFLOW_NODES.get(kind.name, kind.build)
+            build = OPERATION_BUILDERS.get(kind.name) or WORKFLOW_NODES.get(kind.name, kind.build)
             try:
                 graph.values[node_id] = build({**node_values(graph, node, kind), "node_id": node_id, "nodes": made})
             except NodeUnsupported as problem:
@@ -143,7 +144,7 @@ def _graph_outputs(
     return tuple(
         GraphOutput(
             node_id,
-            kinds[node_id] == "PreviewImage",
+            kinds[node_id] in PREVIEW_NODES,
             graph.values[node_id][0],
             made,
             kinds[node_id] == "SaveImageWebsocket",
@@ -162,7 +163,8 @@ def _workflow_requests(output: GraphOutput, images: WorkflowImages) -> list[Gene
     for place in range(output.count):
         each = _with_seeds(workflow, output.nodes.counts, place)
         *_, last = (0, *(node.request.seed or 0 for node in each.samplings))
-        found.append(GenerateRequest(workflow=each, seed=last))
+        file = {} if output.image.saved is None else output.image.saved.fields()
+        found.append(GenerateRequest(workflow=each, seed=last, **file))
     return found
 
 

@@ -160,6 +160,12 @@ def _saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
     image = given["images"]
     if isinstance(image, ImageFile):
         raise NodeUnsupported("images: expected images that are generated or changed, found those of LoadImage")
+    nodes: MadeNodes = given["nodes"]
+    if nodes.is_batch(image.node):
+        raise NodeUnsupported(
+            "images: found images that are put together, which is one output; expected a node that saves an animation, "
+            "or one image of them"
+        )
     return (image,)
 
 

@@ -45,10 +45,11 @@ class ScaleToSize:
 
 @dataclass(frozen=True, slots=True)
 class ScaleByFactor:
-    """Scale both sides by a factor."""
+    """Scale both sides by a factor. `cut`: parts of a pixel are cut off, instead of rounded."""
 
     factor: float
     method: str = "bilinear"
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,15 @@ class ScaleToLongest:
     """Scale so that the longest side has this number of pixels."""
 
     longest: int
+    method: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleWithin:
+    """Scale to the largest size with the same proportions within a width and a height; 0 is any."""
+
+    width: int
+    height: int
     method: str = "bilinear"
 
 
@@ -103,7 +113,10 @@ def _to_size(params: ScaleToSize, sizes: Sizes) -> Size:
 def _by_factor(params: ScaleByFactor, sizes: Sizes) -> Size:
     need_one_of("method", params.method, IMAGE_METHODS)
     need("factor", params.factor, 0.001, 1000)
-    return factored(sizes["image"], params.factor)
+    size = sizes["image"]
+    if params.cut:
+        return Size(max(1, int(size.width * params.factor)), max(1, int(size.height * params.factor)), size.frames)
+    return factored(size, params.factor)
 
 
 def _to_pixels(params: ScaleToPixels, sizes: Sizes) -> Size:
@@ -121,6 +134,15 @@ def _to_longest(params: ScaleToLongest, sizes: Sizes) -> Size:
     if size.height > size.width:
         return Size(max(1, round(size.width * params.longest / size.height)), params.longest, size.frames)
     return Size(params.longest, max(1, round(size.height * params.longest / size.width)), size.frames)
+
+
+def _within(params: ScaleWithin, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("width", params.width, 0, MAX_SIDE)
+    need("height", params.height, 0, MAX_SIDE)
+    size = sizes["image"]
+    limits = ((params.width, size.width), (params.height, size.height))
+    return factored(size, min((wanted / side for wanted, side in limits if wanted), default=1.0))
 
 
 def _to_nearest(params: ScaleToNearest, sizes: Sizes) -> Size:
@@ -177,5 +199,6 @@ IMAGE_SCALING = (
     _row("image_scale_by", ScaleByFactor, _by_factor),
     _row("image_scale_to_pixels", ScaleToPixels, _to_pixels),
     _row("image_scale_to_longest", ScaleToLongest, _to_longest),
+    _row("image_scale_within", ScaleWithin, _within),
     _row("image_scale_to_nearest", ScaleToNearest, _to_nearest),
 )

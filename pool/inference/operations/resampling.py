@@ -15,7 +15,7 @@ import numpy.typing as npt
 from modelpool.pool.values.core.stage_params import FloatArray
 
 #: methods for every kind of array. "lanczos" is for 8-bit images, "bislerp" for latents
-PLAIN_METHODS = ("nearest-exact", "bilinear", "area", "bicubic")
+PLAIN_METHODS = ("nearest", "nearest-exact", "bilinear", "area", "bicubic")
 IMAGE_METHODS = (*PLAIN_METHODS, "lanczos")
 LATENT_METHODS = (*PLAIN_METHODS, "bislerp")
 #: the coefficient of the cubic kernel
@@ -27,6 +27,7 @@ _PARALLEL = 1 - 1e-5
 def resampled(values_NHW: FloatArray, width: int, height: int, method: str) -> FloatArray:
     """Return values with another height and width; `method` is one of `PLAIN_METHODS`. Unchanged at the same size.
 
+    nearest        the input pixel with the index floor(i * in / out)
     nearest-exact  the input pixel with the index floor((2i + 1) * in / (2 * out))
     bilinear       two neighbours, the edge is repeated
     bicubic        four neighbours with the cubic kernel of a = -0.75, the edge is repeated
@@ -43,6 +44,8 @@ def _along_first(values_L: npt.NDArray[np.floating], count: int, method: str) ->
     length = values_L.shape[0]
     if method == "nearest-exact":
         return np.asarray(values_L[(2 * np.arange(count) + 1) * length // (2 * count)])
+    if method == "nearest":
+        return np.asarray(values_L[np.arange(count) * length // count])
     if method == "area":
         return _means(values_L, count)
     places, shares = taps(length, count, method)

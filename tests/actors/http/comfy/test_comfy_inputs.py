@@ -58,6 +58,7 @@ PROVIDERS = {
     "STYLE_MODEL": ("StyleModelLoader", 0), "CLIP_VISION": ("CLIPVisionLoader", 0),
     "CLIP_VISION_OUTPUT": ("CLIPVisionEncode", 0), "NOISE": ("RandomNoise", 0), "GUIDER": ("BasicGuider", 0),
     "SAMPLER": ("KSamplerSelect", 0), "SIGMAS": ("BasicScheduler", 0), ANY: ("PrimitiveFloat", 0),
+    "VIDEO": ("CreateVideo", 0),
 }  # fmt: skip
 #: a node and its input that lead from a type of link to an image
 CONSUMERS = {
@@ -69,7 +70,7 @@ CONSUMERS = {
     "NOISE": ("SamplerCustomAdvanced", "noise"), "GUIDER": ("SamplerCustomAdvanced", "guider"),
     "SAMPLER": ("SamplerCustomAdvanced", "sampler"), "SIGMAS": ("SamplerCustomAdvanced", "sigmas"),
     "INT": ("KSampler", "steps"), "FLOAT": ("KSampler", "cfg"), "STRING": ("CLIPTextEncode", "text"),
-    "BOOLEAN": ("SamplerCustom", "add_noise"), ANY: ("KSampler", "cfg"),
+    "BOOLEAN": ("SamplerCustom", "add_noise"), ANY: ("KSampler", "cfg"), "VIDEO": ("SaveVideo", "video"),
 }  # fmt: skip
 #: the node under test
 SUBJECT = "subject"

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "image_scale_by": ({"method": "area", "factor": 0.5}, {"factor": 0.0}),
     "image_scale_to_pixels": ({"method": "bilinear", "megapixels": 0.001, "multiple": 8}, {"megapixels": 1e9}),
     "image_scale_to_longest": ({"method": "lanczos", "longest": 40}, {"longest": 0}),
+    "image_scale_within": ({"width": 0, "height": 7}, {"width": -1}),
     "image_scale_to_nearest": ({"method": "lanczos", "sizes": (8, 16, 16, 8)}, {"sizes": ()}),
     "image_crop": ({"x": 3, "y": 30, "width": 5, "height": 4}, {"width": 0}),
     "image_pad": ({"left": 1, "top": 0, "right": 3, "bottom": 2, "feathering": 4}, {"top": -1}),
@@ -180,6 +181,8 @@ def test_sizes_are_rounded_as_the_nodes_round_them() -> None:
         ("image_scale", 3, 1000): ({"method": "area", "width": 0, "height": 10}, (1, 10)),
         ("image_scale", 7, 9): ({"method": "area", "width": 0, "height": 0}, (7, 9)),
         ("image_scale_by", 5, 3): ({"method": "area", "factor": 0.5}, (2, 2)),  # 2.5 and 1.5: halves to even
+        ("image_scale_by", 7, 5): ({"method": "area", "factor": 0.9, "cut": True}, (6, 4)),
+        ("image_scale_within", 100, 50): ({"width": 40, "height": 10}, (20, 10)),
         ("image_scale_to_pixels", 1000, 500): ({"method": "area", "megapixels": 1.0}, (1448, 724)),
         ("image_scale_to_longest", 1000, 500): ({"method": "area", "longest": 33}, (33, 16)),
         ("latent_upscale_to_pixels", 20, 14): (
