@@ -44,6 +44,7 @@ from modelpool.actors.request.image_fields import checked_image
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice, RequestLike, request_of
+from modelpool.actors.request.workflow_inputs import is_own_workflow, with_inputs
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
 from modelpool.actors.worker.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
@@ -224,6 +225,26 @@ class ModelPool:
         except BaseException:
             job.cancel()
             raise
+
+    def run(
+        self,
+        workflow: Mapping[str, Any],
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        seed: int | None = None,
+        output: str | Path | Literal[False] | None = None,
+        **fields: Any,
+    ) -> Jobs:
+        """Queue a workflow of the pool, {"nodes": {ID: NODE}, "output": ID}, with other `inputs` of its nodes, such as
+        {"sampler.steps": 8}; `pool.run(workflow).images()` waits for its output. `seed` is that of nodes without one,
+        `fields` are further fields of a request beside `workflow`, `output` is as in `submit`. `modelpool run` and the
+        HTTP interface take workflows of ComfyUI. Raises UserError.
+        """
+        if not is_own_workflow(workflow):
+            expected = '{"nodes": {ID: NODE}, "output": ID}; `modelpool run` takes workflows of ComfyUI'
+            raise unusable_field("workflow", type(workflow).__name__, expected)
+        changed = with_inputs(workflow, inputs or {})
+        return self.submit(GenerateRequest(workflow=changed, seed=seed, **fields), output=output)
 
     def submit(
         self,
@@ -456,20 +477,28 @@ class ModelPool:
         stage = StageRequest(Stage.SAMPLE, checked, positive=texts, negative=avoided)
         return self._stage(stage, {**positive.held, **(negative.held if negative is not None else {})})
 
-    def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
-        """Decode a latent, from `sample` or from the driver, to `ImagePixels`, `VideoFrames` or `AudioSamples`.
-        Raises UserError.
+    def decode(
+        self,
+        latent: StageResult | Latent,
+        *,
+        model: str,
+        vae_tile: int | None = None,
+        vae_frames: int | None = None,
+    ) -> StageResult:
+        """Decode a latent, from `sample` or from the driver, to `ImagePixels`, `VideoFrames` or `AudioSamples`;
+        `vae_tile` and `vae_frames` are as in a request. Raises UserError.
         """
+        checked = GenerateRequest(model=model, prompt="", vae_tile=vae_tile, vae_frames=vae_frames)
         if isinstance(latent, Latent):
             shape_CHW = latent.samples_CHW.shape
             digest = hashlib.sha256(b"".join(array.tobytes() for array in latent.arrays)).hexdigest()[:20]
             task_id = TaskId(f"given-{'x'.join(map(str, shape_CHW))}-{digest}")
-            request = GenerateRequest(model=model, prompt="")
-            stage = StageRequest(Stage.DECODE, request, latent=InputLatent(task_id, tuple(shape_CHW[1:])))
+            stage = StageRequest(Stage.DECODE, checked, latent=InputLatent(task_id, tuple(shape_CHW[1:])))
             return self._stage(stage, {task_id: self._connection.give(latent)})
         sampled = _stage_of(latent, Stage.SAMPLE, "latent", "a result of sample(), or a Latent")
-        checked = GenerateRequest(model=model, prompt="").model
-        return self._stage(replace(sampled, stage=Stage.DECODE, vae_model=checked), latent.held)
+        tiled = sampled.request.model_copy(update={"vae_tile": vae_tile, "vae_frames": vae_frames})
+        stage = replace(sampled, stage=Stage.DECODE, vae_model=checked.model, request=tiled)
+        return self._stage(stage, latent.held)
 
     def upscale(self, image: Any, upscale: Any, *, user: str | None = None, priority: int | None = None) -> StageResult:
         """Enlarge an image (a path, a Pillow image or a numpy array) to `ImagePixels`. `upscale` is as in a request,

@@ -84,6 +84,7 @@ class PoolSection(Strict):
                   pay, by measurements; a number holds for all requests that may have one
     overlap_decode  whether a GPU decodes on a stream of its own, while the next task begins, where there is memory for
                   both (`pool.engine.pending_run`); only on CUDA
+    most_gpus     GPUs that may share the sampling of one output (`GenerateRequest.gpus`)
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident
                   (`pool.weights.patcher.compiled_blocks`); changes the last bits of images. Not on sim
@@ -111,6 +112,7 @@ class PoolSection(Strict):
     models: tuple[ModelSettings, ...] = ()
     batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] | Literal["auto"] = "auto"
     overlap_decode: bool = False
+    most_gpus: Literal[1, 2, 4, 8] = 8
     threads: Annotated[int, Field(ge=1)] = 1
     compile: Literal["off", "blocks"] = "off"
     journal: Path | Literal[False] | None = None

@@ -33,7 +33,7 @@ from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.growth import WorkerPerGpu
 from modelpool.actors.control.history.health_metrics import health_families
 from modelpool.actors.control.history.pool_history import PoolHistory
-from modelpool.actors.control.job_qos import with_qos, with_request_qos
+from modelpool.actors.control.job_qos import with_limited_gpus, with_qos, with_request_qos
 from modelpool.actors.control.job_queue import JobQueue, end_of
 from modelpool.actors.control.metrics.families import MetricFamily
 from modelpool.actors.control.metrics.trace_export import TraceExport
@@ -120,6 +120,7 @@ class PoolIdentity:
     budget_bytes  the workers' memory budget, if it is known before they start
     output        for drivers that connect
     auto_batch    what its configuration says about batch sizes
+    most_gpus     workers that may share a run
     """
 
     name: str = ""
@@ -128,6 +129,7 @@ class PoolIdentity:
     budget_bytes: int | None = None
     output: OutputDefaults = NO_OUTPUT
     auto_batch: AutoBatch = AS_MEASURED
+    most_gpus: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,7 @@ class Controller:
         self._catalog = catalog
         self._questions = QuestionTurns()
         self._worker_ids = tuple(worker_ids)
-        self._budget_bytes = pool.budget_bytes
+        self._budget_bytes, self._most_gpus = pool.budget_bytes, pool.most_gpus
         self._auto_batch = pool.auto_batch
         self._epoch = pool.epoch
         self._name = pool.name
@@ -387,7 +389,12 @@ class Controller:
             if isinstance(image, UserError):
                 jobs.append(image)
                 continue
-            graph = with_request_qos(submission.requests[i - first], image.graph, submission, mine.began_at)
+            try:
+                limited = with_limited_gpus(image.graph, self._most_gpus)
+            except UserError as problem:
+                jobs.append(problem)
+                continue
+            graph = with_request_qos(submission.requests[i - first], limited, submission, mine.began_at)
             given = {task_id: submission.given[task_id] for task_id in graph.job.given}
             found = await self._states.found(graph)
             preview = submission.requests[i - first].preview or ""
@@ -402,6 +409,7 @@ class Controller:
             await self._has_taken_over.wait()
             capacity_bytes = _largest_bytes(self._dispatcher, self._budget_bytes)
             graph = await self._catalog.ask(BUILD_STAGE, wanted.stage, job_id, frozenset(wanted.given), capacity_bytes)
+            graph = with_limited_gpus(graph, self._most_gpus)
             graph = with_qos(graph, wanted.submission_id, wanted.user, wanted.priority)
             given = {task_id: wanted.given[task_id] for task_id in graph.job.given}
             found = await self._states.found(graph)

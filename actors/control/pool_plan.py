@@ -103,6 +103,7 @@ class PoolPlan:
     traces           name of the exporter of OpenTelemetry traces; None: there are none
     output           for drivers that connect
     named            models with settings of their own
+    most_gpus        workers that may share a run
     overlaps_decode  whether a worker begins the next run while the GPU decodes, where it can
     journal          file of the journal, beside which the controller keeps a history; None for the usual place, False
                      for a pool without one
@@ -131,6 +132,7 @@ class PoolPlan:
     computed_by: Mapping[str, str] = field(default_factory=dict)
     auto_batch: AutoBatch = AS_MEASURED
     overlaps_decode: bool = False
+    most_gpus: int = 1
     named: tuple[str, ...] = ()
     journal: Path | Literal[False] | None = False
     maintenance: MaintenanceSection = field(default_factory=MaintenanceSection)
@@ -244,6 +246,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         computed_by=_computed_by(wanted),
         auto_batch=auto_batch_of(config),
         overlaps_decode=wanted.overlap_decode,
+        most_gpus=wanted.most_gpus,
         named=tuple(each.name for each in wanted.models),
     )
 

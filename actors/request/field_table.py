@@ -22,10 +22,12 @@ from modelpool.actors.request.bounds import (
     check_characters,
     check_entries,
 )
+from modelpool.actors.request.gpu_fields import checked_gpus
 from modelpool.actors.request.labels import MAX_METADATA_BYTES, checked_id, checked_metadata
 from modelpool.actors.request.music_fields import MAX_BPM, MAX_LYRICS, checked_lyrics, music_word
 from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, WholeOrWord, noise_levels
 from modelpool.actors.request.option_words import option_words
+from modelpool.actors.request.pass_bounds import MAX_PASSES
 from modelpool.actors.request.qos import MAX_PRIORITY
 from modelpool.actors.request.video_output_fields import (
     AUDIO_FORMATS,
@@ -49,6 +51,8 @@ MAX_NOISE_LEVEL = 350
 MAX_CLIP_SKIP = 30
 #: images of a forward pass; more save nothing on any GPU
 MAX_BATCH = 64
+#: tiles of a VAE: smaller ones see too little of the image, and larger ones save no memory
+MIN_VAE_TILE, MAX_VAE_TILE, MIN_VAE_FRAMES = 64, 8192, 8
 #: as many as pay, by measurements (`actors.graph.features.batch_choice`)
 AUTO_BATCH = "auto"
 #: bounds of a request; far above what models generate in one run
@@ -289,6 +293,37 @@ _ROWS = (
         option=Option("--batch", "N", "Images per forward pass, padded if fewer wait; auto: as measured (default: 1)."),
     ),
     RequestField(
+        "vae_tile",
+        "Edge of the tiles in which the VAE decodes the output, each overlapping the next one by a quarter. "
+        "Idle workers take tiles of a large output as tasks of their own; the number of workers changes no byte. "
+        "Default: the whole output at once, or tiles where a GPU has too little memory for that.",
+        unit="pixels",
+        check=Whole(MIN_VAE_TILE, MAX_VAE_TILE, step=SIZE_STEP),
+        requires="images or videos",
+        option=Option(
+            "--vae-tile", "N", "Decode in tiles of N pixels, on all idle workers (default: whole).", kind="whole"
+        ),
+    ),
+    RequestField(
+        "vae_frames",
+        "Frames of a tile in which the VAE decodes a video, likewise. They start in the middle of the video, so that "
+        "few frames before them are seen: take as many as memory allows. Default: all frames.",
+        unit="frames",
+        check=Whole(MIN_VAE_FRAMES, MAX_FRAMES),
+        requires="videos, and a VAE that decodes parts of them",
+        option=Option("--vae-frames", "N", "Decode a video in tiles of N frames (default: all).", VIDEO, "whole"),
+    ),
+    RequestField(
+        "gpus",
+        "GPUs that share the sampling of the output, for images and videos that take long: 2, 4 or 8, or "
+        '"auto" for as many as the scheduler finds worth it. They divide the prompts of guidance and the tokens of the '
+        "model. Not with ControlNets, image prompts, regions, reference images or options. The last bits of the output "
+        "depend on the number; with 1, they are those of a run by itself.",
+        1,
+        check=checked_gpus,
+        option=Option("--gpus-per-output", "N", 'GPUs that share an output, or "auto" (default: 1).'),
+    ),
+    RequestField(
         "clip_skip",
         'Last layers of CLIP that are skipped in addition to those that the family of the model skips: "Clip skip" of '
         "A1111, minus one. Models without CLIP ignore it.",
@@ -382,6 +417,21 @@ _ROWS = (
             "Two-pass generation: scale, strength, steps, upscaler, as in 2, 2:0.5:10 or 2:0.5=NAME.",
             INPUTS,
         ),
+    ),
+    RequestField(
+        "passes",
+        "Further sampling runs, each on the result of the one before: a refiner, several steps of enlargement, another "
+        "model or sampler. Each sets what differs from the request, and its strength, size or first step: "
+        '`[{"model": "refiner", "start_step": 16}, {"scale": 1.5, "strength": 0.4}]`.',
+        (),
+        most_entries=MAX_PASSES,
+    ),
+    RequestField(
+        "workflow",
+        "A graph of nodes instead of a single image: texts, images, samplings, decodings, upscalings and operations, "
+        'each with the nodes that it reads: `{"nodes": {ID: NODE}, "output": ID}`. Beside it, a request has only a '
+        "seed, a file format, and what does not change the output; model and prompt are those of the last sampling "
+        "run.",
     ),
     RequestField(
         "upscale",

@@ -79,7 +79,7 @@ class MemoryPlan:
     curve: tuple[tuple[int, float], ...] = ()
 
 
-@with_request_options(("width", "loras", "steps", "cfg", "sampler", "upscale"))
+@with_request_options(("width", "loras", "steps", "cfg", "sampler", "vae_tile", "vae_frames", "upscale"))
 def plan_memory(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model name or path.", show_default=False)],
     vram: Annotated[str | None, options._option("--vram", _VRAM, _PLAN, "SIZE")] = None,
@@ -338,7 +338,7 @@ def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType
         (
             stage.stage.value + (f", {stage.sampled_by}" if stage.sampled_by else "") + _divided(stage),
             format_bytes(stage.weight_bytes),
-            f"{format_bytes(stage.resident_bytes)} ({stage.resident_bytes / stage.weight_bytes:.0%})",
+            _resident(stage),
             format_bytes(stage.upload_bytes),
             format_bytes(stage.streamed_bytes),
             format_bytes(sum(count for _, count in stage.evicted)),
@@ -350,6 +350,13 @@ def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType
         for stage in stages
     ]
     return rows_table(headings, rows, right=headings[1:])
+
+
+def _resident(stage: StageForecast) -> str:
+    """Return the resident weights with their share; a join of parts has no weights."""
+    if not stage.weight_bytes:
+        return format_bytes(0)
+    return f"{format_bytes(stage.resident_bytes)} ({stage.resident_bytes / stage.weight_bytes:.0%})"
 
 
 def _kernels_table(kernels: dict[str, tuple[KernelCost, ...]]) -> RenderableType:
@@ -449,12 +456,13 @@ def ahead_bytes_of(kind: str, vram_bytes: int) -> int:
 
 
 def _modules(catalog: Catalog, graph: JobGraph, key: ComponentKey) -> Sequence[ModuleBytes]:
-    from modelpool.pool.values.core.stage_params import UpscaleParams
+    from modelpool.pool.values.core.stage_params import OperationParams, UpscaleParams
 
     task = next(t for t in graph.job.tasks if any(use.component == key for use in t.uses))
     work = graph.works[task.task_id]
     if isinstance(work, UpscaleParams):
         return catalog.upscalers.modules(work)
+    assert not isinstance(work, OperationParams), "operations use no component"
     return catalog.figures.modules(work.model, work)
 
 
@@ -462,7 +470,7 @@ def _batch_bytes(catalog: Catalog, graph: JobGraph, request: GenerateRequest, ba
     """Return the activations of one run of all images by stage (the largest task of each stage); texts are encoded
     once in any case.
     """
-    from modelpool.pool.values.core.stage_params import UpscaleParams
+    from modelpool.pool.values.core.stage_params import OperationParams, UpscaleParams
 
     tokens = catalog.text_tokens(catalog.find_model(request.model), request.prompt)
     most_bytes = {Stage.SAMPLE.value: 0, Stage.DECODE.value: 0}
@@ -471,7 +479,7 @@ def _batch_bytes(catalog: Catalog, graph: JobGraph, request: GenerateRequest, ba
             work = graph.works[task.task_id]
             if isinstance(work, UpscaleParams):
                 needed_bytes = catalog.upscalers.execution_modes(work)[0].activation_bytes * batch
-            else:
+            elif not isinstance(work, OperationParams):  # which is of another stage
                 needed_bytes = catalog.figures.batch_bytes(work.model, work, batch, tokens)
             most_bytes[task.stage.value] = max(most_bytes[task.stage.value], needed_bytes)
     return most_bytes

@@ -44,7 +44,7 @@ JobsId = Annotated[
 ]
 
 
-@with_request_options((*SCHEDULING_FIELDS, "batch", "format", "quality"))
+@with_request_options((*SCHEDULING_FIELDS, "batch", "gpus", "format", "quality"))
 def submit(
     context: typer.Context,
     job_file: Annotated[

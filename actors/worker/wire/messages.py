@@ -20,6 +20,7 @@ from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import Preview, PreviewWish
 from modelpool.pool.values.core.remote_file import RemoteFile
 from modelpool.pool.values.core.stage_params import ModelRef, StageParams
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import (
     NO_NODE,
     ComponentKey,
@@ -86,6 +87,7 @@ class RunRequest(WireValue):
     own    for each of `task.needs`, the run of this worker that makes it, after which this one starts, or 0: that one
            is sent. Empty if all are sent. Without the result of such a run, this one does not start
     provisional  it reads what was made with files of unknown hashes: no state of it is saved
+    gang   the workers that share the run. Each gets a request for it, with the same inputs; None: it runs alone
     """
 
     task: TaskSpec
@@ -102,6 +104,7 @@ class RunRequest(WireValue):
     preview: PreviewWish | None = None
     own: tuple[int, ...] = ()
     provisional: bool = False
+    gang: Gang | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ OTHER = {
     "quality": 80, "lyrics": "la", "lyrics_language": "de", "bpm": 96, "key_scale": "C major", "time_signature": "4",
     "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
     "view": RecipeView(), "noise": RecipeNoise(eta=0.0),
-    "shift": 3.1, "batch": 4, "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
+    "shift": 3.1, "batch": 4, "vae_tile": 512, "vae_frames": 33, "gpus": "2",
+    "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
     "low_noise": RecipeLowNoise(0.9, 3.0), "upscale": RecipeUpscale("4x", "ef", 4.0),
 }  # fmt: skip
 
