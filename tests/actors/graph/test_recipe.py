@@ -19,6 +19,7 @@ from modelpool.actors.graph.features.recipe import (
     RecipeRegion,
     RecipeUpscale,
     RecipeView,
+    RecipeWorkflow,
 )
 from modelpool.actors.graph.recipe_request import differing_fields, requests_of
 from modelpool.actors.outputs.recipe_json import recipe_from_json
@@ -44,6 +45,7 @@ OTHER = {
     "shift": 3.1, "batch": 4, "vae_tile": 512, "vae_frames": 33, "gpus": "2",
     "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
     "low_noise": RecipeLowNoise(0.9, 3.0), "upscale": RecipeUpscale("4x", "ef", 4.0),
+    "workflow": RecipeWorkflow({"d": {"kind": "decode", "inputs": {}}}, "d", (("model", "m", "ab"),)),
 }  # fmt: skip
 
 
