@@ -4,8 +4,9 @@ The arrival rate keeps the GPUs busy for the stated fraction of the time with ru
 with too many loads cannot keep up, which shows in throughput, and much earlier in latency. Loads use the link of the
 GPU; files are read from a machine's memory or its disks. Five seeds: median, minimum and maximum.
 
-Run from the repository: `python -m benchmarks.scheduling [--rows PART;...] [--seeds 5] [--policies NAME,...]`.
-Imports neither torch nor Ray.
+Run from the repository: `python -m benchmarks.scheduling [--rows PART;...] [--seeds 5] [--policies NAME,...]
+[--batch N:GAIN]`. With --batch, up to N tasks that are alike share a run, in which they make GAIN times the images of
+single ones, and the pool's policy is compared with itself without batches. Imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ from modelpool.benchmarks.lab.katz import katz_workload
 from modelpool.benchmarks.lab.katz_habits import SERVICES
 from modelpool.benchmarks.lab.policies import POLICIES
 from modelpool.pool.values.core.errors import GIB
-from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.values.specs.spec import JobSpec, Role
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.gpu_spec import NodeShape, parse_gpus, simulated_gpus
 from modelpool.scheduler.simulator.metrics import figures
+from modelpool.scheduler.simulator.policy import OUR_POLICY
 from modelpool.scheduler.simulator.workloads.generators import bursting, heterogeneous, offline_batch, shifting, zipf
 from modelpool.scheduler.simulator.workloads.mix import Mix
 from modelpool.scheduler.simulator.workloads.models import InventedModel
@@ -113,15 +117,43 @@ ROWS = (
     Row("calibrated, overloaded, 64 GPUs", "64xH100", INSTANCE, calibrated(64, 12_000, 1.2), counts_loras=True),
     Row("calibrated, 512 GPUs", "512xH100", INSTANCE, calibrated(512, 30_000, 0.8), counts_loras=True),
 )
+#: the pool's policy with batches
+BATCHES = "modelpool, batches"
 COLUMNS = ("jobs/min", "p50 s", "p99 s", "loading GPU-s", "LoRA loads/job", "resident", "GiB moved", "CPU s")
 
 
-def simulate(row: Row, policy: str, seed: int) -> tuple[float, ...]:
-    """Run one simulation; return its columns."""
+@dataclass(frozen=True)
+class Batch:
+    """Runs of up to `size` tasks, which make `gain` times the images of single ones."""
+
+    size: int
+    gain: float
+
+    @classmethod
+    def of(cls, text: str) -> Batch:
+        """Parse N:GAIN."""
+        size, _, gain = text.partition(":")
+        return cls(int(size), float(gain))
+
+    @property
+    def marginal(self) -> float:
+        """The time of each further task of a batch, as a fraction of one."""
+        return (self.size / self.gain - 1.0) / (self.size - 1)
+
+
+def simulate(row: Row, policy: str, seed: int, batch: Batch | None = None) -> tuple[float, ...]:
+    """Run one simulation; return its columns. With `batch`, tasks share runs under the policy `BATCHES`."""
     groups = parse_gpus(row.gpus)
     gpus, nodes = simulated_gpus(groups, row.shape, reserve_bytes=GIB)
     workload = row.make(Random(seed), sum(gpu.speed for gpu in gpus))
-    core, memory = POLICIES[policy].make(gpus, workload.components, Random(seed))
+    if batch is not None:
+        gpus = [replace(gpu, marginal=batch.marginal) for gpu in gpus]
+        workload = replace(workload, jobs=tuple(replace(each, job=_alike(each.job)) for each in workload.jobs))
+    core, memory = POLICIES[OUR_POLICY.name if policy == BATCHES else policy].make(
+        gpus, workload.components, Random(seed)
+    )
+    if batch is not None and policy == BATCHES:
+        core = SchedulerState(SchedulerConfig(batch_limit=batch.size))
     cluster = VirtualCluster(core, gpus, nodes, memory)
     cluster.start(workload.components)
     for job in workload.jobs:
@@ -138,9 +170,15 @@ def simulate(row: Row, policy: str, seed: int) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def _one(job: tuple[str, str, int]) -> tuple[float, ...]:
-    name, policy, seed = job
-    return simulate(next(row for row in ROWS if row.name == name), policy, seed)
+def _alike(job: JobSpec) -> JobSpec:
+    """Return a job with tasks that may share runs with others of the same weights, stage and length."""
+    tasks = (replace(task, together=f"{task.stage.value} {task.run_seconds:g}") for task in job.tasks)
+    return replace(job, tasks=tuple(tasks))
+
+
+def _one(job: tuple[str, str, int, Batch | None]) -> tuple[float, ...]:
+    name, policy, seed, batch = job
+    return simulate(next(row for row in ROWS if row.name == name), policy, seed, batch)
 
 
 def bounds(row: Row, seed: int) -> tuple[float, float]:
@@ -166,13 +204,13 @@ def lora_bound(row: Row, seed: int) -> tuple[float, int]:
     return least_adapter_loads(jobs, slots * len(gpus)) / len(jobs), slots
 
 
-def table(row: Row, policies: Sequence[str], seeds: int, pool: ProcessPoolExecutor) -> None:
+def table(row: Row, policies: Sequence[str], seeds: int, pool: ProcessPoolExecutor, batch: Batch | None = None) -> None:
     """Print the table of one row."""
-    wanted = [(row.name, policy, seed) for policy in policies for seed in range(1, seeds + 1)]
+    wanted = [(row.name, policy, seed, batch) for policy in policies for seed in range(1, seeds + 1)]
     results = dict(zip(wanted, pool.map(_one, wanted), strict=True))
     print(f"\n{row.name} ({row.gpus})\n\n| policy | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}")
     for policy in policies:
-        of_seeds = list(zip(*(results[row.name, policy, seed] for seed in range(1, seeds + 1)), strict=True))
+        of_seeds = list(zip(*(results[row.name, policy, seed, batch] for seed in range(1, seeds + 1)), strict=True))
         cells = [_cell(column) for column in of_seeds]
         print(f"| {policy} | {' | '.join(cells)} |", flush=True)
     if row.is_batch:
@@ -202,12 +240,15 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--batch", type=Batch.of, metavar="N:GAIN")
     options = parser.parse_args()
     rows = [row for row in ROWS if any(part in row.name for part in options.rows.split(";"))]
     with ProcessPoolExecutor(options.jobs) as pool:
         for row in rows:
             names = [name for name in options.policies.split(",") if name != "clairvoyant" or row.is_batch]
-            table(row, names, options.seeds, pool)
+            if options.batch is not None:
+                names = [OUR_POLICY.name, BATCHES]
+            table(row, names, options.seeds, pool, options.batch)
 
 
 if __name__ == "__main__":

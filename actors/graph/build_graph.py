@@ -41,6 +41,8 @@ def build_graph(
     be in the pool; fields left out get the model's defaults. `terms` decide about the batch size "auto". Raises
     UserError."""
     if request.workflow is not None or request.passes:
+        if request.batch == AUTO_BATCH:
+            request = request.model_copy(update={"batch": 1})
         return build_workflow(request, job_id, catalog)
     model = catalog.find_model(request.model)
     defaults = catalog.model_defaults(model)

@@ -17,7 +17,7 @@ from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.control_video_fields import checked_video
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import missing_field
-from modelpool.actors.request.field_table import OPTION_FIELDS, REQUEST_FIELDS
+from modelpool.actors.request.field_table import AUTO_BATCH, OPTION_FIELDS, REQUEST_FIELDS
 from modelpool.actors.request.image_fields import (
     DEFAULT_MASKED_STRENGTH,
     DEFAULT_STRENGTH,
@@ -227,6 +227,8 @@ class GenerateRequest(Strict):
         workflow = checked_workflow(fields["workflow"])
         shown = workflow.shown_fields
         for name, value in fields.items():
+            if name == "batch" and value == AUTO_BATCH:  # of all lines of a job file: a workflow has one image a pass
+                continue
             differs = name not in WORKFLOW_FIELDS and value != shown.get(name, _NOTHING)
             if differs and value is not None:
                 raise unusable_field(name, value, "none beside workflow, which has it in its nodes")

@@ -77,6 +77,13 @@ class RunsAlone(UnusableField):
     reason = ""
 
 
+def runs_alone(problem: UnusableField, reason: str) -> RunsAlone:
+    """Return `problem` as a RunsAlone with its reason."""
+    found = RunsAlone(str(problem))
+    found.reason = reason
+    return found
+
+
 class TaskCollector:
     """Collects the tasks of one job, each after the tasks that it needs."""
 
@@ -142,9 +149,7 @@ class TaskCollector:
         if self._batch_size == 1 or not isinstance(work, SampleParams | DecodeParams):
             return work, 1
         if reason := why_alone(work):
-            alone = RunsAlone(str(unusable_field("batch", self._batch_size, f"1: {reason}")))
-            alone.reason = reason
-            raise alone
+            raise runs_alone(unusable_field("batch", self._batch_size, f"1: {reason}"), reason)
         return replace(work, batch_size=self._batch_size), self._batch_size
 
     def _pass_key(self, work: StageParams, context_tokens: Sequence[int]) -> str:

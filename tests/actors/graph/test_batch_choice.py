@@ -82,9 +82,10 @@ def test_single_requests_and_kinds_without_a_measurement_are_as_without_it() -> 
 
 def test_what_runs_alone_has_one_and_says_why() -> None:
     for terms in (BatchTerms(), BatchTerms(AutoBatch(4)), recorded(8)):
-        recipe, graph = built(request(sampler="dpm_adaptive"), terms)
-        assert (recipe.batch, {task.batch_size for task in graph.job.tasks}) == (0, {1})
-        assert "dpm_adaptive" in recipe.batch_reason
+        for fields, reason in (({"sampler": "dpm_adaptive"}, "dpm_adaptive"), ({"vae_tile": 64}, "decoded alone")):
+            recipe, graph = built(request(**fields), terms)
+            assert (recipe.batch, {task.batch_size for task in graph.job.tasks}) == (0, {1})
+            assert reason in recipe.batch_reason
 
 
 def test_a_pass_fits_into_the_smallest_gpu_with_as_many_weights_as_one_image() -> None:

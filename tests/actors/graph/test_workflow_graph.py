@@ -184,3 +184,10 @@ def test_a_request_with_a_workflow_has_nothing_that_its_nodes_have() -> None:
         request_of(BASE, cfg=3.0)
     with pytest.raises(UserError, match="passes cannot be combined with hires"):
         GenerateRequest(**REQUEST, passes=[{"scale": 2}], hires=2)
+
+
+def test_a_workflow_in_a_job_file_has_no_batch_size() -> None:
+    """Job files leave the batch size of all their lines to the pool."""
+    assert tasks_of(request_of(BASE, batch="auto")) == tasks_of(request_of(BASE))
+    with pytest.raises(UserError, match="batch"):
+        request_of(BASE, batch=8)

@@ -792,9 +792,9 @@ def test_a_wall_clock_that_is_set_back_gives_no_job_its_deadline_again(
     deadlines: list[float] = []
     submit = job_service._Link.submit
 
-    def noting(link: Any, submission_id: Any, user: str, part: Any) -> None:
+    def noting(link: Any, submission_id: Any, user: str, part: Any, batches: Any) -> None:
         deadlines.extend(request.deadline for _, request in part)
-        submit(link, submission_id, user, part)
+        submit(link, submission_id, user, part, batches)
 
     monkeypatch.setattr(job_service._Link, "submit", noting)
     request = GenerateRequest(model="shapes", prompt=f"{ENDLESS} one", seed=1, steps=3, deadline=600.0)
