@@ -43,7 +43,8 @@ def test_two_workers_share_a_run_and_survive_each_other(tmp_path: Path) -> None:
         assert_shared(alone[2], pool.sample(Wish(None), [0, 1]), exact=True)
         assert_shared(alone[1], pool.sample(Wish(None, texts=1)))  # 3 members: shares of unequal length
         patched = pool.alone(Wish(None, texts=1, lora=True))
-        assert patched.latent is not None and not np.array_equal(patched.latent, alone[1].latent)
+        assert patched.latent is not None
+        assert not np.array_equal(patched.latent, alone[1].latent)
         assert_shared(patched, pool.sample(Wish(None, texts=1, lora=True), [0, 2]))
 
         _one_member_differs(pool)
@@ -114,7 +115,7 @@ def test_each_family_with_a_plan_makes_the_same_on_several_workers(name: str, de
 
 
 @pytest.mark.nightly(usually="tests/pool/inference/gang/test_gang_runs.py")
-@pytest.mark.parametrize("name", ["chroma", "sd35_large", "mochi"])
+@pytest.mark.parametrize("name", ["chroma", "sd35_large"])
 def test_texts_of_families_without_a_plan_are_divided_byte_for_byte(name: str, tmp_path: Path) -> None:
     with members(2, tmp_path, ALL_FAMILIES[name]) as pool:
         assert_shared(pool.alone(Wish(None)), pool.sample(Wish(None)), exact=True)
