@@ -22,9 +22,11 @@ from modelpool.actors.graph.common.sampling_runs import (
     start_image_task,
 )
 from modelpool.actors.graph.common.stage_request import StageLike, StageRequest, UpscaleRequest
-from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
+from modelpool.actors.graph.common.task_collector import JobGraph, RunsAlone, TaskCollector
+from modelpool.actors.graph.features.batch_choice import USUAL_TERMS, BatchTerms, chosen_batch
 from modelpool.actors.graph.features.control_graph import control_inputs
 from modelpool.actors.graph.features.control_video_graph import control_video_task
+from modelpool.actors.graph.features.decode_tiles_graph import add_decode, with_tiles
 from modelpool.actors.graph.features.decoder_graph import check_decodes, decoder_params
 from modelpool.actors.graph.features.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
 from modelpool.actors.graph.features.image_prompt_graph import appended_tokens, image_prompt_inputs
@@ -32,6 +34,7 @@ from modelpool.actors.graph.features.lora_graph import check_lora_texts
 from modelpool.actors.graph.features.music_graph import lyrics_of, music_lengths, text_of
 from modelpool.actors.graph.features.prompt_syntax import prompt_warnings
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import AUTO_BATCH, BatchKind
 from modelpool.actors.graph.features.reference_graph import (
     NO_REFERENCES,
     ReferenceInputs,
@@ -56,6 +59,7 @@ from modelpool.pool.values.core.lora_texts import NEGATIVE as NEGATIVE_TEXT
 from modelpool.pool.values.core.lora_texts import PROMPT, acts_for, region_text
 from modelpool.pool.values.core.refs import loras_of_text, unread_text_strengths
 from modelpool.pool.values.core.sample_conditions import condition_inputs
+from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
     ControlVideoCondition,
     DecodeParams,
@@ -92,13 +96,43 @@ from modelpool.pool.values.core.written_tokens import WrittenTokens
 from modelpool.pool.values.specs.spec import JobId, Role, Stage, TaskId
 
 
-def build_graph(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) -> tuple[Recipe, JobGraph]:
+def build_graph(
+    request: GenerateRequest,
+    job_id: JobId,
+    catalog: GraphCatalog,
+    terms: BatchTerms = USUAL_TERMS,
+) -> tuple[Recipe, JobGraph]:
     """Build the recipe (without versions) and the task graph of `request`. Its seed must be set, and its images must
-    be in the pool; fields left out get the model's defaults. Raises UserError."""
+    be in the pool; fields left out get the model's defaults. `terms` decide about the batch size "auto". Raises
+    UserError."""
     model = catalog.find_model(request.model)
     defaults = catalog.model_defaults(model)
     check_request(request, defaults.sampling)
     request = with_defaults(request, model, defaults)
+    if request.batch != AUTO_BATCH:
+        return _built(request, job_id, catalog, model, defaults)
+    work, sides = catalog.batched_work(model), (request.width or defaults.width, request.height or defaults.height)
+    choice = terms.pool.usual(work, *sides, request.frames or 0, terms.submission.expected)
+
+    def built_with(size: int) -> tuple[Recipe, JobGraph]:
+        return _built(request.model_copy(update={"batch": size}), job_id, catalog, model, defaults)
+
+    try:
+        recipe, graph = built_with(choice.size)
+        before, choice = choice, chosen_batch(BatchKind.of(recipe), graph, work, terms)
+        if choice.size != before.size:
+            recipe, graph = built_with(choice.size)
+        reason = choice.reason
+    except RunsAlone as alone:
+        recipe, graph = built_with(1)
+        reason = alone.reason
+    return replace(recipe, batch_reason=reason), graph
+
+
+def _built(
+    request: GenerateRequest, job_id: JobId, catalog: GraphCatalog, model: ModelRef, defaults: ModelDefaults
+) -> tuple[Recipe, JobGraph]:
+    """Build the recipe and the task graph of a request with the defaults of its model, and a batch size."""
     builder = _GraphBuilder(catalog, StageRequest(Stage.DECODE, request))
     builder.warnings |= dict.fromkeys(edit_model_warnings(request, defaults.sampling, model))
     builder.warnings |= dict.fromkeys(sampler_warnings(request, defaults.sampling))
@@ -128,7 +162,9 @@ class _GraphBuilder:
         self._defaults = catalog.model_defaults(self._model)
         self._facts = self._defaults.sampling
         self._passes = sampling_passes(self._request, self._model, self._defaults)
-        self._tasks = TaskCollector(catalog, stage.request.batch, gpus_of_work(stage.request.gpus))
+        size = stage.request.batch
+        gpus = gpus_of_work(stage.request.gpus)
+        self._tasks = TaskCollector(catalog, size if isinstance(size, int) else 1, gpus)
         self.warnings: dict[str, None] = {}
         #: LoRAs of the request that have an effect, for any component
         self.loras: tuple[LoraRef, ...] = ()
@@ -307,7 +343,7 @@ class _GraphBuilder:
         assert self._request.hires is not None, "a second pass is that of hires"
         if self._request.hires.via == "latent":
             return need
-        pixels = self._tasks.add(_decode_params(self._model, work), {LATENT: need})
+        pixels = self._add_decode(_decode_params(self._model, work), {LATENT: need})
         size = run.size(run.scale)
         if self._request.hires.upscaler is not None:
             upscaler = self._catalog.upscalers.find(self._request.hires.upscaler)
@@ -347,12 +383,17 @@ class _GraphBuilder:
 
     def _decoded(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
         """Add the decoding of the output, and its upscaling."""
-        task = self._tasks.add(work, needs)
+        task = self._add_decode(work, needs)
         upscale = self._request.upscale
         if upscale is None:
             return task
         upscaler = self._catalog.upscalers.find(upscale.model)
         return self._tasks.add(upscale_params(upscale, upscaler, work.shape), {IMAGE: task})
+
+    def _add_decode(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
+        """Add a decode with the tiles of the request."""
+        model = self._catalog.model_defaults(work.model)
+        return add_decode(self._tasks, with_tiles(work, self._request, self._facts), needs, model)
 
     def _second_stage(self, prior: TaskId, work: SampleParams) -> tuple[TaskId, SampleParams]:
         """Add the sampling of the decoder of a two-stage model, on the result of `prior`, which did `work`."""

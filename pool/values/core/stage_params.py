@@ -27,6 +27,7 @@ from modelpool.pool.values.core.refs import LoraRef as LoraRef
 from modelpool.pool.values.core.refs import ModelRef as ModelRef
 from modelpool.pool.values.core.refs import UpscalerRef as UpscalerRef
 from modelpool.pool.values.core.results import AudioSamples as AudioSamples
+from modelpool.pool.values.core.results import DecodedTiles as DecodedTiles
 from modelpool.pool.values.core.results import Encoded as Encoded
 from modelpool.pool.values.core.results import FloatArray as FloatArray
 from modelpool.pool.values.core.results import ImageEmbeds as ImageEmbeds
@@ -360,12 +361,37 @@ class DecodeParams(WireValue):
 
     Reads "latent", of this shape (audio may be longer), and with `pastes` "image", which the result keeps outside of
     "mask". `batch_size` as in `SampleParams`.
+
+    tile         edge of the tiles of the VAE in pixels; 0: the image is one tile, if memory allows it
+    tile_frames  frames of a tile of a video; 0: all
+    parts        number of tasks that compute the tiles; 0: this one computes them all
+    part         which of them this one is, from 1: its result is `DecodedTiles`. 0 with `parts`: it reads "tiles.N" of
+                 each part instead of "latent", and joins them. It needs no weights
     """
 
     model: ModelRef
     shape: OutputShape
     pastes: bool = False
     batch_size: int = 0
+    tile: int = 0
+    tile_frames: int = 0
+    parts: int = 0
+    part: int = 0
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether its tiles are a property of the request, and so of the result."""
+        return bool(self.tile or self.tile_frames)
+
+    @property
+    def joins(self) -> bool:
+        """Whether it joins the tiles that other tasks have computed."""
+        return self.parts > 0 and self.part == 0
+
+    @property
+    def measured_apart(self) -> tuple[str, ...]:
+        """As `SampleParams.measured_apart`: a tile has other tensors than an image of its size in a larger run."""
+        return ("tiles",) if self.is_tiled else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,6 +512,8 @@ def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
     the diffusion model, then image prompt adapters."""
     if isinstance(work, EncodeParams):
         return _TEXT_ENCODERS[:count]
+    if isinstance(work, DecodeParams) and work.joins:
+        return ()
     adapters = len({prompt.content for prompt in work.image_prompts}) if isinstance(work, SampleParams) else 0
     return (role_of(work), *[Role.CONTROLNET] * (count - 1 - adapters), *[Role.IMAGE_PROMPT] * adapters)
 
@@ -542,16 +570,21 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         UpscaleParams: frozenset(),
     }
 )
-#: fields that tasks of one batch share, and which are not among the others in its key: the batch size has a place of
-#: its own there, and tasks of several GPUs have no key
-_OWN_PLACE = frozenset({"batch_size", "gpus"})
-#: the names of all fields of the identity by class, and of fields that tasks of one batch share
+#: the names of all fields of the identity by class, and of fields that tasks of one batch share. Not among these are
+#: the batch size, which has a place of its own in the key, and the GPUs of a run and the tiles of a decode, which has no
+#: key with them
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
+_APART: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
+    {
+        SampleParams: frozenset({"batch_size", "gpus"}),
+        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
+    }
+)
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {
-        kind: tuple(name for name in _FIELDS[kind] if name not in varying and name not in _OWN_PLACE)
+        kind: tuple(name for name in _FIELDS[kind] if name not in varying | _APART.get(kind, frozenset()))
         for kind, varying in _VARYING.items()
     }
 )
@@ -570,7 +603,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates"}),
         SampleParams: frozenset({"batch_size", "gpus"}),
-        DecodeParams: frozenset({"batch_size"}),
+        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
     }
 )
 _LATER_OF_SCHEDULE = frozenset({"shift", "settings"})
@@ -594,6 +627,8 @@ def why_alone(work: StageParams) -> str:
             return "the steps that its cache skips follow from all images of a run"
         case VisionEncodeParams() | EncodeImageParams():
             return "one image fills a device"
+        case DecodeParams() if work.is_tiled or work.parts or work.part:
+            return "one tile fills a device"
     return ""
 
 

@@ -182,6 +182,9 @@ class TaskSpec(WireValue):
     #: such tasks run in forward passes of exactly so many; missing ones are padded. `activation_bytes` and
     #: `run_seconds` are of a whole pass, however many tasks share it. 1: of one task, and any number may share a run
     batch_size: int = 1
+    #: such tasks with equal keys may run in one pass at different steps: each joins it at a step, and leaves when it is
+    #: done (`pool.values.core.joining`); "" joins none
+    pass_key: str = ""
     #: numbers of GPUs that may share its run, in rising order (`pool.values.specs.gang`); (1,) never shares one
     degrees: tuple[int, ...] = (1,)
 

@@ -273,6 +273,16 @@ def test_texts_of_any_length_and_latents_of_a_run_are_those_made_alone(bench: Be
         assert_near(bench.engine.run_batch(members), [bench.alone(member) for member in members])
 
 
+def test_texts_of_a_run_have_the_bytes_that_they_have_alone(bench: Bench) -> None:
+    """On a CPU, in runs of any size: so texts need no batch size. Measured likewise at the widths of CLIP and T5."""
+    members = bench.encodes(("a cyan star", "", "two blue squares", "a ring", "a dot", "a line", "red", "green"))
+    alone = [array(bench.alone(member)) for member in members]
+    for count in (2, 3, 8):
+        outcomes = bench.engine.run_batch(members[:count])
+        assert {outcome[1].batched for outcome in outcomes if isinstance(outcome, tuple)} == {count}
+        assert all(np.array_equal(array(found), one) for found, one in zip(outcomes, alone, strict=False))
+
+
 def test_neither_order_nor_company_changes_a_image(bench: Bench) -> None:
     """In runs of as many: bit for bit. Every member of a batch is computed like every other."""
     members = bench.samples(4)
