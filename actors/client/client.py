@@ -44,6 +44,7 @@ from modelpool.actors.request.image_fields import checked_image
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice, RequestLike, request_of
+from modelpool.actors.request.workflow_inputs import is_own_workflow, with_inputs
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
 from modelpool.actors.worker.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
@@ -224,6 +225,26 @@ class ModelPool:
         except BaseException:
             job.cancel()
             raise
+
+    def run(
+        self,
+        workflow: Mapping[str, Any],
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        seed: int | None = None,
+        output: str | Path | Literal[False] | None = None,
+        **fields: Any,
+    ) -> Jobs:
+        """Queue a workflow of the pool, {"nodes": {ID: NODE}, "output": ID}, with other `inputs` of its nodes, such as
+        {"sampler.steps": 8}; `pool.run(workflow).images()` waits for its output. `seed` is that of nodes without one,
+        `fields` are further fields of a request beside `workflow`, `output` is as in `submit`. `modelpool run` and the
+        HTTP interface take workflows of ComfyUI. Raises UserError.
+        """
+        if not is_own_workflow(workflow):
+            expected = '{"nodes": {ID: NODE}, "output": ID}; `modelpool run` takes workflows of ComfyUI'
+            raise unusable_field("workflow", type(workflow).__name__, expected)
+        changed = with_inputs(workflow, inputs or {})
+        return self.submit(GenerateRequest(workflow=changed, seed=seed, **fields), output=output)
 
     def submit(
         self,

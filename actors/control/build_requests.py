@@ -67,7 +67,7 @@ async def build_requests(
 def _characters(request: GenerateRequest) -> int:
     """Return the length of the texts of a request, the first one of a question. After a long one, which takes longer
     than a question may, no other one is converted."""
-    return len(request.prompt) + len(request.negative) + sum(len(region.prompt) for region in request.regions)
+    return sum(len(text) for _, text in request.texts())
 
 
 async def _yield_after(count: int) -> None:

@@ -28,6 +28,7 @@ from modelpool.actors.graph.features.start_image_graph import HIRES, START_IMAGE
 from modelpool.actors.graph.features.upscale_graph import UPSCALE
 from modelpool.actors.graph.features.video_output_graph import FILE, FRAMES, SIZE
 from modelpool.actors.graph.features.vision_graph import VIDEO_NUMBERS, VIEW
+from modelpool.actors.graph.features.workflow_part import WORKFLOW
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError, together
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
@@ -61,7 +62,7 @@ DEFAULTS_ORDER: tuple[Feature, ...] = (
 LINE_ORDER: tuple[Feature, ...] = (
     *(BASE, NOISE, DECODER, UPSCALE, EXPERTS, OPTIONS, LORAS, CLIP, SAMPLER, SIZE, VIEW, FRAMES, VIDEO_NUMBERS),
     *(MUSIC, FILE, START_IMAGE, HIRES, CONTROLS, IMAGE_PROMPTS, REGIONS, REFERENCES, VIDEOS, IMAGE_CONCAT, BATCH, GANG),
-    DECODE_TILES,
+    *(DECODE_TILES, WORKFLOW),
 )
 
 

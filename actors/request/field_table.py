@@ -27,6 +27,7 @@ from modelpool.actors.request.labels import MAX_METADATA_BYTES, checked_id, chec
 from modelpool.actors.request.music_fields import MAX_BPM, MAX_LYRICS, checked_lyrics, music_word
 from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, WholeOrWord, noise_levels
 from modelpool.actors.request.option_words import option_words
+from modelpool.actors.request.pass_bounds import MAX_PASSES
 from modelpool.actors.request.qos import MAX_PRIORITY
 from modelpool.actors.request.video_output_fields import (
     AUDIO_FORMATS,
@@ -416,6 +417,21 @@ _ROWS = (
             "Two-pass generation: scale, strength, steps, upscaler, as in 2, 2:0.5:10 or 2:0.5=NAME.",
             INPUTS,
         ),
+    ),
+    RequestField(
+        "passes",
+        "Further sampling runs, each on the result of the one before: a refiner, several steps of enlargement, another "
+        "model or sampler. Each sets what differs from the request, and its strength, size or first step: "
+        '`[{"model": "refiner", "start_step": 16}, {"scale": 1.5, "strength": 0.4}]`.',
+        (),
+        most_entries=MAX_PASSES,
+    ),
+    RequestField(
+        "workflow",
+        "A graph of nodes instead of a single image: texts, images, samplings, decodings, upscalings and operations, "
+        'each with the nodes that it reads: `{"nodes": {ID: NODE}, "output": ID}`. Beside it, a request has only a '
+        "seed, a file format, and what does not change the output; model and prompt are those of the last sampling "
+        "run.",
     ),
     RequestField(
         "upscale",

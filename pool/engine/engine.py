@@ -54,6 +54,7 @@ from modelpool.pool.inference.conditioning.run_parts import PreparePart, RunReso
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.inference.guidance.text_loras import TextLoras
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
+from modelpool.pool.inference.operations.operate import operate
 from modelpool.pool.inference.pixels.latent_pixels import decoded
 from modelpool.pool.inference.upscalers.open_upscaler import OpenUpscaler
 from modelpool.pool.inference.upscalers.upscale import upscale_images
@@ -77,6 +78,7 @@ from modelpool.pool.values.core.stage_params import (
     ImageEmbeds,
     LoraRef,
     ModelRef,
+    OperationParams,
     Outcome,
     PixelArray,
     Result,
@@ -333,6 +335,8 @@ class Engine:
         With `gang`, the run is one that other workers share (`pool.inference.gang.gang_run`), tried once: raises
         GangBroken if one of them fails.
         """
+        if isinstance(work, OperationParams):
+            return _operated(work, inputs, hooks)
         if isinstance(work, DecodeParams) and work.joins:
             return _joined(work, inputs, hooks)
         if gang is None:
@@ -362,6 +366,9 @@ class Engine:
         if isinstance(work, DecodeParams) and work.joins:
             joined = _joined(work, inputs, hooks)
             return lambda: joined
+        if isinstance(work, OperationParams):
+            operated = _operated(work, inputs, hooks)
+            return lambda: operated
         ending = self._runner.begin(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
 
         def first() -> tuple[Result, RunCost]:
@@ -576,6 +583,10 @@ class Engine:
     def _run_at_once(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...]
     ) -> tuple[tuple[Result, ...], RunCost]:
+        if isinstance(members[0].work, OperationParams):
+            works = _all_of([member.work for member in members], OperationParams)
+            made = [_operated(work, each.inputs, each.hooks) for work, each in zip(works, members, strict=True)]
+            return tuple(result for result, _ in made), made[0][1]
         if isinstance(work := members[0].work, DecodeParams) and work.joins:
             image, cost = _joined(work, members[0].inputs, batch_hooks(members))
             return (image,), cost
@@ -671,6 +682,8 @@ class Engine:
 
     def _run_to_come(self, task: TaskSpec, work: StageParams) -> TaskRun[Any] | None:
         """The run of a task to preload; None if its model or a LoRA would have to be opened first."""
+        if isinstance(work, OperationParams):
+            return None
         if isinstance(work, UpscaleParams):
             if any(use.component not in self._patchers for use in task.uses):
                 return None
@@ -718,6 +731,8 @@ class Engine:
                 return (self.patcher(work.model, Role.VAE),)
             case UpscaleParams():
                 return self._upscalers.of((work.model,))
+            case OperationParams():
+                return ()
 
     def _compute(
         self, members: Sequence[BatchMember], patchers: Patchers, hooks: RunHooks, division: ExecutionMode | None
@@ -725,6 +740,7 @@ class Engine:
         works, inputs = [member.work for member in members], [TaskInputs(member.inputs) for member in members]
         if isinstance(works[0], UpscaleParams):
             return upscale_images(_all_of(works, UpscaleParams), inputs, patchers[0], hooks, division)
+        assert not isinstance(works[0], OperationParams), "operations run without components"
         opened = self._opened(works[0].model)
         latent, family = opened.latent, opened.checkpoint.family
         match works[0]:
@@ -776,6 +792,15 @@ def _sampled_in_gang(
         return sampling(own_hooks, None, facts, resources, (*RUN_PARTS, part))
 
     return sample_in_gang(gang, work.texts if work.reads_negative else 1, shared, hooks)
+
+
+def _operated(work: OperationParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:
+    """Return the result of an operation, and its cost: it uses no memory of the device."""
+    stop_if_asked(hooks.should_stop)
+    began = time.perf_counter()
+    result = operate(work, TaskInputs(inputs))
+    hooks.on_step(1, 1)
+    return result, RunCost(run_seconds=time.perf_counter() - began, resident=True)
 
 
 def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | None:

@@ -91,7 +91,12 @@ from modelpool.scheduler.simulator.simulated_gangs import (
 __all__ = ["RESULT_BYTES", "Core", "SimulatedGpu", "SimulatedNode", "VirtualCluster"]
 
 #: sizes that fill a result cache about as real conditionings, latents and images do
-RESULT_BYTES: Mapping[Stage, int] = {Stage.ENCODE: 1 << 20, Stage.SAMPLE: 1 << 18, Stage.DECODE: 3 << 20}
+RESULT_BYTES: Mapping[Stage, int] = {
+    Stage.ENCODE: 1 << 20,
+    Stage.SAMPLE: 1 << 18,
+    Stage.DECODE: 3 << 20,
+    Stage.OPERATE: 3 << 20,
+}
 #: size of the state of a sampling run: the latent and an earlier prediction
 STATE_BYTES = 2 << 18
 

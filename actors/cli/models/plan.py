@@ -456,12 +456,13 @@ def ahead_bytes_of(kind: str, vram_bytes: int) -> int:
 
 
 def _modules(catalog: Catalog, graph: JobGraph, key: ComponentKey) -> Sequence[ModuleBytes]:
-    from modelpool.pool.values.core.stage_params import UpscaleParams
+    from modelpool.pool.values.core.stage_params import OperationParams, UpscaleParams
 
     task = next(t for t in graph.job.tasks if any(use.component == key for use in t.uses))
     work = graph.works[task.task_id]
     if isinstance(work, UpscaleParams):
         return catalog.upscalers.modules(work)
+    assert not isinstance(work, OperationParams), "operations use no component"
     return catalog.figures.modules(work.model, work)
 
 
@@ -469,7 +470,7 @@ def _batch_bytes(catalog: Catalog, graph: JobGraph, request: GenerateRequest, ba
     """Return the activations of one run of all images by stage (the largest task of each stage); texts are encoded
     once in any case.
     """
-    from modelpool.pool.values.core.stage_params import UpscaleParams
+    from modelpool.pool.values.core.stage_params import OperationParams, UpscaleParams
 
     tokens = catalog.text_tokens(catalog.find_model(request.model), request.prompt)
     most_bytes = {Stage.SAMPLE.value: 0, Stage.DECODE.value: 0}
@@ -478,7 +479,7 @@ def _batch_bytes(catalog: Catalog, graph: JobGraph, request: GenerateRequest, ba
             work = graph.works[task.task_id]
             if isinstance(work, UpscaleParams):
                 needed_bytes = catalog.upscalers.execution_modes(work)[0].activation_bytes * batch
-            else:
+            elif not isinstance(work, OperationParams):  # which is of another stage
                 needed_bytes = catalog.figures.batch_bytes(work.model, work, batch, tokens)
             most_bytes[task.stage.value] = max(most_bytes[task.stage.value], needed_bytes)
     return most_bytes

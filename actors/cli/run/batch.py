@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from modelpool.actors.cli.run.checked_requests import WantedOutput
+    from modelpool.actors.cli.run.job_file import BrokenLine, JobLine
     from modelpool.actors.client.start_checks import NameCheck
-    from modelpool.actors.request.job_files.columns import ColumnChoice
     from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.request.requests import GenerateRequest
 
@@ -67,6 +69,15 @@ def batch(
         str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    workflow: Annotated[
+        Path | None,
+        typer.Option(
+            "--workflow",
+            help="Workflow that each row is for: columns are NODE.INPUT, or fields beside a workflow, such as id.",
+            metavar="WORKFLOW",
+            show_default=False,
+        ),
+    ] = None,
     columns: options.Columns = None,
     ignore_columns: options.IgnoreColumns = False,
     name: options.Name = None,
@@ -86,9 +97,10 @@ def batch(
     read. Exits with 2 if no line is valid.
     """
     from modelpool.actors.cli.run.checked_requests import CHUNK, WantedOutputs
-    from modelpool.actors.cli.run.job_file import line_count
+    from modelpool.actors.cli.run.job_file import job_lines, line_count
     from modelpool.actors.cli.run.read_ahead import ReadAhead
     from modelpool.actors.cli.run.run_jobs import CommandRun, run_requests, started
+    from modelpool.actors.cli.run.workflow_rows import workflow_lines
     from modelpool.actors.cli.terminal.screen import user_console
     from modelpool.actors.config.output_address import output_address
     from modelpool.actors.outputs.layout import FILES, declare_layout, layout_of
@@ -109,7 +121,10 @@ def batch(
     if model is not None:
         names.check(options_alone)  # report a bad option once, not for every line
     console = user_console()
-    lines = _ValidLines(job_file, defaults, seed, names, console, choice, template)
+    read: Callable[[], Iterator[JobLine | BrokenLine]] = partial(job_lines, job_file, defaults, seed, choice)
+    if workflow is not None:
+        read = partial(workflow_lines, job_file, workflow, names)
+    lines = _ValidLines(job_file, read, names, console, template)
     with ReadAhead(lines, "read job file") as reader:
         if not reader.wait():
             lines.say_none_is_valid()
@@ -142,30 +157,27 @@ class _ValidLines:
     def __init__(
         self,
         path: str,
-        defaults: Mapping[str, Any],
-        seed: int,
+        read: Callable[[], Iterator[JobLine | BrokenLine]],
         names: NameCheck,
         console: Console,
-        choice: ColumnChoice,
         file_name: NameTemplate | None = None,
     ) -> None:
+        """`read` returns the lines of the file at `path`."""
         self._path = path
-        self._defaults = defaults
-        self._seed = seed
+        self._read = read
         self._names = names
         self._console = console
         self._file_name = file_name
-        self._choice = choice
         self._is_pool_started = False
         self.invalid_count = 0
 
     def __iter__(self) -> Iterator[WantedOutput]:
         from modelpool.actors.cli.run.checked_requests import WantedOutput
-        from modelpool.actors.cli.run.job_file import BrokenLine, job_lines
+        from modelpool.actors.cli.run.job_file import BrokenLine
         from modelpool.actors.cli.terminal.screen import say
 
         place, invalid_number = 0, 0
-        for line in job_lines(self._path, self._defaults, self._seed, self._choice):
+        for line in self._read():
             problem = line.message if isinstance(line, BrokenLine) else self._problem(line.labelled)
             if problem or isinstance(line, BrokenLine):
                 if line.number == invalid_number:  # another output of the same line

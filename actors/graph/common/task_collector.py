@@ -18,6 +18,7 @@ from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     LoraRef,
     ModelRef,
+    OperationParams,
     OutputShape,
     SampleParams,
     StageParams,
@@ -46,6 +47,8 @@ from modelpool.pool.values.specs.spec import (
 EMBEDDING_ROW_BYTES = 8192
 #: first estimate of joining the tiles of a decode on one core of a host: 0.2 s for an image of 4096 by 4096 pixels
 _PRIOR_SECONDS, _PRIOR_SECONDS_PER_VALUE = 0.005, 4e-9
+#: a first estimate of the time of an operation on the CPU
+OPERATION_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,10 @@ class RunsAlone(UnusableField):
 class TaskCollector:
     """Collects the tasks of one job, each after the tasks that it needs."""
 
-    def __init__(self, catalog: GraphCatalog, batch_size: int = 1, gpus: int = 0) -> None:
+    def __init__(self, catalog: GraphCatalog, batch_size: int = 1, gpus: int = 0, keeps: bool = False) -> None:
         """Images are sampled and decoded in forward passes of `batch_size`, and sampled on `gpus` GPUs, as in
-        `SampleParams`."""
+        `SampleParams`. `keeps`: all results are worth keeping for later jobs."""
+        self._keeps = keeps
         self._catalog = catalog
         self._batch_size = batch_size
         self._gpus = gpus
@@ -114,8 +118,12 @@ class TaskCollector:
                 batch_size=batch_size,
                 pass_key=self._pass_key(work, context_tokens),
                 degrees=degrees,
+                is_kept=self._keeps,
             )
         return new
+
+    def __contains__(self, task_id: TaskId) -> bool:
+        return task_id in self._tasks
 
     def _of_gpus(self, work: StageParams) -> tuple[StageParams, tuple[int, ...]]:
         """Return `work` with its GPUs, and the numbers of them that may share its run."""
@@ -169,6 +177,8 @@ class TaskCollector:
         self, work: StageParams, context_tokens: Sequence[int]
     ) -> tuple[tuple[ExecutionMode, ...], float]:
         """Return the execution modes of `work`, and a first estimate of its run time."""
+        if isinstance(work, OperationParams):
+            return (ExecutionMode(0),), OPERATION_SECONDS
         if isinstance(work, UpscaleParams):
             return self._catalog.upscalers.execution_modes(work), self._catalog.upscalers.run_seconds(work)
         if isinstance(work, DecodeParams) and work.joins:
@@ -178,6 +188,8 @@ class TaskCollector:
 
     def _uses(self, work: StageParams) -> tuple[ComponentUse, ...]:
         """Return what a run of `work` needs of each component that it uses; note their sizes."""
+        if isinstance(work, OperationParams):
+            return ()
         if isinstance(work, UpscaleParams):
             spec, use = self._catalog.upscalers.needs(work)
             self._components[spec.key] = spec
@@ -190,7 +202,7 @@ class TaskCollector:
             encoders = [role for role in specs if role.is_text_encoder]
             roles = encoders_run(work, encoders, self._catalog.model_defaults(work.model).sampling)
         loras = work.loras if isinstance(work, EncodeParams | SampleParams) else ()
-        controls, passes = (work.controls, work.schedule.steps_run) if isinstance(work, SampleParams) else ((), 1)
+        controls, passes = (work.controls, work.steps_run) if isinstance(work, SampleParams) else ((), 1)
         if isinstance(work, EncodeParams) and work.writes is not None:
             passes = tokens_written(work.writes, len(work.seen))
         # one that reads several images occurs once

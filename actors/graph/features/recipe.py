@@ -23,6 +23,7 @@ from modelpool.actors.graph.features.schedule_guidance import RecipeNoise as Rec
 from modelpool.actors.graph.features.upscale_graph import RecipeUpscale as RecipeUpscale
 from modelpool.actors.graph.features.video_output_graph import IMAGE_FORMAT as IMAGE_FORMAT
 from modelpool.actors.graph.features.vision_graph import RecipeView as RecipeView
+from modelpool.actors.graph.features.workflow_part import RecipeWorkflow as RecipeWorkflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,8 @@ class Recipe:
     batch_reason: str = field(default="", metadata=NOT_WRITTEN)
     #: GPUs that share the sampling, as requested: a number above 1, or "auto"; empty for one
     gpus: str = field(default="", metadata=LATER)
+    #: None for an output of a request without a workflow and without passes
+    workflow: RecipeWorkflow | None = field(default=None, metadata=LATER)
     #: settings of the pool that change pixels, by name, where they differ from the defaults
     computed_by: Mapping[str, str] = field(default_factory=dict, metadata={**LATER, **INFORMATIVE})
 

@@ -60,6 +60,8 @@ from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.values.specs.wire_value import WireValue
 
+#: a setting of an operation
+SettingValue: TypeAlias = bool | int | float | str | tuple[float, ...]
 #: ending of the names of samplers that read the prediction without guidance (CFG++)
 UNGUIDED_SAMPLERS = "_cfg_pp"
 #: `SampleParams.gpus`: as many as the scheduler chooses
@@ -152,17 +154,6 @@ class SamplingSchedule(WireValue):
     settings: tuple[tuple[str, float], ...] = ()
 
     @property
-    def steps_run(self) -> int:
-        """Number of steps that run."""
-        begin, end = self.span
-        return end - begin
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """Start and end step within the schedule."""
-        return (self.switch, self.steps) if self.resumes else (self.first_step, self.switch or self.steps)
-
-    @property
     def reads_unguided(self) -> bool:
         """Its sampler reads the prediction without guidance (CFG++)."""
         return self.sampler.endswith(UNGUIDED_SAMPLERS)
@@ -171,6 +162,21 @@ class SamplingSchedule(WireValue):
     def resumes(self) -> bool:
         """It resumes from the `SamplerState` of the other expert."""
         return self.low_noise and self.switch > 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart(WireValue):
+    """The part of the steps that one of several sampling runs does, where it is not the rest of the schedule on a
+    noised latent.
+
+    last_step    the run ends when so many steps of the schedule are done; 0 for all
+    adds_noise   noise is added to the start latent; else it has the noise that the run before has left
+    keeps_noise  the result has the noise of the level at which the run ends; else its last step removes all noise
+    """
+
+    last_step: int = 0
+    adds_noise: bool = True
+    keeps_noise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +217,7 @@ class SampleParams(WireValue):
                  of a result depend on it, and on nothing else of the other images
     gpus         GPUs that share its run; `ANY_GPUS` is as many as the scheduler chooses, 0 is one. Unless it is 0, the
                  model is called for each text by itself on every number of GPUs, and the last bits depend on the number
+    part         of the steps, for one of several runs; None: all from the first step on
     """
 
     model: ModelRef
@@ -224,6 +231,22 @@ class SampleParams(WireValue):
     options: RunOptions = NO_OPTIONS
     batch_size: int = 0
     gpus: int = 0
+    part: StepPart | None = None
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Start and end step within the schedule."""
+        schedule = self.schedule
+        if schedule.resumes:
+            return schedule.switch, schedule.steps
+        last_step = 0 if self.part is None else self.part.last_step
+        return schedule.first_step, schedule.switch or last_step or schedule.steps
+
+    @property
+    def steps_run(self) -> int:
+        """Number of steps that run."""
+        begin, end = self.span
+        return end - begin
 
     def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the conditions of one kind, in order."""
@@ -289,7 +312,7 @@ class SampleParams(WireValue):
     @property
     def predictions(self) -> int:
         """Predictions of all steps, each for one text."""
-        return self.schedule.steps_run * (self.texts + self.options.extra_predictions)
+        return self.steps_run * (self.texts + self.options.extra_predictions)
 
     @property
     def reads_negative(self) -> bool:
@@ -415,9 +438,24 @@ class UpscaleParams(WireValue):
     overlap: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OperationParams(WireValue):
+    """Change results without a model, on the CPU: one of `pool.inference.operations`. Result: of the kind that the
+    operation makes.
+
+    Reads the inputs of the operation by its names for them.
+
+    name      of the operation
+    settings  by name, sorted; checked by the operation
+    """
+
+    name: str
+    settings: tuple[tuple[str, SettingValue], ...] = ()
+
+
 #: what a component of a checkpoint computes
 ModelStageParams: TypeAlias = EncodeParams | EncodeImageParams | VisionEncodeParams | SampleParams | DecodeParams
-StageParams: TypeAlias = ModelStageParams | UpscaleParams
+StageParams: TypeAlias = ModelStageParams | UpscaleParams | OperationParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -496,6 +534,8 @@ def role_of(work: StageParams) -> Role:
             return Role.VAE
         case UpscaleParams():
             return Role.UPSCALER
+        case OperationParams():
+            raise AssertionError(f"operation {work.name!r} runs no component")
 
 
 _TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
@@ -512,7 +552,7 @@ def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
     the diffusion model, then image prompt adapters."""
     if isinstance(work, EncodeParams):
         return _TEXT_ENCODERS[:count]
-    if isinstance(work, DecodeParams) and work.joins:
+    if isinstance(work, OperationParams) or (isinstance(work, DecodeParams) and work.joins):
         return ()
     adapters = len({prompt.content for prompt in work.image_prompts}) if isinstance(work, SampleParams) else 0
     return (role_of(work), *[Role.CONTROLNET] * (count - 1 - adapters), *[Role.IMAGE_PROMPT] * adapters)
@@ -558,6 +598,8 @@ def stage_of(work: StageParams) -> Stage:
             return Stage.SAMPLE
         case DecodeParams() | UpscaleParams():
             return Stage.DECODE
+        case OperationParams():
+            return Stage.OPERATE
 
 
 #: fields in which the tasks of one batch may differ. Every other field separates tasks: a field that is forgotten here
@@ -571,8 +613,8 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     }
 )
 #: the names of all fields of the identity by class, and of fields that tasks of one batch share. Not among these are
-#: the batch size, which has a place of its own in the key, and the GPUs of a run and the tiles of a decode, which has no
-#: key with them
+#: the batch size, which has a place of its own in the key, nor the GPUs of a run and the tiles of a decode, which have
+#: no key with them
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
@@ -592,7 +634,7 @@ _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
 _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
     {
         kind: tuple(one.name for one in dataclasses.fields(kind))
-        for kind in (OutputShape, SamplingSchedule, GuidanceParams, WrittenTokens, *get_args(SampleCondition))
+        for kind in (OutputShape, SamplingSchedule, StepPart, GuidanceParams, WrittenTokens, *get_args(SampleCondition))
         if kind not in (ControlRef, ImagePromptRef)
     }
 )
@@ -602,7 +644,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates"}),
-        SampleParams: frozenset({"batch_size", "gpus"}),
+        SampleParams: frozenset({"batch_size", "gpus", "part"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
     }
 )
@@ -629,6 +671,8 @@ def why_alone(work: StageParams) -> str:
             return "one image fills a device"
         case DecodeParams() if work.is_tiled or work.parts or work.part:
             return "one tile fills a device"
+        case OperationParams():
+            return "it runs on the CPU"
     return ""
 
 
