@@ -66,7 +66,7 @@ def test_the_numbers_of_gpus_follow_from_texts_and_plans() -> None:
     ):
         facts = families[name].sampling
         assert tuple(each for each in DEGREES if not gang_obstacle(facts, work, each)) == expected, name
-    two_models = replace(families["ideogram4"].sampling, reads=frozenset({UNCONDITIONAL}))
+    two_models = replace(families["ideogram4"].sampling, reads=frozenset({"unconditional"}))
     assert "a second model" in gang_obstacle(two_models, PLAIN, 2)
 
 
