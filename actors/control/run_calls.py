@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from modelpool.actors.control.background import Background
 from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentRuns, WorkerFleet, WorkerLost
 from modelpool.actors.control.live_workers import LiveWorker, LiveWorkers, loss_of
+from modelpool.actors.control.pass_calls import PassCalls, PassRun
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.worker.wire.messages import LoadReport, LoadRequest, ResultRef, StepDone
 from modelpool.pool.values.core.stage_params import DecodeParams
@@ -90,15 +91,24 @@ class RunCalls:
         self._background = background
         self._post = post
         self._last_number = 0
+        self._passes = PassCalls(workers, fleet, background, self._next_number, self._end_run, self._fail)
         #: parts of shared runs that wait to be sent, by number, with the request to stop that came meanwhile
         self._unsent: dict[int, StopTask | None] = {}
         #: questions to workers where the members of their gangs meet
         self._asking: dict[Incarnation, asyncio.Future[str]] = {}
 
     def send(self, commands: Sequence[RunTask], as_batch: bool = False) -> None:
-        """Send tasks to one worker, in one call: a batch, or one task after the other. Several are queued ones."""
+        """Send tasks to one worker, in one call: a batch, a pass, or one task after the other. Several are queued ones.
+        Or let one join the pass of the worker."""
         worker = self._workers[commands[0].worker_id]
         runs = [self._begin(command, worker) for command in commands]
+        if commands[0].is_open:
+            in_pass = [PassRun(command, run) for command, run in zip(commands, runs, strict=True)]
+            if commands[0].enters:
+                self._passes.enter(worker, in_pass[0])
+            else:
+                self._passes.open(worker, in_pass)
+            return
         sent = self._fleet.run(*worker.key, runs, as_batch)
         if commands[0].queued:
             worker.queued.update((command.task_id, None) for command in commands)
@@ -324,6 +334,11 @@ class RunCalls:
         task = self._tasks.end(report, result, worker.spec.device_name)
         self._post(RunEnded(self._clock.now(), report))
         self._tasks.settle_ended(task, report)
+
+    def _fail(self, run: PassRun, worker: LiveWorker, raised: Exception) -> None:
+        """A run in a pass could not report itself."""
+        report = _failed(run.command, worker, _call_error(raised))
+        self._end_run(report, None, worker, run.number)
 
     def _end_revoked(self, task_id: TaskId, attempt: int, number: int, worker: LiveWorker) -> None:
         """A run will not begin. Answered once: both the revocation and the run itself say so."""

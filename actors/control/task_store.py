@@ -32,6 +32,7 @@ from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     LoraRef,
     ModelRef,
+    OperationParams,
     PreloadRequest,
     SampleParams,
     StageParams,
@@ -447,6 +448,8 @@ class TaskStore:
 
 def remote_sets(work: StageParams) -> tuple[tuple[RemoteFile, ...], ...]:
     """Return the files of sources that a run reads, by model or upscaler, LoRA, ControlNet and embedding."""
+    if isinstance(work, OperationParams):
+        return ()
     refs: list[ModelRef | LoraRef | ControlRef | EmbeddingRef | UpscalerRef] = [work.model]
     if isinstance(work, (EncodeParams, SampleParams)):
         refs += work.loras

@@ -137,7 +137,9 @@ class ControllerActor(Controller):
             clock=SystemClock(),
             catalog=catalog,
             worker_ids=plan.worker_ids,
-            pool=PoolIdentity(name, epoch, this_node(), plan.budget_bytes, plan.output, plan.most_gpus),
+            pool=PoolIdentity(
+                name, epoch, this_node(), plan.budget_bytes, plan.output, plan.auto_batch, plan.most_gpus
+            ),
             cluster=WatchedCluster(
                 ray_nodes,
                 plan.nodes.poll_seconds,
@@ -286,6 +288,22 @@ class GpuWorkerActor(GpuWorker):
         """As `ended`, packed; see `RayFleet.run`."""
         report, result = self.ended(run, epoch)
         return packed(report), _packed(report, result)
+
+    def run_pass_packed(self, call: bytes, *inputs: Result | bytes) -> bytes:
+        """As `passes.run`, with requests and inputs packed; see `RayFleet.run_pass`."""
+        number, requests = unpacked(call)
+        self.passes.run(number, requests, *map(result_of, inputs))
+        return packed(None)
+
+    def join_packed(self, call: bytes, *inputs: Result | bytes) -> bytes:
+        """As `passes.join`, packed; see `RayFleet.join`."""
+        number, request = unpacked(call)
+        return packed(self.passes.join(number, request, *map(result_of, inputs)))
+
+    def next_over_packed(self, number: int, epoch: int = 0) -> tuple[bytes, Result | bytes | None]:
+        """As `passes.next_over`, packed; see `RayFleet.next_over`."""
+        report, result = self.passes.next_over(number, epoch)
+        return packed((report,)), _packed(report, result)
 
     def over_packed(self, runs: tuple[int, ...], epoch: int = 0) -> tuple[bytes | Result | None, ...]:
         """As `over`, packed; see `RayFleet.over`."""

@@ -30,7 +30,7 @@ from modelpool.actors.control.cluster_view import ClusterView, launch_failure, s
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
-from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, WATCH, WorkerNeeds
+from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, PASSES, WATCH, WorkerNeeds
 from modelpool.actors.ray.demand_watch import DemandWatch, end_watch
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.ray.ray_nodes import ActorReport
@@ -332,6 +332,28 @@ class RayFleet:
         call = worker.handle.ended_packed.options(concurrency_group=DECODES, num_returns=2)
         report, result = call.remote(run, self._epoch)
         return self._awaited(worker, report), result
+
+    def run_pass(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Awaitable[None]:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        refs = [ref for _, inputs in calls for ref in inputs]
+        call = packed((number, tuple(request for request, _ in calls)))
+        method = worker.handle.run_pass_packed.options(concurrency_group=COMPUTE)
+        return self._awaited(worker, method.remote(call, *refs))
+
+    def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> Awaitable[bool]:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        request, inputs = call
+        method = worker.handle.join_packed.options(concurrency_group=PASSES)
+        return self._awaited(worker, method.remote(packed((number, request)), *inputs))
+
+    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        call = worker.handle.next_over_packed.options(concurrency_group=PASSES, num_returns=2)
+        report, result = call.remote(number, self._epoch)
+        return SentRuns(self._awaited(worker, report), [result])
 
     def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
         """See `WorkerFleet`."""

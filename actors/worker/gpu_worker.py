@@ -42,6 +42,7 @@ from modelpool.actors.worker.run_checkpoints import RunCheckpoints
 from modelpool.actors.worker.run_files import RunFiles
 from modelpool.actors.worker.run_memory import RunMemory
 from modelpool.actors.worker.run_previews import RunPreviews
+from modelpool.actors.worker.running_pass import Passes, RunningPass, input_count
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.wire.messages import (
@@ -67,6 +68,7 @@ from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     BatchMember,
+    DecodedTiles,
     DecodeParams,
     Encoded,
     FloatArray,
@@ -109,6 +111,7 @@ from modelpool.pool.weights.plan.eviction_plan import Residency
 
 if TYPE_CHECKING:
     from modelpool.pool.engine.engine import EngineFacts
+    from modelpool.pool.engine.open_pass import Joining
 
 logger = logging.getLogger(__name__)
 
@@ -186,6 +189,9 @@ class WorkerEngine(Protocol):
         should_stop: Callable[[], bool] = lambda: False,
     ) -> int:
         """Load components of a model outside of runs; return the bytes on the bus. May raise anything."""
+
+    def run_pass(self, joining: Joining, needed_next: tuple[ComponentKey, ...] = ()) -> None:
+        """Run a pass that others may join; never raises."""
 
     def close_unused_models(self) -> None:
         """Close all models that no run uses, with their files."""
@@ -310,6 +316,8 @@ class GpuWorker:
         self._gang_store = GangStore()
         #: reports are made by one thread at a time
         self._reporting = threading.Lock()
+        #: passes that runs join at a step
+        self.passes = Passes(self._lease, _PassMembers(self))
 
     def start(self, epoch: int = 0) -> WorkerSpec:
         """Open the engine. Raises what the engine raises: UserError if there is no such device; and OlderEpoch, also if
@@ -333,6 +341,7 @@ class GpuWorker:
         self._stops, self._pauses, self._preload_request, self._revoked = {}, {}, None, RevokedRuns()
         self._own_results = OwnResults()
         self._in_order, self._endings = {}, {}
+        self.passes.close()
         self._previews.forget_wishes()
         self._files.tell_again()
         return self.ping(epoch)
@@ -395,9 +404,10 @@ class GpuWorker:
 
         `inputs` are the inputs of the first request, then the inputs of the second, and so on. Returns a report and a
         result for each. A result is None exactly if its report has an error, except that it is the state of a run that
-        was stopped with it (`TaskReport.has_state`), and that of a gang only the leader has the result. Without a report are runs that were not started: those that may
-        not start (`may_start`), and those after the loss of the GPU. A last run that still decodes while the next call
-        begins is StillDecodes: `ended` has its report. A batch has a report of each. Raises OlderEpoch.
+        was stopped with it (`TaskReport.has_state`), and that of a gang only the leader has the result. Without a
+        report are runs that were not started: those that may not start (`may_start`), and those after the loss of the
+        GPU. A last run that still decodes while the next call begins is StillDecodes: `ended` has its report. A batch
+        has a report of each. Raises OlderEpoch.
         """
         if as_batch:
             return self._in_turn(lambda: self._run_batch(requests, inputs))
@@ -499,7 +509,7 @@ class GpuWorker:
         pending: _Ending | None = None
         decode = 0
         for request in requests:
-            own = tuple(islice(rest, _input_count(request)))
+            own = tuple(islice(rest, input_count(request)))
             if pending is not None and decode in request.own:
                 answers.append(self._end(epoch, decode, pending))
                 pending = None
@@ -533,7 +543,7 @@ class GpuWorker:
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
-            own, sent = _split_inputs(request, tuple(islice(rest, _input_count(request))))
+            own, sent = _split_inputs(request, tuple(islice(rest, input_count(request))))
             state = self._checkpoints.resume(request, sent)
             members.append(BatchMember(request.task, request.work, own, self._hooks(request), state))
         outcomes: Sequence[Outcome]
@@ -790,9 +800,47 @@ class GpuWorker:
         return lambda states: save(states) if self._is_current(request) and self._files.is_settled else None
 
 
-def _input_count(request: RunRequest) -> int:
-    """Return the number of inputs that travel with a request."""
-    return len(request.task.needs) - len([run for run in request.own if run]) + request.resume
+class _PassMembers:
+    """Prepares the runs of a worker that share a pass, and reports them."""
+
+    def __init__(self, worker: GpuWorker) -> None:
+        self._worker = worker
+        #: bytes that were read from disks before: those after them are charged to whoever ends next
+        self._read_bytes = 0
+
+    def run(self, running: RunningPass, needed_next: tuple[ComponentKey, ...]) -> None:
+        """Run a pass to its end."""
+        engine = self._worker._engine
+        assert engine is not None, "start comes before run"
+        self._read_bytes = self._worker._storage_bytes()
+        self._worker._in_turn(partial(engine.run_pass, running, needed_next))
+
+    def prepare(self, request: RunRequest, inputs: tuple[Result, ...], joins: bool) -> tuple[BatchMember, FilesInUse]:
+        """Return the member of a run, which begins a pass or joins others. May raise anything."""
+        worker = self._worker
+        worker.may_start(request)
+        if request.fetch is not None:
+            worker._files.fetch_of_runs((request,), worker._should_stop)
+        in_use = worker._files.begin_joining(request) if joins else worker._files.begin_runs((request,))
+        own, sent = _split_inputs(request, inputs)
+        state = worker._checkpoints.resume(request, sent)
+        worker._prepare_previews((request,))
+        return BatchMember(request.task, request.work, own, worker._hooks(request), state), in_use
+
+    def report(
+        self, request: RunRequest, member: BatchMember | None, outcome: Outcome, in_use: FilesInUse
+    ) -> tuple[TaskReport, Result | None]:
+        """Return the report and the result of a run; of one that could not be prepared, there is no `member`."""
+        worker = self._worker
+        assert worker._engine is not None, "start comes before run"
+        if isinstance(outcome, Exception):
+            outcome = worker._files.explained(request.task, outcome)
+        read_bytes = worker._storage_bytes()
+        share_bytes, self._read_bytes = read_bytes - self._read_bytes, read_bytes
+        outcome, unverified = worker._files.end_run(outcome, in_use)
+        resumed, residency = None if member is None else member.resume, worker._engine.residency()
+        with worker._reporting:
+            return worker._report(request, outcome, share_bytes, resumed, residency, unverified)
 
 
 def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[TaskInputs, RunState | None]:
@@ -870,7 +918,7 @@ def _exhausted(raised: Exception) -> RunErrorKind | None:
 def result_bytes(result: Result) -> int:
     """Return the bytes of the arrays in `result`."""
     match result:
-        case Encoded() | Latent() | SamplerState() | RunState() | VideoFrames():
+        case Encoded() | Latent() | SamplerState() | RunState() | VideoFrames() | DecodedTiles():
             return sum(array.nbytes for array in result.arrays)
         case ImageEmbeds():
             return result.states_LD.nbytes

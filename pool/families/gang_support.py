@@ -6,6 +6,7 @@ from __future__ import annotations
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.stage_params import (
     ADAPTIVE_SAMPLER,
+    ImageCondition,
     MaskCondition,
     SampleParams,
     StartCondition,
@@ -37,7 +38,8 @@ def gang_obstacle(facts: SamplingFacts, work: SampleParams, degree: int) -> str:
         return "a LoRA that changes in the run, or is for one text, is not supported by several GPUs"
     if work.schedule.sampler == ADAPTIVE_SAMPLER:
         return f"the steps of sampler {ADAPTIVE_SAMPLER} are not shared"
-    inside = [each for each in work.conditions if not isinstance(each, _OUTSIDE)]
+    outside = (*_OUTSIDE, ImageCondition) if facts.sequence is not None and facts.sequence.reads_images else _OUTSIDE
+    inside = [each for each in work.conditions if not isinstance(each, outside)]
     if inside:
         return f"{_NAMES.get(type(inside[0]).__name__, 'an input image of the model')} is not supported by several GPUs"
     if facts.has_unconditional:

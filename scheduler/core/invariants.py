@@ -184,9 +184,13 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     tasks = [state.demand.tasks[task_id] for task_id in worker.task_ids]
     for task in tasks:
         assert task.worker_id == name, _story(state, name, f"runs {task.name}, which is on {task.worker_id}")
-        assert task.cost_class is tasks[0].cost_class, _story(state, name, f"runs {worker.task_ids} of other weights")
+        is_same = task.cost_class is tasks[0].cost_class or (worker.pass_key and task.spec.pass_key == worker.pass_key)
+        assert is_same, _story(state, name, f"runs {worker.task_ids} of other weights")
         assert worker.members == 1 or not task.alone, _story(state, name, f"runs {task.name} with others again")
     assert not worker.batch_mates or worker.task_id is not None, _story(state, name, "has mates of no run")
+    assert bool(worker.pass_key) == (name in state.worker_table.open_passes), _story(state, name, "is open or not?")
+    assert not worker.pass_key or tasks, _story(state, name, "has a pass of nobody")
+    assert worker.free_rows >= 0, _story(state, name, f"has {len(tasks)} tasks in {worker.pass_rows} rows")
     assert len(set(worker.task_ids)) == len(tasks) <= worker.members, _story(state, name, "counts tasks wrong")
     most = max(state.config.batch_limit, tasks[0].spec.batch_size) if tasks else 0
     assert not tasks or worker.members <= most, _story(state, name, "runs too many tasks at once")
@@ -424,7 +428,7 @@ def _no_startable_task_waits(state: SchedulerState) -> None:
 def _is_reported_in_parts(state: SchedulerState) -> bool:
     """Return whether only some tasks of a batch are reported as ended: nothing starts before the last report."""
     busy = state.worker_table.usable(WorkerState.BUSY)
-    return any(len(worker.task_ids) < worker.members for worker in busy if worker.members > 1)
+    return any(len(worker.task_ids) < worker.members for worker in busy if worker.members > 1 and not worker.pass_key)
 
 
 def _predictions(state: SchedulerState) -> None:

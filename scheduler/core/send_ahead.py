@@ -102,6 +102,7 @@ class SendAhead:
         self._worker_table = worker_table
         self._demand = demand
         self._out = out
+        self._joins = config.joins
         #: 0: nothing is sent ahead
         self.seconds = config.send_ahead_seconds
 
@@ -238,6 +239,8 @@ class SendAhead:
         if task.degrees != ALONE:  # several workers may share its run
             return False
         if worker.overlaps_decode and task.alone:
+            return False
+        if task.spec.pass_key and self._joins and may_share(task):  # nothing could join it
             return False
         if decision.preload_first is not None or task.memory_failures or task.cost_class.kind.ratio is None:
             return False

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, Stage, TaskId, UserId, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.decisions.placement.pinned_loads import PinnedLoads, PinnedSet
-from modelpool.scheduler.model.cost_classes import STAGE_RANK
 from modelpool.scheduler.model.jobs import JobStatus, Task, TaskStatus
 from modelpool.scheduler.model.run_kinds import gpu_name
 from modelpool.scheduler.model.scaling_record import ScalingWhy
@@ -22,13 +21,12 @@ if TYPE_CHECKING:
     from modelpool.scheduler.core.state import SchedulerState
     from modelpool.scheduler.model.workers import Worker
 
-#: payer of a task (the user of the first job that wants it), its stage rank, its status
-_KIND = attrgetter("payer", "cost_class.rank", "status")
+#: payer of a task (the user of the first job that wants it), its stage, its status
+_KIND = attrgetter("payer", "cost_class.stage", "status")
 #: cost class and status of a task
 _CLASS = attrgetter("cost_class", "status")
 #: reasons of one machine
 MOST_REASONS = 8
-_STAGES = {rank: stage for stage, rank in STAGE_RANK.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +279,7 @@ def waiting_by_model(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
     by_model: dict[str, dict[str, int]] = {}
     for (cost_class, status), count in Counter(map(_CLASS, tasks)).items():
         if status in (TaskStatus.READY, TaskStatus.BLOCKED) and cost_class.components:
-            stage = _STAGES[cost_class.rank].value
+            stage = cost_class.stage.value
             mine = by_model.setdefault(model_of(cost_class.components[0]), {})
             mine[stage] = mine.get(stage, 0) + count
     return by_model
@@ -298,9 +296,9 @@ def _queues(tasks: Iterable[Task]) -> tuple[dict[str, int], dict[str, int], dict
     ready = {stage.value: 0 for stage in Stage}
     blocked = dict(ready)
     by_user: dict[str, dict[str, int]] = {}
-    for (user, rank, status), count in Counter(map(_KIND, tasks)).items():
+    for (user, kind, status), count in Counter(map(_KIND, tasks)).items():
         if status in (TaskStatus.READY, TaskStatus.BLOCKED):
-            stage = _STAGES[rank].value
+            stage = kind.value
             (ready if status is TaskStatus.READY else blocked)[stage] += count
             mine = by_user.setdefault(user, {})
             mine[stage] = mine.get(stage, 0) + count

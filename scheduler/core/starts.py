@@ -13,12 +13,13 @@ from modelpool.pool.values.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.values.specs.spec import NO_NODE, ComponentKey, OomStep, Stage, TaskReport, TaskSpec
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.gang_starts import GangStarts
+from modelpool.scheduler.core.joins import Joins
 from modelpool.scheduler.core.membership import Membership
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.send_ahead import Calls, SendAhead, soonest_free
 from modelpool.scheduler.core.wakeups import Ticks
 from modelpool.scheduler.decisions.costs.cost_model import Costs
-from modelpool.scheduler.decisions.placement.batching import Batching
+from modelpool.scheduler.decisions.placement.batching import Batching, may_share
 from modelpool.scheduler.decisions.placement.eviction_hints import hint, with_pins
 from modelpool.scheduler.decisions.placement.pinned_loads import PinnedLoads
 from modelpool.scheduler.decisions.placement.prefetch import PrefetchPlanner
@@ -66,14 +67,16 @@ class Starts:
         self._prefetch_planner = PrefetchPlanner(costs, demand, worker_table.worker_index, out)
         self._preload_planner = PreloadPlanner(config, costs, demand, worker_table, story, out)
         self.send_ahead = SendAhead(config, costs, self._batching, story, worker_table, demand, out)
+        self._joins = Joins(worker_table, demand, self._join, out)
         #: several workers for one run; set by the core
         self.gang_starts: GangStarts | None = None
         #: for loads that serve long-waiting tasks
         self.switch_budget = SwitchBudget(config.switch_share)
 
     def start_ready(self) -> None:
-        """Send ready tasks to idle workers."""
+        """Send ready tasks to running passes that they may join, and to idle workers."""
         backlog = self._demand.backlog
+        self._join_ready()
         if len(self._demand.pinned):
             self._start_pinned()
             if (pinned_until := self._recovery.time_passed(self._demand.at)) < inf:
@@ -94,6 +97,7 @@ class Starts:
             if query.switch_seconds > 0.0 and decision.spent_seconds == 0.0:
                 self.switch_budget.nothing_due(self._demand.at)
             self._start(decision)
+            self._join_ready()
 
     def _start_shared_only(self) -> None:
         """Start tasks that never run on one worker, and what fits before the run of the first one that waits."""
@@ -112,7 +116,7 @@ class Starts:
 
     def learn(self, task: Task, worker: Worker, report: TaskReport) -> None:
         """Learn from a run; for a batch once, with its first report, which has the switches."""
-        if report.cost.batched == 1 or len(worker.task_ids) == worker.members:
+        if report.cost.batched == 1 or worker.pass_key or len(worker.task_ids) == worker.members:
             spec = task.spec
             if report.cost.steps_before:  # the steps of its cost count: it may have resumed from a state unknown here
                 spec = replace(spec, run_seconds=task.full_run_seconds)
@@ -128,7 +132,9 @@ class Starts:
         if not isinstance(event, RunEnded) or event.report.error is not None:
             return False
         worker = self._worker_table.current(event.report.worker_id, event.report.incarnation)
-        return worker is not None and worker.task_id is not None and len(worker.task_ids) < worker.members
+        if worker is None or worker.task_id is None or worker.pass_key:
+            return False
+        return len(worker.task_ids) < worker.members
 
     def plan_ahead(self, is_ending: bool) -> None:
         """Ask queued tasks back that should not start where they are, and send workers whose run ends soon the task
@@ -307,7 +313,9 @@ class Starts:
             expected_end += together_seconds - self._costs.resident_seconds(spec, task.cost_class, worker)
         mates = tuple([batch_mate.name for batch_mate in batch_mates])
         decodes = None if mates else _decodes_with(spec, worker)
-        self._worker_table.run_started(worker, spec.task_id, assumed, expected_end, mates, decodes)
+        may_open = spec.pass_key and len(mates) + 1 < spec.batch_size and not fresh and may_share(task)
+        open_for = spec if may_open and self._config.joins else None
+        self._worker_table.run_started(worker, spec.task_id, assumed, expected_end, mates, decodes, open_for)
         self._out.append(
             RunTask(
                 worker_id=worker.worker_id,
@@ -323,10 +331,20 @@ class Starts:
                 else (),
                 resume=task.kept is not None,
                 provisional=bool(task.origins),
+                is_open=open_for is not None,
             )
         )
         self._prefetch_planner.run_started(worker)
         self._preload_planner.run_started(worker, task.cost_class, decision)
+
+    def _join_ready(self) -> None:
+        if self._worker_table.open_passes and self._demand.backlog.count:
+            self._joins.join_ready(self._query)
+
+    def _join(self, decision: PlacementDecision) -> None:
+        """Send a task to the worker, which runs a pass that it joins."""
+        self._leave_backlog(decision.task, decision.worker)
+        self._assign(decision.task, decision)
 
     def _start_gang(self, decision: PlacementDecision) -> None:
         """Send the task to all workers that share its run."""
@@ -385,4 +403,5 @@ class Starts:
 
 def _decodes_with(spec: TaskSpec, worker: Worker) -> ComponentKey | None:
     """Return the weights with which a task decodes, if the worker may begin the next tasks meanwhile."""
-    return spec.uses[0].component if worker.overlaps_decode and spec.stage is Stage.DECODE else None
+    overlaps = worker.overlaps_decode and spec.stage is Stage.DECODE and spec.uses
+    return spec.uses[0].component if overlaps else None

@@ -394,6 +394,9 @@ class RunTask(WireValue):
     follows      inputs that tasks in front of it on this worker compute: they need not be sent. Without one of them,
                  the task does not start: answer with TaskRevoked
     provisional  it reads results that were made with files of unknown hashes: save no state of the run
+    is_open      tasks with its `TaskSpec.pass_key` may join the run at a step; each ends with its own RunEnded as soon
+                 as it is done, and the worker is free after the last of them
+    enters       it joins the open run of the worker. If that is over by then, it runs next, as an open run
     """
 
     worker_id: Final[WorkerId]
@@ -410,6 +413,8 @@ class RunTask(WireValue):
     joins: Final[bool]
     follows: Final[tuple[TaskId, ...]]
     provisional: Final[bool]
+    is_open: Final[bool]
+    enters: Final[bool]
 
     def __init__(
         self,
@@ -427,6 +432,8 @@ class RunTask(WireValue):
         joins: bool = False,
         follows: tuple[TaskId, ...] = (),
         provisional: bool = False,
+        is_open: bool = False,
+        enters: bool = False,
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
@@ -442,6 +449,8 @@ class RunTask(WireValue):
         self.joins = joins
         self.follows = follows
         self.provisional = provisional
+        self.is_open = is_open
+        self.enters = enters
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,16 @@ from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from modelpool.pool.values.core.errors import counted, format_bytes
-from modelpool.pool.values.specs.spec import ComponentKey, NodeId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.values.specs.spec import (
+    ComponentKey,
+    NodeId,
+    RunCost,
+    TaskId,
+    TaskReport,
+    TaskSpec,
+    WorkerId,
+    WorkerSpec,
+)
 from modelpool.pool.weights.plan.eviction_plan import Residency, Resident
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.cordons import Cordon, Cordons
@@ -181,8 +190,13 @@ class Worker:
     #: takes part in a gang which another worker stands for
     task_id: TaskId | None = None
     batch_mates: tuple[TaskId, ...] = ()
-    #: number of tasks that its current or last run began with
+    #: number of tasks that its current or last run began with; if others joined it, of those that were in it then
     members: int = 0
+    #: tasks with this `TaskSpec.pass_key` may join its run; "" if none may. Set only while BUSY
+    pass_key: str = ""
+    #: rows of that pass, and the first component of its tasks
+    pass_rows: int = 0
+    pass_component: ComponentKey | None = None
     #: the gang that it runs in, until it has reported its end; only while BUSY
     gang: GangRun | None = None
     #: the task for which it takes no others: it will share that run
@@ -239,6 +253,11 @@ class Worker:
     def task_ids(self) -> tuple[TaskId, ...]:
         """The tasks of its run that have not ended."""
         return () if self.task_id is None else (self.task_id, *self.batch_mates)
+
+    @property
+    def free_rows(self) -> int:
+        """Rows of the pass that it runs for other tasks; 0 if none may join."""
+        return self.pass_rows - len(self.task_ids) if self.pass_key else 0
 
     @property
     def takes_tasks(self) -> bool:
@@ -371,6 +390,8 @@ class WorkerTable:
         self.worker_index = WorkerIndex()
         #: the workers with queued tasks
         self.with_queued: dict[WorkerId, Worker] = {}
+        #: the workers with a pass that tasks may join
+        self.open_passes: dict[WorkerId, Worker] = {}
         #: queued tasks of lost workers. Emptied by the core
         self.returned: list[QueuedTask] = []
         #: lost members of gangs. Emptied by the core
@@ -572,15 +593,35 @@ class WorkerTable:
         expected_end: float | None,
         batch_mates: tuple[TaskId, ...] = (),
         decodes: ComponentKey | None = None,
+        open_for: TaskSpec | None = None,
     ) -> None:
         """A task was placed, with the others of its batch; its weights are assumed to arrive. `decodes` as in
-        `Worker`."""
+        `Worker`; `open_for`: tasks like this one may join."""
         worker.task_id, worker.batch_mates, worker.members = task_id, batch_mates, 1 + len(batch_mates)
         worker.decodes = decodes
+        if open_for is not None:
+            worker.pass_key, worker.pass_rows = open_for.pass_key, open_for.batch_size
+            worker.pass_component = open_for.uses[0].component
+            self.open_passes[worker.worker_id] = worker
         worker.expected_end, worker.is_barred = expected_end, False
         self._story.move(worker, WorkerState.BUSY, task_id)
         worker.update_residency(assumed)
         self._note(worker)
+
+    def joined_pass(self, worker: Worker, task_id: TaskId, expected_end: float | None) -> None:
+        """A task joined the pass of a worker, and should end then. The worker is sent no other task before the end of
+        the pass: one that comes too late to join runs next."""
+        worker.batch_mates = (*worker.batch_mates, task_id)
+        worker.members = len(worker.task_ids)
+        worker.is_barred = True
+        if worker.expected_end is not None and expected_end is not None:
+            worker.expected_end = max(worker.expected_end, expected_end)
+        self._note(worker)
+
+    def _close_pass(self, worker: Worker) -> None:
+        if worker.pass_key:
+            worker.pass_key, worker.pass_rows, worker.pass_component = "", 0, None
+            del self.open_passes[worker.worker_id]
 
     def gang_started(
         self, worker: Worker, gang: GangRun, assumed: Residency, expected_end: float | None, leads: bool
@@ -674,6 +715,7 @@ class WorkerTable:
             worker.batch_mates = tuple(others)
             return
         worker.task_id = worker.expected_end = None
+        self._close_pass(worker)
         worker.update_residency(report.residency)
         self._idle(worker, at)
 
@@ -726,6 +768,7 @@ class WorkerTable:
 
     def _down(self, worker: Worker, reason: str = "it was replaced", cause: LossCause = LossCause.CRASH) -> None:
         worker.task_id = worker.expected_end = worker.loaded_at = worker.drain_deadline = None
+        self._close_pass(worker)
         worker.batch_mates, worker.preloaded, worker.loading = (), {}, None
         worker.restart_by = None
         if worker.gang is not None:

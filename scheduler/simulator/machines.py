@@ -255,6 +255,10 @@ class Machines:
         )
         return SimulatedWork(moves, cost, reading.waited_bytes, tuple(sorted(adapters & reading.missing.keys())))
 
+    def row_seconds(self, command: RunTask, task: TaskSpec, factor: float) -> float:
+        """Return the seconds of `task` in the pass that its worker runs, times `factor`."""
+        return task.run_seconds / self.live[command.worker_id].gpu.speed * factor
+
     def start_preload(
         self, now: float, command: Preload, tasks: Iterable[TaskSpec], specs: Mapping[ComponentKey, ComponentSpec]
     ) -> None:

@@ -109,12 +109,13 @@ def sample(
 ) -> TaskSpec:  # fmt: skip
     use = ComponentUse(model, 2, patch, 5 if patch else 0, passes=STEPS)
     parts = "/" if divisions else ""
-    together = "s" if batch_size == 1 else f"s{batch_size}"
+    together = "s" if batch_size == 1 else f"s{batch_size}" if run_seconds == 10.0 else f"s{batch_size} {run_seconds}"
     shared = "" if degrees == (1,) else f"x{'x'.join(map(str, degrees))}"
     task_id = TaskId(f"{together}:{model}{patch}:{seed}:{activation_bytes}{parts}{shared}:{'+'.join(needs)}")
     return TaskSpec(
         *(task_id, Stage.SAMPLE, (use,), activation_bytes, run_seconds, needs, divisions),
         together=together, batch_size=batch_size, degrees=degrees,
+        pass_key=f"p{batch_size}{model}{patch}" if batch_size > 1 else "",
     )  # fmt: skip
 
 
@@ -342,6 +343,11 @@ class Shell:
         spec = None if worker is None else worker.spec
         places = (worker_id, "" if spec is None else spec.node, f"restart {worker_id}")
         return any(self.leave_by.get(place, inf) <= self.at for place in places)
+
+    @property
+    def is_deadline_next(self) -> bool:
+        """Whether an operator's deadline passes with the next event: whatever that is, it ends what runs there."""
+        return any(self.at < due <= self.at + 1.0 for due in self.leave_by.values())
 
     def uncordon(self, place: str) -> list[Command]:
         self.cordoned.discard(place)
@@ -658,8 +664,9 @@ class Shell:
                     return  # the core believes that it started
                 run = next(r for r in self.running[command.worker_id].members if r.command.task_id == command.task_id)
                 expected = replace(
-                    run.command, why=None, needed_next=(), fresh=False, oom_steps=(), resume=False, provisional=False
-                )
+                    run.command, why=None, needed_next=(), fresh=False, oom_steps=(), resume=False, provisional=False,
+                    is_open=False, enters=False,
+                )  # fmt: skip
                 asked = RunTask(command.worker_id, command.incarnation, command.task_id, command.attempt)
                 assert expected == asked, f"{command}: it runs {expected}"
                 assert not run.stop_requested, f"{command}: for the second time"
@@ -726,7 +733,11 @@ class Shell:
             if command.worker_id not in self.running:
                 self._start_queued(command.worker_id)
             return
+        if command.enters:
+            self._enter(command)
+            return
         assert command.worker_id not in self.running, f"{command}: it is busy"
+        assert not command.is_open or self.tasks[command.task_id].pass_key, f"{command}: nothing can join"
         assert command.why is not None, f"{command}: no reason"
         members = [BatchMate(command.task_id, command.attempt), *command.batch_mates]
         assert len({batch_mate.task_id for batch_mate in members}) == len(members), command
@@ -753,6 +764,19 @@ class Shell:
         runs = [self._began(run) for run in runs]
         runs[0].others = runs[1:]
         self.running[command.worker_id] = runs[0]
+
+    def _enter(self, command: RunTask) -> None:
+        """A task joins the pass that its worker runs."""
+        run, spec = self.running[command.worker_id], self.tasks[command.task_id]
+        assert all(one.command.is_open for one in run.members), f"{command}: joins what nobody may join"
+        keys = {self.tasks[one.command.task_id].pass_key for one in run.members}
+        assert keys == {spec.pass_key} != {""}, f"{command}: joins {keys}"
+        assert len(run.members) < spec.batch_size, f"{command}: finds no row"
+        assert not all(one.stop_requested or one.pause_requested for one in run.members), f"{command}: they all stop"
+        assert command.worker_id not in self.queued, f"{command}: others are behind the pass"
+        assert (command.batch_mates, command.fresh, command.needed_next, command.queued) == ((), False, (), False)
+        self._check_start(BatchMate(command.task_id, command.attempt), command)
+        run.others.append(self._began(Running(command, run.residency, together=1 + len(run.members))))
 
     def _run_in_gang(self, command: RunInGang) -> None:
         """One part of a shared run: the first as a run of its own, the others with the same inputs."""

@@ -73,9 +73,9 @@ def test_a_run_grows_when_gpus_are_idle_and_shrinks_when_others_wait() -> None:
     of_one = [gpus for (job_id, _), gpus in sorted(by_start.items()) if job_id == "alone"]
     assert of_one[0] == 4
     assert min(of_one) < 4, "it made room for those that came"
-    assert any(
-        len({gpus for (other, _), gpus in by_start.items() if other == job_id}) > 1 for job_id, _ in by_start
-    ), "the last of the first ones grew"
+    assert any(len({gpus for (other, _), gpus in by_start.items() if other == job_id}) > 1 for job_id, _ in by_start), (
+        "the last of the first ones grew"
+    )
 
 
 @pytest.mark.nightly(usually="tests/simulation/test_gangs_in_time.py")

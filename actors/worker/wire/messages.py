@@ -13,6 +13,7 @@ from typing import NewType, TypeAlias
 
 from modelpool.actors.graph.common.stage_request import StageLike
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import NO_BATCHES, SubmittedBatches
 from modelpool.actors.outputs.results.outcomes import TaskSummary
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.file_part import FilePart
@@ -204,6 +205,7 @@ class Submission:
     user         for requests that set none
     given        the input images of the requests, by their task ids
     previews     as `Controller.want_previews`, from the start
+    batches      what it knows about the batch sizes of its requests
     """
 
     client_id: ClientId
@@ -214,6 +216,7 @@ class Submission:
     user: str = ""
     given: Mapping[TaskId, ResultRef] = field(default_factory=dict)
     previews: PreviewWish | None = None
+    batches: SubmittedBatches = NO_BATCHES
 
 
 @dataclass(frozen=True, slots=True)

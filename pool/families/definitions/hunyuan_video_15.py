@@ -129,7 +129,7 @@ _SUPER_RESOLUTION = replace(
         comfyui="HunyuanVideo15_SR_Distilled",
     ),
     build=replace(_VIDEO.build, optional_inputs=_VIDEO.build.optional_inputs - {"image"}),
-    sampling=replace(_VIDEO.sampling, noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=2.0)),
+    sampling=replace(_VIDEO.sampling, sequence=None, noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=2.0)),
     folder=replace(_VIDEO.folder, pipeline=""),
 )
 

@@ -242,7 +242,12 @@ _VACE = replace(
     title="Wan VACE",
     detect=replace(_T2V.detect, when=fam.having(model_type="vace"), comfyui="WAN21_Vace"),
     build=replace(_T2V.build, module="WanVACETransformer3DModel", config=vace_config, forward=forward_vace),
-    sampling=replace(_T2V.sampling, reads=frozenset({"context", "control", "context_mask"}), several_references=True),
+    sampling=replace(
+        _T2V.sampling,
+        sequence=None,
+        reads=frozenset({"context", "control", "context_mask"}),
+        several_references=True,
+    ),
     sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
     folder=replace(_T2V.folder, pipeline="WanVACEPipeline", entries=_ONE),
     options=replace(_T2V.options, teacache=(), skips_blocks=False),

@@ -43,6 +43,7 @@ WAN = SequencePlan(
     ),
     (Gather("blocks.-1", 1, "image"),),
     (SplitAttention("blocks.*.attn1", IMAGE, IMAGE),),
+    reads_images=True,
 )
 LTX = SequencePlan(
     (
@@ -52,6 +53,7 @@ LTX = SequencePlan(
     ),
     (Gather("transformer_blocks.-1", 1, "image"),),
     (SplitAttention("transformer_blocks.*.attn1", IMAGE, IMAGE),),
+    reads_images=True,
 )
 #: its audio is complete on every member: few tokens, which read the video of all
 LTX_2 = SequencePlan(
@@ -69,6 +71,7 @@ LTX_2 = SequencePlan(
         SplitAttention("transformer_blocks.*.attn1", IMAGE, IMAGE),
         SplitAttention("transformer_blocks.*.video_to_audio_attn", (), IMAGE),
     ),
+    reads_images=True,
 )
 #: words and patches are one sequence in its layers
 Z_IMAGE = SequencePlan(

@@ -11,8 +11,8 @@ from modelpool.pool.inference.gang.gang_group import GangGroup
 
 
 def spread_over_branches(group: GangGroup, calls: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
-    """Return the results of `calls`, which are of one shape and dtype, in order; each group calls every second one, with
-    two groups. One tensor for each round goes each way."""
+    """Return the results of `calls`, which are of one shape and dtype, in order; the groups take turns in calling them.
+    One tensor goes each way for each turn."""
     count, own = group.layout.branches, group.layout.branch_of(group.gang.rank)
     found: list[Tensor] = []
     made: Tensor | None = None

@@ -16,12 +16,14 @@ from typing import TypeAlias
 
 from torch import nn
 
+from modelpool.pool.families.gang_support import gang_obstacle
 from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, PreparePart, RunPart, RunResults
 from modelpool.pool.inference.gang.branch_spread import spread_over_branches
 from modelpool.pool.inference.gang.gang_group import GangGroup
 from modelpool.pool.inference.gang.gang_layout import layout_of
 from modelpool.pool.inference.gang.member_digest import expect_equal, request_digest, weight_digests
 from modelpool.pool.inference.gang.sequence_split import divided_tokens
+from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.core.stage_params import RunHooks, RunState, Stopped
 from modelpool.pool.values.specs.gang import Gang
@@ -98,7 +100,10 @@ class _SharedRun:
         )
 
     def part(self, run: DenoisingRun) -> RunPart:
-        """Let the run be shared: the texts are predicted for one by one, by groups of members."""
+        """Let the run be shared: the texts are predicted for one by one, by groups of members. Raises UnusableField for
+        one that cannot be."""
+        if obstacle := gang_obstacle(run.facts, run.work, self._gang.degree):
+            raise unusable_field("gpus", self._gang.degree, f"fewer: {obstacle}")
         run.max_batch = 1
 
         @contextmanager
@@ -114,7 +119,7 @@ class _SharedRun:
                     run.spread = partial(spread_over_branches, group)
                 if self._layout.parts > 1:
                     plan = run.facts.sequence
-                    assert plan is not None, f"{run.facts.model} has no plan for several GPUs: see `gang_obstacle`"
+                    assert plan is not None, "`gang_obstacle` asks for one"
                     entered.enter_context(divided_tokens(module, plan, group))
                 self._begun = time.monotonic()
                 yield

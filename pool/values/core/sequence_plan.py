@@ -63,8 +63,12 @@ class SplitAttention:
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
     """Where the tokens of a model are split and joined, and which attention reads the tokens of all members. Attention
-    that is not named reads only what its member has."""
+    that is not named reads only what its member has.
+
+    reads_images  whether it holds with an image that a video begins with
+    """
 
     splits: tuple[Split, ...]
     gathers: tuple[Gather, ...]
     attention: tuple[SplitAttention, ...]
+    reads_images: bool = False

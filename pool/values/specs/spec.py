@@ -25,14 +25,15 @@ NO_WORKER = WorkerId("")  #: no worker, where a machine may be named instead
 
 
 class Stage(Enum):
-    """The three kinds of task of an image, in order. Hashed by identity: it is a lookup key in every event, and Enum's
-    own hash is a Python call."""
+    """The kinds of task of an image: three in order, and changes without a model between any of them. Hashed by
+    identity: it is a lookup key in every event, and Enum's own hash is a Python call."""
 
     __hash__ = object.__hash__
 
     ENCODE = "encode"
     SAMPLE = "sample"
     DECODE = "decode"
+    OPERATE = "operate"
 
 
 class Role(Enum):
@@ -182,6 +183,11 @@ class TaskSpec(WireValue):
     #: such tasks run in forward passes of exactly so many; missing ones are padded. `activation_bytes` and
     #: `run_seconds` are of a whole pass, however many tasks share it. 1: of one task, and any number may share a run
     batch_size: int = 1
+    #: such tasks with equal keys may run in one pass at different steps: each joins it at a step, and leaves when it is
+    #: done (`pool.values.core.joining`); "" joins none
+    pass_key: str = ""
+    #: its result is kept for later jobs, within the limits of the scheduler, as encoded texts are
+    is_kept: bool = False
     #: numbers of GPUs that may share its run, in rising order (`pool.values.specs.gang`); (1,) never shares one
     degrees: tuple[int, ...] = (1,)
 

@@ -153,7 +153,8 @@ class Demand:
         their result has `origins`."""
         has_passed = bool(task.follows)
         task_id = task.spec.task_id
-        self.results.add(task_id, result_bytes, task.spec.stage is Stage.ENCODE, node, origins)
+        is_shareable = task.spec.stage is Stage.ENCODE or task.spec.is_kept
+        self.results.add(task_id, result_bytes, is_shareable, node, origins)
         for reader_id in self.results.readers.get(task_id, ()):
             reader = self.tasks[reader_id]
             if reader.follows:

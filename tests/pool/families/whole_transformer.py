@@ -124,24 +124,35 @@ class Whole:
         hooks: RunHooks = QUIET,
         options: RunOptions = NO_OPTIONS,
     ) -> Latent:
+        work = self.sampling(len(texts), loras, beginning is not None, steps, options)
+        latent = self.run(work, *texts, *([] if beginning is None else [beginning]), hooks=hooks)
+        assert isinstance(latent, Latent)
+        return latent
+
+    def sampling(
+        self,
+        texts: int,
+        loras: tuple[LoraRef, ...] = (),
+        begins: bool = False,
+        steps: int = STEPS,
+        options: RunOptions = NO_OPTIONS,
+    ) -> SampleParams:
+        """What is sampled from so many texts, and from an image that a video begins with."""
         defaults = self.family.sampling.defaults
         assert defaults is not None
-        cfg, guidance = (defaults.cfg, 0.0) if len(texts) > 1 else (1.0, defaults.cfg)
+        cfg, guidance = (defaults.cfg, 0.0) if texts > 1 else (1.0, defaults.cfg)
         width, height, duration = self.extent
-        work = SampleParams(
+        return SampleParams(
             self.model,
             loras,
             OutputShape(width, height, **duration),
             SamplingSchedule(steps, self._sampler or defaults.sampler, defaults.schedule),
             GuidanceParams(cfg, guidance),
             SEED,
-            (*((ImageCondition(),) if beginning is not None else ()),),
+            (*((ImageCondition(),) if begins else ()),),
             options=options,
             gpus=self.gpus,
         )
-        latent = self.run(work, *texts, *([] if beginning is None else [beginning]), hooks=hooks)
-        assert isinstance(latent, Latent)
-        return latent
 
     @property
     def frames(self) -> int:

@@ -184,13 +184,17 @@ class CoreMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         user=USERS,
         size=st.sampled_from([1, 1, 3]),
+        seconds=st.sampled_from([10.0, 10.0, 4.0, 25.0]),
     )
-    def submit_series(self, count: int, model: ComponentKey, priority: int, user: UserId, size: int) -> None:
-        """Images that differ in their seeds, and may be made together, or in passes of a fixed size."""
-        given = TaskId("given:1")
+    def submit_series(
+        self, count: int, model: ComponentKey, priority: int, user: UserId, size: int, seconds: float = 10.0
+    ) -> None:
+        """Images that differ in their seeds, and may be made together, or in passes of a fixed size: then they may join
+        others that take longer or not as long."""
+        given, seconds = TaskId("given:1"), seconds if size > 1 else 10.0
         for _ in range(count):
             number = len(self.shell.jobs)
-            task = sample(given, model=model, seed=100 + number, batch_size=size)
+            task = sample(given, model=model, seed=100 + number, batch_size=size, run_seconds=seconds)
             self.shell.submit(JobSpec(JobId(f"j{number}"), (task,), task.task_id, (given,), priority, user))
 
     @precondition(lambda self: self.shell.jobs)
@@ -220,6 +224,7 @@ class CoreMachine(RuleBasedStateMachine):
     def cancel(self, number: int) -> None:
         self.shell.cancel(self.pick(self.shell.jobs, number))
 
+    @precondition(lambda self: not self.shell.is_deadline_next)
     @rule()
     def cancel_unknown(self) -> None:
         # time passes with every event: what waited for a busy worker may be started by any of them, and a run may have
@@ -329,7 +334,7 @@ class CoreMachine(RuleBasedStateMachine):
         name = self.pick(self.shell.up, number)
         self.shell.introduce(name, self.shell.up[name][0] + later, capacity)
 
-    @precondition(lambda self: self.shell.started)
+    @precondition(lambda self: self.shell.started and not self.shell.is_deadline_next)
     @rule(number=ANY, news=st.sampled_from(["up", "down", "failed"]))
     def stale_news(self, number: int, news: str) -> None:
         name, incarnation = self.pick(self.shell.started, number)
@@ -480,7 +485,7 @@ class CoreMachine(RuleBasedStateMachine):
         entries = (Resident(TEXT, text, "z", 2),) if text else ()
         self.shell.finish(self.pick(self.shell.running, number), residency=Residency(capacity, entries))
 
-    @precondition(lambda self: self.shell.old)
+    @precondition(lambda self: self.shell.old and not self.shell.is_deadline_next)
     @rule(number=ANY)
     def late_report(self, number: int) -> None:
         """A report that was answered before, or of a worker that was lost."""
@@ -599,6 +604,33 @@ class FollowerMachine(SendAheadMachine):
         self.wait_in_line(text, 0, PAINT)
 
 
+class PassMachine(CoreMachine):
+    """The same where most tasks run in passes that others join: two roomy workers, and tasks of three lengths."""
+
+    @initialize(
+        max_attempts=st.integers(1, 3),
+        overtaking_limit=st.integers(1, 4),
+        run_timeout_seconds=st.sampled_from([None, 20.0]),
+        share_window_seconds=st.sampled_from([0.0, 50.0]),
+        send_ahead_seconds=st.sampled_from([0.0, 60.0]),
+        preemption_wait_seconds=st.sampled_from([0.0, 30.0]),
+        shares=st.sampled_from([(), (UserShare(user=EVERYBODY, running_limit=2),)]),
+        measured=st.booleans(),
+    )
+    def begin(self, measured: bool, **limits) -> None:
+        super().begin(overlaps=False, stop_grace_seconds=4.0, **limits)
+        for name in NAMES[:2]:
+            self.shell.come_up(name, ROOMY)
+        if measured:
+            self.measure()
+        for seconds in (10.0, 25.0):
+            self.submit_series(2, PAINT, 0, UserId(""), 3, seconds)
+
+    @rule(priority=st.sampled_from([0, 0, 0, 1]), seconds=st.sampled_from([4.0, 10.0, 25.0]))
+    def come_later(self, priority: int, seconds: float) -> None:
+        self.submit_series(1, PAINT, priority, UserId(""), 3, seconds)
+
+
 class GangMachine(CoreMachine):
     """The same with runs that up to three workers of one machine share: they end, break and are lost in any order."""
 
@@ -696,5 +728,7 @@ TestSendAhead.settings = settings(
 )
 TestFollower = FollowerMachine.TestCase
 TestFollower.settings = TestSendAhead.settings
+TestPasses = PassMachine.TestCase
+TestPasses.settings = TestSendAhead.settings
 TestGang = GangMachine.TestCase
 TestGang.settings = TestSendAhead.settings

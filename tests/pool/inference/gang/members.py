@@ -21,7 +21,16 @@ from numpy.typing import NDArray
 
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
-from modelpool.pool.values.core.stage_params import ANY_GPUS, Encoded, RunHooks
+from modelpool.pool.values.core.sampling_facts import FirstFrameMode
+from modelpool.pool.values.core.stage_params import (
+    ANY_GPUS,
+    Encoded,
+    EncodeImageParams,
+    ImagePixels,
+    Latent,
+    RunHooks,
+    SamplerState,
+)
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import Role, WorkerId
 from tests.pool.families.whole_transformer import Whole
@@ -42,6 +51,8 @@ class Wish:
     patched       whether a weight on this member's device is changed first
     texts         texts of guidance: 1 is the prompt alone
     gpus          `SampleParams.gpus`
+    begins        whether a video begins with an image
+    switch        steps of the first of two experts, which ends with its state
     """
 
     gang: Gang | None
@@ -51,12 +62,15 @@ class Wish:
     patched: bool = False
     texts: int = 2
     gpus: int = ANY_GPUS
+    begins: bool = False
+    switch: int = 0
 
 
 @dataclass(frozen=True)
 class Answer:
     """What a member made, or how it failed."""
 
+    #: its values, and those of its sound
     latent: NDArray[np.float32] | None
     error: str = ""
     suspects: tuple[int, ...] = ()
@@ -78,8 +92,9 @@ class Member:
     def ask(self, wish: Wish) -> None:
         self._end.send(wish)
 
-    def address(self) -> str:
-        self._end.send("address")
+    def tell(self, what: str) -> Any:
+        """The answer to "address" or "texts"."""
+        self._end.send(what)
         return self.value()
 
     def value(self) -> Any:
@@ -108,9 +123,14 @@ class Members:
         """A new gang of some members, as each of them has it."""
         chosen = list(range(len(self.each))) if ranks is None else list(ranks)
         names = tuple(WorkerId(f"gpu-{place}") for place in chosen)
-        address = self.each[chosen[0]].address()
+        address = self.each[chosen[0]].tell("address")
         number = next(_GANGS)
         return [Gang(f"gang {number}", names, rank, address) for rank in range(len(chosen))]
+
+    def texts(self) -> int:
+        """How many texts the model reads with guidance."""
+        count: int = self.each[0].tell("texts")
+        return count
 
     def sample(self, wish: Wish, ranks: Sequence[int] | None = None) -> list[Answer]:
         """Have some members sample in a gang."""
@@ -140,7 +160,7 @@ def members(count: int, folder: Path, family: Any, *, streams: bool = False, dev
     started: list[Member] = []
     try:
         for _ in range(count):
-            started.append(Member(folder, family, streams, device))
+            started.append(Member(folder, family, streams, device))  # noqa: PERF401 # those that are there are closed
         yield Members(started)
     finally:
         for member in started:
@@ -179,7 +199,12 @@ def _serve(pipe: Connection, folder: Path, family: Any, streams: bool, device: s
             wish = pipe.recv()
         except EOFError:
             os._exit(0)
-        pipe.send(store.address("127.0.0.1") if wish == "address" else _answer(whole, texts, wish))
+        if wish == "address":
+            pipe.send(store.address("127.0.0.1"))
+        elif wish == "texts":
+            pipe.send(len(texts))
+        else:
+            pipe.send(_answer(whole, texts, wish))
 
 
 def _answer(whole: Whole, texts: tuple[Encoded, ...], wish: Wish) -> Answer:
@@ -189,14 +214,31 @@ def _answer(whole: Whole, texts: tuple[Encoded, ...], wish: Wish) -> Answer:
     whole.gang, whole.gpus = wish.gang, wish.gpus
     try:
         with _changed(whole, loras) if wish.patched else _nothing():
-            made = whole.latent(texts[: wish.texts], loras=loras, steps=wish.steps, hooks=hooks)
-        return Answer(np.asarray(made.samples_CHW), seconds=time.monotonic() - began)
+            work = whole.sampling(wish.texts, loras, wish.begins, wish.steps)
+            work = replace(work, schedule=replace(work.schedule, switch=wish.switch))
+            beginning = [_beginning(whole)] if wish.begins else []
+            made = whole.run(work, *texts[: wish.texts], *beginning, hooks=hooks)
+        assert isinstance(made, Latent | SamplerState)
+        values = np.concatenate([array.ravel() for array in made.arrays])
+        return Answer(values, seconds=time.monotonic() - began)
     except Exception as failed:
         text = f"{type(failed).__name__}: {failed}"
         if os.environ.get("GANG_TRACE"):
             text += "".join(traceback.format_exception(failed)[-6:])[-1500:]
         suspects, state = getattr(failed, "suspects", ()), getattr(failed, "state", None)
         return Answer(None, text, suspects, state, time.monotonic() - began)
+
+
+def _beginning(whole: Whole) -> Latent:
+    """The latent of an image, as the model reads it."""
+    width, height = whole.sides
+    pixels = np.random.default_rng(3).integers(0, 255, (height, width, 3), np.uint8)
+    video = whole.family.sampling.video
+    concatenated = video is not None and video.begins is FirstFrameMode.CONCATENATED
+    work = EncodeImageParams(whole.model, width, height, frames=whole.frames if concatenated else 0)
+    made = whole.run(work, ImagePixels(pixels))
+    assert isinstance(made, Latent)
+    return made
 
 
 def _slow(seconds: float) -> Callable[[], bool]:

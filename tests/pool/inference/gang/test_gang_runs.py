@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.pool.families.definitions.test_ltx2 import SOUNDING
+from tests.pool.families.test_videos_from_images import CONCATENATED, KEPT
 from tests.pool.families.tiny_relatives import ALL_FAMILIES
+from tests.pool.families.tiny_transformers import TinyFamily
 from tests.pool.inference.gang.members import Answer, Members, Wish, members
 
 #: of the largest value: tokens are summed in another order, which guidance enlarges
@@ -39,7 +43,8 @@ def test_two_workers_share_a_run_and_survive_each_other(tmp_path: Path) -> None:
         assert_shared(alone[2], pool.sample(Wish(None), [0, 1]), exact=True)
         assert_shared(alone[1], pool.sample(Wish(None, texts=1)))  # 3 members: shares of unequal length
         patched = pool.alone(Wish(None, texts=1, lora=True))
-        assert patched.latent is not None and not np.array_equal(patched.latent, alone[1].latent)
+        assert patched.latent is not None
+        assert not np.array_equal(patched.latent, alone[1].latent)
         assert_shared(patched, pool.sample(Wish(None, texts=1, lora=True), [0, 2]))
 
         _one_member_differs(pool)
@@ -76,19 +81,43 @@ def _ended(pool: Members, number: int, place: int, alone: Answer) -> None:
         np.testing.assert_array_equal(pool.alone(Wish(None), place).latent, alone.latent)
 
 
+#: by name: the family, what it samples, and whether two members that divide two texts make its bytes
+SHARED: dict[str, tuple[TinyFamily, Wish]] = {
+    **{
+        name: (ALL_FAMILIES[name], Wish(None))
+        for name in ("flux_dev", "flux2", "qwen_image", "wan_t2v", "z_image", "ltxv", "hunyuan_video")
+    },
+    "hunyuan_video_15": (ALL_FAMILIES["hunyuan_video_15"], Wish(None)),
+    "ltx2": (SOUNDING, Wish(None)),
+    "ltx2 from an image": (SOUNDING, Wish(None, begins=True)),
+    "ltxv from an image": (ALL_FAMILIES["ltxv"], Wish(None, begins=True)),
+    "wan22_ti2v from an image": (KEPT, Wish(None, begins=True)),
+    "wan22_i2v, the first of two experts": (CONCATENATED, Wish(None, begins=True, switch=2)),
+}
+
+
 @pytest.mark.nightly(usually="tests/pool/inference/gang/test_gang_runs.py")
 @pytest.mark.parametrize("degree", [2, 4])
-@pytest.mark.parametrize(
-    "name", ["flux_dev", "flux2", "qwen_image", "wan_t2v", "z_image", "ltxv", "hunyuan_video", "hunyuan_video_15"]
-)
+@pytest.mark.parametrize("name", SHARED)
 def test_each_family_with_a_plan_makes_the_same_on_several_workers(name: str, degree: int, tmp_path: Path) -> None:
-    """Resident and streamed, with and without a LoRA, with one text and with guidance."""
+    """Resident and streamed, with and without a LoRA, with one text and with guidance, of which two members that divide
+    the texts make the bytes."""
+    family, wanted = SHARED[name]
     for streams in (False, True):
-        with members(degree, tmp_path, ALL_FAMILIES[name], streams=streams) as pool:
-            for texts in (1, 2):
+        with members(degree, tmp_path, family, streams=streams) as pool:
+            guided = pool.texts() > 1
+            for texts in (1, 2) if guided else (1,):
                 for lora in (False, True):
-                    wish = Wish(None, texts=texts, lora=lora)
-                    alone, shared = pool.alone(wish), pool.sample(wish)
-                    exact = texts == degree == 2 and name not in ("flux_dev", "flux2", "z_image", "hunyuan_video")
-                    assert_shared(alone, shared, exact=exact)
+                    wish = replace(wanted, texts=texts, lora=lora)
+                    alone = pool.alone(wish)
+                    assert_shared(alone, pool.sample(wish), exact=texts == degree == 2)
                     np.testing.assert_array_equal(pool.alone(wish).latent, alone.latent)
+
+
+@pytest.mark.nightly(usually="tests/pool/inference/gang/test_gang_runs.py")
+@pytest.mark.parametrize("name", ["chroma", "sd35_large", "mochi"])
+def test_texts_of_families_without_a_plan_are_divided_byte_for_byte(name: str, tmp_path: Path) -> None:
+    with members(2, tmp_path, ALL_FAMILIES[name]) as pool:
+        assert_shared(pool.alone(Wish(None)), pool.sample(Wish(None)), exact=True)
+        (answer, _) = pool.sample(Wish(None, texts=1))
+        assert "UnusableField: gpus: found 2" in answer.error
