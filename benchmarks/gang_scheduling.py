@@ -71,12 +71,12 @@ class Figures:
     makespan_seconds: float
 
 
-def simulate(policy: str, gpus: int, row: str, seed: int) -> Figures:
+def simulate(policy: str, gpus: int, row: str, seed: int, jobs_per_gpu: int = JOBS_PER_GPU) -> Figures:
     """Simulate a policy on one draw of the workload of a row: a load, "due" and a load, or "batch"."""
     degrees, make = POLICIES[policy]
     load = None if row == "batch" else float(row.removeprefix("due "))
     is_due = row.startswith("due ")
-    workload: Workload = studio(Random(seed), JOBS_PER_GPU * gpus, gpus, load, degrees, is_due)
+    workload: Workload = studio(Random(seed), jobs_per_gpu * gpus, gpus, load, degrees, is_due)
     found, nodes = simulated_gpus(parse_gpus(f"{gpus}xH100"), SHAPE)
     machines = list(found)
     core, memory = make(machines)
@@ -98,12 +98,14 @@ def simulate(policy: str, gpus: int, row: str, seed: int) -> Figures:
     )
 
 
-def _row(arguments: tuple[str, int, str, int]) -> Figures:
+def _row(arguments: tuple[str, int, str, int, int]) -> Figures:
     return simulate(*arguments)
 
 
-def _print_rows(gpus: int, row: str, policies: Sequence[str], seeds: int, pool: ProcessPoolExecutor) -> None:
-    asked = [(policy, gpus, row, seed) for policy in policies for seed in range(1, seeds + 1)]
+def _print_rows(
+    gpus: int, row: str, policies: Sequence[str], seeds: int, jobs_per_gpu: int, pool: ProcessPoolExecutor
+) -> None:
+    asked = [(policy, gpus, row, seed, jobs_per_gpu) for policy in policies for seed in range(1, seeds + 1)]
     found = list(pool.map(_row, asked))
     for place, policy in enumerate(policies):
         mine = found[place * seeds : (place + 1) * seeds]
@@ -122,6 +124,7 @@ def main() -> None:
     parser.add_argument("--gpus", default="8,64")
     parser.add_argument("--rows", default="0.2,0.6,1.0,batch,due 0.2,due 0.6,due 0.8,due 1.0")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=JOBS_PER_GPU, help="jobs for each GPU")
     parser.add_argument("--policies", default=",".join(POLICIES))
     chosen = parser.parse_args()
     print("| GPUs | row | policy | p50 s of videos | p50 s of images | deadlines met | jobs/min | all done after s |")
@@ -129,7 +132,7 @@ def main() -> None:
     with ProcessPoolExecutor(2) as pool:
         for gpus in map(int, chosen.gpus.split(",")):
             for row in chosen.rows.split(","):
-                _print_rows(gpus, row, chosen.policies.split(","), chosen.seeds, pool)
+                _print_rows(gpus, row, chosen.policies.split(","), chosen.seeds, chosen.jobs, pool)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,11 @@ def differences(listed: OutputOrigin, again: OutputOrigin) -> tuple[str, ...]:
     return tuple(found)
 
 
+def left_open(recipe: Recipe) -> tuple[str, ...]:
+    """Return what may be another when an output with this recipe is generated again, as text."""
+    return ("numbers of GPUs, perhaps, which the scheduler chooses",) if recipe.gpus == "auto" else ()
+
+
 def compare(
     listed_sha256: str,
     again_sha256: str,

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -235,7 +235,7 @@ class RayFleet:
             return
         ending = self._ends.end(worker.handle)
         if worker.is_silent and worker.process is not None:
-            self._spawn(self._kill_process(ending, worker.process, self._neighbour(worker)))
+            self._spawn(self._kill_process(ending, worker.process, _neighbour_of(worker, self._workers.values())))
 
     async def _kill_process(
         self, ending: Future[bool], process: WorkerProcess, neighbour: NeighbourCall | None
@@ -301,7 +301,9 @@ class RayFleet:
         if worker is None or worker.process is None:
             return Loss(f"it did not answer for {silent_seconds:.0f} s")
         worker.is_silent = True
-        return await self._examiner.silence_cause(worker.process, silent_seconds, self._neighbour(worker))
+        return await self._examiner.silence_cause(
+            worker.process, silent_seconds, _neighbour_of(worker, self._workers.values())
+        )
 
     def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
         """See `WorkerFleet`. One call: all inputs are its arguments, and each result is a separate value. Ray transfers
@@ -323,15 +325,10 @@ class RayFleet:
         its end."""
         *found, last = await self._awaited(worker, reports)
         if isinstance(last, StillDecodes):
-            later, results[-1] = self._ended(worker, last_run)
-            last = await later
+            call = worker.handle.ended_packed.options(concurrency_group=DECODES, num_returns=2)
+            report, results[-1] = call.remote(last_run, self._epoch)
+            last = await self._awaited(worker, report)
         return [*found, last]
-
-    def _ended(self, worker: _Worker, run: int) -> tuple[Awaitable[Any], ResultRef]:
-        """Ask a worker for the report of a run that still decodes, and for its result."""
-        call = worker.handle.ended_packed.options(concurrency_group=DECODES, num_returns=2)
-        report, result = call.remote(run, self._epoch)
-        return self._awaited(worker, report), result
 
     def run_pass(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Awaitable[None]:
         """See `WorkerFleet`."""
@@ -512,25 +509,11 @@ class RayFleet:
         """Return why a worker was lost. Everyone who notices the loss waits for the same examination."""
         if worker.loss is None:
             worker.loss = asyncio.ensure_future(
-                self._examiner.loss_cause(error, worker.node, worker.trace, self._neighbour(worker))
+                self._examiner.loss_cause(
+                    error, worker.node, worker.trace, _neighbour_of(worker, self._workers.values())
+                )
             )
         return await asyncio.shield(worker.loss)
-
-    def _neighbour(self, worker: _Worker) -> NeighbourCall | None:
-        """Return a call through another worker of the same node."""
-        near = (
-            other.handle
-            for other in self._workers.values()
-            if other is not worker and not (other.loss or other.is_silent) and other.node == worker.node and worker.node
-        )
-        handle = next(near, None)
-        if handle is None:
-            return None
-
-        async def ask(function: Callable[[Any], Any], argument: Any) -> Any:
-            return await handle.call_here.options(concurrency_group=CONTROL).remote(function, argument)
-
-        return ask
 
     async def _awaited(self, worker: _Worker, reports: Any) -> Any:
         """Wait for the report of a call; convert Ray's errors to errors of `actors.control.fleet`."""
@@ -572,3 +555,20 @@ def start_limit_seconds(longest_seconds: float | None, most_seconds: float) -> f
 async def _answer(reference: Any) -> Any:
     """Wait for a call."""
     return await reference
+
+
+def _neighbour_of(worker: _Worker, workers: Iterable[_Worker]) -> NeighbourCall | None:
+    """Return a call through another worker of the same node."""
+    near = (
+        other.handle
+        for other in workers
+        if other is not worker and not (other.loss or other.is_silent) and other.node == worker.node and worker.node
+    )
+    handle = next(near, None)
+    if handle is None:
+        return None
+
+    async def ask(function: Callable[[Any], Any], argument: Any) -> Any:
+        return await handle.call_here.options(concurrency_group=CONTROL).remote(function, argument)
+
+    return ask

@@ -20,7 +20,7 @@ class GangStore:
 
     def address(self, host: str) -> str:
         """Return "host:port". Opens the store the first time: only then is torch's code for process groups imported."""
-        from modelpool.pool.inference.gang.meeting_store import open_store
+        from modelpool.pool.engine.gang.meeting_store import open_store
 
         with self._lock:
             if self._store is None:

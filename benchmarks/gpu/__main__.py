@@ -94,6 +94,7 @@ COMMANDS: Mapping[str, tuple[Part, ...]] = {
         Part("compiled flux", 3.0, ("flux",)),
         Part("overlap sd15", 0.7, ("sd15",)),
         Part("pool", 1.5, ("sd15",)),
+        Part("gangs", 0.7),
     ),
 }
 #: all of them

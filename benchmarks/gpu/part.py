@@ -34,6 +34,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "more": ("sampling", "run_more"),
     "loading": ("transfers", "run_loading"),
     "overlap": ("overlap", "run"),
+    "gangs": ("shared_runs", "run"),
 }
 
 

@@ -188,6 +188,7 @@ class GangPeer(PeerCore):
     # events
 
     def dispatch(self) -> None:
+        """Start what can start, after every event."""
         self._run_side()
         self.plan()
         self._run_side()

@@ -332,7 +332,7 @@ class Engine:
         RanOutOfMemory if it should fit and does not; OutOfHostMemory; Stopped; a UserError about a file. Residency is
         exact afterwards.
 
-        With `gang`, the run is one that other workers share (`pool.inference.gang.gang_run`), tried once: raises
+        With `gang`, the run is one that other workers share (`pool.engine.gang.gang_run`), tried once: raises
         GangBroken if one of them fails.
         """
         if isinstance(work, OperationParams):
@@ -342,7 +342,7 @@ class Engine:
         if gang is None:
             results, cost = self._runner.run(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
             return results[0], cost
-        from modelpool.pool.inference.gang.gang_run import told_if_absent
+        from modelpool.pool.engine.gang.gang_run import told_if_absent
 
         with told_if_absent(gang):
             results, cost = self._runner.run(
@@ -786,7 +786,7 @@ def _sampled_in_gang(
     resources: RunResources,
 ) -> RunResults:
     """Sample in a gang. Only such runs import its code, and torch's for process groups."""
-    from modelpool.pool.inference.gang.gang_run import sample_in_gang
+    from modelpool.pool.engine.gang.gang_run import sample_in_gang
 
     def shared(own_hooks: RunHooks, part: PreparePart) -> RunResults:
         return sampling(own_hooks, None, facts, resources, (*RUN_PARTS, part))

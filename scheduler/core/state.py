@@ -191,22 +191,8 @@ class SchedulerState:
             self.ticks,
             self._out,
         )
-        #: runs that several workers share
-        self.gangs = Gangs(
-            self.costs,
-            self.log,
-            self.worker_table,
-            self.demand,
-            self.recovery,
-            self.membership,
-            self.node_limits,
-            verdicts,
-            self._out,
-        )
-        self.membership.take_gang_losses = self.gangs.take_losses
-        self.gang_starts = GangStarts(
-            self.costs, self.worker_table, self.demand, self.membership, self.preemption, self.gangs
-        )
+        #: runs that several workers share, and the decisions about them
+        self.gangs, self.gang_starts = self._gangs(verdicts)
         self.starts.gang_starts = self.gang_starts
         self.refutation = Refutation(
             verdicts,
@@ -219,6 +205,13 @@ class SchedulerState:
             self.starts.send_ahead,
             self._out,
         )
+
+    def _gangs(self, verdicts: FileVerdicts) -> tuple[Gangs, GangStarts]:
+        table, demand, membership = self.worker_table, self.demand, self.membership
+        limits, out = self.node_limits, self._out
+        gangs = Gangs(self.costs, self.log, table, demand, self.recovery, membership, limits, verdicts, out)
+        membership.take_gang_losses = gangs.take_losses
+        return gangs, GangStarts(self.costs, table, demand, membership, self.preemption, gangs)
 
     def handle(self, event: Event) -> list[Command]:
         """Apply the event; return the commands, in order."""

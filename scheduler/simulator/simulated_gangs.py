@@ -32,7 +32,7 @@ class GangPart:
 
 
 @dataclass(slots=True)
-class Assembly:
+class GangAssembly:
     """The commands of one gang, until all of them are there."""
 
     parts: list[GangPart] = field(default_factory=list)
@@ -43,12 +43,12 @@ class SimulatedGangs:
 
     def __init__(self, seconds: GangSeconds = prior_seconds) -> None:
         self._seconds = seconds
-        self._assembling: dict[str, Assembly] = {}
+        self._assembling: dict[str, GangAssembly] = {}
 
     def join(self, part: GangPart) -> Sequence[GangPart]:
         """Add a part; return all parts of its gang, in the order of their ranks, if it was the last one."""
         command = part.command
-        assembly = self._assembling.setdefault(command.gang_id, Assembly())
+        assembly = self._assembling.setdefault(command.gang_id, GangAssembly())
         assert len(assembly.parts) == command.rank, f"{command}: its rank comes out of order"
         assembly.parts.append(part)
         if len(assembly.parts) < len(command.members):

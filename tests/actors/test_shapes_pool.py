@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -173,6 +174,24 @@ def test_a_worker_killed_in_the_middle_changes_nothing(pool: ModelPool, expected
     assert [images[i].pixels.tobytes() for i in range(6)] == expected
     pool.wait_ready(120)
     assert pool.status().restarts == restarts + 1
+
+
+def test_a_member_killed_in_the_middle_of_a_shared_run_changes_nothing(pool: ModelPool) -> None:
+    """The other one says who was lost, and the run goes on when there are two workers again. On any number of GPUs it
+    predicts for each prompt by itself, so the scheduler's choice has the same bytes."""
+    pool.wait_ready(120)
+    wanted = requests(1, steps=60, cfg=4.0, width=128, height=128)
+    (chosen,) = pixels_of(pool, [one.model_copy(update={"gpus": "auto"}) for one in wanted])
+    victim = list(pool._connection.call(Controller.memory_reports).values())[-1]
+    jobs = pool.submit([one.model_copy(update={"gpus": 2}) for one in wanted], output=False)
+    while not any(step.step for step in jobs.progress().running):
+        time.sleep(0.02)
+    os.kill(victim.pid, signal.SIGKILL)
+    (image,) = jobs.images()
+    assert jobs.failures == ()
+    assert image.pixels.tobytes() == chosen
+    sampled = next(task for task in pool.history(image.job_id).tasks if task.stage is Stage.SAMPLE)
+    assert len(sampled.attempts) > 1
 
 
 def test_cancelled_jobs_end_and_the_pool_goes_on(pool: ModelPool, expected: list[bytes]) -> None:

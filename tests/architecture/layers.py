@@ -21,10 +21,10 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "inference": (
             "sampling", "pixels", "conditioning", "guidance", "extensions", "controlnets", "upscalers", "image_prompts",
-            "gang", "operations",
+            "operations",
         ),
         "catalog": ("estimates", "registry", "."),
-        "engine": (".",),
+        "engine": ("gang", "."),
     },
     "scheduler": {
         "model": (".",),

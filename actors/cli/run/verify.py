@@ -144,7 +144,7 @@ def comparison_json(name: str, comparison: Comparison) -> dict[str, Any]:
 
 
 def _comparison(out: OutputPlace, one: AgainRequest, result: OutputResult) -> Comparison:
-    from modelpool.actors.outputs.comparison import compare, differences, origin_of
+    from modelpool.actors.outputs.comparison import compare, differences, left_open, origin_of
     from modelpool.actors.outputs.file_content import is_lossless, pixels_sha256, read_content
     from modelpool.actors.outputs.folder import plain
     from modelpool.actors.outputs.results.outcomes import array_of_result
@@ -153,7 +153,7 @@ def _comparison(out: OutputPlace, one: AgainRequest, result: OutputResult) -> Co
     listed = origin_of(one.entry.recipe, one.entry.fields.get("tasks"))
     differs = differences(listed, origin_of(result.recipe, [plain(task) for task in result.tasks]))
     other = [name for name in one.differs if "sha256" not in name and name not in ("loras", "embeddings", "decoder")]
-    differs = (*differs, *(f"{name} of the request" for name in other))
+    differs = (*differs, *(f"{name} of the request" for name in other), *left_open(one.entry.recipe))
     sha256 = pixels_sha256(pixels)
     with out.local_file(one.entry.file) as path:
         return compare(one.entry.pixels_sha256, sha256, partial(read_content, path), pixels, differs, is_lossless(path))

@@ -7,6 +7,7 @@ import pytest
 from modelpool.actors.control.job_qos import with_limited_gpus
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.recipe_request import requests_of
+from modelpool.actors.outputs.comparison import left_open
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.stage_params import ANY_GPUS, SampleParams
@@ -38,6 +39,7 @@ def test_gpus_are_a_part_of_the_sampling_task_alone() -> None:
         ids.add(task.task_id)
         encodes = {each.task_id for each in graph.job.tasks if each.stage is Stage.ENCODE}
         assert encodes <= {each.task_id for each in shared.job.tasks}
+        assert bool(left_open(recipe)) == (gpus == "auto"), "verify repeats a number"
         (again, *_) = requests_of(recipe, lambda file: file)
         assert str(again.gpus) == str(gpus)
     assert len(ids) == 3

@@ -63,10 +63,11 @@ def test_the_numbers_of_gpus_follow_from_texts_and_plans() -> None:
         ("chroma", PLAIN, (1, 2)),
         ("chroma", ONE_TEXT, (1,)),
         ("wan_vace", PLAIN, (1, 2)),
-        ("ideogram4", PLAIN, (1,)),
     ):
         facts = families[name].sampling
         assert tuple(each for each in DEGREES if not gang_obstacle(facts, work, each)) == expected, name
+    two_models = replace(families["ideogram4"].sampling, reads=frozenset({"unconditional"}))
+    assert "a second model" in gang_obstacle(two_models, PLAIN, 2)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.inference.gang.gang_group import GangGroup
-from modelpool.pool.inference.gang.token_exchange import TokenExchange, TokenShares, joined_shares
+from modelpool.pool.engine.gang.gang_group import GangGroup
+from modelpool.pool.engine.gang.token_exchange import TokenExchange, TokenShares, joined_shares
 from modelpool.pool.values.core.sequence_plan import Gather, SequencePlan, Split, SplitAttention
 from modelpool.pool.weights.ops.attention_calls import current_kernels, routed
 

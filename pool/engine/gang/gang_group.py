@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modelpool.pool.devices.torch_api.process_groups import PrefixStore, abandon_group, backend_for, set_timeout
-from modelpool.pool.inference.gang.gang_layout import GangLayout
-from modelpool.pool.inference.gang.meeting_store import reach_store
+from modelpool.pool.engine.gang.gang_layout import GangLayout
+from modelpool.pool.engine.gang.meeting_store import reach_store
 from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.specs.gang import Gang
 

@@ -81,10 +81,11 @@ class Answer:
 class Member:
     """One process. It answers wishes in order."""
 
-    def __init__(self, folder: Path, family: Any, streams: bool, device: str) -> None:
-        context = multiprocessing.get_context("fork")
+    def __init__(self, folder: Path, family: Any, streams: bool, device: str, index: int) -> None:
+        # a fork has all imports done, but no CUDA
+        context: Any = multiprocessing.get_context("spawn" if device == "cuda" else "fork")
         self._end, other = context.Pipe()
-        args = (other, folder, family, streams, device)
+        args = (other, folder, family, streams, device, index)
         self.process = context.Process(target=_serve, args=args, daemon=True)
         self.process.start()
         other.close()
@@ -153,14 +154,15 @@ class Members:
 
 @contextmanager
 def members(count: int, folder: Path, family: Any, *, streams: bool = False, device: str = "sim") -> Iterator[Members]:
-    """Some processes with a tiny model each, from one file."""
+    """Some processes with a tiny model each, from one file; on CUDA each with a GPU of its own."""
     first = Whole(folder, family, settings=EngineSettings("cpu"))
     _write_lora(first, folder / "loras")
     first.engine.close()
     started: list[Member] = []
     try:
-        for _ in range(count):
-            started.append(Member(folder, family, streams, device))  # noqa: PERF401 # those that are there are closed
+        for place in range(count):
+            index = place if device == "cuda" else 0  # each process has simulated devices of its own
+            started.append(Member(folder, family, streams, device, index))  # those that are there are closed
         yield Members(started)
     finally:
         for member in started:
@@ -182,14 +184,14 @@ def _write_lora(whole: Whole, folder: Path) -> None:
     save_file(tensors, folder / "style.safetensors")
 
 
-def _serve(pipe: Connection, folder: Path, family: Any, streams: bool, device: str) -> None:
+def _serve(pipe: Connection, folder: Path, family: Any, streams: bool, device: str, index: int) -> None:
     """Answer wishes until the other end closes."""
     torch.set_num_threads(1)
     from modelpool.actors.worker.gang_store import GangStore
     from modelpool.pool.catalog.catalog import Catalog
 
     policy = {"vram_policy": VramPolicy.NONE} if streams else {}
-    settings = EngineSettings(device, budget_bytes=BUDGET_BYTES if device == "sim" else None, **policy)
+    settings = EngineSettings(device, index, budget_bytes=BUDGET_BYTES if device == "sim" else None, **policy)
     whole = Whole(folder, family, write=False, settings=settings)
     whole.catalog = Catalog((folder,), (folder / "loras",), device)
     whole.model = whole.catalog.find_model("tiny")
@@ -214,10 +216,11 @@ def _answer(whole: Whole, texts: tuple[Encoded, ...], wish: Wish) -> Answer:
     whole.gang, whole.gpus = wish.gang, wish.gpus
     try:
         with _changed(whole, loras) if wish.patched else _nothing():
-            work = whole.sampling(wish.texts, loras, wish.begins, wish.steps)
+            read = texts[: wish.texts]  # some families read one only
+            work = whole.sampling(len(read), loras, wish.begins, wish.steps)
             work = replace(work, schedule=replace(work.schedule, switch=wish.switch))
             beginning = [_beginning(whole)] if wish.begins else []
-            made = whole.run(work, *texts[: wish.texts], *beginning, hooks=hooks)
+            made = whole.run(work, *read, *beginning, hooks=hooks)
         assert isinstance(made, Latent | SamplerState)
         values = np.concatenate([array.ravel() for array in made.arrays])
         return Answer(values, seconds=time.monotonic() - began)

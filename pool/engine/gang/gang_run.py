@@ -16,13 +16,13 @@ from typing import TypeAlias
 
 from torch import nn
 
+from modelpool.pool.engine.gang.branch_spread import spread_over_branches
+from modelpool.pool.engine.gang.gang_group import GangGroup
+from modelpool.pool.engine.gang.gang_layout import layout_of
+from modelpool.pool.engine.gang.member_digest import expect_equal, request_digest, weight_digests
+from modelpool.pool.engine.gang.sequence_split import divided_tokens
 from modelpool.pool.families.gang_support import gang_obstacle
 from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, PreparePart, RunPart, RunResults
-from modelpool.pool.inference.gang.branch_spread import spread_over_branches
-from modelpool.pool.inference.gang.gang_group import GangGroup
-from modelpool.pool.inference.gang.gang_layout import layout_of
-from modelpool.pool.inference.gang.member_digest import expect_equal, request_digest, weight_digests
-from modelpool.pool.inference.gang.sequence_split import divided_tokens
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.core.stage_params import RunHooks, RunState, Stopped

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.inference.gang.branch_spread import spread_over_branches
-from modelpool.pool.inference.gang.gang_group import GangGroup
-from modelpool.pool.inference.gang.gang_layout import GangLayout, layout_of
-from modelpool.pool.inference.gang.member_digest import expect_equal
-from modelpool.pool.inference.gang.sequence_split import PlanUnfit, divided_tokens
-from modelpool.pool.inference.gang.token_exchange import TokenShares, shares_of
+from modelpool.pool.engine.gang.branch_spread import spread_over_branches
+from modelpool.pool.engine.gang.gang_group import GangGroup
+from modelpool.pool.engine.gang.gang_layout import GangLayout, layout_of
+from modelpool.pool.engine.gang.member_digest import expect_equal
+from modelpool.pool.engine.gang.sequence_split import PlanUnfit, divided_tokens
+from modelpool.pool.engine.gang.token_exchange import TokenShares, shares_of
 from modelpool.pool.values.core.gang_errors import GangsDiffer
 from modelpool.pool.values.core.sequence_plan import Gather, SequencePlan, Split, SplitAttention
 from modelpool.pool.values.specs.gang import Gang
@@ -123,7 +123,7 @@ def test_the_member_that_differs_is_named() -> None:
 
 def test_only_runs_with_a_gang_import_its_code() -> None:
     """Imports at the top of a module run in every worker; those of gangs are inside of functions."""
-    room = "modelpool.pool.inference.gang"
+    room = "modelpool.pool.engine.gang"
     outside = [module for module in product_modules() if not module.name.startswith(room)]
     users = {module.name for module in outside if any(name.startswith(room) for name in module.imports)}
     assert users == {"modelpool.pool.engine.engine", "modelpool.actors.worker.gang_store"}

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.pool.engine.gang.members import Answer, Members, Wish, members
 from tests.pool.families.definitions.test_ltx2 import SOUNDING
 from tests.pool.families.test_videos_from_images import CONCATENATED, KEPT
 from tests.pool.families.tiny_relatives import ALL_FAMILIES
 from tests.pool.families.tiny_transformers import TinyFamily
-from tests.pool.inference.gang.members import Answer, Members, Wish, members
 
 #: of the largest value: tokens are summed in another order, which guidance enlarges
 TOLERANCE = 1e-5
@@ -96,7 +96,7 @@ SHARED: dict[str, tuple[TinyFamily, Wish]] = {
 }
 
 
-@pytest.mark.nightly(usually="tests/pool/inference/gang/test_gang_runs.py")
+@pytest.mark.nightly(usually="tests/pool/engine/gang/test_gang_runs.py")
 @pytest.mark.parametrize("degree", [2, 4])
 @pytest.mark.parametrize("name", SHARED)
 def test_each_family_with_a_plan_makes_the_same_on_several_workers(name: str, degree: int, tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_each_family_with_a_plan_makes_the_same_on_several_workers(name: str, de
                     np.testing.assert_array_equal(pool.alone(wish).latent, alone.latent)
 
 
-@pytest.mark.nightly(usually="tests/pool/inference/gang/test_gang_runs.py")
-@pytest.mark.parametrize("name", ["chroma", "sd35_large", "mochi"])
+@pytest.mark.nightly(usually="tests/pool/engine/gang/test_gang_runs.py")
+@pytest.mark.parametrize("name", ["chroma", "sd35_large"])
 def test_texts_of_families_without_a_plan_are_divided_byte_for_byte(name: str, tmp_path: Path) -> None:
     with members(2, tmp_path, ALL_FAMILIES[name]) as pool:
         assert_shared(pool.alone(Wish(None)), pool.sample(Wish(None)), exact=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from modelpool.pool.inference.gang.gang_group import GangGroup
+from modelpool.pool.engine.gang.gang_group import GangGroup
 
 
 def spread_over_branches(group: GangGroup, calls: Sequence[Callable[[], Tensor]]) -> list[Tensor]:

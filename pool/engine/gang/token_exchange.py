@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelpool.pool.inference.gang.gang_group import GangGroup
+from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.weights.ops.attention_calls import Attend, AttentionKernels
 
 
