@@ -110,6 +110,9 @@ class WorkerFleet(Protocol):
         waits for it.
         """
 
+    async def gang_address(self, worker_id: WorkerId, incarnation: int) -> str:
+        """Return the address at which the members of a gang meet that a started worker leads. Raises WorkerLost."""
+
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """Let a started worker prefetch these files, in place of earlier ones. Nobody waits for it."""
 

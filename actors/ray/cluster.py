@@ -137,7 +137,9 @@ class ControllerActor(Controller):
             clock=SystemClock(),
             catalog=catalog,
             worker_ids=plan.worker_ids,
-            pool=PoolIdentity(name, epoch, this_node(), plan.budget_bytes, plan.output),
+            pool=PoolIdentity(
+                name, epoch, this_node(), plan.budget_bytes, plan.output, plan.auto_batch, plan.most_gpus
+            ),
             cluster=WatchedCluster(
                 ray_nodes,
                 plan.nodes.poll_seconds,
@@ -268,6 +270,10 @@ class GpuWorkerActor(GpuWorker):
         """See `GpuWorker.adopt`."""
         self._controller.worker_placed.remote(worker_id, incarnation, this_node())
         return super().adopt(worker_id, incarnation, epoch)
+
+    def gang_address(self, host: str = "") -> str:
+        """See `GpuWorker.gang_address`; without `host` the address of this node."""
+        return super().gang_address(host or ray.util.get_node_ip_address())
 
     def call_here(self, function: Callable[[Any], Any], argument: Any) -> Any:
         """Call a function of `actors.ray.ray_losses` about another worker of this machine, which is gone or silent."""

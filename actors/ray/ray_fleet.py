@@ -386,6 +386,15 @@ class RayFleet:
         if worker is not None:
             worker.handle.want_previews.options(concurrency_group=CONTROL).remote(run, wish, self._epoch)
 
+    async def gang_address(self, worker_id: WorkerId, incarnation: int) -> str:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        try:
+            address: str = await worker.handle.gang_address.options(concurrency_group=CONTROL).remote()
+        except WORKER_GONE as lost:
+            raise await self._lost(worker, lost) from lost
+        return address
+
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """See `WorkerFleet`."""
         worker = self._workers.get((worker_id, incarnation))

@@ -28,11 +28,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FilesUnavailable
 from modelpool.actors.worker.file_verifier import FilesInUse
+from modelpool.actors.worker.gang_store import LOOPBACK, GangStore
 from modelpool.actors.worker.own_results import OwnResults
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
@@ -62,10 +63,12 @@ from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.fast_path import FastPaths
 from modelpool.pool.values.core.file_part import FilePart
+from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     BatchMember,
+    DecodedTiles,
     DecodeParams,
     Encoded,
     FloatArray,
@@ -87,6 +90,7 @@ from modelpool.pool.values.core.stage_params import (
     VideoMask,
 )
 from modelpool.pool.values.core.task_inputs import TaskInputs, WrongInputs
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import (
     NO_NODE,
     ComponentKey,
@@ -137,8 +141,9 @@ class WorkerEngine(Protocol):
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
         resume: RunState | None = None,
+        gang: Gang | None = None,
     ) -> tuple[Result, RunCost]:
-        """Run the task, from `resume` if it is set; may raise anything."""
+        """Run the task, from `resume` if it is set, with the other workers of `gang`; may raise anything."""
 
     def begin(
         self,
@@ -288,7 +293,9 @@ class GpuWorker:
         judged = None if on_judged is None else lambda files: on_judged(files, self._lease.epoch)
         self._files = RunFiles(cache, host, node, judged, self._close_models, self._ended.is_set)
         self._prefetcher = Prefetcher(self._files.ranges_of)
-        self._storage = StorageMeter()
+        storage, prefetcher = StorageMeter(), self._prefetcher
+        #: returns the bytes that this process read from disks, without prefetched ones
+        self._storage_bytes: Callable[[], int] = lambda: storage.read_bytes() - prefetcher.storage_bytes
         #: a preload request and the run that it belongs to; replaced atomically by another thread
         self._preload_request: tuple[int, PreloadRequest] | None = None
         #: runs to stop, oldest first; used by several threads, one atomic operation at a time
@@ -306,6 +313,7 @@ class GpuWorker:
         self._own_results = OwnResults()
         #: the thread that uses the engine; None: the caller's
         self._compute = ThreadPoolExecutor(1, "compute") if overlaps_decode else None
+        self._gang_store = GangStore()
         #: reports are made by one thread at a time
         self._reporting = threading.Lock()
         #: passes that runs join at a step
@@ -396,9 +404,10 @@ class GpuWorker:
 
         `inputs` are the inputs of the first request, then the inputs of the second, and so on. Returns a report and a
         result for each. A result is None exactly if its report has an error, except that it is the state of a run that
-        was stopped with it (`TaskReport.has_state`). Without a report are runs that were not started: those that may
-        not start (`may_start`), and those after the loss of the GPU. A last run that still decodes while the next call
-        begins is StillDecodes: `ended` has its report. A batch has a report of each. Raises OlderEpoch.
+        was stopped with it (`TaskReport.has_state`), and that of a gang only the leader has the result. Without a
+        report are runs that were not started: those that may not start (`may_start`), and those after the loss of the
+        GPU. A last run that still decodes while the next call begins is StillDecodes: `ended` has its report. A batch
+        has a report of each. Raises OlderEpoch.
         """
         if as_batch:
             return self._in_turn(lambda: self._run_batch(requests, inputs))
@@ -456,11 +465,15 @@ class GpuWorker:
             if request.own:
                 inputs = own_results.complete(request.own, inputs)
             own, sent = _split_inputs(request, inputs)
-            state = self._checkpoints.resume(request, sent)
-            resume = {} if state is None else {"resume": state}
+            # a state on the disk of one member would not be that of the others
+            state = sent if request.gang is not None else self._checkpoints.resume(request, sent)
+            resume: dict[str, Any] = {} if state is None else {"resume": state}
             self._prepare_previews((request,))
             hooks = self._hooks(request)
-            if self._compute is None:
+            if request.gang is not None:
+                task, work, after = request.task, request.work, request.needed_next
+                begun = self._engine.run(task, work, own, hooks, request.fresh, after, state, request.gang)
+            elif self._compute is None:
                 begun = self._engine.run(
                     request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume
                 )
@@ -624,6 +637,11 @@ class GpuWorker:
         self._lease.check(epoch)
         return this_process(self._node)
 
+    def gang_address(self, host: str = LOOPBACK) -> str:
+        """Return "host:port" of the store at which the members of the gangs that this worker leads meet
+        (`Gang.address`); `host` is the address of this machine for them. Opened once, on any thread."""
+        return self._gang_store.address(host)
+
     def memory_report(self) -> ProcessMemory:
         """Return the host memory of this process."""
         return process_memory()
@@ -643,6 +661,7 @@ class GpuWorker:
         self._previews.close()
         self._prefetcher.close()
         self._files.close()
+        self._gang_store.close()
         self._ended.set()
 
     def _preview(self, model: ModelRef, latent_CHW: FloatArray, wish: PreviewWish) -> bytes | None:
@@ -684,10 +703,6 @@ class GpuWorker:
         if self._engine is not None:
             self._engine.close_unused_models()
 
-    def _storage_bytes(self) -> int:
-        """Return the bytes that this process read from disks, without prefetched ones."""
-        return self._storage.read_bytes() - self._prefetcher.storage_bytes
-
     def _report(
         self,
         request: RunRequest,
@@ -701,6 +716,9 @@ class GpuWorker:
         and left this `residency`. Called with `_reporting`."""
         result: Result | None = None
         cost, error, step, steps = RunCost(), None, 0, 0
+        if isinstance(outcome, GangBroken) and outcome.state is not None:
+            result = outcome.state
+            step, steps = result.step, result.steps
         if isinstance(outcome, Exception):
             error = run_error(outcome)
             error = replace(error, oom_steps=request.oom_steps + error.oom_steps)
@@ -708,6 +726,8 @@ class GpuWorker:
                 self._ended.set()
         else:
             result, cost = outcome
+            if request.gang is not None and not request.gang.leads and not isinstance(result, RunState):
+                result = None  # the leader's is the run's
             # prefetched bytes are counted by blocks, one of which may be in progress
             storage_bytes = max(0, storage_bytes)
             if request.oom_steps or storage_bytes != cost.storage_bytes:
@@ -718,7 +738,7 @@ class GpuWorker:
                 error = RunError(RunErrorKind.CANCELLED, message)
         if resumed is not None:
             cost = replace(cost, steps_before=resumed.step, steps=resumed.steps)
-        if error is None:
+        if error is None and request.gang is None:
             self._memory.note(request.task, cost)
         stopped = result if isinstance(result, RunState) else None
         # else its result goes nowhere, and another controller may use the states
@@ -873,6 +893,8 @@ def run_error(raised: Exception) -> RunError:
         return RunError(RunErrorKind.CANCELLED, "stopped on request")
     if isinstance(raised, FilesUnavailable):
         return RunError(RunErrorKind.FILE_UNAVAILABLE, str(raised), components=raised.components)
+    if isinstance(raised, GangBroken):
+        return RunError(RunErrorKind.GANG_BROKEN, str(raised), text, suspected_ranks=raised.suspects)
     if isinstance(raised, UserError):
         return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
     return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)
@@ -896,7 +918,7 @@ def _exhausted(raised: Exception) -> RunErrorKind | None:
 def result_bytes(result: Result) -> int:
     """Return the bytes of the arrays in `result`."""
     match result:
-        case Encoded() | Latent() | SamplerState() | RunState() | VideoFrames():
+        case Encoded() | Latent() | SamplerState() | RunState() | VideoFrames() | DecodedTiles():
             return sum(array.nbytes for array in result.arrays)
         case ImageEmbeds():
             return result.states_LD.nbytes

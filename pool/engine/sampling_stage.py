@@ -33,7 +33,7 @@ from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, deno
 from modelpool.pool.inference.pixels.latent_pixels import sampled_shape, to_model_scale
 from modelpool.pool.inference.sampling.partial_run import partial_run_of
 from modelpool.pool.inference.sampling.schedules import sigma_table
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from modelpool.pool.values.core.stage_params import Latent, RunHooks, SampleParams
@@ -79,7 +79,7 @@ def sample_batch(
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
-    if not works[0].schedule.steps_run:
+    if not works[0].steps_run:
         return _unsampled(works, inputs, latent)
     found = prepared_run(works, inputs, diffusion_model, latent, hooks, division, facts, resources, parts)
     return results_of(found, _sampled(found))
@@ -109,8 +109,9 @@ def prepared_run(
     work = works[0]
     shape_CHW, cells = sampled_shape(work, latent), latent.sides(work.shape.width, work.shape.height)
     start = start_of(works, inputs, cells)
+    _check_start(start, shape_CHW, work)
     # a model for one of the texts, and another one for the negative text
-    max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
+    max_batch = 1 if facts.has_unconditional or work.gpus else 0 if division is None else division.batch
     run = DenoisingRun(
         works,
         inputs,
@@ -137,6 +138,13 @@ def results_of(found: PreparedRun, samples_BCHW: Tensor) -> RunResults:
         if results is not None:
             return results
     return _latents(samples_BCHW, found.run.work)
+
+
+def _check_start(start: StartLatent, shape_CHW: tuple[int, ...], work: SampleParams) -> None:
+    """Raise UnusableField for a start latent of another kind of model."""
+    if start.latent_BCHW is not None and (found := start.latent_BCHW.shape[1]) != shape_CHW[0]:
+        expected = f"{shape_CHW[0]}, which model {work.model.name!r} has; decode and encode it in between"
+        raise unusable_field("latent", counted(found, "channel"), expected)
 
 
 def _sampled(found: PreparedRun) -> Tensor:
@@ -172,7 +180,9 @@ def denoised(found: PreparedRun, module: nn.Module, predict: Callable[[CallInput
                 change(call)
             return predict(call)
 
-        call = ModelCall(predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch)
+        call = ModelCall(
+            predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch, run.spread
+        )
         shape_BC, cond = (len(run.works), *run.shape_CHW), run.prompts.cond
         return denoise_images(
             ImagesToDenoise(work, [each.seed for each in run.works], run.shape_CHW, run.cells),

@@ -39,7 +39,7 @@ from modelpool.scheduler.decisions.placement.batching import Batching, may_share
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
-from modelpool.scheduler.model.jobs import Task, TaskStatus
+from modelpool.scheduler.model.jobs import ALONE, Task, TaskStatus
 from modelpool.scheduler.model.messages import Command, RevokeTask
 from modelpool.scheduler.model.story import Story
 from modelpool.scheduler.model.workers import QueuedTask, Worker, WorkerTable
@@ -165,6 +165,8 @@ class SendAhead:
         task = demand.only_reader(last)
         if task is None or task.status is not TaskStatus.BLOCKED:
             return None
+        if task.degrees != ALONE:  # several workers may share its run
+            return None
         has_failed = task.failures or task.memory_failures or task.crashed or task.unavailable or task.goes_first
         if has_failed or task.alone or task.kept:
             return None
@@ -233,6 +235,8 @@ class SendAhead:
         """Return whether this decision, which placement makes if the run of `worker` has ended, may be sent ahead."""
         task, backlog = decision.task, self._demand.backlog
         if decision.worker is not worker or decision.why.chosen.extra_seconds or decision.spent_seconds:
+            return False
+        if task.degrees != ALONE:  # several workers may share its run
             return False
         if worker.overlaps_decode and task.alone:
             return False

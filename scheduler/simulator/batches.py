@@ -13,7 +13,7 @@ from math import ceil
 
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
 from modelpool.pool.weights.plan.eviction_plan import Move, Residency, ResidencyPlan
-from modelpool.scheduler.model.messages import BatchMate
+from modelpool.scheduler.model.messages import BatchMate, GangMember
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class RunningBatch:
     load_seconds, run_seconds  of the complete batch
     rows          of each forward pass that others may join; 0 if none may
     step_seconds  of such a pass
+    gang, rank    the members with which the worker shares the run, itself included, and its place
     """
 
     began_at: float
@@ -86,6 +87,8 @@ class RunningBatch:
     runs: dict[BatchMate, BatchRun] = field(default_factory=dict)
     rows: int = 0
     step_seconds: float = 0.0
+    gang: tuple[GangMember, ...] = ()
+    rank: int = 0
     _shared_load_seconds: float = 0.0
     _shared_run_seconds: float = 0.0
 

@@ -29,6 +29,7 @@ from modelpool.pool.values.specs.spec import (
 )
 from modelpool.pool.weights.plan.eviction_plan import Move, Residency
 from modelpool.pool.weights.plan.preload_plan import NOTHING_TO_PRELOAD
+from modelpool.scheduler.model.gang_times import prior_seconds
 from modelpool.scheduler.model.kept_states import task_of_state
 from modelpool.scheduler.model.messages import (
     BatchMate,
@@ -56,6 +57,8 @@ from modelpool.scheduler.model.messages import (
     ResultLost,
     RevokeTask,
     RunEnded,
+    RunInGang,
+    RunLink,
     RunTask,
     ScheduleTick,
     StartFailed,
@@ -78,11 +81,23 @@ from modelpool.scheduler.simulator.hosts import SimulatedNode, StorageReads
 from modelpool.scheduler.simulator.machines import Machine, Machines, SimulatedGpu, SimulatedLoad, SimulatedWork
 from modelpool.scheduler.simulator.node_supply import NodeSupply
 from modelpool.scheduler.simulator.records import SimulatedRun, SimulationTotals, model_name, shares
+from modelpool.scheduler.simulator.simulated_gangs import (
+    NOTICE_SECONDS,
+    GangPart,
+    GangSeconds,
+    SimulatedGangs,
+    members_besides,
+)
 
 __all__ = ["RESULT_BYTES", "Core", "SimulatedGpu", "SimulatedNode", "VirtualCluster"]
 
 #: sizes that fill a result cache about as real conditionings, latents and images do
-RESULT_BYTES: Mapping[Stage, int] = {Stage.ENCODE: 1 << 20, Stage.SAMPLE: 1 << 18, Stage.DECODE: 3 << 20}
+RESULT_BYTES: Mapping[Stage, int] = {
+    Stage.ENCODE: 1 << 20,
+    Stage.SAMPLE: 1 << 18,
+    Stage.DECODE: 3 << 20,
+    Stage.OPERATE: 3 << 20,
+}
 #: size of the state of a sampling run: the latent and an earlier prediction
 STATE_BYTES = 2 << 18
 
@@ -110,10 +125,11 @@ class VirtualCluster(Generic[CoreT_co]):
         patch_switch_seconds: float = 0.05,
         checkpoint_seconds: float | None = None,
         supply: NodeSupply | None = None,
+        gang_seconds: GangSeconds = prior_seconds,
     ) -> None:
         """With `checkpoint_seconds`, sampling runs save their state that often, at the end of a step. `supply` provides
-        the nodes of groups. Raises UnusableField if a GPU is on a machine that is not in `nodes`, or a name is used
-        twice."""
+        the nodes of groups, `gang_seconds` the times of runs on several GPUs. Raises UnusableField if a GPU is on a
+        machine that is not in `nodes`, or a name is used twice."""
         self.core = core
         self.now = 0.0
         self.totals = SimulationTotals()
@@ -133,6 +149,7 @@ class VirtualCluster(Generic[CoreT_co]):
         self.commands: list[tuple[float, Command]] = []
         self._machines = Machines(gpus, nodes, memory or PlannedMemory(), patch_switch_seconds)
         self._disturbances = disturbances or Disturbances()
+        self._gangs = SimulatedGangs(gang_seconds)
         self._checkpoint_seconds = checkpoint_seconds
         self.supply = supply or NodeSupply()
         #: pending starts of workers of groups, with the number of the event that ends each
@@ -210,8 +227,9 @@ class VirtualCluster(Generic[CoreT_co]):
                     batch.cut(at, [run], machine.host.stop(at, report.worker_id))
                     cost = replace(run.cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
                     report = replace(report, cost=cost)
-                    self.states[report.task_id] = report.step
-                self._count_steps(at, run, report.step if report.has_state else None)
+                    self.states[report.task_id] = max(report.step, self.states.get(report.task_id, 0))
+                if not batch.rank:
+                    self._count_steps(at, run, report.step if report.has_state else None)
                 del batch.runs[run.member]
                 if not batch.runs:
                     came_bytes = machine.settle(at)
@@ -221,7 +239,7 @@ class VirtualCluster(Generic[CoreT_co]):
                         cost = replace(report.cost, ahead_bytes=came_bytes)
                         report = replace(report, residency=machine.residency, cost=cost)
                 self._record(at, batch, run, report)
-                if report.error is None:
+                if report.error is None and not batch.rank:
                     self.held.add(report.task_id)
                 return RunEnded(event.at, report)
             case WorkerUp(worker=spec):
@@ -280,6 +298,8 @@ class VirtualCluster(Generic[CoreT_co]):
                 self._machines.live[command.worker_id].queue.append(command)
             case RunTask():
                 self._start_run(command)
+            case RunInGang():
+                self._start_part(command)
             case RevokeTask():
                 self._revoke(command)
             case ReleaseResult(task_id=task_id):
@@ -468,6 +488,77 @@ class VirtualCluster(Generic[CoreT_co]):
         if self._checkpoint_seconds is not None and steps and not hangs:
             self._post_checkpoint(span, report)
 
+    def _start_part(self, command: RunInGang) -> None:
+        """One member of a gang gets its part of a run, which starts with the last of them."""
+        run = command.run
+        machine, task = self._machines.live[run.worker_id], self._tasks[run.task_id][0]
+        assert machine.incarnation == run.incarnation, f"{command} goes to a worker that is gone"
+        assert machine.batch is None, f"{command} goes to a worker that is busy"
+        assert self.held.issuperset(task.needs), f"{command} reads what is not held"
+        assert not run.resume or run.task_id in self.states, f"{command} resumes, and no state is held"
+        if machine.load is not None and machine.load.ends_at > self.now:
+            self._cut_load(machine, machine.load)
+        steps = task.uses[0].passes if task.stage is Stage.SAMPLE and task.uses else 0
+        first_step = self.states[run.task_id] if run.resume else 0
+        remaining = (steps - first_step) / steps if steps else 1.0
+        task = replace(task, run_seconds=task.run_seconds * remaining)
+        factor = self._disturbances.run_factor(run)
+        work = self._machines.work(self.now, run, [task], self._components, factor)
+        parts = self._gangs.join(GangPart(command, machine, work))
+        if not parts:
+            return
+        kinds = [self._disturbances.run_error(part.command.run) for part in parts]
+        is_hanging = any(self._disturbances.run_hangs(part.command.run) for part in parts)
+        for part, cost, kind in zip(parts, self._gangs.costs(parts, task, remaining), kinds, strict=True):
+            if kind is None and any(kinds):
+                kind = RunErrorKind.GANG_BROKEN
+            batch = part.machine.batch = RunningBatch(
+                self.now,
+                cost.load_seconds,
+                cost.run_seconds,
+                part.work.moves,
+                gang=command.members,
+                rank=part.command.rank,
+            )
+            span = RunSpan(self.now, batch.loaded_at, cost.run_seconds, first_step, steps)
+            one = part.command.run
+            report = TaskReport(
+                task_id=one.task_id,
+                attempt=one.attempt,
+                worker_id=one.worker_id,
+                incarnation=one.incarnation,
+                residency=part.work.moves.after,
+                cost=cost,
+                error=None if kind is None else RunError(kind, "simulated failure"),
+                result_bytes=RESULT_BYTES[task.stage] if kind is None and not part.command.rank else 0,
+            )
+            member = BatchMate(one.task_id, one.attempt)
+            number = _HANGS if is_hanging else self.post(RunEnded(batch.ends_at, report))
+            batch.runs[member] = BatchRun(
+                member, report, cost, part.work.adapters_loaded, _cold(part.work), number, span
+            )
+            if self._checkpoint_seconds is not None and steps and not is_hanging and not part.command.rank:
+                self._post_checkpoint(span, report)
+
+    def _break_gang(self, at: float, lost: Machine, batch: RunningBatch) -> None:
+        """The other members of a gang notice that one is lost, and end with the state of the last complete step."""
+        for member in members_besides(batch.gang, lost):
+            machine = self._machines.live.get(member.worker_id)
+            other = None if machine is None else machine.batch
+            if machine is None or other is None or other.gang != batch.gang:
+                continue
+            for run in other.runs.values():
+                if run.leaving:
+                    continue
+                run.leaving, span = True, run.span
+                step = 0 if not span.steps or at < span.loaded_at else span.next_step(at)[0] - 1
+                step = step if step > span.first_step else 0
+                error = RunError(RunErrorKind.GANG_BROKEN, f"{lost.gpu.worker_id} does not answer")
+                report = replace(
+                    run.report, error=error, result_bytes=STATE_BYTES if step else 0, step=step, steps=span.steps
+                )
+                run.number = self.post(RunEnded(at + NOTICE_SECONDS, report))
+
     def _start_queued(self, worker_id: WorkerId) -> None:
         """Start the next queued task of a worker after its run. One that follows a run without a result does not
         start."""
@@ -484,7 +575,7 @@ class VirtualCluster(Generic[CoreT_co]):
         has_lost = command.resume and command.task_id not in self.states
         has_lost = has_lost or any(need not in self.held for need in self._tasks[command.task_id][0].needs)
         resume = command.resume and not has_lost
-        self._start_run(replace(command, queued=False, joins=False, resume=resume, follows=()), has_lost)
+        self._start_run(replace(command, queued=False, link=RunLink.NONE, resume=resume, follows=()), has_lost)
 
     def _revoke(self, command: RevokeTask) -> None:
         """Take back a queued task of a worker: it has not started."""
@@ -631,6 +722,8 @@ class VirtualCluster(Generic[CoreT_co]):
         worker_id, batch = machine.gpu.worker_id, machine.batch
         unread = machine.host.stop(at, worker_id)
         if batch is not None:
+            if batch.gang:
+                self._break_gang(at, machine, batch)
             batch.share(at)
             batch.cut(at, batch.runs.values(), unread)
             for run in batch.runs.values():

@@ -223,6 +223,9 @@ class ThreadFleet:
     def want_previews(self, worker_id: WorkerId, incarnation: int, run: int, wish: PreviewWish | None) -> None:
         self.workers[worker_id, incarnation][0].want_previews(run, wish, self.epoch)
 
+    async def gang_address(self, worker_id: WorkerId, incarnation: int) -> str:
+        return self.workers[worker_id, incarnation][0].gang_address()
+
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         self.workers[worker_id, incarnation][0].prefetch(parts, self.epoch)
 

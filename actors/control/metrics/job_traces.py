@@ -17,6 +17,8 @@ from modelpool.scheduler.model.messages import (
     Outcome,
     ResolveJob,
     RunEnded,
+    RunInGang,
+    RunLink,
     RunTask,
     Submitted,
     TaskRevoked,
@@ -100,6 +102,8 @@ class JobTraces:
             match command:
                 case RunTask():
                     self._run_sent(command, event.at)
+                case RunInGang():
+                    self._run_sent(command.run, event.at)
                 case EndWorker():
                     self._worker_lost(command.worker_id, event.at, "its worker was ended")
                 case ResolveJob():
@@ -152,7 +156,7 @@ class JobTraces:
             revoked, _ = queue.pop(event.task_id)
             if after and not revoked.joins:  # the next one is the first of that call now
                 command, ready_at = queue[after[0]]
-                queue[after[0]] = replace(command, joins=False), ready_at
+                queue[after[0]] = replace(command, link=RunLink.NONE), ready_at
             if not queue:
                 del self._queued[event.worker_id]
             return

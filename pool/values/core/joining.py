@@ -33,7 +33,7 @@ def why_not_joining(work: StageParams, facts: SamplingFacts) -> str:
         return "only sampling has steps"
     if reason := why_alone(work):
         return reason
-    if not work.schedule.steps_run:
+    if not work.steps_run:
         return "it has no step"
     if work.conditions:
         kind = type(work.conditions[0]).__name__

@@ -227,8 +227,10 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.shell.is_deadline_next)
     @rule()
     def cancel_unknown(self) -> None:
-        # time passes with every event: what waited for a busy worker may be started by any of them
-        assert not any(isinstance(c, ResolveJob | StopTask) for c in self.shell.cancel("nobody"))
+        # time passes with every event: what waited for a busy worker may be started by any of them, and a run may have
+        # to continue on other workers
+        stopped = [c for c in self.shell.cancel("nobody") if isinstance(c, ResolveJob | StopTask)]
+        assert all(isinstance(c, StopTask) and c.keep_state for c in stopped)
 
     @rule()
     def know_again(self) -> None:
@@ -494,6 +496,8 @@ class CoreMachine(RuleBasedStateMachine):
             return  # the same numbers again after the task was forgotten: the shell reports a run once
         resolved, runs = dict(self.shell.resolved), self.runs()
         self.shell.report(report)
+        if any(by <= self.shell.at for by in self.shell.leave_by.values()):
+            return  # the time that has passed meanwhile may have ended runs
         assert self.shell.resolved == resolved, "a late report resolved a job"
         assert runs.items() <= self.runs().items(), "a late report ended a run"
 
@@ -627,6 +631,59 @@ class PassMachine(CoreMachine):
         self.submit_series(1, PAINT, priority, UserId(""), 3, seconds)
 
 
+class GangMachine(CoreMachine):
+    """The same with runs that up to three workers of one machine share: they end, break and are lost in any order."""
+
+    @initialize(
+        max_attempts=st.integers(1, 3),
+        run_timeout_seconds=st.sampled_from([None, 20.0]),
+        stop_grace_seconds=st.sampled_from([0.0, 4.0]),
+        preemption_wait_seconds=st.sampled_from([0.0, 30.0]),
+        send_ahead_seconds=st.sampled_from([0.0, 60.0]),
+        shares=st.sampled_from([(), (UserShare(user=EVERYBODY, running_limit=2),)]),
+    )
+    def begin(self, **limits) -> None:
+        super().begin(False, **limits)
+        self.shell.want(*NAMES)
+        for name in NAMES:
+            self.shell.come_up(name, ROOMY, node="n1")
+        self.submit_shared((1, 2, 3), PAINT, 0, UserId(""), None)
+
+    @rule(
+        degrees=st.sampled_from([(1, 2), (1, 2, 3), (2,), (2, 3)]),
+        model=st.sampled_from([PAINT, PAINT, DRAW]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        user=USERS,
+        seconds=DEADLINES,
+    )
+    def submit_shared(self, degrees, model: ComponentKey, priority: int, user: UserId, seconds: float | None) -> None:
+        """A sampling run that several workers may share, or must."""
+        given, number = TaskId("given:1"), len(self.shell.jobs)
+        task = sample(given, model=model, seed=300 + number, run_seconds=400.0, degrees=degrees)
+        deadline = None if seconds is None else self.shell.at + 10 * seconds
+        self.shell.submit(JobSpec(JobId(f"j{number}"), (task,), task.task_id, (given,), priority, user, deadline))
+
+    @precondition(lambda self: any(run.rank is not None for run in self.shell.running.values()))
+    @rule(number=ANY, step=st.integers(0, STEPS - 1), is_lost=st.booleans())
+    def break_apart(self, number: int, step: int, is_lost: bool) -> None:
+        """A member notices that another one is gone, which may be so."""
+        shared = [name for name, run in self.shell.running.items() if run.rank is not None]
+        name = self.pick(shared, number)
+        others = [other for other in shared if other != name]
+        if is_lost and others:
+            self.shell.lose(self.pick(others, number), LossCause.KILLED)
+        if name in self.shell.running:
+            step = max(step, self.shell.states.get(self.shell.running[name].command.task_id, 0)) if step else 0
+            self.shell.finish(name, RunErrorKind.GANG_BROKEN, step=step)
+
+    @precondition(lambda self: self.sampling())
+    @rule(number=ANY)
+    def take_time(self, number: int) -> None:
+        """The last run takes longer than others: GPUs are idle, and more may share it."""
+        for name in [one for one in self.shell.running if one != self.pick(self.sampling(), number)]:
+            self.shell.finish(name, cost=RunCost(run_seconds=200.0))
+
+
 def drain(shell: Shell) -> None:
     """Nothing goes wrong any more, and every job must come to its end within a bounded number of events."""
     for node in NODES:
@@ -653,7 +710,9 @@ def drain(shell: Shell) -> None:
         for name in list(shell.up):
             shell.judge(name)
         if not shell.running and not shell.starting and not shell.loading and not shell.revoked:
-            return
+            if not len(shell.state.demand.backlog.shared_only) or not shell.ticks:
+                return
+            shell.tick_comes()  # the only machine with enough workers lacks a file for a while
     raise AssertionError("it does not come to an end")
 
 
@@ -671,3 +730,5 @@ TestFollower = FollowerMachine.TestCase
 TestFollower.settings = TestSendAhead.settings
 TestPasses = PassMachine.TestCase
 TestPasses.settings = TestSendAhead.settings
+TestGang = GangMachine.TestCase
+TestGang.settings = TestSendAhead.settings
