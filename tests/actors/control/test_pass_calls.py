@@ -33,10 +33,10 @@ class Desk:
         self.accepts, self.lost_inputs = True, set[int]()
         self.ended: list[str] = []
         self.lost: list[str] = []
-        self.number = 100
+        self.number, self.fleet = 100, SimpleNamespace(passes=self)
         self.calls = PassCalls(
             SimpleNamespace(has=lambda worker: True, lose=lambda *about: self.lost.append(about[0])),  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
+            self.fleet,  # type: ignore[arg-type]
             Background(lambda bug: self.ended.append(f"bug: {bug!r}")),
             self.next_number,
             lambda report, result, worker, run: self.ended.append(f"{run} ended"),
@@ -47,7 +47,7 @@ class Desk:
         self.number += 1
         return self.number
 
-    def run_pass(self, worker_id: str, incarnation: int, number: int, calls: Any) -> Any:
+    def run(self, worker_id: str, incarnation: int, number: int, calls: Any) -> Any:
         self.passes[number] = [request.run for request, _ in calls]
         self.begun[number], self.told[number] = asyncio.get_running_loop().create_future(), asyncio.Queue()
         return self.begun[number]
