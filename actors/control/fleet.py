@@ -49,8 +49,26 @@ class SentRuns:
     results: Sequence[ResultRef]
 
 
+class PassFleet(Protocol):
+    """Runs passes that others may join on started workers."""
+
+    def run(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Awaitable[None]:
+        """Send runs to a worker as a pass with this number, after the runs that it was sent before. Whoever awaits it
+        gets the end of the pass, or what prevented it. `next_over` has the ends of its runs."""
+
+    def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> Awaitable[bool]:
+        """Let a run join a pass at its next step; False if that is over. Raises InputsLost and WorkerLost."""
+
+    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
+        """Wait for the next run of a pass that is over: one report and one result. The report is None if the pass is
+        over and all were told."""
+
+
 class WorkerFleet(Protocol):
     """Starts, uses and ends workers."""
+
+    #: what they run together at several steps
+    passes: PassFleet
 
     async def take_over(self) -> int:
         """Find the workers that earlier controllers of the pool left, and have them serve this one only; `start` uses
@@ -89,18 +107,6 @@ class WorkerFleet(Protocol):
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
         """Take back a run that has not begun. False if it has, or if the worker is gone; never raises."""
-
-    def run_pass(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Awaitable[None]:
-        """Send runs to a started worker as a pass that others may join, after the runs that it was sent before. Whoever
-        awaits it gets the end of the pass, or what prevented it. `next_over` has the ends of its runs."""
-
-    def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> Awaitable[bool]:
-        """Let a run join the pass with this number at its next step; False if that is over. Raises InputsLost and
-        WorkerLost."""
-
-    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
-        """Wait for the next run of a pass that is over: one report and one result. The report is None if the pass is
-        over and all were told."""
 
     def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         """Stop a run at its next step, with its state as its result if `keep_state`. It may be over already."""

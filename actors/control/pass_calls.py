@@ -70,7 +70,7 @@ class PassCalls:
         self._passes = {one: found for one, found in self._passes.items() if self._workers.has(one)}
         opened = _Pass(self._next_number(), worker, worker.last_wait, {run.number: run for run in runs})
         self._passes[worker] = opened
-        begun = asyncio.ensure_future(self._fleet.run_pass(*worker.key, opened.number, [run.call for run in runs]))
+        begun = asyncio.ensure_future(self._fleet.passes.run(*worker.key, opened.number, [run.call for run in runs]))
         worker.last_wait = self._background.spawn(self._follow(opened, begun))
 
     def enter(self, worker: LiveWorker, run: PassRun) -> None:
@@ -80,7 +80,7 @@ class PassCalls:
             self.open(worker, (run,))
             return
         found.runs[run.number] = run
-        accepted = asyncio.ensure_future(self._fleet.join(*worker.key, found.number, run.call))
+        accepted = asyncio.ensure_future(self._fleet.passes.join(*worker.key, found.number, run.call))
         self._background.spawn(self._join(found, run, accepted))
 
     async def _join(self, joined: _Pass, run: PassRun, accepted: asyncio.Future[bool]) -> None:
@@ -117,7 +117,7 @@ class PassCalls:
     async def _report_ends(self, followed: _Pass, begun: asyncio.Future[None]) -> None:
         worker = followed.worker
         while True:
-            over = self._fleet.next_over(*worker.key, followed.number)
+            over = self._fleet.passes.next_over(*worker.key, followed.number)
             told = asyncio.ensure_future(over.reports)
             if not begun.done():
                 await asyncio.wait((told, begun), return_when=asyncio.FIRST_COMPLETED)

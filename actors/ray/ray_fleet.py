@@ -27,7 +27,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from modelpool.actors.control.cluster_view import ClusterView, launch_failure, start_obstacle
-from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns, WorkerLost
+from modelpool.actors.control.fleet import InputsLost, PassFleet, RunCall, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, PASSES, WATCH, WorkerNeeds
@@ -123,6 +123,7 @@ class RayFleet:
         self._succession = succession
         self._record_of = record_of
         self._epoch = 0 if succession is None else succession.epoch
+        self.passes: PassFleet = RayPasses(self)
         #: workers of earlier controllers that are not used yet
         self._survivors: list[Survivor] = []
         self._lease_keeper: asyncio.Task[None] | None = None
@@ -330,28 +331,6 @@ class RayFleet:
             last = await self._awaited(worker, report)
         return [*found, last]
 
-    def run_pass(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Awaitable[None]:
-        """See `WorkerFleet`."""
-        worker = self._workers[worker_id, incarnation]
-        refs = [ref for _, inputs in calls for ref in inputs]
-        call = packed((number, tuple(request for request, _ in calls)))
-        method = worker.handle.run_pass_packed.options(concurrency_group=COMPUTE)
-        return self._awaited(worker, method.remote(call, *refs))
-
-    def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> Awaitable[bool]:
-        """See `WorkerFleet`."""
-        worker = self._workers[worker_id, incarnation]
-        request, inputs = call
-        method = worker.handle.join_packed.options(concurrency_group=PASSES)
-        return self._awaited(worker, method.remote(packed((number, request)), *inputs))
-
-    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
-        """See `WorkerFleet`."""
-        worker = self._workers[worker_id, incarnation]
-        call = worker.handle.next_over_packed.options(concurrency_group=PASSES, num_returns=2)
-        report, result = call.remote(number, self._epoch)
-        return SentRuns(self._awaited(worker, report), [result])
-
     def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
         """See `WorkerFleet`."""
         worker = self._workers[worker_id, incarnation]
@@ -528,6 +507,34 @@ class RayFleet:
                 raise InputsLost(str(raised.cause).splitlines()[0]) from raised
             self._note_epoch(raised)
             raise raised.cause from raised
+
+
+class RayPasses:
+    """The passes of the workers of a fleet. See `actors.control.fleet.PassFleet`."""
+
+    def __init__(self, fleet: RayFleet) -> None:
+        self._fleet = fleet
+
+    def run(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Awaitable[None]:
+        """See `PassFleet`."""
+        worker = self._fleet._workers[worker_id, incarnation]
+        refs = [ref for _, inputs in calls for ref in inputs]
+        method = worker.handle.run_pass_packed.options(concurrency_group=COMPUTE)
+        call = packed((number, tuple(request for request, _ in calls)))
+        return self._fleet._awaited(worker, method.remote(call, *refs))
+
+    def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> Awaitable[bool]:
+        """See `PassFleet`."""
+        worker, (request, inputs) = self._fleet._workers[worker_id, incarnation], call
+        method = worker.handle.join_packed.options(concurrency_group=PASSES)
+        return self._fleet._awaited(worker, method.remote(packed((number, request)), *inputs))
+
+    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
+        """See `PassFleet`."""
+        worker = self._fleet._workers[worker_id, incarnation]
+        call = worker.handle.next_over_packed.options(concurrency_group=PASSES, num_returns=2)
+        report, result = call.remote(number, self._fleet._epoch)
+        return SentRuns(self._fleet._awaited(worker, report), [result])
 
 
 async def _change_controller(succession: Succession, handle: ActorHandle[Any]) -> tuple[WorkerOrigin, WorkerProcess]:

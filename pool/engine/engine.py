@@ -430,7 +430,8 @@ class Engine:
         nothing is left to try, or the device is lost, that is the outcome of each. After another failure each is run
         alone. Never raises an Exception, and residency is exact afterwards.
         """
-        run_open_pass(joining, self._open_pass, partial(self._run_open, tuple(needed_next)), self._run_alone)
+        run = partial(_run_open, self, tuple(needed_next))
+        run_open_pass(joining, partial(_open_pass, self), run, lambda member: self.run_batch((member,))[0])
 
     def load_weights(
         self,
@@ -593,43 +594,6 @@ class Engine:
         self._grow()
         patchers = self._used_by(members[0].work)
         return self._runner.run(self._run_of(members, patchers, needed_next))
-
-    def _run_alone(self, member: BatchMember) -> Outcome:
-        return run_batch((member,), lambda some: self._run_at_once(some, ()))[0]
-
-    def _open_pass(self, joining: Joining, first: BatchMember) -> OpenPass:
-        """The pass that begins with `first`."""
-        assert isinstance(first.work, SampleParams), f"{first.work} has no steps to join at"
-        opened = self._opened(first.work.model)
-        patchers, latent, facts = self._used_by(first.work), opened.latent, opened.checkpoint.family.sampling
-        self._previews.note(first.work.model.sha256, latent)
-
-        def prepare(member: BatchMember) -> PreparedRun:
-            (work,) = _all_of([member.work], SampleParams)
-            if reason := why_not_joining(work, facts):
-                raise unusable_field("batch", work.batch_size, f"1: {reason}")
-            resources = RunResources(resumed=() if member.resume is None else (member.resume,))
-            inputs = (TaskInputs(member.inputs),)
-            return prepared_run((work,), inputs, patchers[0], latent, member.hooks, None, facts, resources)
-
-        return OpenPass(joining, first.task, prepare, self._pipeline.on_current_stream)
-
-    def _run_open(self, needed_next: tuple[ComponentKey, ...], open_pass: OpenPass) -> RunCost:
-        """Run a pass to its end; return its cost."""
-        hooks, task = open_pass.hooks, open_pass.task
-        uploading = replace(hooks, should_stop=lambda: self._stops(hooks))
-        patchers = self._used_by(open_pass.members[0].work)
-        return self._runner.run(
-            TaskRun(
-                task,
-                _wanted(patchers, task),
-                lambda division: open_pass.run(uploading),
-                hooks.should_stop,
-                needed_next,
-                task.batch_size,
-                on_loaded=open_pass.loaded,
-            )
-        )[1]
 
     def _run_of(
         self, members: Sequence[BatchMember], patchers: Patchers, needed_next: tuple[ComponentKey, ...] = ()
@@ -801,6 +765,42 @@ def _operated(work: OperationParams, inputs: Mapping[str, Result], hooks: RunHoo
     result = operate(work, TaskInputs(inputs))
     hooks.on_step(1, 1)
     return result, RunCost(run_seconds=time.perf_counter() - began, resident=True)
+
+
+def _open_pass(engine: Engine, joining: Joining, first: BatchMember) -> OpenPass:
+    """Return the pass that begins with `first`."""
+    assert isinstance(first.work, SampleParams), f"{first.work} has no steps to join at"
+    opened = engine._opened(first.work.model)
+    patchers, latent, facts = engine._used_by(first.work), opened.latent, opened.checkpoint.family.sampling
+    engine._previews.note(first.work.model.sha256, latent)
+
+    def prepare(member: BatchMember) -> PreparedRun:
+        (work,) = _all_of([member.work], SampleParams)
+        if reason := why_not_joining(work, facts):
+            raise unusable_field("batch", work.batch_size, f"1: {reason}")
+        resources = RunResources(resumed=() if member.resume is None else (member.resume,))
+        inputs = (TaskInputs(member.inputs),)
+        return prepared_run((work,), inputs, patchers[0], latent, member.hooks, None, facts, resources)
+
+    return OpenPass(joining, first.task, prepare, engine._pipeline.on_current_stream)
+
+
+def _run_open(engine: Engine, needed_next: tuple[ComponentKey, ...], open_pass: OpenPass) -> RunCost:
+    """Run a pass to its end; return its cost."""
+    hooks, task = open_pass.hooks, open_pass.task
+    uploading = replace(hooks, should_stop=lambda: engine._stops(hooks))
+    patchers = engine._used_by(open_pass.members[0].work)
+    return engine._runner.run(
+        TaskRun(
+            task,
+            _wanted(patchers, task),
+            lambda division: open_pass.run(uploading),
+            hooks.should_stop,
+            needed_next,
+            task.batch_size,
+            on_loaded=open_pass.loaded,
+        )
+    )[1]
 
 
 def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | None:

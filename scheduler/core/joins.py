@@ -12,7 +12,7 @@ from modelpool.scheduler.decisions.placement.joining import joining_seconds, joi
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.jobs import Task
-from modelpool.scheduler.model.messages import Command, RunTask
+from modelpool.scheduler.model.messages import Command, RunLink, RunTask
 from modelpool.scheduler.model.placement_record import PlacementRule
 from modelpool.scheduler.model.workers import Worker, WorkerTable
 
@@ -61,7 +61,6 @@ class Joins:
                 why=decision.why,
                 resume=task.kept is not None,
                 provisional=bool(task.origins),
-                is_open=True,
-                enters=True,
+                link=RunLink.ENTERS,
             )
         )

@@ -30,7 +30,7 @@ from modelpool.scheduler.decisions.placement.switch_budget import SwitchBudget
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.jobs import ALONE, Task, TaskStatus
-from modelpool.scheduler.model.messages import BatchMate, Command, Event, RunEnded, RunTask, StopTask
+from modelpool.scheduler.model.messages import BatchMate, Command, Event, RunEnded, RunLink, RunTask, StopTask
 from modelpool.scheduler.model.placement_record import PlacementRule, TaskStart, Why
 from modelpool.scheduler.model.story import Story
 from modelpool.scheduler.model.workers import QueuedTask, Worker, WorkerState, WorkerTable
@@ -219,7 +219,7 @@ class Starts:
                 oom_steps=task.oom_steps,
                 resume=task.kept is not None,
                 queued=True,
-                joins=joins,
+                link=RunLink.CALL if joins else RunLink.NONE,
                 follows=task.follows,
                 provisional=bool(task.origins),
             )
@@ -331,7 +331,7 @@ class Starts:
                 else (),
                 resume=task.kept is not None,
                 provisional=bool(task.origins),
-                is_open=open_for is not None,
+                link=RunLink.NONE if open_for is None else RunLink.OPEN,
             )
         )
         self._prefetch_planner.run_started(worker)

@@ -377,6 +377,19 @@ class BatchMate(WireValue):
         self.attempt = attempt
 
 
+class RunLink(Enum):
+    """How a task that is sent to a worker goes with others."""
+
+    NONE = "by itself, or with its batch mates"
+    #: send it in one call with the task before it, which is queued too; their ends may be reported together
+    CALL = "in one call with the task before it"
+    #: tasks with its `TaskSpec.pass_key` may join its run at a step; each ends with its own RunEnded as soon as it is
+    #: done, and the worker is free after the last of them
+    OPEN = "others may join it"
+    #: it joins the open run of the worker. If that is over by then, it runs next, as an open run
+    ENTERS = "it joins the run of the worker"
+
+
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class RunTask(WireValue):
     """Run this task on this worker. `why` records the reasons of the decision.
@@ -390,13 +403,10 @@ class RunTask(WireValue):
     resume       send the state along that the shell holds of the task, and of each batch mate: the run resumes from it
     queued       the worker runs another task: it starts this one itself when that run, and those queued before, have
                  ended
-    joins        send it in one call with the task before it, which is queued too; their ends may be reported together
+    link         how it goes with other tasks
     follows      inputs that tasks in front of it on this worker compute: they need not be sent. Without one of them,
                  the task does not start: answer with TaskRevoked
     provisional  it reads results that were made with files of unknown hashes: save no state of the run
-    is_open      tasks with its `TaskSpec.pass_key` may join the run at a step; each ends with its own RunEnded as soon
-                 as it is done, and the worker is free after the last of them
-    enters       it joins the open run of the worker. If that is over by then, it runs next, as an open run
     """
 
     worker_id: Final[WorkerId]
@@ -410,11 +420,9 @@ class RunTask(WireValue):
     batch_mates: Final[tuple[BatchMate, ...]]
     resume: Final[bool]
     queued: Final[bool]
-    joins: Final[bool]
+    link: Final[RunLink]
     follows: Final[tuple[TaskId, ...]]
     provisional: Final[bool]
-    is_open: Final[bool]
-    enters: Final[bool]
 
     def __init__(
         self,
@@ -429,11 +437,9 @@ class RunTask(WireValue):
         batch_mates: tuple[BatchMate, ...] = (),
         resume: bool = False,
         queued: bool = False,
-        joins: bool = False,
+        link: RunLink = RunLink.NONE,
         follows: tuple[TaskId, ...] = (),
         provisional: bool = False,
-        is_open: bool = False,
-        enters: bool = False,
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
@@ -446,11 +452,24 @@ class RunTask(WireValue):
         self.batch_mates = batch_mates
         self.resume = resume
         self.queued = queued
-        self.joins = joins
+        self.link = link
         self.follows = follows
         self.provisional = provisional
-        self.is_open = is_open
-        self.enters = enters
+
+    @property
+    def joins(self) -> bool:
+        """Whether it is sent in one call with the task before it."""
+        return self.link is RunLink.CALL
+
+    @property
+    def is_open(self) -> bool:
+        """Whether others may join its run at a step."""
+        return self.link is RunLink.OPEN or self.link is RunLink.ENTERS
+
+    @property
+    def enters(self) -> bool:
+        """Whether it joins the run of the worker."""
+        return self.link is RunLink.ENTERS
 
 
 @dataclass(frozen=True, slots=True)

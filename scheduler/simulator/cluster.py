@@ -58,6 +58,7 @@ from modelpool.scheduler.model.messages import (
     RevokeTask,
     RunEnded,
     RunInGang,
+    RunLink,
     RunTask,
     ScheduleTick,
     StartFailed,
@@ -574,7 +575,7 @@ class VirtualCluster(Generic[CoreT_co]):
         has_lost = command.resume and command.task_id not in self.states
         has_lost = has_lost or any(need not in self.held for need in self._tasks[command.task_id][0].needs)
         resume = command.resume and not has_lost
-        self._start_run(replace(command, queued=False, joins=False, resume=resume, follows=()), has_lost)
+        self._start_run(replace(command, queued=False, link=RunLink.NONE, resume=resume, follows=()), has_lost)
 
     def _revoke(self, command: RevokeTask) -> None:
         """Take back a queued task of a worker: it has not started."""

@@ -64,6 +64,39 @@ class RealClock:
         await asyncio.sleep(seconds)
 
 
+class ThreadPasses:
+    """See `actors.control.fleet.PassFleet`."""
+
+    def __init__(self, fleet: ThreadFleet) -> None:
+        self._fleet = fleet
+
+    def run(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Any:
+        worker, thread = self._fleet.workers[worker_id, incarnation]
+        requests, given = [request for request, _ in calls], [ref for _, inputs in calls for ref in inputs]
+        if any(ref.lost for ref in given):
+            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            failed.set_exception(InputsLost("an input of these tasks is gone"))
+            return failed
+        return asyncio.wrap_future(thread.submit(worker.passes.run, number, requests, *[ref.value for ref in given]))
+
+    async def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> bool:
+        request, inputs = call
+        if any(ref.lost for ref in inputs):
+            raise InputsLost("an input of this task is gone")
+        return self._fleet.workers[worker_id, incarnation][0].passes.join(
+            number, request, *[ref.value for ref in inputs]
+        )
+
+    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
+        ref, worker = FakeRef(), self._fleet.workers[worker_id, incarnation][0]
+
+        async def reports() -> Sequence[Any]:
+            report, ref.value = await asyncio.to_thread(worker.passes.next_over, number, self._fleet.epoch)
+            return (report,)
+
+        return SentRuns(reports(), [ref])
+
+
 class ThreadFleet:
     """Workers on threads. See `actors.control.fleet.Fleet`."""
 
@@ -74,6 +107,7 @@ class ThreadFleet:
         checkpoint_folder: Path | None = None,
         predecessor: ThreadFleet | None = None,
     ) -> None:
+        self.passes = ThreadPasses(self)
         self._make_engine = make_engine
         self._checkpoint_seconds = checkpoint_seconds
         self._checkpoint_folder = checkpoint_folder
@@ -181,30 +215,6 @@ class ThreadFleet:
             return told
 
         return SentRuns(reports(), refs)
-
-    def run_pass(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Any:
-        worker, thread = self.workers[worker_id, incarnation]
-        requests, given = [request for request, _ in calls], [ref for _, inputs in calls for ref in inputs]
-        if any(ref.lost for ref in given):
-            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            failed.set_exception(InputsLost("an input of these tasks is gone"))
-            return failed
-        return asyncio.wrap_future(thread.submit(worker.passes.run, number, requests, *[ref.value for ref in given]))
-
-    async def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> bool:
-        request, inputs = call
-        if any(ref.lost for ref in inputs):
-            raise InputsLost("an input of this task is gone")
-        return self.workers[worker_id, incarnation][0].passes.join(number, request, *[ref.value for ref in inputs])
-
-    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
-        ref, worker = FakeRef(), self.workers[worker_id, incarnation][0]
-
-        async def reports() -> Sequence[Any]:
-            report, ref.value = await asyncio.to_thread(worker.passes.next_over, number, self.epoch)
-            return (report,)
-
-        return SentRuns(reports(), [ref])
 
     def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
         worker, _ = self.workers[worker_id, incarnation]

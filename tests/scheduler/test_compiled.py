@@ -32,6 +32,7 @@ from modelpool.pool.values.specs.spec import (
     NodeId,
     RunErrorKind,
     Stage,
+    TaskSpec,
     UserId,
     WorkerId,
 )
@@ -83,6 +84,7 @@ CONFIGURATIONS = {
     "arrival_order": SchedulerConfig(story_length=None, placement="arrival_order"),
     "least_loaded": SchedulerConfig(story_length=200, placement="least_loaded"),
     "batches": SchedulerConfig(story_length=None, batch_limit=4),
+    "passes": SchedulerConfig(story_length=None, preemption_wait_seconds=1.0),
     "not ahead, ageing": SchedulerConfig(story_length=None, upload_ahead=False, ageing_seconds=20.0),
     "shared runs": SchedulerConfig(story_length=None),
     "shares and limits": SchedulerConfig(
@@ -109,6 +111,14 @@ class ModelKwargs:
         """As the core does."""
         self.events.append(event)
         return self.state.handle(event)
+
+
+def in_pass(task: TaskSpec) -> TaskSpec:
+    """The task in passes of four that others with these weights may join."""
+    if task.stage is not Stage.SAMPLE:
+        return task
+    key = " ".join(f"{use.component} {use.patch_digest}" for use in task.uses)
+    return replace(task, together=task.together or "images", batch_size=4, pass_key=key, divisions=())
 
 
 def varied(job: JobSpec, at: float, rng: Random) -> JobSpec:
@@ -159,6 +169,8 @@ def eventful(config: SchedulerConfig, seed: int, is_shared: bool = False) -> Str
     for submission in what.submissions(poisson(JOBS, 1.5, rng), rng):
         last = submission.at
         job = varied(submission.job, last, rng)
+        if config is CONFIGURATIONS["passes"]:
+            job = replace(job, tasks=tuple(map(in_pass, job.tasks)))
         cluster.post(replace(submission, job=shareable(job, rng) if is_shared else job))
         if rng.random() < 0.05:
             cluster.post(CancelRequested(last + rng.uniform(0.0, 20.0), submission.job.job_id))

@@ -66,6 +66,7 @@ from modelpool.scheduler.model.messages import (
     RevokeTask,
     RunEnded,
     RunInGang,
+    RunLink,
     RunTask,
     ScheduleTick,
     StartFailed,
@@ -451,7 +452,7 @@ class Shell:
                 self.revoked.append(command)
                 continue
             self.running[worker_id] = self._began(
-                Running(replace(command, queued=False, joins=False, follows=()), self._after(command))
+                Running(replace(command, queued=False, link=RunLink.NONE, follows=()), self._after(command))
             )
             return
 
@@ -665,7 +666,7 @@ class Shell:
                 run = next(r for r in self.running[command.worker_id].members if r.command.task_id == command.task_id)
                 expected = replace(
                     run.command, why=None, needed_next=(), fresh=False, oom_steps=(), resume=False, provisional=False,
-                    is_open=False, enters=False,
+                    link=RunLink.NONE,
                 )  # fmt: skip
                 asked = RunTask(command.worker_id, command.incarnation, command.task_id, command.attempt)
                 assert expected == asked, f"{command}: it runs {expected}"

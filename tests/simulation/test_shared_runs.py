@@ -72,6 +72,7 @@ def fixed(job: JobSpec, size: int) -> JobSpec:
             run_seconds=size * task.run_seconds / 2,
             activation_bytes=size * task.activation_bytes,
             divisions=(),
+            pass_key=f"sample {size}" if task.stage is Stage.SAMPLE else "",
         )
         if task.stage is not Stage.ENCODE
         else task

@@ -18,6 +18,7 @@ from modelpool.scheduler.model.messages import (
     ResolveJob,
     RunEnded,
     RunInGang,
+    RunLink,
     RunTask,
     Submitted,
     TaskRevoked,
@@ -155,7 +156,7 @@ class JobTraces:
             revoked, _ = queue.pop(event.task_id)
             if after and not revoked.joins:  # the next one is the first of that call now
                 command, ready_at = queue[after[0]]
-                queue[after[0]] = replace(command, joins=False), ready_at
+                queue[after[0]] = replace(command, link=RunLink.NONE), ready_at
             if not queue:
                 del self._queued[event.worker_id]
             return

@@ -68,6 +68,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         divisions=divisions,
         counted_bytes=COUNTS,
         together=st.text(max_size=3),
+        pass_key=st.text(max_size=3),
         degrees=st.sampled_from([(1,), (1, 2), (2,), (1, 2, 4, 8)]),
     )
     kinds = draw(st.lists(kind, min_size=1, max_size=3))
@@ -115,7 +116,7 @@ def test_nothing_that_a_job_is_made_of_is_left_out() -> None:
         TaskSpec: {
             *("task_id", "stage", "uses", "activation_bytes", "run_seconds", "needs", "divisions"),
             *("counted_bytes", "together", "input_names", "options", "batch_size", "is_kept"),
-            "degrees",
+            *("degrees", "pass_key"),
         },
         ComponentUse: {"component", "scratch_bytes", "patch_digest", "patched_bytes", "passes", "adapters"},
         ComponentSpec: {"key", "role", "weight_bytes", "upload_bytes", "fetch_bytes", "fetch_key"},

@@ -1,0 +1,150 @@
+"""Requests that join a running pass at a step, against waiting for whole runs and against one image per pass.
+
+    python -m benchmarks.joining [--requests 2000]
+
+In virtual time, with the core as it is: 16 clients send requests at Poisson arrivals, with numbers of steps of their
+own, to one or two GPUs that have the model. Only samplings: their texts are there, and nobody decodes. The gains of
+larger passes are within the published ones for images, 1.3 to 2.5 (`benchmarks/notes/batching.md`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
+from random import Random
+
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import (
+    ComponentKey,
+    ComponentSpec,
+    ComponentUse,
+    JobId,
+    JobSpec,
+    Role,
+    Stage,
+    TaskId,
+    TaskSpec,
+    WorkerId,
+)
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import Submitted
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+
+CLIENTS = 16
+#: the worker is up by then
+BEGIN_AT = 5.0
+UNET = ComponentKey("m/diffusion_model")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a step of a model takes.
+
+    step_seconds  of a pass of one image
+    rows, gain    images of a larger pass, and how many times as many images it makes in a second
+    steps         numbers of steps that requests have, one as often as the other
+    """
+
+    name: str
+    step_seconds: float
+    rows: int
+    gain: float
+    steps: tuple[int, ...]
+
+    def seconds(self, steps: int, rows: int) -> float:
+        """Seconds of so many steps in passes of `rows` images, full or padded."""
+        return steps * self.step_seconds * (rows / self.gain if rows > 1 else 1.0)
+
+    def per_second(self, rows: int) -> float:
+        """Images that full passes make in a second."""
+        return rows / self.seconds(1, rows) / (sum(self.steps) / len(self.steps))
+
+
+SHAPES = (
+    Shape("SD1.5-shaped", 0.035, 8, 2.0, (20, 25, 30, 50)),
+    Shape("Flux-shaped", 0.45, 4, 1.3, (20, 28, 50)),
+)
+#: arrivals, as parts of what full passes make
+LOADS = (0.2, 0.5, 0.8, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of one run: images per second from the first arrival to the last end, and seconds from a request to its
+    result."""
+
+    per_second: float
+    median_seconds: float
+    p99_seconds: float
+
+
+def serve(shape: Shape, gpus: int, load: float, rows: int, joins: bool, requests: int, seed: int = 1) -> Figures:
+    """Serve `requests` in passes of `rows` images, at a `load` that is relative to full passes of `shape.rows`."""
+    state = SchedulerState(SchedulerConfig(story_length=1000, joins=joins))
+    machines = [SimulatedGpu(WorkerId(f"gpu-{n}"), 80 * GIB, 25.0 * GIB) for n in range(gpus)]
+    cluster = VirtualCluster(state, machines)
+    cluster.start((ComponentSpec(UNET, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB),))
+    rng = Random(seed)
+    times = list(_arrivals(load * gpus * shape.per_second(shape.rows), requests, rng))
+    for number, at in enumerate(times):
+        cluster.post(Submitted(at, sample_job(shape, number, rng.choice(shape.steps), rows)))
+    cluster.run()
+    assert not cluster.errors
+    assert len(cluster.outcomes) == requests
+    seconds = sorted(cluster.latency_seconds.values())
+    return Figures(requests / (cluster.now - times[0]), seconds[requests // 2], seconds[requests * 99 // 100])
+
+
+def _arrivals(per_second: float, requests: int, rng: Random) -> Iterator[float]:
+    """The arrivals of all clients, ascending."""
+
+    def of_client(own: Random) -> Iterator[float]:
+        at = BEGIN_AT
+        while True:
+            at += own.expovariate(per_second / CLIENTS)
+            yield at
+
+    return islice(merge(*(of_client(Random(rng.random())) for _ in range(CLIENTS))), requests)
+
+
+def sample_job(shape: Shape, number: int, steps: int, rows: int) -> JobSpec:
+    """Return a request of so many steps, in passes of `rows` images."""
+    is_single = rows == 1
+    task = TaskSpec(
+        TaskId(f"sample-{number}"),
+        Stage.SAMPLE,
+        (ComponentUse(UNET, 0, passes=steps),),
+        GIB * rows,
+        shape.seconds(steps, rows),
+        together=f"sample {steps} {rows}",
+        batch_size=rows,
+        pass_key="" if is_single else f"sample {rows}",
+    )
+    return JobSpec(JobId(f"job-{number}"), (task,), task.task_id)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=2000)
+    requests = parser.parse_args().requests
+    print("| steps | GPUs | load | one image | whole runs | joining |")
+    print("|---|---|---|---|---|---|")
+    for shape in SHAPES:
+        for gpus in (1, 2):
+            for load in LOADS:
+                found = [
+                    serve(shape, gpus, load, rows, joins, requests)
+                    for rows, joins in ((1, False), (shape.rows, False), (shape.rows, True))
+                ]
+                cells = [f"{f.per_second:.3g} / {f.median_seconds:.1f} / {f.p99_seconds:.1f}" for f in found]
+                print(f"| {shape.name}, passes of {shape.rows} | {gpus} | {load:.2f} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Requests that join a running pass at a step, in virtual time.
+
+Proves: throughput and the slowest requests are never worse by it than with whole runs, at any load; a pass never has
+more rows than its size; whatever fails, is lost, cancelled or stopped for others, every request comes to its end, and
+those that are stopped go on at their step in another pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from benchmarks.joining import BEGIN_AT, SHAPES, UNET, Shape, sample_job, serve
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import ComponentSpec, JobId, Role, RunErrorKind, WorkerId
+from modelpool.scheduler.core.invariants import validate
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import (
+    CancelRequested,
+    LossCause,
+    Outcome,
+    RunTask,
+    StopTask,
+    Submitted,
+    WorkerDown,
+)
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.faults import Disturbances
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+
+
+def test_joining_is_never_worse_than_waiting_for_whole_runs() -> None:
+    worse = []
+    for shape in SHAPES:
+        for gpus, load in ((1, 0.2), (1, 0.95), (2, 0.6), (2, 0.95)):
+            whole, joining = (serve(shape, gpus, load, shape.rows, joins, 150) for joins in (False, True))
+            if joining.p99_seconds > 1.03 * whole.p99_seconds or joining.per_second < 0.97 * whole.per_second:
+                worse.append((shape.name, gpus, load, whole, joining))
+    assert not worse
+
+
+def test_one_that_comes_while_a_pass_runs_starts_at_its_next_step() -> None:
+    """And ends as long after that as it takes; the one before it is not delayed."""
+    shape = Shape("s", 0.5, 4, 2.0, (10,))
+    cluster = VirtualCluster(SchedulerState(), [SimulatedGpu(WorkerId("a"), 80 * GIB, 1000.0 * GIB)])
+    cluster.start((ComponentSpec(UNET, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB),))
+    for number, at in enumerate((BEGIN_AT, BEGIN_AT + 3.3)):
+        cluster.post(Submitted(at, sample_job(shape, number, 10, 4)))
+    cluster.run()
+    first, second = sorted(cluster.runs, key=lambda run: run.started_at)
+    load_seconds = first.loaded_at - first.started_at
+    assert first.ended_at - first.loaded_at == pytest.approx(10.0)
+    assert second.loaded_at - BEGIN_AT - load_seconds == pytest.approx(4.0), "its next step, each of one second"
+    assert second.ended_at - second.loaded_at == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_everybody_comes_to_an_end(seed: int) -> None:
+    """Rows that fail, workers that are lost, jobs that are cancelled, and others of a higher priority, for which runs
+    are stopped. A row that fails in company is tried alone."""
+    rng, shape, jobs = Random(seed), SHAPES[0], 80
+    faults = Disturbances(
+        run_error=lambda command: RunErrorKind.INTERNAL if command.enters and rng.random() < 0.2 else None
+    )
+    state = SchedulerState(SchedulerConfig(story_length=None, preemption_wait_seconds=1.0, max_attempts=5))
+    machines = [SimulatedGpu(WorkerId(f"gpu-{n}"), 80 * GIB, 25.0 * GIB) for n in range(2)]
+    cluster = VirtualCluster(state, machines, disturbances=faults, checkpoint_seconds=0.7)
+    cluster.start((ComponentSpec(UNET, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB),))
+    at, cancelled = BEGIN_AT, set[JobId]()
+    for number in range(jobs):
+        at += rng.expovariate(4.0)
+        rows = 1 if number % 9 == 0 else 8  # those take a worker of their own
+        job = sample_job(shape, number, rng.choice(shape.steps), rows)
+        cluster.post(Submitted(at, job if rows > 1 else replace(job, priority=2)))
+        if number % 11 == 5:
+            cancelled.add(job.job_id)
+            cluster.post(CancelRequested(at + rng.random() * 4.0, job.job_id))
+    for n in range(3):
+        cluster.post(
+            WorkerDown(BEGIN_AT + 4.0 * (1 + n), WorkerId(f"gpu-{n % 2}"), -1, "by the test", LossCause.KILLED)
+        )
+    rows_in_use: list[int] = []
+
+    def check(core: SchedulerState) -> None:
+        validate(core)
+        rows_in_use.extend(len(worker.task_ids) for worker in core.worker_table.workers.values())
+
+    cluster.run(after_each=check)
+    failed = {job_id for job_id, outcome in cluster.outcomes.items() if outcome is not Outcome.SUCCEEDED}
+    assert len(cluster.outcomes) == jobs
+    assert failed <= cancelled, cluster.errors
+    assert 2 < max(rows_in_use) <= 8
+    sent = [command for _, command in cluster.commands if isinstance(command, RunTask)]
+    assert sum(command.enters for command in sent) > jobs // 4
+    assert any(command.enters and command.resume for command in sent), "a stopped one joins another pass at its step"
+    assert any(isinstance(command, StopTask) and command.keep_state for _, command in cluster.commands)
