@@ -26,7 +26,8 @@ from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, Mod
 from modelpool.pool.catalog.registry.registry import open_registry
 from modelpool.pool.catalog.tiny_decoders import find_tiny_decoders
 from modelpool.pool.catalog.upscaler_index import UpscalerIndex
-from modelpool.pool.devices.capabilities import DeviceCapabilities
+from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.families.batch_gain_table import measured_gains
 from modelpool.pool.families.parts.two_stages import pooled_width
 from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.files.formats.model_description import read_description
@@ -41,6 +42,7 @@ from modelpool.pool.models.loading.open_model import Component, OpenModel
 from modelpool.pool.models.loading.small_tensors import refine_family
 from modelpool.pool.models.loading.weights_header import read_weights_header
 from modelpool.pool.values.core.assembly import Assembly
+from modelpool.pool.values.core.batch_gains import BatchedWork
 from modelpool.pool.values.core.errors import CorruptFile, UserError, unusable_field
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
@@ -228,6 +230,16 @@ class Catalog:
             size = extent[:2]
             facts = replace(facts, video=replace(facts.video, frames=extent[2]))
         return ModelDefaults(*size, facts, opened.latent.downscale, extent)
+
+    def batched_work(self, model: ModelRef) -> BatchedWork:
+        """Return what the gain of batches depends on: facts of the files, and of the kind of the devices."""
+        family = self._open(model).checkpoint.family
+        specs = self.components(model)
+        weight_bytes = specs[Role.DIFFUSION_MODEL].weight_bytes if Role.DIFFUSION_MODEL in specs else 0
+        device = capabilities_of(self._device)
+        device_bytes = None if device.kind.computes_on_host else device.total_bytes
+        measured = measured_gains(family.name, device.kind.value)
+        return BatchedWork(family.title, device.kind.value, weight_bytes, measured, device_bytes)
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return what a run of one component with `loras` needs. Raises AdapterMismatch for a LoRA of another
