@@ -128,6 +128,8 @@ class SharedWeights:
         self._realized = PatchSet()
         #: module name -> digest of the patches merged into its bytes; a module is resident exactly if it is listed here
         self._merged_digests: dict[str, str] = {}
+        #: bytes of these modules: a run asks for them some thirty times, and a model has thousands of modules
+        self._held_bytes = 0
         #: module name -> names of its parameters with such patches; has the same keys
         self._merged_names: dict[str, frozenset[str]] = {}
         #: the end of the last run with these weights on the device, or of their last change; None without streams
@@ -210,8 +212,7 @@ class SharedWeights:
 
     def resident(self) -> Resident:
         """Return the bytes on the device now and the patch set they were realized with."""
-        held_bytes = sum(self.sizes[name].resident_bytes for name in self._merged_digests)
-        return Resident(self.key, held_bytes, self._realized.digest, self._merged_bytes)
+        return Resident(self.key, self._held_bytes, self._realized.digest, self._merged_bytes)
 
     @contextmanager
     def around_changes(self, around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
@@ -413,6 +414,7 @@ class SharedWeights:
         for name, buffer in owner.buffers.items():
             owner.module._buffers[name] = buffer
         del self._merged_digests[owner.name], self._merged_names[owner.name]
+        self._held_bytes -= held_bytes
         return held_bytes
 
     def _load(
@@ -471,6 +473,8 @@ class SharedWeights:
 
     def _hold(self, owner: ModuleWeights, placement: _PatchPlacement) -> None:
         """Note that a module is on the device with these patches."""
+        if owner.name not in self._merged_digests:
+            self._held_bytes += self.sizes[owner.name].resident_bytes
         self._merged_digests[owner.name] = placement.merged_digest
         self._merged_names[owner.name] = placement.merged
 
