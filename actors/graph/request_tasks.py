@@ -22,6 +22,7 @@ from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
 from modelpool.actors.graph.features.control_graph import control_inputs
 from modelpool.actors.graph.features.control_video_graph import control_video_task
+from modelpool.actors.graph.features.decode_tiles_graph import add_decode, with_tiles
 from modelpool.actors.graph.features.decoder_graph import check_decodes, decoder_params
 from modelpool.actors.graph.features.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
 from modelpool.actors.graph.features.image_prompt_graph import appended_tokens, image_prompt_inputs
@@ -40,6 +41,7 @@ from modelpool.actors.graph.features.vision_graph import (
     vision_images,
 )
 from modelpool.actors.graph.sample_graph import sample_params
+from modelpool.actors.request.gpu_fields import gpus_of_work
 from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.text_reading import image_names
@@ -123,7 +125,8 @@ class RequestTasks:
         self._defaults = catalog.model_defaults(self._model)
         self._facts = self._defaults.sampling
         self._passes = sampling_passes(self._request, self._model, self._defaults)
-        self._tasks = TaskCollector(catalog, stage.request.batch) if tasks is None else tasks
+        size, gpus = stage.request.batch, gpus_of_work(stage.request.gpus)
+        self._tasks = TaskCollector(catalog, size if isinstance(size, int) else 1, gpus) if tasks is None else tasks
         self._read = read
         self.warnings: dict[str, None] = {}
         #: LoRAs of the request that have an effect, for any component
@@ -335,7 +338,7 @@ class RequestTasks:
         assert self._request.hires is not None, "a second pass is that of hires"
         if self._request.hires.via == "latent":
             return need
-        pixels = self._tasks.add(_decode_params(self._model, work), {LATENT: need})
+        pixels = self._add_decode(_decode_params(self._model, work), {LATENT: need})
         size = run.size(run.scale)
         if self._request.hires.upscaler is not None:
             upscaler = self._catalog.upscalers.find(self._request.hires.upscaler)
@@ -375,12 +378,17 @@ class RequestTasks:
 
     def _decoded(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
         """Add the decoding of the output, and its upscaling."""
-        task = self._tasks.add(work, needs)
+        task = self._add_decode(work, needs)
         upscale = self._request.upscale
         if upscale is None:
             return task
         upscaler = self._catalog.upscalers.find(upscale.model)
         return self._tasks.add(upscale_params(upscale, upscaler, work.shape), {IMAGE: task})
+
+    def _add_decode(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
+        """Add a decode with the tiles of the request."""
+        model = self._catalog.model_defaults(work.model)
+        return add_decode(self._tasks, with_tiles(work, self._request, self._facts), needs, model)
 
     def _second_stage(self, prior: TaskId, work: SampleParams) -> tuple[TaskId, SampleParams]:
         """Add the sampling of the decoder of a two-stage model, on the result of `prior`, which did `work`."""

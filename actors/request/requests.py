@@ -141,7 +141,10 @@ class GenerateRequest(Strict):
     time_signature: str | None = _field("time_signature")
     format: str | None = _field("format")
     quality: int | None = _field("quality")
-    batch: int = _field("batch")
+    batch: int | Literal["auto"] = _field("batch")
+    vae_tile: int | None = _field("vae_tile")
+    vae_frames: int | None = _field("vae_frames")
+    gpus: int | Literal["auto"] = _field("gpus")
     clip_skip: int = _field("clip_skip")
     #: an `ImageSource`, or a tuple of several, after validation
     reference: Any = _field("reference")

@@ -1,9 +1,11 @@
-"""Runs all parts of the GPU benchmark within a time: `python -m benchmarks.gpu --minutes 8 --out FOLDER`.
+"""Runs the GPU benchmark in four commands of 9.5 minutes: `python -m benchmarks.gpu correctness --out FOLDER`, then
+memory, sampling and features, with a folder for each; without a name, all of them (`--minutes` for other times).
 
-The parts come in order of value, each in a child process with a time limit, so that a crash or a hang of the driver
-ends one part and not the run. After each part, `table.md` and `results.json` in FOLDER are complete up to there; the
-output of the children is in `log.txt`. Runs from a plain source tree. Parts that need a package which is not installed
-are skipped, with the reason. `--device cpu` or `sim` runs the same code with tiny models on any machine.
+The parts of a command come in order of value, each in a child process with an end of its time, so that a crash or a
+hang of the driver ends one part and not the run. After each part, `table.md` and `results.json` in FOLDER are complete
+up to there; the output of the children is in `log.txt`. Runs from a plain source tree. Parts that need a package which
+is not installed are skipped, with the reason. `--device cpu` or `sim` runs the same code with tiny models on any
+machine.
 """
 
 from __future__ import annotations
@@ -17,16 +19,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
+from benchmarks.gpu.figures import figures_table
 from benchmarks.gpu.measurements import Measurement, read_measurements, table_of
 from benchmarks.gpu.setting import PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
-#: seconds that a part may take to stop by itself after its time
-GRACE_SECONDS = 3.0
+#: a part that has not stopped by itself is ended after its time, this many seconds and this share of its time later: a
+#: measurement that has begun is worth more than the beginning of the next part
+GRACE_SECONDS, GRACE_SHARE = 20.0, 0.5
+#: at the end of the run, for writing the results
+END_SECONDS = 2.0
 #: a part is not started with less
 LEAST_SECONDS = 5.0
 #: folder in memory on Linux
@@ -49,29 +56,50 @@ class Part:
     models: tuple[str, ...] = ()
 
 
-#: in order of value: what may be wrong, then the comparisons with diffusers, then refinements
-PARTS = (
-    Part("tests", 2.5),
-    Part("zoo", 1.5),
-    Part("transfers", 1.5, ("sdxl",)),
-    Part("sampling sdxl", 2.0, ("sdxl",)),
-    Part("sampling flux", 3.0, ("flux",)),
-    Part("compiled sdxl", 3.0, ("sdxl",)),
-    Part("memory", 1.0, ("sdxl",)),
-    Part("switch", 1.5, ("sdxl", "flux")),
-    Part("families", 1.5),
-    Part("soak", 1.5),
-    Part("overlap sdxl", 1.0, ("sdxl",)),
-    Part("more sdxl", 1.5, ("sdxl",)),
-    Part("compiled flux", 3.0, ("flux",)),
-    Part("more flux", 2.5, ("flux",)),
-    Part("loading flux", 1.5, ("flux",)),
-    Part("sampling flux_fp8", 2.0, ("flux_fp8",)),
-    Part("sampling sd15", 1.0, ("sd15",)),
-    Part("overlap sd15", 0.7, ("sd15",)),
-    Part("sampling wan", 2.0, ("wan",)),
-    Part("pool", 1.5, ("sd15",)),
-)
+#: the four commands of a visit, each with its parts in order of value
+COMMANDS: Mapping[str, tuple[Part, ...]] = {
+    # what may be wrong: order of streams first, then numbers
+    "correctness": (
+        Part("tests", 3.0),
+        Part("sanitizer", 1.0),
+        Part("zoo", 1.5),
+        Part("precision", 2.0),
+        Part("families", 2.0),
+    ),
+    # what plans and transfers assume
+    "memory": (
+        Part("device", 1.0),
+        Part("transfers", 2.0, ("sdxl",)),
+        Part("memory", 1.5, ("sdxl",)),
+        Part("switch", 2.0, ("sdxl", "flux")),
+        Part("loading flux", 1.5, ("flux",)),
+    ),
+    # against diffusers, at published shapes
+    "sampling": (
+        Part("sampling sdxl", 2.0, ("sdxl",)),
+        Part("more sdxl", 2.0, ("sdxl",)),
+        Part("attention", 0.7),
+        Part("sampling flux", 3.0, ("flux",)),
+        Part("more flux", 3.0, ("flux",)),
+        Part("sampling wan", 2.0, ("wan",)),
+        Part("sampling sd15", 1.0, ("sd15",)),
+    ),
+    # what is off by default, or takes long
+    "features": (
+        Part("overlap sdxl", 1.0, ("sdxl",)),
+        Part("captures", 1.0),
+        Part("soak", 1.5),
+        Part("compiled sdxl", 3.0, ("sdxl",)),
+        Part("sampling flux_fp8", 2.0, ("flux_fp8",)),
+        Part("compiled flux", 3.0, ("flux",)),
+        Part("overlap sd15", 0.7, ("sd15",)),
+        Part("pool", 1.5, ("sd15",)),
+    ),
+}
+#: all of them
+PARTS = tuple(part for parts in COMMANDS.values() for part in parts)
+#: time of one command
+COMMAND_MINUTES = 9.5
 
 
 def seconds_for(part: Part, later: Sequence[Part], left_seconds: float) -> float:
@@ -88,7 +116,8 @@ def run_parts(
 ) -> None:
     """Run the parts one after the other and write the results after each.
 
-    `command_of` returns the command of a part, with its seconds and the file for its measurements. Parts write models
+    `command_of` returns the command of a part, with the end of its time on the monotonic clock and the file for its
+    measurements. A part may take longer, until the end of the run at most; those behind it get less. Parts write models
     to the folder `models`. After each part, all that no later part reads is removed from it: models take tens of
     gigabytes of memory.
     """
@@ -99,7 +128,7 @@ def run_parts(
     ended: list[dict[str, object]] = []
     with (out / "log.txt").open("w", encoding="utf-8") as log:
         for number, part in enumerate(parts):
-            left_seconds = ends_at - time.monotonic()
+            left_seconds = ends_at - END_SECONDS - time.monotonic()
             seconds = seconds_for(part, parts[number + 1 :], left_seconds)
             if seconds < LEAST_SECONDS:
                 row = Measurement(part.name, "the whole part", note="skipped: out of time")
@@ -108,7 +137,9 @@ def run_parts(
             log.write(f"\n===== {part.name}, {seconds:.0f} s\n")
             log.flush()
             started = time.monotonic()
-            outcome = _run_child(command_of(part, seconds, rows_path), seconds, log.fileno())
+            outcome = _run_child(
+                command_of(part, started + seconds, rows_path), _last_end(started, seconds, ends_at), log
+            )
             took_seconds = time.monotonic() - started
             kept = {name for later in parts[number + 1 :] for name in later.models}
             for left in models.iterdir():
@@ -125,16 +156,25 @@ def run_parts(
 def write_results(rows_path: Path, out: Path, ended: Sequence[dict[str, object]]) -> None:
     """Write the table and the JSON of the measurements so far."""
     rows = read_measurements(rows_path)
-    (out / "table.md").write_text(table_of(rows, "GPU benchmark"), encoding="utf-8")
+    page = f"{table_of(rows, 'GPU benchmark')}\n## Figures\n\n{figures_table(rows)}"
+    (out / "table.md").write_text(page, encoding="utf-8")
     content = {"parts": list(ended), "measurements": [asdict(row) for row in rows]}
     (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _run_child(command: Sequence[str], seconds: float, log: int) -> str:
-    """Run a child in a process group of its own for at most `seconds`; returns how it ended."""
+def _last_end(started: float, seconds: float, ends_at: float) -> float:
+    """Return when a part that does not stop is ended. Pure."""
+    return min(ends_at - END_SECONDS, started + seconds + max(GRACE_SECONDS, GRACE_SHARE * seconds))
+
+
+def _run_child(command: Sequence[str], ends_at: float, log: IO[str]) -> str:
+    """Run a child in a process group of its own until `ends_at` at the latest; returns how it ended."""
+    seconds = max(0.1, ends_at - time.monotonic())
     paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH", "")) if path)
     environment = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **os.environ, "PYTHONPATH": paths}
-    child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+    child = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=log.fileno(), stderr=log.fileno(), start_new_session=True
+    )
     try:
         code = child.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -159,25 +199,28 @@ def _append(path: Path, row: Measurement) -> None:
 def main() -> None:
     """Run the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=8.0, help="time of the whole run")
+    parser.add_argument("command", nargs="?", choices=(*COMMANDS, "all"), default="all", help="part of a visit; or all")
+    parser.add_argument("--minutes", type=float, help=f"time of the whole run; {COMMAND_MINUTES} for each command")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--device", default="cuda", help="cuda, sim or cpu")
     parser.add_argument("--size", choices=("full", "small"), help="published or tiny shapes; full on cuda")
     parser.add_argument("--models", type=Path, help="folder for the models; /dev/shm if there is room")
     parser.add_argument("--parts", help="names of parts, separated by commas; all if missing")
     asked = parser.parse_args()
-    names = asked.parts.split(",") if asked.parts else [part.name for part in PARTS]
-    unknown = set(names) - {part.name for part in PARTS}
+    known = PARTS if asked.command == "all" else COMMANDS[asked.command]
+    minutes = asked.minutes or COMMAND_MINUTES * (len(COMMANDS) if asked.command == "all" else 1)
+    names = asked.parts.split(",") if asked.parts else [part.name for part in known]
+    unknown = set(names) - {part.name for part in known}
     if unknown:
-        parser.error(f"--parts: found {sorted(unknown)}, expected some of {', '.join(part.name for part in PARTS)}")
+        parser.error(f"--parts: found {sorted(unknown)}, expected some of {', '.join(part.name for part in known)}")
     size = asked.size or ("full" if asked.device == "cuda" else "small")
 
-    def command_of(part: Part, seconds: float, rows_path: Path) -> list[str]:
+    def command_of(part: Part, part_ends_at: float, rows_path: Path) -> list[str]:
         command = [sys.executable, "-m", "benchmarks.gpu.part", part.name, "--device", asked.device, "--size", size]
-        command += ["--rows", str(rows_path), "--seconds", f"{seconds - GRACE_SECONDS:.1f}"]
+        command += ["--rows", str(rows_path), "--ends-at", f"{part_ends_at:.3f}"]
         return [*command, "--models", str(models)]
 
-    parts = [part for part in PARTS if part.name in names]
+    parts = [part for part in known if part.name in names]
     has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > MODEL_BYTES
     root = asked.models or (SHARED_MEMORY if has_room and size == "full" else None)
     if root is None and size == "full":
@@ -185,7 +228,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=root) as folder:
         models = Path(folder).resolve()
-        run_parts(parts, asked.minutes, asked.out.resolve(), models, command_of)
+        run_parts(parts, minutes, asked.out.resolve(), models, command_of)
     print((asked.out / "table.md").read_text(encoding="utf-8"))
 
 

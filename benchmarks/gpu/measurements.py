@@ -46,11 +46,18 @@ class Measurement:
 
 
 class Record:
-    """Measurements of one part, appended to a file, within its time."""
+    """Measurements of one part, appended to a file, until its end."""
 
-    def __init__(self, path: Path, part: str, seconds: float) -> None:
+    def __init__(self, path: Path, part: str, ends_at: float) -> None:
+        """`ends_at` is a time of the system's monotonic clock, which all processes share: what starting this one took
+        is in the part's time."""
         self._path, self._part = path, part
-        self._ends_at = time.monotonic() + seconds
+        self._ends_at = ends_at
+
+    @classmethod
+    def of_seconds(cls, path: Path, part: str, seconds: float) -> Record:
+        """Return a record that ends `seconds` from now."""
+        return cls(path, part, time.monotonic() + seconds)
 
     @property
     def seconds_left(self) -> float:

@@ -17,6 +17,11 @@ from benchmarks.gpu.setting import PREFIX, Setting
 #: module and function of each part, by its name or the first word of it
 PARTS: Mapping[str, tuple[str, str]] = {
     "tests": ("device_tests", "run"),
+    "sanitizer": ("device_tests", "run_sanitizer"),
+    "device": ("device_facts", "run"),
+    "attention": ("device_facts", "run_attention"),
+    "captures": ("device_tests", "run_captures"),
+    "precision": ("tiny_models", "compare_precision"),
     "zoo": ("tiny_models", "compare_zoo"),
     "families": ("tiny_models", "compare_families"),
     "transfers": ("transfers", "run"),
@@ -48,10 +53,10 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--size", choices=("full", "small"), required=True)
     parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--ends-at", type=float, required=True, help="on the monotonic clock")
     parser.add_argument("--models", type=Path, required=True)
     asked = parser.parse_args()
-    record = Record(asked.rows, asked.part, asked.seconds)
+    record = Record(asked.rows, asked.part, asked.ends_at)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=asked.models, ignore_cleanup_errors=True) as folder:
         setting = Setting(asked.device, asked.size == "small", asked.models, Path(folder))
         if setting.small:

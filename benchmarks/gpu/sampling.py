@@ -148,6 +148,8 @@ def measure_settings(
                 seconds = statistics.median(jobs.sample_seconds(work, texts) for _ in range(TURNS))
                 latent = jobs.sample(work, texts).samples_CHW.astype(np.float32)
                 expected = latent if expected is None else expected
+                if chosen.get("cuda_graphs"):
+                    record_captures(record, engine, name)
                 note = ""
                 if loras:
                     switched = jobs.sample_work(extent, tuple(_loras(setting, path, 2)[1:]))
@@ -160,6 +162,16 @@ def measure_settings(
             finally:
                 engine.close()
         _empty(setting)
+
+
+def record_captures(record: Record, engine: Engine, name: str) -> None:
+    """Record how many calls were captured, and why the device refused one."""
+    store = engine._tools.graphs
+    if store is None:
+        record.skip(f"captures, {name}", "only on CUDA")
+        return
+    record.add(f"captures, {name}", len(store), "graphs", None, "at least one, without a refusal",
+               len(store) > 0 and not store.refusal, store.refusal)  # fmt: skip
 
 
 def measure_engine(record: Record, jobs: EngineJobs, extent: Extent, texts: Texts) -> float:
@@ -175,6 +187,11 @@ def measure_engine(record: Record, jobs: EngineJobs, extent: Extent, texts: Text
         decoded.append(jobs.costs[-1].run_seconds)
     record.add("sampling one step", 1000 * statistics.median(sampled) / extent.steps, "ms")
     record.add("decoding", 1000 * statistics.median(decoded), "ms")
+    # a GPU computes so small an image faster than the host launches its kernels, of which there are as many
+    tiny = replace(extent, width=64, height=64, frames=min(extent.frames, 5))
+    jobs.sample(jobs.sample_work(tiny), texts)
+    jobs.sample(jobs.sample_work(tiny, seed=1), texts)
+    record.add("launching one step", 1000 * jobs.costs[-1].run_seconds / tiny.steps, "ms", note="64 x 64 pixels")
     rate = 1 / statistics.median(whole)
     record.add("images per second, resident", rate, "1/s")
     return rate
@@ -187,6 +204,7 @@ def measure_memory(record: Record, setting: Setting, jobs: EngineJobs, extent: E
         return
     latent = jobs.sample(jobs.sample_work(extent), texts)
     for name, work in (
+        ("encoding texts", jobs.texts),
         ("sampling", lambda: jobs.sample(jobs.sample_work(extent, seed=1), texts)),
         ("decoding", lambda: jobs.decode(extent, latent)),
     ):

@@ -6,6 +6,7 @@ float32 to compare numbers, and in the dtype that the device prefers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,12 @@ from safetensors.torch import save_file
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
 from benchmarks.gpu.measurements import Record
 from benchmarks.gpu.setting import Setting
+from modelpool.pool.devices.detection import capabilities_here
 from modelpool.pool.devices.device_kinds import open_device
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.models.text.text_tokenizer import KINDS
+from modelpool.pool.weights.ops.attention import AttentionBackend, attention_priority
+from modelpool.pool.weights.ops.attention_calls import AttentionKernels
 from modelpool.pool.weights.ops.casting_classes import swap_to_casting
 from modelpool.pool.weights.ops.context import compute
 from tests.pool import zoo
@@ -31,6 +35,8 @@ MOST_LATENT_DIFFERENCE = 2e-2
 MIB = 1 << 20
 BUDGET_BYTES = 2048 * MIB
 STEPS = 3
+#: between kernels in half precision
+MOST_MEAN_LEVELS = 4.0
 #: with `small`, this many of each are compared
 FEW = 2
 
@@ -104,6 +110,26 @@ def compare_families(record: Record, setting: Setting) -> None:
                 record.add(f"{name}, mean pixel difference in half precision", mean, "of 255", is_met=is_finite)
 
 
+def compare_precision(record: Record, setting: Setting) -> None:
+    """Make an image or a video with every family in the dtypes that the device prefers, under each attention kernel:
+    finite, and with the pixels of the first kernel within rounding."""
+    kernels = attention_priority(capabilities_here(setting.device)) or tuple(AttentionBackend)
+    expected: dict[str, np.ndarray] = {}
+    for number, (name, family) in enumerate(FAMILIES.items()):
+        if setting.small and number >= FEW:
+            record.skip("the other families", "small")
+            return
+        with record.attempting(name, least_seconds=4.0):
+            path = write_family(setting.work / name, family)
+            for kernel in kernels[:1] if setting.small and number else kernels:
+                latent, pixels = _made(path, family, setting.device, as_float32=False, kernel=kernel)
+                known = expected.setdefault(name, pixels.astype(int))
+                mean = float(np.abs(pixels.astype(int) - known).mean())
+                is_met = bool(np.isfinite(latent).all()) and mean <= MOST_MEAN_LEVELS
+                record.add(f"{name}, {kernel.value}", mean, "of 255 on average", None, f"at most {MOST_MEAN_LEVELS}",
+                           is_met if setting.device == "cuda" else None)  # fmt: skip
+
+
 def write_family(folder: Path, family: TinyFamily) -> Path:
     """Write the tiny file of a family with its tokenizers."""
     folder.mkdir(parents=True)
@@ -117,10 +143,15 @@ def write_family(folder: Path, family: TinyFamily) -> Path:
     return path
 
 
-def _made(path: Path, family: TinyFamily, device: str, as_float32: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Latent and pixels."""
+def _made(
+    path: Path, family: TinyFamily, device: str, as_float32: bool, kernel: AttentionBackend | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Latent and pixels; `kernel` is tried before all other kernels."""
     engine = open_engine(device, BUDGET_BYTES)
     try:
+        if kernel is not None:
+            order = (kernel, *(other for other in AttentionBackend if other is not kernel))
+            engine._tools = replace(engine._tools, attention=AttentionKernels(order))
         jobs = EngineJobs(path, engine, as_float32)
         video = jobs.family.sampling.video
         extent = Extent(*family.sides, STEPS, 0 if video is None else 1 + video.multiple)

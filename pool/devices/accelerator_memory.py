@@ -21,6 +21,8 @@ from modelpool.pool.devices.transfers import TransferCounters, TransferLedger
 MOST_SHARE = 1 - 1e-9
 #: assumed memory of a device that does not report it, without a budget
 UNREPORTED_BYTES = 1 << 30
+#: a process takes more of a device in steps of at least this fraction of it: each step changes plans and predictions
+GROWTH_SHARE = 1 / 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,9 @@ class MemoryCalls:
     capped      the fraction that this process is limited to, 1 if it is not limited; None if unknown
     release     return the allocator's cache to the driver
     refusals    how often the allocator had no memory
-    forget      free the workspaces of libraries, which count as tensors; they are made again when needed
+    forget      free the workspaces of libraries on all devices of the process, which count as tensors; they are made
+                again when needed
+    others      whether an engine of the process uses another device
     """
 
     driver: Callable[[], tuple[int, int]] | None
@@ -48,6 +52,7 @@ class MemoryCalls:
     release: Callable[[], None]
     refusals: Callable[[], int] = lambda: 0
     forget: Callable[[], None] = lambda: None
+    others: Callable[[], bool] = lambda: False
 
 
 def memory_calls(
@@ -67,6 +72,9 @@ class AcceleratorMemory:
         self._calls = calls
         #: what this engine adds to the cap of the process
         self._share = 0.0
+        #: held by the process before its first engine
+        self._before_bytes = 0
+        self._budget_bytes = budget_bytes
         self.ledger: TransferLedger | None = TransferLedger()
         if calls.driver is None:
             self._total_bytes = budget_bytes or UNREPORTED_BYTES
@@ -77,7 +85,8 @@ class AcceleratorMemory:
             # the cap is the process's: other engines keep theirs, and memory reserved without an engine stays
             others, share = calls.capped(), self._total_bytes / device_bytes
             if others is not None:
-                held = others if others < 1 else calls.reserved() / device_bytes
+                self._before_bytes = 0 if others < 1 else calls.reserved()
+                held = others if others < 1 else self._before_bytes / device_bytes
                 share = min(MOST_SHARE, held + share)
                 self._share = share - (others if others < 1 else 0.0)
             calls.cap(share)
@@ -114,6 +123,27 @@ class AcceleratorMemory:
         """As `DeviceMemory`."""
         return self._calls.refusals()
 
+    def grow(self) -> bool:
+        """As `DeviceMemory`, in steps of `GROWTH_SHARE` of the device."""
+        if self._calls.driver is None:
+            return False
+        free_bytes, device_bytes = self._calls.driver()
+        capped = self._calls.capped()
+        # other engines of the process have their part of its cap
+        others_bytes = 0 if capped is None or not self._share else int((capped - self._share) * device_bytes)
+        room_bytes = free_bytes + self._calls.reserved() - others_bytes - self._before_bytes
+        grown_bytes = min(self._budget_bytes or room_bytes, room_bytes) - self._total_bytes
+        if grown_bytes < GROWTH_SHARE * device_bytes:
+            return False
+        self._total_bytes += grown_bytes
+        if capped is None:
+            self._calls.cap(min(MOST_SHARE, self._total_bytes / device_bytes))
+        elif self._share:
+            share = min(MOST_SHARE, capped + grown_bytes / device_bytes)
+            self._share += share - capped
+            self._calls.cap(share)
+        return True
+
     def close(self) -> None:
         """As `DeviceMemory`: takes the memory of this engine off the cap of the process. The last one lifts it, and
         frees the workspaces of libraries: before, captured graphs may write them."""
@@ -124,8 +154,9 @@ class AcceleratorMemory:
             left = (self._calls.capped() or 0.0) - share
             is_last = left <= 1 - MOST_SHARE
             self._calls.cap(1.0 if is_last else left)
-            if is_last:
+            if is_last and not self._calls.others():
                 self._calls.forget()
+            if is_last:
                 self._calls.release()
 
     def transfers(self) -> TransferCounters:
@@ -147,6 +178,9 @@ def _usual_calls(module: Any, index: int) -> MemoryCalls:
         release=lambda: _nothing(module.empty_cache()),
         refusals=lambda: _refusals(module, index),
         forget=free_workspaces if module is torch.cuda else lambda: None,
+        others=lambda: any(
+            (_cap_of(module, other) or 1) < 1 for other in range(module.device_count()) if other != index
+        ),
     )
 
 

@@ -17,6 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from modelpool.pool.devices.device_waits import FirstWait, WaitsForDevice
 from modelpool.pool.devices.torch_api.torch_private import leave_pool
 
+#: operations that copy from the host
+_COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default})
+
 
 class CudaGraph:
     """A captured call; see `pool.weights.patcher.graphed_calls.CapturedGraph`."""
@@ -25,7 +28,7 @@ class CudaGraph:
         self._graph = graph
         self.output = output
         self.held_bytes = held_bytes
-        #: what the call read: tables that a module computes once and keeps must outlive the graph
+        #: what a replay reads besides its inputs: tables that a module computes once and keeps, and memory of the host
         self._read = read
 
     def replay(self) -> None:
@@ -96,10 +99,14 @@ class CudaGraphs:
 
 
 class ReadTensors(TorchDispatchMode):
-    """Notes the tensors that operations read and that none of them made."""
+    """Notes the tensors that a replay reads: those that operations read and none of them made, and all on the host, as
+    a copy to the device that the host does not wait for (`pool.devices.pinned_memory.sent`). torch's cache of pinned
+    memory would hand them out again.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's modes are not typed
+        self._sent: dict[int, Tensor] = {}
         self._made: set[int] = set()
         self._read: dict[int, Tensor] = {}
 
@@ -114,6 +121,10 @@ class ReadTensors(TorchDispatchMode):
             if isinstance(leaf, Tensor) and (storage := _storage_of(leaf)) not in self._made:
                 self._read.setdefault(storage, leaf)
         results = func(*args, **kwargs)
+        if func in _COPIES:
+            for leaf in args:
+                if isinstance(leaf, Tensor) and leaf.device.type == "cpu":
+                    self._sent.setdefault(_storage_of(leaf), leaf)
         for leaf in pytree.tree_leaves(results):
             if isinstance(leaf, Tensor) and (storage := _storage_of(leaf)) not in self._read:
                 self._made.add(storage)
@@ -121,7 +132,7 @@ class ReadTensors(TorchDispatchMode):
 
     def found(self) -> tuple[Tensor, ...]:
         """The tensors, one for each storage."""
-        return tuple(self._read.values())
+        return tuple({**self._sent, **self._read}.values())
 
 
 def _storage_of(tensor: Tensor) -> int:

@@ -10,9 +10,11 @@ from typing import Protocol
 import torch
 
 from modelpool.pool.devices.accelerator_memory import AcceleratorMemory, memory_calls
-from modelpool.pool.devices.allocator_settings import allocator_settings
+from modelpool.pool.devices.allocator_settings import PROBE_BYTES, prepare_segments
+from modelpool.pool.devices.capabilities import detect_capabilities
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 from modelpool.pool.devices.memory_limits import HostMemory, HostMemoryReader
+from modelpool.pool.devices.memory_wait import MemoryWait
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.sim.tensor import linear as sim_linear
 from modelpool.pool.devices.torch_api.torch_private import set_allocator_settings
@@ -66,6 +68,11 @@ class DeviceMemory(Protocol):
     def refusals(self) -> int:
         """Return how often the allocator had no memory, including when torch did something else instead; 0 if it is
         not counted."""
+        ...
+
+    def grow(self) -> bool:
+        """Take memory that was in use by other processes when the device was opened, up to the budget, if much of it is
+        free now. Returns whether `total_bytes` has grown."""
         ...
 
     def close(self) -> None:
@@ -123,6 +130,10 @@ class SimMemory:
         """Every one is an error."""
         return 0
 
+    def grow(self) -> bool:
+        """Its memory is the budget."""
+        return False
+
     def close(self) -> None:
         """The device keeps its budget."""
 
@@ -162,6 +173,10 @@ class CpuMemory:
         """Every one is an error."""
         return 0
 
+    def grow(self) -> bool:
+        """Its memory is the budget."""
+        return False
+
     def close(self) -> None:
         """The device keeps its budget."""
 
@@ -185,11 +200,19 @@ def device_kind(name: str, find_module: FindModule = device_module) -> DeviceKin
     return choose_kind(kind, [DeviceKind.ROCM] if is_rocm else [], has_gpus=True)
 
 
-def prepare_allocator(kind: DeviceKind) -> None:
-    """Apply `allocator_settings` to this process. Best called before its first allocation on a device of `kind`."""
-    settings = allocator_settings(kind, os.environ)
-    if settings is not None:
-        set_allocator_settings(settings)
+def prepare_allocator(kind: DeviceKind, index: int = 0) -> None:
+    """Choose the settings of this process's allocator for device `index` of `kind`, as `prepare_segments`. Nothing
+    changes while it holds memory there: an earlier engine has chosen, and that memory would serve the probe."""
+    if torch.cuda.memory_reserved(index):
+        return
+    prepare_segments(kind, lambda: _allocate_once(index), set_allocator_settings, os.environ)
+
+
+def _allocate_once(index: int) -> None:
+    """Allocate and write a little memory of a CUDA device, and give it back."""
+    torch.zeros(PROBE_BYTES, dtype=torch.uint8, device=torch.device("cuda", index))
+    torch.cuda.synchronize(index)
+    torch.cuda.empty_cache()
 
 
 def _has_devices(kind: DeviceKind, find_module: FindModule) -> bool:
@@ -199,10 +222,17 @@ def _has_devices(kind: DeviceKind, find_module: FindModule) -> bool:
         return False  # reported by `modelpool doctor`
 
 
-def open_device(kind: str, index: int, budget_bytes: int | None, find_module: FindModule = device_module) -> OpenDevice:
+def open_device(
+    kind: str,
+    index: int,
+    budget_bytes: int | None,
+    find_module: FindModule = device_module,
+    waiting: MemoryWait | None = None,
+) -> OpenDevice:
     """Open the device of this kind with at most `budget_bytes` (None: all of its memory) for this process.
 
-    `find_module` returns the torch module of a kind. Raises UserError for an unknown kind or a missing device.
+    `find_module` returns the torch module of a kind. Waits for processes that are ending there, at most as `waiting`
+    says (None: the default), if less than that is free. Raises UserError for an unknown kind or a missing device.
     """
     match device_kind(kind, find_module):
         case DeviceKind.SIM:
@@ -219,7 +249,11 @@ def open_device(kind: str, index: int, budget_bytes: int | None, find_module: Fi
                 title = found.facts.title
                 raise UserError(f"device {found.value}:{index}: found {count} of kind {title} in this process{hint}")
             if module is torch.cuda:
-                prepare_allocator(found)
-            memory = AcceleratorMemory(memory_calls(found, module, index), budget_bytes)
+                prepare_allocator(found, index)
+            calls = memory_calls(found, module, index)
+            shares = detect_capabilities(found, index, find_module=find_module).shares_host_memory
+            if calls.driver is not None and not shares and not calls.reserved():
+                (waiting or MemoryWait()).until_settled(f"{found.value}:{index}", calls.driver, budget_bytes)
+            memory = AcceleratorMemory(calls, budget_bytes)
             place = torch_device(found, module, index)
             return OpenDevice(found, place, device_name(found, module, index), memory)

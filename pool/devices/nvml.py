@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 PACKAGE = "pynvml"
+#: of NVML
+MIG_ENABLED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaCard:
-    """One card as reported by NVML. `generation` is its CUDA compute capability."""
+    """A card, or an instance of a divided one (MIG), as reported by NVML. `generation` is its compute capability."""
 
     uuid: str
     name: str
@@ -47,9 +51,8 @@ class NvmlReading:
     problem: str = ""
 
     def card(self, uuid: str) -> NvidiaCard | None:
-        """The card of this UUID, with or without its prefix "GPU-"."""
-        wanted = uuid.removeprefix("GPU-")
-        return next((card for card in self.cards if card.uuid.removeprefix("GPU-") == wanted), None)
+        """The card of this UUID, with or without its prefix "GPU-" or "MIG-"."""
+        return next((card for card in self.cards if _bare(card.uuid) == _bare(uuid)), None)
 
 
 def find_nvml() -> Any:
@@ -66,7 +69,7 @@ def read_nvml(nvml: Any) -> NvmlReading:
     except nvml.NVMLError as error:
         return NvmlReading(problem=f"NVML does not start ({error})")
     try:
-        cards = tuple(_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        cards = tuple(card for index in range(nvml.nvmlDeviceGetCount()) for card in _cards(nvml, index))
         return NvmlReading(cards, driver=_text(nvml.nvmlSystemGetDriverVersion()))
     except nvml.NVMLError as error:
         return NvmlReading(problem=f"NVML does not answer ({error})")
@@ -74,17 +77,40 @@ def read_nvml(nvml: Any) -> NvmlReading:
         nvml.nvmlShutdown()
 
 
-def _card(nvml: Any, index: int) -> NvidiaCard:
+def _cards(nvml: Any, index: int) -> Iterator[NvidiaCard]:
+    """The card at `index`; if it is divided (MIG), its instances, as processes see these alone."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    generation = _generation(nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    instances = list(_instances(nvml, handle))
+    for each in instances or [handle]:
+        yield _card(nvml, each, generation)
+
+
+def _instances(nvml: Any, handle: Any) -> Iterator[Any]:
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(handle)
+        count = int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) if current == MIG_ENABLED else 0
+    except (AttributeError, nvml.NVMLError):
+        return  # most cards cannot be divided, and old releases do not know it
+    for place in range(count):
+        with suppress(nvml.NVMLError):  # no instance at this place
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+
+
+def _card(nvml: Any, handle: Any, generation: tuple[int, int]) -> NvidiaCard:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return NvidiaCard(
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         name=_text(nvml.nvmlDeviceGetName(handle)),
-        generation=_generation(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        generation=generation,
         total_bytes=int(memory.total),
         free_bytes=int(memory.free),
         processes=_processes(nvml, handle),
     )
+
+
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:

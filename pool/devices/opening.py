@@ -31,17 +31,21 @@ def open_with_room(kind: str, index: int, budget_bytes: int | None) -> OpenDevic
         ) from error
 
 
-def usable_bytes(device: OpenDevice, index: int, budget_bytes: int | None, reserve_bytes: int) -> int:
-    """Return the memory for this process. Raises DoesNotFit if it is too little."""
+def usable_bytes(
+    device: OpenDevice, index: int, budget_bytes: int | None, reserve_bytes: int, workspaces_bytes: int = 0
+) -> int:
+    """Return the memory for this process, with `workspaces_bytes` for workspaces of libraries. Raises DoesNotFit if
+    it is too little."""
     free_bytes = device.memory.free_bytes()
     room_bytes = capacity_bytes(budget_bytes, free_bytes, reserve_bytes)
-    if room_bytes >= LEAST_ROOM_BYTES:
+    if room_bytes - workspaces_bytes >= LEAST_ROOM_BYTES:
         return room_bytes
+    least_bytes = LEAST_ROOM_BYTES + workspaces_bytes
     budget = "" if budget_bytes is None else f", {format_bytes(budget_bytes)} were given to it (vram)"
     raise DoesNotFit(
         f"device {device.kind.value}:{index}: {format_bytes(free_bytes)} are free, of which "
         f"{format_bytes(reserve_bytes)} are reserved for other programs (reserve_vram){budget}; a worker needs at "
-        f"least {format_bytes(LEAST_ROOM_BYTES)} of the rest: end what uses the device, or change these settings"
+        f"least {format_bytes(least_bytes)} of the rest: end what uses the device, or change these settings"
     )
 
 

@@ -88,6 +88,7 @@ class PinnedPages:
     """Pages of mapped files that are pinned in place. Release with `close`.
 
     After the first refusal the driver is not called again: its reasons (a file system, a sandbox) apply to all pages.
+    Linux refuses pins for writing of files on disks, in shared mappings as well; it takes them in memory file systems.
     Unpinned weights are copied through the ring.
     """
 
@@ -150,8 +151,8 @@ class PinnedPages:
 def is_copied_when_pinned(address: int, mappings: Path = OWN_MAPPINGS) -> bool:
     """Return whether the page at `address` belongs to a private mapping of a file.
 
-    Source: Linux breaks the sharing of such pages before it pins them (mm/gup.c, since 6.2). False if the list of
-    mappings cannot be read.
+    Source: Linux breaks the sharing of such pages before it pins them (mm/gup.c, since 6.2); measured on tmpfs, ext4
+    and overlay (`benchmarks.pinned_files`). False if the list of mappings cannot be read.
     """
     try:
         lines = mappings.read_text().splitlines()
@@ -299,17 +300,18 @@ class CudaHostRegister:
 
     def pin(self, address: int, size_bytes: int) -> bool:
         """As `HostRegister.pin`."""
-        runtime = torch.cuda.cudart()
-        for flags in (self.READ_ONLY, 0):
-            if int(runtime.cudaHostRegister(address, size_bytes, flags)) == self._OK:
-                return True
-            self._forget_error()
+        with torch.cuda.device(self._device):  # the driver pins for the current device
+            for flags in (self.READ_ONLY, 0):
+                if int(torch.cuda.cudart().cudaHostRegister(address, size_bytes, flags)) == self._OK:
+                    return True
+                self._forget_error()
         return False
 
     def unpin(self, address: int) -> None:
         """As `HostRegister.unpin`."""
-        if int(torch.cuda.cudart().cudaHostUnregister(address)) != self._OK:
-            self._forget_error()
+        with torch.cuda.device(self._device):
+            if int(torch.cuda.cudart().cudaHostUnregister(address)) != self._OK:
+                self._forget_error()
 
     def _forget_error(self) -> None:
         """Consume the last error of the driver, so that the next kernel does not report it."""

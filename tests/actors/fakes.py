@@ -26,6 +26,7 @@ from modelpool.pool.families.two_experts import TWO_EXPERTS
 from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.inference.operations.operate import operate
 from modelpool.pool.models.text.chunks import embeddings_in
+from modelpool.pool.values.core.batch_gains import BatchedWork, MeasuredGain
 from modelpool.pool.values.core.errors import AdapterMismatch, UserError, unknown_name
 from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.values.core.sampling_facts import (
@@ -203,6 +204,8 @@ class FakeEmbeddings:
 class FakeCatalog:
     """Two models and three LoRAs without files."""
 
+    #: measured, of batches
+    gains: tuple[MeasuredGain, ...] = ()
     controls = FakeControls()
     upscalers = FakeUpscalers()
     image_prompts = FakeImagePrompts()
@@ -227,6 +230,9 @@ class FakeCatalog:
 
     def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
         return self.find_model(name or DECODES)
+
+    def batched_work(self, model: ModelRef) -> BatchedWork:
+        return BatchedWork(model.name, "cpu", 1000, self.gains)
 
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return "3 of 4 keys matched, not used: odd" if lora.name == PARTIAL_LORA else None

@@ -64,7 +64,7 @@ def test_a_part_that_crashes_or_hangs_ends_alone(tmp_path: Path, monkeypatch: py
         "works": "",
     }
 
-    def command_of(part: Part, seconds: float, rows_path: Path) -> Sequence[str]:
+    def command_of(part: Part, part_ends_at: float, rows_path: Path) -> Sequence[str]:
         first = f"open({str(rows_path)!r}, 'a').write({row % part.name!r} + chr(10))\n"
         return [sys.executable, "-S", "-c", first + codes[part.name]]
 
@@ -98,7 +98,7 @@ def test_an_interrupted_run_keeps_its_results_and_ends_its_part(
 
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
 
-    def command_of(part: Part, seconds: float, rows_path: Path) -> Sequence[str]:
+    def command_of(part: Part, part_ends_at: float, rows_path: Path) -> Sequence[str]:
         return [sys.executable, "-S", "-c", "" if part.name == "first" else "import time; time.sleep(600)"]
 
     (tmp_path / "models").mkdir()
@@ -129,12 +129,12 @@ def test_every_part_has_its_share_and_what_is_left_over() -> None:
 
 def test_errors_are_rows_and_a_part_stops_in_time(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    record = Record(path, "one", 60)
+    record = Record.of_seconds(path, "one", 60)
     with record.attempting("it fails"):
         raise ValueError("because")
     with pytest.raises(RuntimeError, match="illegal"), record.attempting("the context is lost"):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    with pytest.raises(OutOfTime), Record(path, "two", 5).attempting("too late", least_seconds=10):
+    with pytest.raises(OutOfTime), Record.of_seconds(path, "two", 5).attempting("too late", least_seconds=10):
         raise AssertionError("this does not run")
     with path.open("a") as file:
         file.write('{"part": "cut o')
@@ -178,7 +178,7 @@ def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest
     few = {name: chosen for name, chosen in sampling.SETTINGS.items() if "compiles" not in chosen}
     monkeypatch.setattr(sampling, "SETTINGS", few)
     rows_path = tmp_path / "rows.jsonl"
-    record, setting = Record(rows_path, "sampling", 600), Setting("cpu", True, tmp_path, tmp_path)
+    record, setting = Record.of_seconds(rows_path, "sampling", 600), Setting("cpu", True, tmp_path, tmp_path)
     sampling.run(record, setting, "sdxl")
     sampling.run_more(record, setting, "sdxl")
     extent, compiler = Extent(64, 64, 2), BlockCompiler()
@@ -189,9 +189,9 @@ def test_the_same_code_runs_on_other_devices(tmp_path: Path, monkeypatch: pytest
     engine.close()
     sampling.measure_compiled(record, setting, path, extent, texts, 1)
     on_sim = Setting("sim", True, tmp_path, tmp_path)
-    tiny_models.compare_zoo(Record(rows_path, "zoo", 600), on_sim)
-    model_switch.run(Record(rows_path, "switch", 600), on_sim)
-    overlap.run(Record(rows_path, "overlap", 600), on_sim, "sdxl")
+    tiny_models.compare_zoo(Record.of_seconds(rows_path, "zoo", 600), on_sim)
+    model_switch.run(Record.of_seconds(rows_path, "switch", 600), on_sim)
+    overlap.run(Record.of_seconds(rows_path, "overlap", 600), on_sim, "sdxl")
     rows = {row.name: row for row in read_measurements(rows_path)}
     errors = [row for row in rows.values() if "Error" in row.note]
     assert errors == []
@@ -228,7 +228,7 @@ def test_models_of_later_parts_are_kept(tmp_path: Path) -> None:
     models = tmp_path / "models"
     models.mkdir()
 
-    def command_of(part: Part, seconds: float, rows_path: Path) -> Sequence[str]:
+    def command_of(part: Part, part_ends_at: float, rows_path: Path) -> Sequence[str]:
         make = f"import pathlib, sys; m = pathlib.Path({str(models)!r}); "
         check = {"a": "", "b": "sys.exit(not (m / 'sdxl').exists())", "c": "sys.exit((m / 'sdxl').exists())"}
         return [sys.executable, "-S", "-c", make + "(m / 'sdxl').mkdir(exist_ok=True)" * (part.name == "a")
@@ -243,7 +243,7 @@ def test_host_memory_of_several_workers(tmp_path: Path, monkeypatch: pytest.Monk
     """Two processes load the same file, and measure themselves while both hold it."""
     monkeypatch.setattr(worker_memory, "COUNTS", (2,))
     setting = Setting("cpu", True, tmp_path, tmp_path)
-    worker_memory.run(Record(tmp_path / "rows.jsonl", "memory", 300), setting)
+    worker_memory.run(Record.of_seconds(tmp_path / "rows.jsonl", "memory", 300), setting)
     _, row = read_measurements(tmp_path / "rows.jsonl")
     assert row.name == "host memory of the weights with 2 workers"
     assert 1.0 <= (row.value or 0) < 1.5, row
@@ -259,13 +259,13 @@ def test_many_jobs_with_changing_memory(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(soak, "SIDES", (64,))
     rows_path = tmp_path / "rows.jsonl"
     setting = Setting("sim", True, tmp_path, tmp_path)
-    soak.run(Record(rows_path, "soak", 600), setting)
+    soak.run(Record.of_seconds(rows_path, "soak", 600), setting)
     rows = {row.name: row for row in read_measurements(rows_path)}
     assert rows["jobs"].value == 9
     assert rows["jobs"].is_met, rows["jobs"].note
     assert "growth of private host memory" in rows
     monkeypatch.setattr(soak, "one_job", lambda *rest: "RuntimeError: it broke")
-    soak.run(Record(rows_path, "broken", 600), setting)
+    soak.run(Record.of_seconds(rows_path, "broken", 600), setting)
     broken = [row for row in read_measurements(rows_path) if row.part == "broken" and row.name == "jobs"]
     assert [row.is_met for row in broken] == [False]
     level, growing = [900, 100, 100, 101, 99, 100, 100, 101, 100], [100 * n for n in range(9)]

@@ -84,11 +84,13 @@ class Pipeline:
 
     def streaming_budget_bytes(self, share: float) -> int:
         """The budget of a CUDA engine in which each stage runs, with `share` of the diffusion model's weights resident
-        if no other stage needs more. What is copied ahead of use comes out of a budget."""
+        if no other stage needs more. What is copied ahead of use, and workspaces, come out of a budget."""
         sample = self.task(self.works()[2])
         weight_bytes = self.catalog.components(self.model)[Role.DIFFUSION_MODEL].weight_bytes
         wanted_bytes = needed_bytes(sample.uses, sample.activation_bytes) + int(share * weight_bytes)
-        return -(-max(wanted_bytes, self.smallest_bytes()) * AHEAD_SHARE // (AHEAD_SHARE - 1))
+        workspace_bytes = self.engine.introduce().overhead_bytes - self.engine._pipeline.ahead_bytes
+        wanted_bytes = max(wanted_bytes, self.smallest_bytes()) + workspace_bytes
+        return -(-wanted_bytes * AHEAD_SHARE // (AHEAD_SHARE - 1))
 
 
 def open_engine(device: str, budget_bytes: int, policy: VramPolicy = VramPolicy.NORMAL) -> Engine:

@@ -15,7 +15,7 @@ from modelpool.actors.cli.terminal.option_groups import with_option_groups
 from modelpool.actors.cli.terminal.options import PlainPoolOptions
 from modelpool.actors.cli.terminal.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.terminal.session import session_of
-from modelpool.actors.request.field_table import REQUEST_FIELDS
+from modelpool.actors.request.field_table import AUTO_BATCH, REQUEST_FIELDS
 from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ FIRST_CHUNK = 8
 CHECKED_FIRST_SECONDS = 1.0
 #: invalid lines that are printed; more of them have a common cause
 MOST_REPORTED = 1000
+#: outputs that are all read before the first is generated, so that batches are not larger than what is wanted. Of more,
+#: no batch size leaves so much of its last pass empty that another one would be faster
+FEW_OUTPUTS = 64
 
 BATCH_HELP = (
     "Generate the requests of a file, one per line. Invalid lines are reported by line number; the rest are generated."
@@ -42,7 +45,7 @@ BATCH_HELP = (
 )
 
 
-@with_request_options((*SCHEDULING_FIELDS, "batch", "format", "quality"))
+@with_request_options((*SCHEDULING_FIELDS, "batch", "gpus", "format", "quality"))
 @with_option_groups
 def batch(
     context: typer.Context,
@@ -107,7 +110,7 @@ def batch(
     from modelpool.actors.request.requests import GenerateRequest
 
     output = output_address(out, "--out")
-    defaults = dict(fields) if model is None else {**fields, "model": model}
+    defaults = {"batch": AUTO_BATCH, **fields} if model is None else {"batch": AUTO_BATCH, **fields, "model": model}
     template = None if name is None else NameTemplate.of(name, "--name")
     choice = ColumnChoice.of(columns or (), ignore_columns)
     options_alone = GenerateRequest(**{"model": "any", "prompt": "", **defaults})
@@ -132,7 +135,11 @@ def batch(
         lines.pool_starts()
         if layout != FILES:
             declare_layout(output, layout)
-        wanted = WantedOutputs(reader.chunks(FIRST_CHUNK, CHUNK), expected, lambda: lines.invalid_count, job_file)
+        few = expected is not None and expected <= FEW_OUTPUTS
+        count = reader.count_of_few(FEW_OUTPUTS) if few else 0
+        wanted = WantedOutputs(
+            reader.chunks(FIRST_CHUNK, CHUNK), expected, lambda: lines.invalid_count, job_file, count
+        )
         with started(session, where, console) as running:
             resume = shlex.join(["modelpool", *session.arguments])
             run = CommandRun(wanted, output, not again, as_json, resume, print_reasons=why, name=name)

@@ -27,6 +27,7 @@ from modelpool.pool.values.core.refs import LoraRef as LoraRef
 from modelpool.pool.values.core.refs import ModelRef as ModelRef
 from modelpool.pool.values.core.refs import UpscalerRef as UpscalerRef
 from modelpool.pool.values.core.results import AudioSamples as AudioSamples
+from modelpool.pool.values.core.results import DecodedTiles as DecodedTiles
 from modelpool.pool.values.core.results import Encoded as Encoded
 from modelpool.pool.values.core.results import FloatArray as FloatArray
 from modelpool.pool.values.core.results import ImageEmbeds as ImageEmbeds
@@ -55,6 +56,7 @@ from modelpool.pool.values.core.sample_conditions import StartCondition as Start
 from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.written_tokens import WrittenTokens
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.values.specs.wire_value import WireValue
 
@@ -62,6 +64,8 @@ from modelpool.pool.values.specs.wire_value import WireValue
 SettingValue: TypeAlias = bool | int | float | str | tuple[float, ...]
 #: ending of the names of samplers that read the prediction without guidance (CFG++)
 UNGUIDED_SAMPLERS = "_cfg_pp"
+#: `SampleParams.gpus`: as many as the scheduler chooses
+ANY_GPUS = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +215,8 @@ class SampleParams(WireValue):
     options      extensions of guidance and model, and caches (`pool.values.core.run_options`)
     batch_size   images of the forward passes that compute it; missing ones are padded. 0 is any number. The last bits
                  of a result depend on it, and on nothing else of the other images
+    gpus         GPUs that share its run; `ANY_GPUS` is as many as the scheduler chooses, 0 is one. Unless it is 0, the
+                 model is called for each text by itself on every number of GPUs, and the last bits depend on the number
     part         of the steps, for one of several runs; None: all from the first step on
     """
 
@@ -224,6 +230,7 @@ class SampleParams(WireValue):
     conditions: tuple[SampleCondition, ...] = ()
     options: RunOptions = NO_OPTIONS
     batch_size: int = 0
+    gpus: int = 0
     part: StepPart | None = None
 
     @property
@@ -377,12 +384,37 @@ class DecodeParams(WireValue):
 
     Reads "latent", of this shape (audio may be longer), and with `pastes` "image", which the result keeps outside of
     "mask". `batch_size` as in `SampleParams`.
+
+    tile         edge of the tiles of the VAE in pixels; 0: the image is one tile, if memory allows it
+    tile_frames  frames of a tile of a video; 0: all
+    parts        number of tasks that compute the tiles; 0: this one computes them all
+    part         which of them this one is, from 1: its result is `DecodedTiles`. 0 with `parts`: it reads "tiles.N" of
+                 each part instead of "latent", and joins them. It needs no weights
     """
 
     model: ModelRef
     shape: OutputShape
     pastes: bool = False
     batch_size: int = 0
+    tile: int = 0
+    tile_frames: int = 0
+    parts: int = 0
+    part: int = 0
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether its tiles are a property of the request, and so of the result."""
+        return bool(self.tile or self.tile_frames)
+
+    @property
+    def joins(self) -> bool:
+        """Whether it joins the tiles that other tasks have computed."""
+        return self.parts > 0 and self.part == 0
+
+    @property
+    def measured_apart(self) -> tuple[str, ...]:
+        """As `SampleParams.measured_apart`: a tile has other tensors than an image of its size in a larger run."""
+        return ("tiles",) if self.is_tiled else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,6 +506,7 @@ class BatchMember:
     """One task of a batched run, with the arguments that a run of it alone would get.
 
     resume  the state that it resumes from; None starts from the beginning. Members at different steps run separately
+    gang    the workers that share the run; such a task is in no batch with others
     """
 
     task: TaskSpec
@@ -481,6 +514,7 @@ class BatchMember:
     inputs: Mapping[str, Result]
     hooks: RunHooks
     resume: RunState | None = None
+    gang: Gang | None = None
 
 
 #: outcome of a member: the result with its share of the cost, or the error
@@ -518,7 +552,7 @@ def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
     the diffusion model, then image prompt adapters."""
     if isinstance(work, EncodeParams):
         return _TEXT_ENCODERS[:count]
-    if isinstance(work, OperationParams):
+    if isinstance(work, OperationParams) or (isinstance(work, DecodeParams) and work.joins):
         return ()
     adapters = len({prompt.content for prompt in work.image_prompts}) if isinstance(work, SampleParams) else 0
     return (role_of(work), *[Role.CONTROLNET] * (count - 1 - adapters), *[Role.IMAGE_PROMPT] * adapters)
@@ -578,14 +612,21 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         UpscaleParams: frozenset(),
     }
 )
-#: the names of all fields of the identity by class, and of fields that tasks of one batch share (the batch size has a
-#: place of its own in the key)
+#: the names of all fields of the identity by class, and of fields that tasks of one batch share. Not among these are
+#: the batch size, which has a place of its own in the key, nor the GPUs of a run and the tiles of a decode, which have
+#: no key with them
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
+_APART: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
+    {
+        SampleParams: frozenset({"batch_size", "gpus"}),
+        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
+    }
+)
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {
-        kind: tuple(name for name in _FIELDS[kind] if name not in varying and name != "batch_size")
+        kind: tuple(name for name in _FIELDS[kind] if name not in varying | _APART.get(kind, frozenset()))
         for kind, varying in _VARYING.items()
     }
 )
@@ -603,8 +644,8 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates"}),
-        SampleParams: frozenset({"batch_size", "part"}),
-        DecodeParams: frozenset({"batch_size"}),
+        SampleParams: frozenset({"batch_size", "gpus", "part"}),
+        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
     }
 )
 _LATER_OF_SCHEDULE = frozenset({"shift", "settings"})
@@ -622,10 +663,14 @@ def why_alone(work: StageParams) -> str:
             return "kernels round differently at another batch size, which would change the drawn tokens"
         case SampleParams() if work.schedule.sampler == ADAPTIVE_SAMPLER:
             return f"the steps of sampler {ADAPTIVE_SAMPLER} follow from the error of all images of a run"
+        case SampleParams() if work.gpus:
+            return "several GPUs may share its run"
         case SampleParams() if work.options.skips_by_content:
             return "the steps that its cache skips follow from all images of a run"
         case VisionEncodeParams() | EncodeImageParams():
             return "one image fills a device"
+        case DecodeParams() if work.is_tiled or work.parts or work.part:
+            return "one tile fills a device"
         case OperationParams():
             return "it runs on the CPU"
     return ""

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from modelpool.pool.devices.device_errors import may_try_otherwise
 from modelpool.pool.values.core.errors import OutputFailed
 from modelpool.pool.values.core.user_folders import cache_folder, folder_name
 from modelpool.pool.weights.ops.attention import AttentionBackend, use_attention_kernels
@@ -133,8 +134,10 @@ class KernelChoices:
                     seconds[kernel] = min(self._clock(run, device) for _ in range(TIMED_CALLS))
             except torch.OutOfMemoryError:
                 return None
-            except RuntimeError:  # it does not accept the call
-                continue
+            except RuntimeError as error:
+                if not may_try_otherwise(error):
+                    raise
+                continue  # it does not accept the call
         if not seconds:
             return None
         default = next(iter(seconds))

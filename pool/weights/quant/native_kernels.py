@@ -17,6 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from modelpool.pool.devices.device_errors import may_try_otherwise
 from modelpool.pool.weights.ops.cast import cast
 from modelpool.pool.weights.ops.packed import PackedWeight
 from modelpool.pool.weights.quant.formats import FORMATS, WEIGHT, Format
@@ -56,7 +57,8 @@ def native_linear(
 
     `x` (two or more dimensions, not modified) is quantized as the format's kernels require: 8-bit floats with the
     layer's input factor, or 1 and clamped to the largest number; integers and blocks with dynamic factors. The result
-    has the dtype of `x`. If a kernel fails, that is logged once and the result is None.
+    has the dtype of `x`. If a kernel refuses the call, that is logged once and the result is None. Raises
+    errors after which the device computes nothing more, and those about memory.
     """
     kind = packed.codec
     if not isinstance(kind, QuantCodec) or kind.full_precision or packed.dim() != 2:
@@ -71,9 +73,9 @@ def native_linear(
                 x, packed.parts[WEIGHT], bias, packed.parts["weight_scale"], packed.parts.get("input_scale")
             )
         return LINEARS[kind.name](x, packed.parts, kind.settings, bias, packed.shape[0])
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, TypeError, ValueError) as error:
+        if not may_try_otherwise(error):
+            raise
         _log_once(kind.name, x.device.type, str(error))
         return None
 
@@ -89,9 +91,9 @@ def native_fp8_linear(
         return None
     try:
         return fp8_linear(x, weight, bias)
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, TypeError, ValueError) as error:
+        if not may_try_otherwise(error):
+            raise
         _log_once(name, x.device.type, str(error))
         return None
 

@@ -20,11 +20,13 @@ class FakeError(Exception):
 class FakeNvml:
     """Two cards; the first is used by this process and by one of another machine's numbers.
 
-    fails_in  the function that raises
+    fails_in   the function that raises
+    instances  of the first card, which is divided (MIG); an instance at every second place
     """
 
     fails_in: str = ""
     is_old: bool = False
+    instances: int = 0
     open_count: int = 0
     NVMLError: type[Exception] = field(default=FakeError)
 
@@ -46,11 +48,26 @@ class FakeNvml:
     def nvmlDeviceGetCount(self) -> int:
         return 2
 
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        if handle:
+            raise FakeError("Not Supported")
+        return [int(self.instances > 0), 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, place: int) -> int:
+        if place % 2 or place // 2 >= self.instances:
+            raise FakeError("Not Found")
+        return 100 + place
+
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         assert self.open_count == 1
         return index
 
     def nvmlDeviceGetUUID(self, handle: int) -> Any:
+        if handle >= 100:
+            return self._answer("nvmlDeviceGetUUID", f"MIG-{handle}")
         return self._answer("nvmlDeviceGetUUID", f"GPU-card-{handle}")
 
     def nvmlDeviceGetName(self, handle: int) -> Any:
@@ -60,6 +77,8 @@ class FakeNvml:
         return self._answer("nvmlDeviceGetCudaComputeCapability", [[8, 9], [7, 5]][handle])
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        if handle >= 100:
+            return SimpleNamespace(total=10 * GIB, free=9 * GIB)
         return self._answer("nvmlDeviceGetMemoryInfo", SimpleNamespace(total=24 * GIB, free=(20 + handle) * GIB))
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:

@@ -20,7 +20,7 @@ from torch.utils import backend_registration
 
 from modelpool.pool.devices import torch_modules
 from modelpool.pool.devices.accelerator_memory import UNREPORTED_BYTES, AcceleratorMemory, memory_calls
-from modelpool.pool.devices.allocator_settings import allocator_settings
+from modelpool.pool.devices.allocator_settings import allocator_settings, prepare_segments
 from modelpool.pool.devices.capabilities import HalfStorage, default_device_kind, detect_capabilities, rocm_bfloat16
 from modelpool.pool.devices.device_kinds import CpuMemory, device_kind, open_device
 from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
@@ -168,7 +168,38 @@ def test_the_cap_of_the_process_is_the_sum_over_its_engines() -> None:
 def test_segments_grow_unless_the_user_chose_otherwise(
     kind: str, environment: dict[str, str], platform: str, expected: str | None
 ) -> None:
-    assert allocator_settings(DeviceKind(kind), environment, platform) == expected
+    assert allocator_settings(DeviceKind(kind), environment, platform, "6.8.0-45-generic") == expected
+
+
+def test_a_system_that_refuses_growing_segments_gets_fixed_ones(caplog: pytest.LogCaptureFixture) -> None:
+    """WSL 2 fails later than at the first allocation, so it is known by name; other systems by a small allocation."""
+    changes: list[str] = []
+
+    def refuse_growing() -> None:
+        if "expandable_segments:True" in (changes[-1] if changes else chosen):
+            raise RuntimeError("CUDA driver error: unknown error")
+
+    wsl, other = "6.6.87.2-microsoft-standard-WSL2", "6.8.0-45-generic"
+    for chosen, release, expected, warned in (
+        ("", wsl, [], False),
+        ("", other, ["expandable_segments:True", "expandable_segments:False"], True),
+        ("max_split_size_mb:512", other, ["max_split_size_mb:512,expandable_segments:True",
+                                          "max_split_size_mb:512,expandable_segments:False"], True),
+        ("expandable_segments:True", other, ["expandable_segments:False"], True),
+        ("expandable_segments:False", other, [], False),
+    ):  # fmt: skip
+        changes.clear()
+        caplog.clear()
+        environment = {"PYTORCH_ALLOC_CONF": chosen} if chosen else {}
+        prepare_segments(DeviceKind.CUDA, refuse_growing, changes.append, environment, release)
+        assert changes == expected, chosen
+        assert ("expandable_segments:True" in caplog.text) is warned, chosen
+
+    def full() -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):  # a full card is not a refusal
+        prepare_segments(DeviceKind.CUDA, full, changes.append, {}, other)
 
 
 def test_only_the_simulated_device_needs_a_torch_with_devices_in_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,3 +103,17 @@ def test_a_call_that_reads_the_device_is_not_captured(cuda: FakeCuda) -> None:
     with FirstWait("sim") as first_wait:
         computing()
     assert not first_wait.operation
+
+
+def test_a_graph_keeps_the_host_memory_that_it_copies_from(cuda: FakeCuda) -> None:
+    """Found in a review: tables that a model computes on the host and sends, as rotary embeddings, were copied by each
+    replay from pinned memory that torch's cache had handed out again."""
+
+    def run() -> Tensor:
+        table = torch.arange(4.0).cos()
+        kept.append(table.data_ptr())
+        return torch.empty(4, dtype=torch.float64).copy_(table, non_blocking=True) * 2  # a device of this machine
+
+    kept: list[int] = []
+    graph = CudaGraphs(torch.device("cuda", 0)).capture(run)
+    assert kept[-1] in [tensor.data_ptr() for tensor in graph._read]

@@ -55,6 +55,19 @@ def test_processes_that_are_not_told_are_none() -> None:
     assert [card.processes for card in reading.cards] == [(), ()]
 
 
+def test_instances_of_a_divided_card_are_counted_and_not_the_card() -> None:
+    """Found in a review: the controller sized models for the complete card, which no worker has."""
+    reading = read_nvml(FakeNvml(instances=2))
+    assert [(card.uuid, card.total_bytes, card.generation) for card in reading.cards] == [
+        ("MIG-100", 10 * GIB, (8, 9)),
+        ("MIG-102", 10 * GIB, (8, 9)),
+        ("GPU-card-1", 24 * GIB, (7, 5)),
+    ]
+    found = reading.card("102")
+    assert found is not None
+    assert found.free_bytes == 9 * GIB
+
+
 def test_without_its_package_nvml_tells_nothing() -> None:
     assert "not installed" in read_nvml(None).problem
     read_nvml(find_nvml())  # whatever this machine has

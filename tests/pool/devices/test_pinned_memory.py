@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.pinned_files import SIZE_BYTES, measure
 from modelpool.pool.devices.memory_limits import LIMITS_SECONDS, HostMemory, HostMemoryReader, host_memory
 from modelpool.pool.devices.pinned_memory import (
     KEPT_FREE_BYTES,
@@ -179,6 +181,24 @@ def test_pages_that_pinning_would_copy_stay_unpinned(tmp_path: Path) -> None:
     assert pages.pin(shared)
     assert not is_copied_when_pinned(torch.zeros(1 << 20).data_ptr()), "memory of the process's own"
     assert not is_copied_when_pinned(private.data_ptr(), tmp_path / "nothing")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux pins for io_uring")
+@pytest.mark.parametrize("folder", [None, Path("/dev/shm")], ids=["a disk", "memory"])
+def test_the_kernel_copies_what_is_said_to_be_copied(folder: Path | None, tmp_path: Path) -> None:
+    """By the kernel's own pins for writing, on a disk's file system as well as in memory. Files on disks in shared
+    mappings are refused."""
+    try:
+        found = {each.mapping: each for each in measure(folder or tmp_path)}
+    except OSError as error:
+        pytest.skip(f"no io_uring here: {error}")
+    assert found["private"].refusal == ""
+    assert found["private"].copied_bytes == SIZE_BYTES
+    assert all(each.copied_bytes == 0 for name, each in found.items() if name != "private")
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(PAGE_BYTES))
+    file = torch.from_file(str(path), shared=False, size=PAGE_BYTES, dtype=torch.uint8)
+    assert is_copied_when_pinned(file.data_ptr())
 
 
 def test_a_page_is_never_pinned_twice() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
 
 from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.weights.ops.attention import AttentionBackend
+from modelpool.pool.weights.ops.attention_choices import KernelChoices
 from modelpool.pool.weights.ops.casting_classes import swap_to_casting
 from modelpool.pool.weights.ops.context import compute
 from modelpool.pool.weights.ops.packed import packed_weight
@@ -258,3 +261,36 @@ def test_block_kernels_get_what_they_read(name: str, rows: int, monkeypatch: pyt
             packed_weight(packed.codec, smoothed, (rows, 40), packed.dtype).unpack(torch.float32),
             packed.unpack(torch.float32) * 2,
         )
+
+
+def test_a_lost_device_is_no_refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Found in a review: the error that names the cause was logged as a kernel that does not support the call, and the
+    exact product that followed failed with another one."""
+    weight, x = weight_and_input()
+    packed, plain = quantize(weight, "float8_e4m3fn"), weight.to(torch.float8_e4m3fn)
+    for error, is_raised in (
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device"), False),
+        (torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing"), False),
+        (RuntimeError("not supported"), False),
+    ):
+
+        def failing(*args: object, error: Exception = error, **kwargs: object) -> None:
+            raise error
+
+        monkeypatch.setattr(native, "fp8_linear", failing)
+        calls = {
+            "packed": lambda: native_linear(x, packed, None),
+            "plain": lambda: native_fp8_linear(x, plain, None),
+            "measured attention": lambda failing=failing: KernelChoices(tmp_path / "none")._measured(
+                (AttentionBackend.FLASH,), failing
+            ),
+        }
+        for name, call in calls.items():
+            if is_raised and not (name == "measured attention" and isinstance(error, torch.OutOfMemoryError)):
+                with pytest.raises(type(error), match="CUDA"):
+                    call()
+            else:
+                assert call() is None, (name, error)

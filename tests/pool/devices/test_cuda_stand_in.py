@@ -1,0 +1,47 @@
+"""The tests for GPUs pass on the stand-in for `torch.cuda`, and its streams are used without a finding.
+
+Without captures, compilation, and what compares times of copies with times of products.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pool.devices.stand_in_tree import make_tree
+
+LEFT_OUT = "not graphs and not compiled and not while_the_device_computes"
+CODE = f"""
+import sys, pytest
+from tests.pool.devices.stand_in_cuda import checker
+ended = pytest.main(['-c', '/dev/null', '--rootdir', '.', '--noconftest', '--import-mode=importlib', '-q',
+    '-p', 'no:cacheprovider', '-W', 'ignore', '-k', {LEFT_OUT!r}, 'tests/gpu'])
+print('findings:', dict(checker.findings), 'after', checker.operations > 1000)
+sys.exit(ended)
+"""
+
+
+def test_the_copy_of_the_tree_can_be_made(tmp_path: Path) -> None:
+    """Each replacement is found: code that moves is noticed before the next nightly run."""
+    tree = make_tree(tmp_path / "tree")
+    text = (tree / "pool" / "devices" / "copy_streams.py").read_text(encoding="utf-8")
+    assert "torch.cuda" not in text
+    assert "stand_in_cuda.checker.lend" in text
+
+
+@pytest.mark.nightly(usually="tests/pool/devices/test_cuda_stand_in.py")
+@pytest.mark.timeout(1800)
+def test_tests_for_gpus_pass_on_the_stand_in(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree")
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "findings: {} after True" in done.stdout, done.stdout[-2000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
