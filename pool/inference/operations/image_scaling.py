@@ -25,7 +25,7 @@ from modelpool.pool.inference.operations.operation import (
 )
 from modelpool.pool.inference.operations.pixel_levels import as_pixels, frames_of, image_like, levels
 from modelpool.pool.inference.operations.resampling import IMAGE_METHODS, centre_box, resampled
-from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.errors import UnusableField, counted
 from modelpool.pool.values.core.stage_params import ImagePixels, PixelArray, VideoFrames
 
 #: pixels of a megapixel, as ComfyUI's nodes count
@@ -148,7 +148,8 @@ def _within(params: ScaleWithin, sizes: Sizes) -> Size:
 def _to_nearest(params: ScaleToNearest, sizes: Sizes) -> Size:
     need_one_of("method", params.method, IMAGE_METHODS)
     if not params.sizes or len(params.sizes) % 2:
-        raise UnusableField(f"sizes: found {len(params.sizes)} numbers, expected width and height of at least one size")
+        found = counted(len(params.sizes), "number")
+        raise UnusableField(f"sizes: found {found}, expected width and height of at least one size")
     for side in params.sizes:
         need("sizes", side, 1, MAX_SIDE)
     size = sizes["image"]
