@@ -171,7 +171,8 @@ def _converted(scope: _Scope) -> dict[str, Any]:
 def _widget_problem(kind: str, left: Sequence[Any]) -> str:
     names = ", ".join(given.name for given in NODE_TYPES[kind].inputs if given.type in WIDGET_TYPES) or "none"
     shown = ", ".join(repr(value)[:40] for value in left[:3])
-    return f"found {counted(len(left), 'value')} more ({shown}), expected values of {names}"
+    found = counted(len(left), "value")
+    return f"found {found} more ({shown}), expected values of {names}"
 
 
 def _titles_of(node: Mapping[str, Any]) -> list[str]:
