@@ -15,6 +15,7 @@ from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
 from modelpool.actors.http.comfy.comfy_node_types import IMAGES, WIDGET_TYPES
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
+from modelpool.pool.values.core.errors import counted
 
 #: nodes of the editor that do nothing on a server
 _NOTES = (
@@ -170,7 +171,8 @@ def _converted(scope: _Scope) -> dict[str, Any]:
 def _widget_problem(kind: str, left: Sequence[Any]) -> str:
     names = ", ".join(given.name for given in NODE_TYPES[kind].inputs if given.type in WIDGET_TYPES) or "none"
     shown = ", ".join(repr(value)[:40] for value in left[:3])
-    return f"found {len(left)} more values ({shown}), expected values of {names}"
+    found = counted(len(left), "value")
+    return f"found {found} more ({shown}), expected values of {names}"
 
 
 def _titles_of(node: Mapping[str, Any]) -> list[str]:

@@ -60,9 +60,8 @@ def number_of(expression: str, names: Mapping[str, Number]) -> Number:
     """Return the value of an expression with these names. Raises NodeUnsupported naming what it does not know, and
     ArithmeticError for a quotient by 0 and for numbers above 2**64."""
     if len(expression) > MAX_CHARACTERS:
-        raise NodeUnsupported(
-            f"expression: found {counted(len(expression), 'character')}, expected up to {MAX_CHARACTERS}"
-        )
+        found = counted(len(expression), "character")
+        raise NodeUnsupported(f"expression: found {found}, expected up to {MAX_CHARACTERS}")
     try:
         return _value(ast.parse(expression.strip(), mode="eval").body, names)
     except (SyntaxError, RecursionError, MemoryError, TypeError, ValueError) as problem:

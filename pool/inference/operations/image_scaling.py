@@ -148,9 +148,8 @@ def _within(params: ScaleWithin, sizes: Sizes) -> Size:
 def _to_nearest(params: ScaleToNearest, sizes: Sizes) -> Size:
     need_one_of("method", params.method, IMAGE_METHODS)
     if not params.sizes or len(params.sizes) % 2:
-        raise UnusableField(
-            f"sizes: found {counted(len(params.sizes), 'number')}, expected width and height of at least one size"
-        )
+        found = counted(len(params.sizes), "number")
+        raise UnusableField(f"sizes: found {found}, expected width and height of at least one size")
     for side in params.sizes:
         need("sizes", side, 1, MAX_SIDE)
     size = sizes["image"]

@@ -456,7 +456,7 @@ def test_all_problems_of_a_workflow_of_the_editor_are_in_one_answer() -> None:
     assert {error.node_id: error.kind for error in refused.value.errors} == {
         "901": "invalid_prompt", "902": "missing_node_type", "903": "missing_node_type",
     }  # fmt: skip
-    assert "found 2 more values (5, 'new'), expected values of width, height, batch_size" in str(refused.value)
+    assert "found 2 values more (5, 'new'), expected values of width, height, batch_size" in str(refused.value)
     workflow["nodes"] = [each for each in workflow["nodes"] if each["id"] not in (902, 903)]
     with pytest.raises(WorkflowRejected, match=r"node 901 .EmptyLatentImage.: the order of its widgets"):
         api_format(workflow)
