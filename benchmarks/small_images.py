@@ -233,7 +233,7 @@ def be_pool(wanted: argparse.Namespace, device: str, limit: str, size: str) -> N
         for line in sys.stdin:
             requests = [
                 {"model": "shapes", "prompt": prompt, "seed": seed, "steps": wanted.steps, "cfg": GUIDANCE}
-                | {"sampler": "euler", "width": SIDE, "height": SIDE, "batch": int(size)}
+                | {"sampler": "euler", "width": SIDE, "height": SIDE, "batch": size}
                 for prompt, seed in work_of(int(line), wanted.images)
             ]
             jobs = pool.submit(requests, output=False)

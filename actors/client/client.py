@@ -34,6 +34,7 @@ from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.status_values import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.common.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import AUTO_BATCH, NO_BATCHES, SubmittedBatches
 from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.outputs.open_outputs import check_store
 from modelpool.actors.outputs.output_check import check_outputs
@@ -43,6 +44,7 @@ from modelpool.actors.request.image_fields import checked_image
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice, RequestLike, request_of
+from modelpool.actors.request.workflow_inputs import is_own_workflow, with_inputs
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
 from modelpool.actors.worker.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
@@ -224,6 +226,26 @@ class ModelPool:
             job.cancel()
             raise
 
+    def run(
+        self,
+        workflow: Mapping[str, Any],
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        seed: int | None = None,
+        output: str | Path | Literal[False] | None = None,
+        **fields: Any,
+    ) -> Jobs:
+        """Queue a workflow of the pool, {"nodes": {ID: NODE}, "output": ID}, with other `inputs` of its nodes, such as
+        {"sampler.steps": 8}; `pool.run(workflow).images()` waits for its output. `seed` is that of nodes without one,
+        `fields` are further fields of a request beside `workflow`, `output` is as in `submit`. `modelpool run` and the
+        HTTP interface take workflows of ComfyUI. Raises UserError.
+        """
+        if not is_own_workflow(workflow):
+            expected = '{"nodes": {ID: NODE}, "output": ID}; `modelpool run` takes workflows of ComfyUI'
+            raise unusable_field("workflow", type(workflow).__name__, expected)
+        changed = with_inputs(workflow, inputs or {})
+        return self.submit(GenerateRequest(workflow=changed, seed=seed, **fields), output=output)
+
     def submit(
         self,
         requests: RequestLike | Iterable[RequestLike],
@@ -259,12 +281,14 @@ class ModelPool:
         template = self._outputs.template(name)
         user_name = self._user if terms.user is None else terms.user
         wish = None if on_preview is None and preview_seconds is None else _preview_wish(preview_seconds)
-        jobs = self._new_jobs(user_name, self._outputs.writer(output), template, on_preview, wish)
-        images = InputImages(self._connection.give)
         drawn = (one for given in requests for one in terms.fill_in(request_of(given)).expanded())
         # complete: nothing is queued before all of it is checked
         wanted = list(drawn) if isinstance(requests, Sequence) else drawn
         count = len(wanted) if isinstance(wanted, Sequence) else 0
+        writer = self._outputs.writer(output)
+        batches = _batches_of(wanted, writer) if isinstance(wanted, Sequence) else NO_BATCHES
+        jobs = self._new_jobs(user_name, writer, template, on_preview, wish, batches)
+        images = InputImages(self._connection.give)
         ended_at = 0
         try:
             for chunk in _chunks(wanted):
@@ -274,7 +298,8 @@ class ModelPool:
                 sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
-                part = Submission(self._client_id, jobs.id, first_index, sent, hold, user_name, given, wish)
+                who = self._client_id, jobs.id, first_index
+                part = Submission(*who, sent, hold, user_name, given, wish, batches)
                 recipes = self._connection.call(CONTROLLER.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
@@ -292,6 +317,7 @@ class ModelPool:
         name: str | None = None,
         hold: bool = False,
         on_preview: Callable[[ImagePreview], None] | None = None,
+        batches: SubmittedBatches = NO_BATCHES,
     ) -> Jobs:
         """Queue requests while they are read: `chunks` are taken, checked and queued in a thread, while earlier ones
         run. Missing seeds are drawn. `decide` is called with the index and the recipe, or the error, of each request,
@@ -299,11 +325,12 @@ class ModelPool:
         an error, or raise. `hold`: nothing is queued before all are checked.
 
         Returns at once. If `chunks` or `decide` raises, everything is cancelled, and `Jobs.results` raises the same.
-        `output` is opened when the first request is accepted; `name` and `on_preview` are as in `submit`.
+        `output` is opened when the first request is accepted; `name` and `on_preview` are as in `submit`. `batches` is
+        what decides about the batch size "auto" besides the pool.
         """
         template = self._outputs.template(name)
         wish = None if on_preview is None else PreviewWish()
-        jobs = self._new_jobs(self._user, None, template, on_preview, wish)
+        jobs = self._new_jobs(self._user, None, template, on_preview, wish, batches)
         stream = RequestStream(
             self._connection,
             jobs,
@@ -313,6 +340,7 @@ class ModelPool:
             _warn,
             self._user,
             hold,
+            batches,
         )
         self._streams = [known for known in self._streams if known.is_open] + [stream]
         seeded = (tuple(map(_with_seed, chunk)) for chunk in chunks)
@@ -449,20 +477,28 @@ class ModelPool:
         stage = StageRequest(Stage.SAMPLE, checked, positive=texts, negative=avoided)
         return self._stage(stage, {**positive.held, **(negative.held if negative is not None else {})})
 
-    def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
-        """Decode a latent, from `sample` or from the driver, to `ImagePixels`, `VideoFrames` or `AudioSamples`.
-        Raises UserError.
+    def decode(
+        self,
+        latent: StageResult | Latent,
+        *,
+        model: str,
+        vae_tile: int | None = None,
+        vae_frames: int | None = None,
+    ) -> StageResult:
+        """Decode a latent, from `sample` or from the driver, to `ImagePixels`, `VideoFrames` or `AudioSamples`;
+        `vae_tile` and `vae_frames` are as in a request. Raises UserError.
         """
+        checked = GenerateRequest(model=model, prompt="", vae_tile=vae_tile, vae_frames=vae_frames)
         if isinstance(latent, Latent):
             shape_CHW = latent.samples_CHW.shape
             digest = hashlib.sha256(b"".join(array.tobytes() for array in latent.arrays)).hexdigest()[:20]
             task_id = TaskId(f"given-{'x'.join(map(str, shape_CHW))}-{digest}")
-            request = GenerateRequest(model=model, prompt="")
-            stage = StageRequest(Stage.DECODE, request, latent=InputLatent(task_id, tuple(shape_CHW[1:])))
+            stage = StageRequest(Stage.DECODE, checked, latent=InputLatent(task_id, tuple(shape_CHW[1:])))
             return self._stage(stage, {task_id: self._connection.give(latent)})
         sampled = _stage_of(latent, Stage.SAMPLE, "latent", "a result of sample(), or a Latent")
-        checked = GenerateRequest(model=model, prompt="").model
-        return self._stage(replace(sampled, stage=Stage.DECODE, vae_model=checked), latent.held)
+        tiled = sampled.request.model_copy(update={"vae_tile": vae_tile, "vae_frames": vae_frames})
+        stage = replace(sampled, stage=Stage.DECODE, vae_model=checked.model, request=tiled)
+        return self._stage(stage, latent.held)
 
     def upscale(self, image: Any, upscale: Any, *, user: str | None = None, priority: int | None = None) -> StageResult:
         """Enlarge an image (a path, a Pillow image or a numpy array) to `ImagePixels`. `upscale` is as in a request,
@@ -622,6 +658,7 @@ class ModelPool:
         name: NameTemplate | None,
         on_preview: Callable[[ImagePreview], None] | None,
         wish: PreviewWish | None,
+        batches: SubmittedBatches = NO_BATCHES,
     ) -> FollowedJobs:
         """Return a submission without requests, for this `user`; its events are read from now on."""
         listened = [_new_submission()]
@@ -636,7 +673,7 @@ class ModelPool:
             self._reader.listen(again_id, jobs)
             for first, chunk in _runs_of_indexes(wanted):
                 sent, given = images.bring_all(chunk)
-                part = Submission(self._client_id, again_id, first, sent, False, user, given, wish)
+                part = Submission(self._client_id, again_id, first, sent, False, user, given, wish, batches)
                 self._connection.call(CONTROLLER.submit, part)
 
         def previewed(preview: ImagePreview) -> None:
@@ -676,6 +713,13 @@ class ModelPool:
             self._reader.forget(submission_id)
             raise
         return result
+
+
+def _batches_of(wanted: Sequence[GenerateRequest], writer: ImageWriter | None) -> SubmittedBatches:
+    """Return what these requests, the whole of a submission, know about their batch sizes."""
+    if all(request.batch != AUTO_BATCH for request in wanted):
+        return NO_BATCHES
+    return SubmittedBatches({} if writer is None else writer.place.batch_sizes(), len(wanted))
 
 
 def _only_job(

@@ -55,11 +55,12 @@ class ExactChecks:
         """Raise the UserError with which the pool would refuse `request`, which has no images that are not read."""
         plan, catalog = self._open()
         from modelpool.actors.graph.build_graph import build_graph
+        from modelpool.actors.graph.features.batch_choice import BatchTerms
         from modelpool.actors.graph.memory_fit import check_fits
         from modelpool.pool.values.specs.spec import JobId
 
         seeded = request if request.seed is not None else request.model_copy(update={"seed": 0})
-        _, graph = build_graph(seeded, JobId("check"), catalog)
+        _, graph = build_graph(seeded, JobId("check"), catalog, BatchTerms(plan.auto_batch))
         if plan.budget_bytes is not None:
             check_fits(graph.job, plan.budget_bytes)
 

@@ -62,6 +62,8 @@ class ModelChecks:
         from modelpool.actors.graph.all_features import check_all_fields
         from modelpool.actors.graph.common.output_shape import duration_of, size_of
 
+        if request.workflow is not None or request.passes:  # each run has a model and fields of its own
+            return
         facts = self._facts.get(request.model, lambda: self._read(request.model))
         if facts is None:
             return
@@ -84,7 +86,7 @@ class ModelChecks:
         from modelpool.actors.graph.features.sampling_defaults import sampling_defaults
 
         facts = self._facts.get(request.model, lambda: self._read(request.model))
-        if facts is None:
+        if facts is None or request.workflow is not None or request.passes:
             return True
         size = size_of(request, request.model, facts.defaults)
         steps = sampling_defaults(request, facts.defaults.sampling.defaults).get("steps", request.steps)

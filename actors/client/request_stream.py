@@ -17,6 +17,7 @@ from modelpool.actors.client.output_writer import ImageWriter
 from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import NO_BATCHES, SubmittedBatches
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import ClientId, ResultRef, Submission
@@ -48,9 +49,10 @@ class RequestStream:
         warn: Callable[[Iterable[str]], None],
         user: str,
         hold: bool,
+        batches: SubmittedBatches = NO_BATCHES,
     ) -> None:
         """`open_writer` is called once, before the first request is queued. `warn` issues warnings of the pool. `user`
-        is for requests that set none. `hold`: queue nothing before all are checked.
+        is for requests that set none. `hold`: queue nothing before all are checked. `batches` as in `Submission`.
         """
         self._connection = connection
         self._jobs = jobs
@@ -60,6 +62,7 @@ class RequestStream:
         self._warn = warn
         self._user = user
         self._hold = hold
+        self._batches = batches
         self._images = InputImages(connection.give)
         self._has_writer = False
         #: number of requests that were taken
@@ -155,9 +158,8 @@ class RequestStream:
     ) -> None:
         """Have the pool check `requests` with consecutive indexes from `first`, and add its answers."""
         if requests:
-            part = Submission(
-                self._client_id, self._jobs.id, first, tuple(requests), True, self._user, given, self._jobs.wish
-            )
+            who = self._client_id, self._jobs.id, first
+            part = Submission(*who, tuple(requests), True, self._user, given, self._jobs.wish, self._batches)
             answers |= enumerate(self._connection.call(CONTROLLER.check_each, part), start=first)
 
     def _queue(self, left_out: frozenset[int], hold: bool) -> int:

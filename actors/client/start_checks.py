@@ -159,6 +159,16 @@ class NameCheck:
         """Raise the error of the first name in `request` that means no file: UnknownName with near names,
         AmbiguousName or CorruptFile.
         """
+        if request.workflow is not None:
+            for kind, name in request.workflow.names():
+                self._check(kind, name)
+            return
+        for each in request.passes:
+            for kind, name in (("model", each.model), ("upscaler", each.upscaler)):
+                if name is not None:
+                    self._check(kind, name)
+            for lora in each.loras or ():
+                self._check("lora", lora.name)
         self._check("model", request.model)
         if request.decoder is not None and request.decoder.model:
             self._check("model", request.decoder.model)
@@ -193,7 +203,7 @@ class NameCheck:
 
     def _has_unknown_embedding(self, request: GenerateRequest) -> bool:
         """Whether a prompt names an embedding that has no file of its own; a LoRA may contain it."""
-        texts = (request.prompt, request.negative, *(region.prompt for region in request.regions))
+        texts = [text for _, text in request.texts()]
         if self._registry is None or not any("embedding:" in text for text in texts):
             return False
         from modelpool.pool.models.text.chunks import embeddings_in

@@ -24,6 +24,7 @@ from modelpool.actors.config.output_address import OutputAddress, OutputDefaults
 from modelpool.actors.config.separate_models import SeparateModel, separate_models
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.request.expected_words import expected_words
+from modelpool.actors.request.field_table import MAX_BATCH
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import check_user
 from modelpool.actors.request.strict import Strict
@@ -79,8 +80,11 @@ class PoolSection(Strict):
     cuda_graphs   whether calls of resident diffusion models are captured as CUDA graphs at the second use of a size
                   (`pool.weights.patcher.graphed_calls`); only on CUDA
     models        settings for single models, each a table [pool.models.NAME] in the file
+    batch         meaning of the batch size "auto" of requests, which job files have by default: "auto" is as many as
+                  pay, by measurements; a number holds for all requests that may have one
     overlap_decode  whether a GPU decodes on a stream of its own, while the next task begins, where there is memory for
                   both (`pool.engine.pending_run`); only on CUDA
+    most_gpus     GPUs that may share the sampling of one output (`GenerateRequest.gpus`)
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident
                   (`pool.weights.patcher.compiled_blocks`); changes the last bits of images. Not on sim
@@ -106,7 +110,9 @@ class PoolSection(Strict):
     memory_format: Literal["contiguous", "channels_last", "auto"] = "contiguous"
     cuda_graphs: bool = False
     models: tuple[ModelSettings, ...] = ()
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] | Literal["auto"] = "auto"
     overlap_decode: bool = False
+    most_gpus: Literal[1, 2, 4, 8] = 8
     threads: Annotated[int, Field(ge=1)] = 1
     compile: Literal["off", "blocks"] = "off"
     journal: Path | Literal[False] | None = None
@@ -119,6 +125,7 @@ class PoolSection(Strict):
         "workers",
         "vram",
         "reserve_vram",
+        "batch",
         "threads",
         "checkpoint_seconds",
         "checkpoint_bytes",

@@ -13,6 +13,7 @@ from modelpool.actors.control.catalog_questions import BUILD_SOME
 from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.control.question_turns import Asker, QuestionTurns
+from modelpool.actors.graph.features.batch_choice import USUAL_TERMS, BatchTerms
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.specs.spec import JobId
@@ -30,10 +31,11 @@ async def build_requests(
     until_error: bool = False,
     turns: QuestionTurns | None = None,
     user: str = "",
+    batches: BatchTerms = USUAL_TERMS,
 ) -> list[BuiltRequest | UserError]:
     """Convert each request to a task graph, or return its error; `until_error`: those up to the first error. Requests
     that differ only in their seed are converted once. `turns` has the questions of all callers in turns;
-    requests without a user ask as `user`."""
+    requests without a user ask as `user`. `batches` decide about batch sizes."""
     turns, asker = turns or QuestionTurns(), Asker(user)
     shapes = GraphShapes()
     numbers: list[int | None] = []
@@ -50,7 +52,7 @@ async def build_requests(
             asker.user = request.user or user
             async with turns.turn(asker, _characters(request)):
                 some = [wanted[each] for each in asked]
-                answers = await catalog.ask(BUILD_SOME, some, capacity_bytes, until_error)
+                answers = await catalog.ask(BUILD_SOME, some, capacity_bytes, until_error, batches)
             for each, answer in zip(asked, answers, strict=False):
                 ready[each] = answer
                 shapes.note(numbers[each], answer)
@@ -65,7 +67,7 @@ async def build_requests(
 def _characters(request: GenerateRequest) -> int:
     """Return the length of the texts of a request, the first one of a question. After a long one, which takes longer
     than a question may, no other one is converted."""
-    return len(request.prompt) + len(request.negative) + sum(len(region.prompt) for region in request.regions)
+    return sum(len(text) for _, text in request.texts())
 
 
 async def _yield_after(count: int) -> None:

@@ -11,6 +11,7 @@ from modelpool.actors.graph.common.graph_catalog import (
     ImagePromptCatalog,
     UpscalerCatalog,
 )
+from modelpool.pool.values.core.batch_gains import BatchedWork
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
@@ -32,6 +33,7 @@ class CachedCatalog:
         self._components: LruCache[ModelRef, Mapping[Role, ComponentSpec]] = LruCache(CACHE_ENTRIES)
         self._lora_specs: LruCache[LoraRef, ComponentSpec] = LruCache(CACHE_ENTRIES)
         self._model_defaults: LruCache[ModelRef, ModelDefaults] = LruCache(CACHE_ENTRIES)
+        self._batched: LruCache[ModelRef, BatchedWork] = LruCache(CACHE_ENTRIES)
         self._uses: LruCache[tuple[ModelRef, Role, tuple[LoraRef, ...], int], ComponentUse] = LruCache(CACHE_ENTRIES)
         self._touches: LruCache[tuple[ModelRef, Role, LoraRef], bool] = LruCache(CACHE_ENTRIES)
 
@@ -56,6 +58,9 @@ class CachedCatalog:
 
     def model_defaults(self, model: ModelRef) -> ModelDefaults:
         return self._model_defaults.get(model, lambda: self._catalog.model_defaults(model))
+
+    def batched_work(self, model: ModelRef) -> BatchedWork:
+        return self._batched.get(model, lambda: self._catalog.batched_work(model))
 
     @property
     def embeddings(self) -> EmbeddingCatalog:

@@ -61,7 +61,7 @@ class CheckpointArchive:
         if not self._noted:
             return {}
         wanted = {
-            task_id: work.schedule.steps_run
+            task_id: work.steps_run
             for task_id, work in works.items()
             if task_id in self._noted and isinstance(work, SampleParams)
         }

@@ -33,7 +33,7 @@ from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.growth import WorkerPerGpu
 from modelpool.actors.control.history.health_metrics import health_families
 from modelpool.actors.control.history.pool_history import PoolHistory
-from modelpool.actors.control.job_qos import with_qos, with_request_qos
+from modelpool.actors.control.job_qos import with_limited_gpus, with_qos, with_request_qos
 from modelpool.actors.control.job_queue import JobQueue, end_of
 from modelpool.actors.control.metrics.families import MetricFamily
 from modelpool.actors.control.metrics.trace_export import TraceExport
@@ -54,7 +54,9 @@ from modelpool.actors.control.status import (
     PoolStatus,
 )
 from modelpool.actors.control.task_store import TaskStore
+from modelpool.actors.graph.features.batch_choice import AS_MEASURED, AutoBatch, BatchTerms
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import NO_BATCHES, SubmittedBatches
 from modelpool.actors.request.qos import deadline_warning
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.process_memory import ProcessMemory
@@ -117,6 +119,8 @@ class PoolIdentity:
     node          of the controller's process
     budget_bytes  the workers' memory budget, if it is known before they start
     output        for drivers that connect
+    auto_batch    what its configuration says about batch sizes
+    most_gpus     workers that may share a run
     """
 
     name: str = ""
@@ -124,6 +128,8 @@ class PoolIdentity:
     node: NodeId = NO_NODE
     budget_bytes: int | None = None
     output: OutputDefaults = NO_OUTPUT
+    auto_batch: AutoBatch = AS_MEASURED
+    most_gpus: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +210,8 @@ class Controller:
         self._catalog = catalog
         self._questions = QuestionTurns()
         self._worker_ids = tuple(worker_ids)
-        self._budget_bytes = pool.budget_bytes
+        self._budget_bytes, self._most_gpus = pool.budget_bytes, pool.most_gpus
+        self._auto_batch = pool.auto_batch
         self._epoch = pool.epoch
         self._name = pool.name
         self._output = pool.output
@@ -373,15 +380,21 @@ class Controller:
         wanted = tuple(zip(job_ids, submission.requests, strict=True))
         jobs: list[QueuedJob | UserError] = []
         capacity_bytes = _largest_bytes(self._dispatcher, self._budget_bytes)
+        batches = BatchTerms(self._auto_batch, submission.batches)
         images = await build_requests(
-            self._catalog, wanted, capacity_bytes, until_error, self._questions, submission.user
+            self._catalog, wanted, capacity_bytes, until_error, self._questions, submission.user, batches
         )
         self._tasks.catalog_address = self._catalog.files_address
         for i, image in enumerate(images, start=first):
             if isinstance(image, UserError):
                 jobs.append(image)
                 continue
-            graph = with_request_qos(submission.requests[i - first], image.graph, submission, mine.began_at)
+            try:
+                limited = with_limited_gpus(image.graph, self._most_gpus)
+            except UserError as problem:
+                jobs.append(problem)
+                continue
+            graph = with_request_qos(submission.requests[i - first], limited, submission, mine.began_at)
             given = {task_id: submission.given[task_id] for task_id in graph.job.given}
             found = await self._states.found(graph)
             preview = submission.requests[i - first].preview or ""
@@ -396,6 +409,7 @@ class Controller:
             await self._has_taken_over.wait()
             capacity_bytes = _largest_bytes(self._dispatcher, self._budget_bytes)
             graph = await self._catalog.ask(BUILD_STAGE, wanted.stage, job_id, frozenset(wanted.given), capacity_bytes)
+            graph = with_limited_gpus(graph, self._most_gpus)
             graph = with_qos(graph, wanted.submission_id, wanted.user, wanted.priority)
             given = {task_id: wanted.given[task_id] for task_id in graph.job.given}
             found = await self._states.found(graph)
@@ -403,11 +417,15 @@ class Controller:
             await self._queue.queue_held(mine)
         return graph.warnings
 
-    async def recipes(self, requests: tuple[GenerateRequest, ...]) -> tuple[Recipe | UserError, ...]:
-        """Return the recipe of each request, whose seeds must be set, or its error. Queues nothing."""
+    async def recipes(
+        self, requests: tuple[GenerateRequest, ...], batches: SubmittedBatches = NO_BATCHES
+    ) -> tuple[Recipe | UserError, ...]:
+        """Return the recipe of each request, whose seeds must be set, or its error. Queues nothing. `batches` as in
+        `Submission`."""
         asked = [(JobId("asked"), request) for request in requests]
         capacity_bytes = _largest_bytes(self._dispatcher, self._budget_bytes)
-        built = await build_requests(self._catalog, asked, capacity_bytes, turns=self._questions)
+        terms = BatchTerms(self._auto_batch, batches)
+        built = await build_requests(self._catalog, asked, capacity_bytes, turns=self._questions, batches=terms)
         return tuple(one if isinstance(one, UserError) else one.recipe for one in built)
 
     async def result_lost(self, task_id: TaskId) -> None:

@@ -39,6 +39,7 @@ from modelpool.scheduler.model.messages import (
     ResolveJob,
     ResultLost,
     RevokeTask,
+    RunInGang,
     RunTask,
     ScheduleTick,
     StartWorker,
@@ -146,8 +147,9 @@ class Dispatcher:
         """Note the progress of a worker. False if it is out of date."""
         if not self.is_running(step.worker_id, step.incarnation, step.task_id, step.run):
             return False
-        self.workers[step.worker_id].runs[step.task_id] = step
-        return True
+        worker = self.workers[step.worker_id]
+        worker.runs[step.task_id] = step
+        return step.task_id not in worker.parts  # the first member of a gang tells it for all
 
     def is_running(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, run: int) -> bool:
         """Whether this run is under way on that worker, which has answered just now."""
@@ -206,6 +208,8 @@ class Dispatcher:
                 self.workers.end(command.worker_id, command.incarnation)
             case RunTask():
                 self._calls.send(_one_by_one(command), as_batch=bool(command.batch_mates))
+            case RunInGang():
+                self._calls.send_part(command)
             case RevokeTask():
                 self._background.spawn(self._calls.revoke(command))
             case StopTask():
@@ -258,7 +262,7 @@ def _starts_first(commands: list[Command]) -> tuple[Sequence[Command | list[RunT
     """Return the commands that are executed first, and those for which no worker waits: what informs drivers, and frees
     results. A task that starts reads none of these results, and their order stays. Tasks that are sent in one call
     become a list. Without a task, none are first."""
-    if not any(isinstance(command, RunTask) for command in commands):
+    if not any(isinstance(command, RunTask | RunInGang) for command in commands):
         return (), commands
     first, last = list[Command | list[RunTask]](), list[Command]()
     #: places in `first` of the latest queued tasks, by worker

@@ -90,6 +90,18 @@ class WorkerFleet(Protocol):
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
         """Take back a run that has not begun. False if it has, or if the worker is gone; never raises."""
 
+    def run_pass(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Awaitable[None]:
+        """Send runs to a started worker as a pass that others may join, after the runs that it was sent before. Whoever
+        awaits it gets the end of the pass, or what prevented it. `next_over` has the ends of its runs."""
+
+    def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> Awaitable[bool]:
+        """Let a run join the pass with this number at its next step; False if that is over. Raises InputsLost and
+        WorkerLost."""
+
+    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
+        """Wait for the next run of a pass that is over: one report and one result. The report is None if the pass is
+        over and all were told."""
+
     def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         """Stop a run at its next step, with its state as its result if `keep_state`. It may be over already."""
 
@@ -97,6 +109,9 @@ class WorkerFleet(Protocol):
         """Let a started worker make previews of a run, which may be over already, as `wish` says from now on. Nobody
         waits for it.
         """
+
+    async def gang_address(self, worker_id: WorkerId, incarnation: int) -> str:
+        """Return the address at which the members of a gang meet that a started worker leads. Raises WorkerLost."""
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """Let a started worker prefetch these files, in place of earlier ones. Nobody waits for it."""

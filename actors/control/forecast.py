@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.memory_fit import NOTHING_PINNED, largest_task
 from modelpool.pool.devices.vram_policy import ResidencyRules
-from modelpool.pool.values.core.errors import does_not_fit
+from modelpool.pool.values.core.errors import counted, does_not_fit
 from modelpool.pool.values.core.expert_names import HIGH, LOW
-from modelpool.pool.values.core.stage_params import SampleParams, UpscaleParams, draws
+from modelpool.pool.values.core.stage_params import DecodeParams, SampleParams, UpscaleParams, draws
 from modelpool.pool.values.specs.execution_modes import choose_mode
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ExecutionMode, Role, Stage, TaskId, TaskSpec
 from modelpool.pool.weights.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes, plan
@@ -53,7 +53,8 @@ class StageForecast:
     planned_bytes   peak memory
     seconds         expected, including the slowdown of the division
     why             one sentence for each component that is evicted or streamed
-    sampled_by      the diffusion model that samples, if the job has several; empty otherwise
+    sampled_by      the diffusion model that samples, if the job has several, the upscaler, or the part of a decode;
+                    empty otherwise
     """
 
     stage: Stage
@@ -153,8 +154,14 @@ def _of_one_seed(graph: JobGraph) -> set[TaskId]:
 
 
 def _samplers(graph: JobGraph) -> dict[TaskId, str]:
-    """Name the diffusion model of each task that samples, if they differ, and the upscaler of each that enlarges."""
-    enlarged = {task: work.model.name for task, work in graph.works.items() if isinstance(work, UpscaleParams)}
+    """Name the diffusion model of each task that samples, if they differ, the upscaler of each that enlarges, and the
+    parts of a decode."""
+    decodes = {task: work for task, work in graph.works.items() if isinstance(work, DecodeParams) and work.parts}
+    enlarged = {
+        task: f"part {work.part} of {work.parts}" if work.part else f"join of {counted(work.parts, 'part')}"
+        for task, work in decodes.items()
+    }
+    enlarged |= {task: work.model.name for task, work in graph.works.items() if isinstance(work, UpscaleParams)}
     works = {task_id: work for task_id, work in graph.works.items() if isinstance(work, SampleParams)}
     if len({work.model.name for work in works.values()}) > 1:
         return enlarged | {task_id: work.model.name for task_id, work in works.items()}

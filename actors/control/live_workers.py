@@ -35,6 +35,10 @@ class LiveWorker:
         #: those of them that decode; and those that wait for it: other decodes, and what reads the result
         self.decodes: set[TaskId] = set()
         self.after_decode: set[TaskId] = set()
+        #: those of them that other workers share, and of which another one has the result
+        self.parts: set[TaskId] = set()
+        #: where the members of the gangs that it leads meet; "" until it was asked
+        self.gang_address = ""
         #: waits for the end of the run that was sent last
         self.last_wait: asyncio.Task[None] | None = None
         #: components and files of these that it has checked
@@ -59,6 +63,7 @@ class LiveWorker:
     def end(self, task_id: TaskId) -> None:
         """Forget a run."""
         del self.runs[task_id]
+        self.parts.discard(task_id)
         self.queued.pop(task_id, None)
         self.decodes.discard(task_id)
         self.after_decode.discard(task_id)
@@ -167,11 +172,12 @@ class LiveWorkers:
         worker = self._state.worker_table.current(*key)
         if worker is None or not worker.live:
             return None
-        if worker.task_id is None:
+        lead = self._state.worker_table.stands_for(worker)
+        if lead is None or lead.task_id is None:
             return 0.0
         if worker.expected_end is None:
             return None
-        return worker.expected_end - self._state.demand.tasks[worker.task_id].started_at
+        return worker.expected_end - self._state.demand.tasks[lead.task_id].started_at
 
     async def _give_up(self, key: Incarnation, silent_seconds: float) -> None:
         start = self._starts.get(key)

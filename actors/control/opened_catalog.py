@@ -18,6 +18,7 @@ from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.stage_request import StageLike
 from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.features.batch_choice import BatchTerms
 from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
@@ -88,15 +89,20 @@ class OpenedCatalog:
         self._catalog.forget_names()
 
     def build_some(
-        self, wanted: Sequence[tuple[JobId, GenerateRequest]], capacity_bytes: int | None, until_error: bool
+        self,
+        wanted: Sequence[tuple[JobId, GenerateRequest]],
+        capacity_bytes: int | None,
+        until_error: bool,
+        batches: BatchTerms,
     ) -> list[BuiltRequest | UserError]:
         """Convert requests to task graphs, or return their errors: the first request, further ones as long as the
-        answer takes less than `TURN_SECONDS`, and `until_error` none after one with an error."""
+        answer takes less than `TURN_SECONDS`, and `until_error` none after one with an error. `batches` decide about
+        batch sizes."""
         built: list[BuiltRequest | UserError] = []
         over_at = time.monotonic() + TURN_SECONDS
         for job_id, request in wanted:
             try:
-                built.append(self._build_request(capacity_bytes, request, job_id))
+                built.append(self._build_request(capacity_bytes, request, job_id, batches))
             except UserError as problem:
                 built.append(problem)
                 if until_error:
@@ -125,8 +131,10 @@ class OpenedCatalog:
         for task, cost in measured:
             self.files.learn(task, cost)
 
-    def _build_request(self, capacity_bytes: int | None, request: GenerateRequest, job_id: JobId) -> BuiltRequest:
-        recipe, job = build_graph(request, job_id, self._catalog)
+    def _build_request(
+        self, capacity_bytes: int | None, request: GenerateRequest, job_id: JobId, batches: BatchTerms
+    ) -> BuiltRequest:
+        recipe, job = build_graph(request, job_id, self._catalog, batches)
         if capacity_bytes is not None:
             check_fits(job.job, capacity_bytes)
         found = replace(recipe, versions=self._versions, computed_by=computed_by_of(self._computed_by, recipe.model))

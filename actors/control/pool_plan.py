@@ -17,6 +17,7 @@ from modelpool.actors.control.catalog_service import open_catalog
 from modelpool.actors.control.computed_by import AS_USUAL, setting_of
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.control.opened_catalog import ListingCatalog
+from modelpool.actors.graph.features.batch_choice import AS_MEASURED, AutoBatch
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
@@ -102,11 +103,13 @@ class PoolPlan:
     traces           name of the exporter of OpenTelemetry traces; None: there are none
     output           for drivers that connect
     named            models with settings of their own
+    most_gpus        workers that may share a run
     overlaps_decode  whether a worker begins the next run while the GPU decodes, where it can
     journal          file of the journal, beside which the controller keeps a history; None for the usual place, False
                      for a pool without one
     maintenance      when and how far the pool may be disrupted on purpose
     computed_by      settings that change pixels, by name, where they differ from the defaults; for recipes
+    auto_batch       what decides about the batch size "auto"
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -127,7 +130,9 @@ class PoolPlan:
     output: OutputDefaults = NO_OUTPUT
     log: LogSettings | None = None
     computed_by: Mapping[str, str] = field(default_factory=dict)
+    auto_batch: AutoBatch = AS_MEASURED
     overlaps_decode: bool = False
+    most_gpus: int = 1
     named: tuple[str, ...] = ()
     journal: Path | Literal[False] | None = False
     maintenance: MaintenanceSection = field(default_factory=MaintenanceSection)
@@ -239,7 +244,9 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         output=config.output.defaults,
         log=_log(config.observability),
         computed_by=_computed_by(wanted),
+        auto_batch=auto_batch_of(config),
         overlaps_decode=wanted.overlap_decode,
+        most_gpus=wanted.most_gpus,
         named=tuple(each.name for each in wanted.models),
     )
 
@@ -247,6 +254,16 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
 def _log(wanted: ObservabilitySection) -> LogSettings | None:
     """Return the log that is configured; None if there is none."""
     return LogSettings(wanted.log, wanted.log_format == "json") if isinstance(wanted.log, Path) else None
+
+
+def auto_batch_of(config: PoolConfig) -> AutoBatch:
+    """Return what decides about the batch size "auto": the size, the memory of the smallest GPU of the pool, and the
+    number of workers, as far as the configuration says them."""
+    wanted, groups = config.pool, config.scheduler.groups
+    least_bytes = min((group.gpu_bytes for group in groups if group.gpu_bytes), default=None)
+    size = wanted.batch if isinstance(wanted.batch, int) else 0
+    workers = 1 if groups or wanted.workers == "all" else int(wanted.workers)
+    return AutoBatch(size, least_bytes if wanted.budget_bytes is None else wanted.budget_bytes, workers)
 
 
 def _computed_by(pool: PoolSection) -> dict[str, str]:

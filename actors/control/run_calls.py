@@ -10,15 +10,18 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modelpool.actors.control.background import Background
 from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentRuns, WorkerFleet, WorkerLost
 from modelpool.actors.control.live_workers import LiveWorker, LiveWorkers, loss_of
+from modelpool.actors.control.pass_calls import PassCalls, PassRun
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.worker.wire.messages import LoadReport, LoadRequest, ResultRef, StepDone
 from modelpool.pool.values.core.stage_params import DecodeParams
-from modelpool.pool.values.specs.spec import RunError, RunErrorKind, TaskId, TaskReport
+from modelpool.pool.values.specs.gang import Gang
+from modelpool.pool.values.specs.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId
+from modelpool.scheduler.model.file_verdicts import Incarnation
 from modelpool.scheduler.model.messages import (
     Event,
     LoadWeights,
@@ -26,6 +29,7 @@ from modelpool.scheduler.model.messages import (
     Preload,
     RevokeTask,
     RunEnded,
+    RunInGang,
     RunTask,
     StopTask,
     TaskRevoked,
@@ -34,6 +38,8 @@ from modelpool.scheduler.model.messages import (
 
 logger = logging.getLogger(__name__)
 
+#: stands for the result of a run that has none
+NO_RESULT: ResultRef = None
 #: a call of several runs that takes this long, some ten times as long as such calls should take, is asked for those
 #: that are over, then at intervals that double
 OVERDUE_CALL_SECONDS = 0.5
@@ -85,11 +91,24 @@ class RunCalls:
         self._background = background
         self._post = post
         self._last_number = 0
+        self._passes = PassCalls(workers, fleet, background, self._next_number, self._end_run, self._fail)
+        #: parts of shared runs that wait to be sent, by number, with the request to stop that came meanwhile
+        self._unsent: dict[int, StopTask | None] = {}
+        #: questions to workers where the members of their gangs meet
+        self._asking: dict[Incarnation, asyncio.Future[str]] = {}
 
     def send(self, commands: Sequence[RunTask], as_batch: bool = False) -> None:
-        """Send tasks to one worker, in one call: a batch, or one task after the other. Several are queued ones."""
+        """Send tasks to one worker, in one call: a batch, a pass, or one task after the other. Several are queued ones.
+        Or let one join the pass of the worker."""
         worker = self._workers[commands[0].worker_id]
         runs = [self._begin(command, worker) for command in commands]
+        if commands[0].is_open:
+            in_pass = [PassRun(command, run) for command, run in zip(commands, runs, strict=True)]
+            if commands[0].enters:
+                self._passes.enter(worker, in_pass[0])
+            else:
+                self._passes.open(worker, in_pass)
+            return
         sent = self._fleet.run(*worker.key, runs, as_batch)
         if commands[0].queued:
             worker.queued.update((command.task_id, None) for command in commands)
@@ -97,6 +116,66 @@ class RunCalls:
         # whatever is queued behind these tasks is reported after them
         call = _Call(commands, runs, worker, sent, worker.last_wait, as_batch)
         worker.last_wait = self._background.spawn(self._wait_for(call))
+
+    def send_part(self, command: RunInGang) -> None:
+        """Send its part of a shared run to one member of the gang, once it is known where they meet."""
+        worker = self._workers[command.run.worker_id]
+        request, inputs = self._begin(command.run, worker)
+        if command.rank:
+            worker.parts.add(request.task.task_id)
+        first = command.members[0]
+        lead = self._workers.find(first.worker_id, first.incarnation)
+        gang = Gang(
+            f"{request.epoch}/{command.gang_id}",
+            tuple(member.worker_id for member in command.members),
+            command.rank,
+            "" if lead is None else lead.gang_address,
+        )
+        call = (replace(request, gang=gang), inputs)
+        if gang.address:
+            self._send_part(command.run, call, worker)
+        else:
+            self._unsent[request.run] = None
+            self._background.spawn(self._send_when_known(command, call, worker))
+
+    def _send_part(self, run: RunTask, call: RunCall, worker: LiveWorker) -> None:
+        sent = self._fleet.run(*worker.key, (call,), False)
+        worker.last_wait = self._background.spawn(
+            self._wait_for(_Call((run,), (call,), worker, sent, worker.last_wait, False))
+        )
+
+    async def _send_when_known(self, command: RunInGang, call: RunCall, worker: LiveWorker) -> None:
+        """Ask the first member of a gang where they meet, then send another's part: unless it was asked to stop, or the
+        first one is lost."""
+        request, first = call[0], command.members[0]
+        error = None
+        try:
+            address = await self._gang_address(first.worker_id, first.incarnation)
+        except Exception as raised:
+            address, error = "", RunError(RunErrorKind.GANG_BROKEN, f"{first.worker_id}: {raised}")
+        stop = self._unsent.pop(request.run)
+        if not self._is_under_way(worker, request.task.task_id, request.run):
+            return
+        if stop is not None:
+            error = RunError(RunErrorKind.CANCELLED, "stopped before it was sent")
+        gang = request.gang
+        if error is None and gang is not None:
+            self._send_part(command.run, (replace(request, gang=replace(gang, address=address)), call[1]), worker)
+        elif error is not None:
+            self._end_run(_failed(command.run, worker, error), NO_RESULT, worker, request.run)
+
+    async def _gang_address(self, worker_id: WorkerId, incarnation: int) -> str:
+        """Return where the members of the gangs that a worker leads meet; asked once per worker."""
+        key = (worker_id, incarnation)
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = self._asking[key] = asyncio.ensure_future(self._fleet.gang_address(*key))
+            asking.add_done_callback(lambda done: self._asking.pop(key, None))
+        address = await asyncio.shield(asking)
+        lead = self._workers.find(*key)
+        if lead is not None:
+            lead.gang_address = address
+        return address
 
     async def revoke(self, command: RevokeTask) -> None:
         """Take back a task that has not begun; otherwise its report follows, and is the answer."""
@@ -109,6 +188,10 @@ class RunCalls:
         """Ask a run to stop at its next step."""
         worker = self._workers.find(command.worker_id, command.incarnation)
         if worker is not None and command.task_id in worker.runs:
+            number = worker.runs[command.task_id].run
+            if number in self._unsent:
+                self._unsent[number] = command
+                return
             self._fleet.stop(*worker.key, worker.runs[command.task_id].run, command.keep_state)
 
     def prefetch(self, command: Prefetch) -> None:
@@ -237,14 +320,25 @@ class RunCalls:
             return
         self._workers.heard(worker.key)
         worker.residency = report.residency
+        is_part = report.task_id in worker.parts
         worker.end(report.task_id)
         if report.error is None:
             worker.checked.update(self._tasks.files(report.task_id))
         elif report.error.components:  # the file may come, and must be checked then
             worker.uncheck(report.error.components)
+        if is_part:
+            self._tasks.end_part(report, result)
+            self._post(RunEnded(self._clock.now(), report))
+            self._tasks.settle(report.task_id)
+            return
         task = self._tasks.end(report, result, worker.spec.device_name)
         self._post(RunEnded(self._clock.now(), report))
         self._tasks.settle_ended(task, report)
+
+    def _fail(self, run: PassRun, worker: LiveWorker, raised: Exception) -> None:
+        """A run in a pass could not report itself."""
+        report = _failed(run.command, worker, _call_error(raised))
+        self._end_run(report, None, worker, run.number)
 
     def _end_revoked(self, task_id: TaskId, attempt: int, number: int, worker: LiveWorker) -> None:
         """A run will not begin. Answered once: both the revocation and the run itself say so."""

@@ -187,6 +187,8 @@ def _worker_status(
     run = runs.get(worker.task_id) if worker.task_id else None
     if run is not None and worker.batch_mates:
         run = replace(run, mates=len(worker.batch_mates))
+    if run is not None and worker.gang:
+        run = replace(run, gpus=len(worker.gang))
     return WorkerStatus(
         id=worker.worker_id,
         state=worker.status,

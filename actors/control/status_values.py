@@ -35,6 +35,8 @@ class RunStatus:
     stopping: bool
     #: further tasks in the same batch
     mates: int = 0
+    #: the GPUs that share it
+    gpus: int = 1
     #: of the request of the job; "" if it has none
     model: str = ""
     prompt: str = ""

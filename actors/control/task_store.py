@@ -32,6 +32,7 @@ from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     LoraRef,
     ModelRef,
+    OperationParams,
     PreloadRequest,
     SampleParams,
     StageParams,
@@ -70,7 +71,8 @@ class _Entry:
     work: StageParams
     #: unresolved jobs that name it, in order of arrival; a dict as an ordered set
     jobs: dict[JobId, None] = field(default_factory=dict)
-    running: bool = False
+    #: workers that run it
+    running: int = 0
     #: set when there is a result, until the core releases it
     result: ResultRef | None = None
     #: the state that its next run resumes from, until the core releases it, and its steps done and total
@@ -87,6 +89,12 @@ class _Entry:
     ended_at: float = 0.0
     #: runs that were lost with their worker, or that lacked the right files: the worker or its node, and the reason
     lost: tuple[str, ...] = ()
+
+    def hold(self, state: ResultRef, report: TaskReport) -> None:
+        """Hold the state with which a run ended, in place of one with no more steps: members of a gang end with
+        several."""
+        if self.state is None or report.step >= self.steps[0]:
+            self.state, self.steps = state, (report.step, report.steps)
 
     def note_loss(self, reason: str) -> None:
         """Keep why a run was lost."""
@@ -205,7 +213,7 @@ class TaskStore:
         """Mark a task as sent to a worker, which has `checked` these files; return what to send. The state if it
         resumes, and its inputs except those that runs of that worker make (`own`), are held; the core ensures that."""
         entry = self._entries[command.task_id]
-        entry.running = True
+        entry.running += 1
         entry.why = command.why
         request = RunRequest(
             task=entry.spec,
@@ -234,7 +242,7 @@ class TaskStore:
         the task if it has one. Returns the task, for `settle_ended` after the core has handled the report. Of a
         failure, `on_report` is called now: what it keeps and removes concerns the next run of the task."""
         entry = self._entries[report.task_id]
-        entry.running = False
+        entry.running -= 1
         if report.error is not None:
             self._on_report(entry.spec, report)
             if report.error.kind is RunErrorKind.FILE_UNAVAILABLE:
@@ -246,8 +254,17 @@ class TaskStore:
             entry.device = device
             entry.ended_at = round(time.time(), 3)
         elif report.has_state:
-            entry.state, entry.steps = result, (report.step, report.steps)
+            entry.hold(result, report)
         return entry.spec
+
+    def end_part(self, report: TaskReport, result: ResultRef) -> None:
+        """Note the end of a part of a shared run of which another worker has the result; its state may be held."""
+        entry = self._entries[report.task_id]
+        entry.running -= 1
+        if report.has_state:
+            entry.hold(result, report)
+            if entry.state is result:
+                self._on_report(entry.spec, report)
 
     def keep_state(self, saved: StateSaved, state: ResultRef) -> bool:
         """Hold a state of a task, in place of an earlier one; return False if the task is not known."""
@@ -287,7 +304,7 @@ class TaskStore:
     def abandon(self, task_id: TaskId, reason: str = "") -> None:
         """Note that a run was lost with its worker; without a reason, the core ended the worker."""
         entry = self._entries[task_id]
-        entry.running = False
+        entry.running -= 1
         if reason:
             entry.note_loss(reason)
         self._drop_unneeded(task_id)
@@ -431,6 +448,8 @@ class TaskStore:
 
 def remote_sets(work: StageParams) -> tuple[tuple[RemoteFile, ...], ...]:
     """Return the files of sources that a run reads, by model or upscaler, LoRA, ControlNet and embedding."""
+    if isinstance(work, OperationParams):
+        return ()
     refs: list[ModelRef | LoraRef | ControlRef | EmbeddingRef | UpscalerRef] = [work.model]
     if isinstance(work, (EncodeParams, SampleParams)):
         refs += work.loras

@@ -9,9 +9,11 @@ from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.features.batch_graph import BATCH
 from modelpool.actors.graph.features.control_graph import CONTROLS
 from modelpool.actors.graph.features.control_video_graph import VIDEOS
+from modelpool.actors.graph.features.decode_tiles_graph import DECODE_TILES
 from modelpool.actors.graph.features.decoder_graph import DECODER
 from modelpool.actors.graph.features.expert_graph import EXPERTS
 from modelpool.actors.graph.features.feature import Feature, RecipeSource
+from modelpool.actors.graph.features.gang_graph import GANG
 from modelpool.actors.graph.features.image_concat_graph import IMAGE_CONCAT
 from modelpool.actors.graph.features.image_prompt_graph import IMAGE_PROMPTS
 from modelpool.actors.graph.features.lora_graph import LORAS
@@ -26,6 +28,7 @@ from modelpool.actors.graph.features.start_image_graph import HIRES, START_IMAGE
 from modelpool.actors.graph.features.upscale_graph import UPSCALE
 from modelpool.actors.graph.features.video_output_graph import FILE, FRAMES, SIZE
 from modelpool.actors.graph.features.vision_graph import VIDEO_NUMBERS, VIEW
+from modelpool.actors.graph.features.workflow_part import WORKFLOW
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError, together
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
@@ -35,7 +38,7 @@ from modelpool.pool.values.core.stage_params import LoraRef, ModelRef
 FEATURES: tuple[Feature, ...] = (
     *(BASE, LORAS, CLIP, SAMPLER, SIZE, FRAMES, START_IMAGE, HIRES, VIDEOS, VIEW, VIDEO_NUMBERS, IMAGE_CONCAT),
     *(REFERENCES, REFERENCE_SIZE, DECODER, EXPERTS, UPSCALE, OPTIONS, NOISE, MUSIC, FILE),
-    *(CONTROLS, IMAGE_PROMPTS, REGIONS, BATCH),
+    *(CONTROLS, IMAGE_PROMPTS, REGIONS, BATCH, GANG, DECODE_TILES),
 )
 #: the features with defaults: of several sizes, the last one counts
 DEFAULTS_ORDER: tuple[Feature, ...] = (
@@ -58,7 +61,8 @@ DEFAULTS_ORDER: tuple[Feature, ...] = (
 #: the features with lines, in the order of `modelpool inspect`
 LINE_ORDER: tuple[Feature, ...] = (
     *(BASE, NOISE, DECODER, UPSCALE, EXPERTS, OPTIONS, LORAS, CLIP, SAMPLER, SIZE, VIEW, FRAMES, VIDEO_NUMBERS),
-    *(MUSIC, FILE, START_IMAGE, HIRES, CONTROLS, IMAGE_PROMPTS, REGIONS, REFERENCES, VIDEOS, IMAGE_CONCAT, BATCH),
+    *(MUSIC, FILE, START_IMAGE, HIRES, CONTROLS, IMAGE_PROMPTS, REGIONS, REFERENCES, VIDEOS, IMAGE_CONCAT, BATCH, GANG),
+    *(DECODE_TILES, WORKFLOW),
 )
 
 

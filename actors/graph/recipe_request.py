@@ -14,6 +14,7 @@ from modelpool.actors.graph.all_features import FEATURES
 from modelpool.actors.graph.features.feature import FindFile
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.start_image_graph import is_unsampled, strengths_of
+from modelpool.actors.graph.workflow_recipe import request_of_workflow
 from modelpool.actors.request.requests import GenerateRequest
 
 
@@ -23,6 +24,8 @@ def requests_of(recipe: Recipe, find: FindFile) -> tuple[GenerateRequest, ...]:
 
     Raises UserError if no request can: an input came from memory, or is missing.
     """
+    if recipe.workflow is not None:
+        return (request_of_workflow(recipe, find),)
     fields: dict[str, Any] = {}
     for feature in FEATURES:
         fields |= feature.recipe.restore(recipe, find)

@@ -9,6 +9,7 @@ from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     ImagePromptRef,
     LoraRef,
+    OperationParams,
     SampleParams,
     StageParams,
     UpscaleParams,
@@ -27,6 +28,8 @@ def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart
     if isinstance(work, UpscaleParams):
         return {task.uses[0].component: FilePart(work.model.path, files=work.model.files, sha256=work.model.sha256)}
     files: dict[ComponentKey, FilePart] = {}
+    if isinstance(work, OperationParams):
+        return files
     for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
         if role is Role.CONTROLNET:
             control = _control(work, use.component)

@@ -193,6 +193,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         Bound("http.ray_serve.ingress:MAX_ONGOING_CALLS", "calls of a replica of Ray Serve at a time", "", _WAITS),
     ),
     REQUESTS: (
+        Bound("request.pass_bounds:MAX_PASSES", "passes after the first run", "", "", "request_fields"),
         Bound(
             "serve.prompt_characters",
             "prompt, negative prompt, text of a region; twice as many in all",
@@ -350,6 +351,26 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         Bound("http.comfy.comfy_node_types:MAX_SIDE", "width and height", "pixels"),
         Bound("http.comfy.comfy_node_types:MAX_BATCH", "images of a batch"),
         Bound("http.comfy.comfy_node_types:MOST_GROWN", "by which a mask grows", "pixels"),
+        Bound("request.workflow_fields:MAX_NODES", "nodes of a `workflow` of a request", "", "", "request_fields"),
+        Bound(
+            "request.workflow_fields:MAX_DEPTH", "nodes of a `workflow` behind one another", "", "", "request_fields"
+        ),
+        Bound(
+            "request.workflow_fields:MAX_WORKFLOW_STEPS",
+            "sampling steps of all nodes of a `workflow`",
+            "",
+            "",
+            "request_fields",
+        ),
+        Bound(
+            "graph.workflow_graph:MAX_INTERMEDIATE_BYTES",
+            "results of all nodes of a `workflow`",
+            "bytes",
+            "",
+            "request_fields",
+        ),
+        Bound("request.workflow_fields:MAX_NODE_INPUTS", "inputs, or settings, of a node of a `workflow`"),
+        Bound("request.workflow_fields:MAX_NODE_ID", "id of a node of a `workflow`", "characters"),
     ),
     ANSWERS: (
         Bound("http.page.live_view:MOST_VIEWERS", "open pages of all users", "", "503", "pages"),

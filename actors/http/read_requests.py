@@ -95,9 +95,10 @@ def _of_recipe(text: str, place: Path) -> ReadFields:
 
 def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
     from modelpool.actors.http.comfy.comfy_export import api_format
-    from modelpool.actors.http.comfy.comfy_graph import PoolNames, outputs_of, requests_of
+    from modelpool.actors.http.comfy.comfy_graph import PoolNames
     from modelpool.actors.http.comfy.comfy_node_types import LORAS, MODELS, file_stem
     from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+    from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 
     try:
         graph = api_format(parse_json(text.encode("utf-8", "surrogatepass")))

@@ -60,6 +60,8 @@ def read_content(path: Path) -> PixelArray | FloatArray:
         with Image.open(path) as image:
             if ending == _PNG and image.mode == "RGBA":  # images of ours have no transparency
                 return _frames(image, "RGBA")
+            if getattr(image, "n_frames", 1) > 1:
+                return _frames(image, "RGB")
             return np.array(image.convert("RGB"))
     except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

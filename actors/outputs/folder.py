@@ -18,11 +18,13 @@ import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import BatchKind
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
 from modelpool.actors.outputs.atomic_write import remove_leftovers, temporary_files
 from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically
@@ -191,7 +193,15 @@ class OutputFolder:
         """Return `finished` with the manifest entries, which are read again when they are asked for. A file counts if
         it has the listed size.
         """
-        return KeptOutputs((entry.key for entry in self._complete()), self._listed_now, self._each_entry, self._as_kept)
+        keys = (entry.key for entry in self._complete())
+        return KeptOutputs(keys, self._listed_now, self._each_entry, partial(_as_kept, self.path))
+
+    def batch_sizes(self) -> Mapping[BatchKind, tuple[int, ...]]:
+        """See `OutputPlace`."""
+        with self._failures_named(self.path):
+            self._read_new_entries()
+            with self._lock:
+                return self._entries.batches.sizes
 
     def note_failures(self, failures: Sequence[FailedOutput]) -> None:
         """See `OutputPlace`."""
@@ -252,7 +262,7 @@ class OutputFolder:
         """Draw a contact sheet of this folder, run by run in order of submission, unless it shows these files already;
         return its path.
         """
-        on_sheet = (_OnSheet.of(entry, self._as_kept(entry).file_bytes) for entry in self._complete())
+        on_sheet = (_OnSheet.of(entry, _as_kept(self.path, entry).file_bytes) for entry in self._complete())
         images = sorted(on_sheet, key=lambda each: (each.run, each.index))
         path = self.path / CONTACT_SHEET_NAME
         mark = _sheet_mark(images)
@@ -350,11 +360,6 @@ class OutputFolder:
         """Yield the entries with a complete file."""
         return (entry for entry in self._each_entry() if not size_problem(self.path / entry.file, entry))
 
-    def _as_kept(self, entry: ManifestEntry) -> KeptImage:
-        path = self.path / entry.file
-        file_bytes = path.stat().st_size if entry.file_bytes is None else entry.file_bytes
-        return KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, file_bytes)
-
     def _all_failures(self) -> list[FailedOutput]:
         """Return every failure in the list. Lines that cannot be used are left out."""
         if not self._failures.path.exists():
@@ -437,6 +442,12 @@ class _OnSheet:
     def of(cls, entry: ManifestEntry, file_bytes: int) -> _OnSheet:
         """Return what is needed of an entry."""
         return cls(entry.run, entry.index, entry.key, entry.file, file_bytes, entry.file_sha256)
+
+
+def _as_kept(folder: Path, entry: ManifestEntry) -> KeptImage:
+    path = folder / entry.file
+    file_bytes = path.stat().st_size if entry.file_bytes is None else entry.file_bytes
+    return KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, file_bytes)
 
 
 def _sheet_mark(images: Sequence[_OnSheet]) -> str:

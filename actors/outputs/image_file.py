@@ -12,12 +12,14 @@ colon or a line end is in JSON quotes. Model hash: 10 digits of the file's SHA-2
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, PngImagePlugin
 
 from modelpool.actors.graph.features.recipe import IMAGE_FORMAT, Recipe
@@ -76,6 +78,24 @@ def encode_image(pixels_HWC: PixelArray, recipe: Recipe, labels: Labels = NO_LAB
             image.save(buffer, "AVIF", quality=quality, subsampling="4:4:4", max_threads=1, exif=exif, xmp=xmp)
         case _:
             raise AssertionError(f"{recipe.ending} is no image format")
+    return buffer.getvalue()
+
+
+def encode_animation(
+    frames_THWC: PixelArray, frames_per_second: float, recipe: Recipe, labels: Labels = NO_LABELS
+) -> bytes:
+    """Encode frames (uint8 RGB) as an animated WebP that repeats without end, in the quality of `recipe`, with these
+    texts. Each frame lasts whole milliseconds, and the total is as long as at the exact rate; it has no sound. Equal
+    neighbours are one frame that lasts as long as both. Raises UnusableField if the format cannot hold the texts."""
+    quality = recipe.quality or DEFAULT_QUALITY[recipe.ending]
+    exif, xmp = exif_of(_storable(parameters_text(recipe))), xmp_of(json.dumps(recipe.as_json()), labels.as_text())
+    images, buffer = [Image.fromarray(np.ascontiguousarray(pixels_HWC)) for pixels_HWC in frames_THWC], io.BytesIO()
+    ends = [round(1000 * place / frames_per_second) for place in range(len(images) + 1)]
+    durations = [max(1, end - start) for start, end in itertools.pairwise(ends)]
+    options = {"quality": quality, "lossless": quality == MAX_QUALITY, "exif": exif, "xmp": xmp}
+    images[0].save(
+        buffer, "WEBP", save_all=True, append_images=images[1:], duration=durations, loop=0, method=2, **options
+    )
     return buffer.getvalue()
 
 

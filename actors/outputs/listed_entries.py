@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
 
+from modelpool.actors.graph.features.recorded_batches import RecordedBatches
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.key_index import KeyIndex
 
@@ -20,7 +21,7 @@ class ListedEntries:
     """The latest entry of each output, in the order of the first ones. `read` yields the entries that begin at these
     places, bytes of a file or numbers of lines. Not thread-safe."""
 
-    __slots__ = ("_begins", "_files", "_keys", "_more_owners", "_newest", "_owners", "_read", "latest_run")
+    __slots__ = ("_begins", "_files", "_keys", "_more_owners", "_newest", "_owners", "_read", "batches", "latest_run")
 
     def __init__(self, read: Callable[[Iterable[int]], Iterator[ManifestEntry]]) -> None:
         self._read = read
@@ -36,6 +37,8 @@ class ListedEntries:
         self._newest: ManifestEntry | None = None
         #: the largest number of a run; 0 without entries
         self.latest_run = 0
+        #: the batch sizes of the outputs, by kind
+        self.batches = RecordedBatches()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -48,6 +51,7 @@ class ListedEntries:
         _set(self._begins, self._keys.add(entry.key), place)
         self.note_file(entry)
         self.latest_run = max(self.latest_run, entry.run)
+        self.batches.note(entry.recipe)
         self._newest = entry
 
     def note_file(self, entry: ManifestEntry) -> None:

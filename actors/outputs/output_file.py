@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind, as_16_bits, encode_audio
-from modelpool.actors.outputs.image_file import encode_image, encode_layers
+from modelpool.actors.outputs.image_file import encode_animation, encode_image, encode_layers
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.outputs.video import VideoKind, encode_video
 from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
+from modelpool.actors.request.video_output_fields import SHARED_FORMATS
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
@@ -92,6 +93,8 @@ def encoded(output: Output, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes
             return encode_image(output.pixels_HWC, recipe, labels)
         case VideoFrames() if recipe.is_layers:
             return encode_layers(output.frames_THWC, recipe, labels)
+        case VideoFrames() if recipe.ending in SHARED_FORMATS:
+            return encode_animation(output.frames_THWC, output.frame_rate, recipe, labels)
         case VideoFrames():
             kind = VideoKind(f".{recipe.ending}")
             return encode_video(output.frames_THWC, output.frame_rate, kind, **texts_of(recipe), sound=output.sound)

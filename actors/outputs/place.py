@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from modelpool.actors.config.output_address import OutputAddress
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import BatchKind
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.output_file import FinishedOutput, OutputFacts
@@ -161,6 +162,9 @@ class OutputPlace(Protocol):
         """Return the listed and complete files by their keys (`output_key`). A file counts if it has the listed
         size.
         """
+
+    def batch_sizes(self) -> Mapping[BatchKind, tuple[int, ...]]:
+        """Return the batch sizes of all outputs that are listed, by kind, the latest last."""
 
     def has_outputs(self) -> bool:
         """Return whether there is a listed and complete file."""

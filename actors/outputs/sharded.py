@@ -16,12 +16,13 @@ import contextlib
 import hashlib
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from modelpool.actors.config.output_address import OutputAddress
+from modelpool.actors.graph.features.recorded_batches import BatchKind
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, objects_at
@@ -166,6 +167,10 @@ class ShardedOutputs:
             path = self.path_of(entry.file)
             kept[entry.key] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, entry.file_bytes or 0)
         return kept
+
+    def batch_sizes(self) -> Mapping[BatchKind, tuple[int, ...]]:
+        """See `OutputPlace`."""
+        return self._staged.batch_sizes()
 
     def has_outputs(self) -> bool:
         """See `OutputPlace`."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import BatchKind
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.failures import FAILURES_FOLDER, FailedOutput, parse_failure, unresolved
 from modelpool.actors.outputs.file_content import is_lossless, labels_in, pixels_sha256, read_content, unlisted_output
@@ -186,6 +187,11 @@ class OutputStore:
                 path = self.path_of(entry.file)
                 kept[entry.key] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, size_bytes)
         return kept
+
+    def batch_sizes(self) -> Mapping[BatchKind, tuple[int, ...]]:
+        """See `OutputPlace`. In the order in which the manifest was read."""
+        self.manifest.read()
+        return self.manifest.batch_sizes()
 
     def has_outputs(self) -> bool:
         """See `OutputPlace`; also true if their objects were removed."""

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import BatchKind
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
 from modelpool.actors.outputs.key_index import KeyIndex
 from modelpool.actors.outputs.listed_entries import ListedEntries
@@ -100,6 +101,11 @@ class StoreManifest:
         """Return the entries as far as the manifest was read, by run and index."""
         with self._lock:
             return sorted(self._entries, key=lambda entry: (entry.run, entry.index))
+
+    def batch_sizes(self) -> Mapping[BatchKind, tuple[int, ...]]:
+        """Return the batch sizes of the entries as far as the manifest was read."""
+        with self._lock:
+            return self._entries.batches.sizes
 
     def listed(self, key: str) -> ManifestEntry | None:
         """Return the entry of an output as far as the manifest was read; None if there is none."""

@@ -11,9 +11,9 @@ from typing import Any
 from modelpool.actors.control.cluster_view import ACCELERATOR_PREFIX, GPU
 from modelpool.scheduler.model.node_groups import NodeGroup
 
-#: concurrency groups of a worker: one thread runs, others answer and stop, one waits as long as the worker lives, and
-#: one waits for decodes that overlap with the next runs
-COMPUTE, CONTROL, WATCH, DECODES = "compute", "control", "watch", "decodes"
+#: concurrency groups of a worker: one thread runs, others answer and stop, one waits as long as the worker lives, one
+#: waits for decodes that overlap with the next runs, and two serve passes: one waits for ends, the other lets runs join
+COMPUTE, CONTROL, WATCH, DECODES, PASSES = "compute", "control", "watch", "decodes", "passes"
 #: Ray's label of the id of a node
 NODE_ID_LABEL = "ray.io/node-id"
 #: amount with which Ray requests an accelerator type
@@ -63,7 +63,7 @@ class WorkerNeeds:
 def worker_threads(overlaps_decode: bool) -> dict[str, int]:
     """Return the threads of each concurrency group. Ray begins the calls of a group in their order only if that has one
     thread: with two, one that reads larger inputs is overtaken."""
-    return {COMPUTE: 1, CONTROL: 2, WATCH: 1} | ({DECODES: 1} if overlaps_decode else {})
+    return {COMPUTE: 1, CONTROL: 2, WATCH: 1, PASSES: 2} | ({DECODES: 1} if overlaps_decode else {})
 
 
 def worker_needs(

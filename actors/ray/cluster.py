@@ -137,7 +137,9 @@ class ControllerActor(Controller):
             clock=SystemClock(),
             catalog=catalog,
             worker_ids=plan.worker_ids,
-            pool=PoolIdentity(name, epoch, this_node(), plan.budget_bytes, plan.output),
+            pool=PoolIdentity(
+                name, epoch, this_node(), plan.budget_bytes, plan.output, plan.auto_batch, plan.most_gpus
+            ),
             cluster=WatchedCluster(
                 ray_nodes,
                 plan.nodes.poll_seconds,
@@ -269,6 +271,10 @@ class GpuWorkerActor(GpuWorker):
         self._controller.worker_placed.remote(worker_id, incarnation, this_node())
         return super().adopt(worker_id, incarnation, epoch)
 
+    def gang_address(self, host: str = "") -> str:
+        """See `GpuWorker.gang_address`; without `host` the address of this node."""
+        return super().gang_address(host or ray.util.get_node_ip_address())
+
     def call_here(self, function: Callable[[Any], Any], argument: Any) -> Any:
         """Call a function of `actors.ray.ray_losses` about another worker of this machine, which is gone or silent."""
         return function(argument)
@@ -282,6 +288,22 @@ class GpuWorkerActor(GpuWorker):
         """As `ended`, packed; see `RayFleet.run`."""
         report, result = self.ended(run, epoch)
         return packed(report), _packed(report, result)
+
+    def run_pass_packed(self, call: bytes, *inputs: Result | bytes) -> bytes:
+        """As `passes.run`, with requests and inputs packed; see `RayFleet.run_pass`."""
+        number, requests = unpacked(call)
+        self.passes.run(number, requests, *map(result_of, inputs))
+        return packed(None)
+
+    def join_packed(self, call: bytes, *inputs: Result | bytes) -> bytes:
+        """As `passes.join`, packed; see `RayFleet.join`."""
+        number, request = unpacked(call)
+        return packed(self.passes.join(number, request, *map(result_of, inputs)))
+
+    def next_over_packed(self, number: int, epoch: int = 0) -> tuple[bytes, Result | bytes | None]:
+        """As `passes.next_over`, packed; see `RayFleet.next_over`."""
+        report, result = self.passes.next_over(number, epoch)
+        return packed((report,)), _packed(report, result)
 
     def over_packed(self, runs: tuple[int, ...], epoch: int = 0) -> tuple[bytes | Result | None, ...]:
         """As `over`, packed; see `RayFleet.over`."""

@@ -30,7 +30,7 @@ from modelpool.actors.control.cluster_view import ClusterView, launch_failure, s
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
-from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, WATCH, WorkerNeeds
+from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, PASSES, WATCH, WorkerNeeds
 from modelpool.actors.ray.demand_watch import DemandWatch, end_watch
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.ray.ray_nodes import ActorReport
@@ -333,6 +333,28 @@ class RayFleet:
         report, result = call.remote(run, self._epoch)
         return self._awaited(worker, report), result
 
+    def run_pass(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Awaitable[None]:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        refs = [ref for _, inputs in calls for ref in inputs]
+        call = packed((number, tuple(request for request, _ in calls)))
+        method = worker.handle.run_pass_packed.options(concurrency_group=COMPUTE)
+        return self._awaited(worker, method.remote(call, *refs))
+
+    def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> Awaitable[bool]:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        request, inputs = call
+        method = worker.handle.join_packed.options(concurrency_group=PASSES)
+        return self._awaited(worker, method.remote(packed((number, request)), *inputs))
+
+    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        call = worker.handle.next_over_packed.options(concurrency_group=PASSES, num_returns=2)
+        report, result = call.remote(number, self._epoch)
+        return SentRuns(self._awaited(worker, report), [result])
+
     def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
         """See `WorkerFleet`."""
         worker = self._workers[worker_id, incarnation]
@@ -363,6 +385,15 @@ class RayFleet:
         worker = self._workers.get((worker_id, incarnation))
         if worker is not None:
             worker.handle.want_previews.options(concurrency_group=CONTROL).remote(run, wish, self._epoch)
+
+    async def gang_address(self, worker_id: WorkerId, incarnation: int) -> str:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        try:
+            address: str = await worker.handle.gang_address.options(concurrency_group=CONTROL).remote()
+        except WORKER_GONE as lost:
+            raise await self._lost(worker, lost) from lost
+        return address
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """See `WorkerFleet`."""

@@ -22,10 +22,12 @@ from modelpool.actors.request.bounds import (
     check_characters,
     check_entries,
 )
+from modelpool.actors.request.gpu_fields import checked_gpus
 from modelpool.actors.request.labels import MAX_METADATA_BYTES, checked_id, checked_metadata
 from modelpool.actors.request.music_fields import MAX_BPM, MAX_LYRICS, checked_lyrics, music_word
-from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, noise_levels
+from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, WholeOrWord, noise_levels
 from modelpool.actors.request.option_words import option_words
+from modelpool.actors.request.pass_bounds import MAX_PASSES
 from modelpool.actors.request.qos import MAX_PRIORITY
 from modelpool.actors.request.video_output_fields import (
     AUDIO_FORMATS,
@@ -49,6 +51,10 @@ MAX_NOISE_LEVEL = 350
 MAX_CLIP_SKIP = 30
 #: images of a forward pass; more save nothing on any GPU
 MAX_BATCH = 64
+#: tiles of a VAE: smaller ones see too little of the image, and larger ones save no memory
+MIN_VAE_TILE, MAX_VAE_TILE, MIN_VAE_FRAMES = 64, 8192, 8
+#: as many as pay, by measurements (`actors.graph.features.batch_choice`)
+AUTO_BATCH = "auto"
 #: bounds of a request; far above what models generate in one run
 MAX_FRAMES, MAX_FRAME_RATE, MAX_SECONDS = 1 << 14, 240.0, 3600.0
 #: outputs of one request, and lines of a job file
@@ -102,7 +108,7 @@ class RequestField:
     default: Any = None
     is_required: bool = False
     unit: str = ""
-    check: Number | Whole | Callable[[Any], Any] | None = None
+    check: Number | Whole | WholeOrWord | Callable[[Any], Any] | None = None
     requires: str = ""
     since: int = LATEST
     option: Option | None = None
@@ -112,16 +118,20 @@ class RequestField:
     @property
     def range(self) -> str:
         """The accepted values in words; "" if the field has no range of its own."""
-        return self.check.expected if isinstance(self.check, Number | Whole) else ""
+        return self.check.expected if isinstance(self.check, Number | Whole | WholeOrWord) else ""
 
     def checked(self, value: Any) -> Any:
         """Return the parsed value. Raises UserError that names the field."""
-        if isinstance(value, str) and not isinstance(self.check, Number | Whole):  # texts of numbers are short
+        if isinstance(value, str) and not isinstance(
+            self.check, Number | Whole | WholeOrWord
+        ):  # texts of numbers are short
             check_characters(self.name, value, self.most_characters)
         check_entries(self.name, value, self.most_entries)
         if self.check is None or (value is None and self.default is None):
             return value
-        return self.check.parse(self.name, value) if isinstance(self.check, Number | Whole) else self.check(value)
+        if isinstance(self.check, Number | Whole | WholeOrWord):
+            return self.check.parse(self.name, value)
+        return self.check(value)
 
 
 def _size(text: str) -> dict[str, Any]:
@@ -275,10 +285,43 @@ _ROWS = (
         "Images of the forward passes in which the output is sampled and decoded: with others that differ only in text "
         "and seed, and with padding where some are missing. A larger one takes less time for each of many images, and "
         "as many times the memory of a run. The last bits of the output depend on it, but not on the other images of "
-        "the pass: the same request has the same bytes on any worker, beside any others.",
+        "the pass: the same request has the same bytes on any worker, beside any others. `auto` is as many as pay, by "
+        "a table of measurements for the model, the size and the kind of GPU, and fit into memory; the recipe has the "
+        "number. `modelpool batch` and `modelpool submit` use `auto` for lines without it.",
         1,
-        check=Whole(1, MAX_BATCH),
-        option=Option("--batch", "N", "Images per forward pass, padded if fewer wait (default: 1).", kind="whole"),
+        check=WholeOrWord(Whole(1, MAX_BATCH), AUTO_BATCH),
+        option=Option("--batch", "N", "Images per forward pass, padded if fewer wait; auto: as measured (default: 1)."),
+    ),
+    RequestField(
+        "vae_tile",
+        "Edge of the tiles in which the VAE decodes the output, each overlapping the next one by a quarter. "
+        "Idle workers take tiles of a large output as tasks of their own; the number of workers changes no byte. "
+        "Default: the whole output at once, or tiles where a GPU has too little memory for that.",
+        unit="pixels",
+        check=Whole(MIN_VAE_TILE, MAX_VAE_TILE, step=SIZE_STEP),
+        requires="images or videos",
+        option=Option(
+            "--vae-tile", "N", "Decode in tiles of N pixels, on all idle workers (default: whole).", kind="whole"
+        ),
+    ),
+    RequestField(
+        "vae_frames",
+        "Frames of a tile in which the VAE decodes a video, likewise. They start in the middle of the video, so that "
+        "few frames before them are seen: take as many as memory allows. Default: all frames.",
+        unit="frames",
+        check=Whole(MIN_VAE_FRAMES, MAX_FRAMES),
+        requires="videos, and a VAE that decodes parts of them",
+        option=Option("--vae-frames", "N", "Decode a video in tiles of N frames (default: all).", VIDEO, "whole"),
+    ),
+    RequestField(
+        "gpus",
+        "GPUs that share the sampling of the output, for images and videos that take long: 2, 4 or 8, or "
+        '"auto" for as many as the scheduler finds worth it. They divide the prompts of guidance and the tokens of the '
+        "model. Not with ControlNets, image prompts, regions, reference images or options. The last bits of the output "
+        "depend on the number; with 1, they are those of a run by itself.",
+        1,
+        check=checked_gpus,
+        option=Option("--gpus-per-output", "N", 'GPUs that share an output, or "auto" (default: 1).'),
     ),
     RequestField(
         "clip_skip",
@@ -374,6 +417,21 @@ _ROWS = (
             "Two-pass generation: scale, strength, steps, upscaler, as in 2, 2:0.5:10 or 2:0.5=NAME.",
             INPUTS,
         ),
+    ),
+    RequestField(
+        "passes",
+        "Further sampling runs, each on the result of the one before: a refiner, several steps of enlargement, another "
+        "model or sampler. Each sets what differs from the request, and its strength, size or first step: "
+        '`[{"model": "refiner", "start_step": 16}, {"scale": 1.5, "strength": 0.4}]`.',
+        (),
+        most_entries=MAX_PASSES,
+    ),
+    RequestField(
+        "workflow",
+        "A graph of nodes instead of a single image: texts, images, samplings, decodings, upscalings and operations, "
+        'each with the nodes that it reads: `{"nodes": {ID: NODE}, "output": ID}`. Beside it, a request has only a '
+        "seed, a file format, and what does not change the output; model and prompt are those of the last sampling "
+        "run.",
     ),
     RequestField(
         "upscale",

@@ -58,8 +58,27 @@ class InputImage:
     file: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TaskImage:
+    """An image or a mask of this size that a task of the same job computes. Only the nodes of workflows have such."""
+
+    task: str
+    width: int
+    height: int
+
+    @property
+    def sha256(self) -> str:
+        """What stands for its hash: the id of a task identifies the result."""
+        return self.task
+
+    @property
+    def file(self) -> str:
+        """The name of its file: none."""
+        return ""
+
+
 #: value of an image field after validation
-ImageSource: TypeAlias = str | Pixels | InputImage
+ImageSource: TypeAlias = str | Pixels | InputImage | TaskImage
 
 
 def pixels_digest(pixels: PixelArray) -> str:
@@ -71,7 +90,7 @@ def pixels_digest(pixels: PixelArray) -> str:
 
 def checked_image(name: str, value: Any, is_mask: bool = False) -> ImageSource | None:
     """Validate the image in the field `name`. Raises UserError naming the field, and the file for a path."""
-    if value is None or isinstance(value, (Pixels, InputImage)):
+    if value is None or isinstance(value, (Pixels, InputImage, TaskImage)):
         return value
     if isinstance(value, (str, os.PathLike)):
         path = os.fsdecode(value)

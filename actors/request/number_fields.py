@@ -39,6 +39,28 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeOrWord:
+    """Whole numbers, and one word."""
+
+    whole: Whole
+    word: str
+
+    @property
+    def expected(self) -> str:
+        """Description of both."""
+        return f'{self.whole.expected}, or "{self.word}"'
+
+    def parse(self, field: str, value: Any) -> int | str:
+        """Return `value`, a whole number, the text of one, or the word. Raises UnusableField."""
+        if isinstance(value, str) and value.strip().lower() == self.word:
+            return self.word
+        found = whole_number(field, value, self.expected)
+        if not self.whole.least <= found <= self.whole.most or found % self.whole.step:
+            raise unusable_field(field, value, self.expected)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Number:
     """Finite numbers from `least` (with `above`, greater ones) to `most`; `expected` describes them."""
 

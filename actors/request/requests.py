@@ -37,6 +37,7 @@ from modelpool.actors.request.lora_fields import LoraChoice as LoraChoice
 from modelpool.actors.request.lora_fields import parse_loras
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.number_fields import STEPS
+from modelpool.actors.request.pass_fields import Pass, checked_passes
 from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.run_option_fields import is_run_option, parse_run_options
 from modelpool.actors.request.strict import Strict
@@ -59,6 +60,16 @@ SIZE = "size"
 #: all names that are accepted besides the fields
 OTHER_FIELDS = (*SPELLINGS, SIZE)
 _SIZE = re.compile(r"\s*(\d{1,5})\s*[xX\u00d7]\s*(\d{1,5})\s*")
+#: what a request may set beside `workflow`
+WORKFLOW_FIELDS = frozenset(
+    (
+        *("workflow", "seed", "n", "priority", "user", "deadline", "preview", "format", "quality"),
+        *LABEL_FIELDS,
+    )
+)
+#: what a request with passes cannot have: its own second pass, and what is joined with the output
+WITHOUT_PASSES = ("hires", "mask", "decoder", "low_noise", "video", "video_mask", "face_video", "last_image")
+_NOTHING = object()
 #: seeds are below this, and continue at 0
 _SEEDS = 2**64
 
@@ -130,7 +141,10 @@ class GenerateRequest(Strict):
     time_signature: str | None = _field("time_signature")
     format: str | None = _field("format")
     quality: int | None = _field("quality")
-    batch: int = _field("batch")
+    batch: int | Literal["auto"] = _field("batch")
+    vae_tile: int | None = _field("vae_tile")
+    vae_frames: int | None = _field("vae_frames")
+    gpus: int | Literal["auto"] = _field("gpus")
     clip_skip: int = _field("clip_skip")
     #: an `ImageSource`, or a tuple of several, after validation
     reference: Any = _field("reference")
@@ -146,6 +160,9 @@ class GenerateRequest(Strict):
     decoder: Decoder | None = _field("decoder")
     low_noise: LowNoiseRun | None = _field("low_noise")
     options: RunOptions | None = _field("options")
+    passes: tuple[Pass, ...] = _field("passes")
+    #: a `Workflow` of `actors.request.workflow_fields` after validation
+    workflow: Any = _field("workflow")
 
     @model_validator(mode="before")
     @classmethod
@@ -199,6 +216,22 @@ class GenerateRequest(Strict):
             raise unusable_field("schedule", fields["schedule"], "no value together with sigmas")
         return {**fields, "steps": steps}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_workflow(cls, fields: Any) -> Any:
+        """Take the fields that users see from the nodes of a workflow. Raises UnusableField for others beside it."""
+        if not isinstance(fields, Mapping) or fields.get("workflow") is None:
+            return fields
+        from modelpool.actors.request.workflow_fields import checked_workflow  # its nodes have requests
+
+        workflow = checked_workflow(fields["workflow"])
+        shown = workflow.shown_fields
+        for name, value in fields.items():
+            differs = name not in WORKFLOW_FIELDS and value != shown.get(name, _NOTHING)
+            if differs and value is not None:
+                raise unusable_field(name, value, "none beside workflow, which has it in its nodes")
+        return {**fields, **shown, "workflow": workflow}
+
     @field_validator("*", mode="before")
     @classmethod
     def _by_table(cls, value: Any, info: Any) -> Any:
@@ -208,6 +241,11 @@ class GenerateRequest(Strict):
     @classmethod
     def _loras(cls, value: Any) -> Any:
         return parse_loras(value)
+
+    @field_validator("passes", mode="before")
+    @classmethod
+    def _passes(cls, value: Any) -> Any:
+        return checked_passes(value)
 
     @field_validator("options", mode="before")
     @classmethod
@@ -260,9 +298,19 @@ class GenerateRequest(Strict):
     def _strength(cls, value: float | None) -> float | None:
         return None if value is None else checked_strength("strength", value)
 
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of the field and the text of each of its texts."""
+        if self.workflow is not None:
+            yield from self.workflow.texts()
+            return
+        yield from (("prompt", self.prompt), ("negative", self.negative))
+        yield from (("regions.prompt", region.prompt) for region in self.regions)
+        for each in self.passes:
+            yield from ((f"passes.{name}", text) for name in ("prompt", "negative") if (text := getattr(each, name)))
+
     @model_validator(mode="after")
     def _texts(self) -> GenerateRequest:
-        characters = len(self.prompt) + len(self.negative) + sum(len(region.prompt) for region in self.regions)
+        characters = sum(len(text) for _, text in self.texts())
         if characters > MAX_TEXT_CHARACTERS:
             expected = f"up to {MAX_TEXT_CHARACTERS} in all together"
             raise unusable_field("prompt, negative, regions", f"{characters} characters", expected)
@@ -282,6 +330,8 @@ class GenerateRequest(Strict):
             raise UnusableField(
                 "hires cannot be combined with mask: generate the image with hires first, then inpaint it"
             )
+        if self.passes and (found := [name for name in WITHOUT_PASSES if getattr(self, name) is not None]):
+            raise UnusableField(f"passes cannot be combined with {', '.join(found)}")
         return self
 
     def first_step(self, rounds_up: bool = False) -> int:

@@ -10,10 +10,12 @@ from modelpool.pool.values.core.errors import unusable_field
 
 #: file formats of images, videos and audio clips, the default first
 IMAGE_FORMATS = ("png", "webp", "jpg", "avif")
-VIDEO_FORMATS, AUDIO_FORMATS = ("mp4", "webm", "gif"), ("wav", "flac")
+VIDEO_FORMATS, AUDIO_FORMATS = ("mp4", "webm", "gif", "webp"), ("wav", "flac")
 #: of the layers of an image
 LAYER_FORMATS = ("png",)
-FORMATS = (*IMAGE_FORMATS, *VIDEO_FORMATS, *AUDIO_FORMATS)
+#: of both images and videos: files of several frames are videos
+SHARED_FORMATS = frozenset(("webp",))
+FORMATS = tuple(dict.fromkeys((*IMAGE_FORMATS, *VIDEO_FORMATS, *AUDIO_FORMATS)))
 #: default quality of formats that have one, in the scale of Pillow: no visible loss at normal size
 DEFAULT_QUALITY: Mapping[str, int] = MappingProxyType({"webp": 90, "jpg": 95, "avif": 85})
 MAX_QUALITY = 100

@@ -28,11 +28,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FilesUnavailable
 from modelpool.actors.worker.file_verifier import FilesInUse
+from modelpool.actors.worker.gang_store import LOOPBACK, GangStore
 from modelpool.actors.worker.own_results import OwnResults
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
@@ -41,6 +42,7 @@ from modelpool.actors.worker.run_checkpoints import RunCheckpoints
 from modelpool.actors.worker.run_files import RunFiles
 from modelpool.actors.worker.run_memory import RunMemory
 from modelpool.actors.worker.run_previews import RunPreviews
+from modelpool.actors.worker.running_pass import Passes, RunningPass, input_count
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.wire.messages import (
@@ -61,10 +63,12 @@ from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.fast_path import FastPaths
 from modelpool.pool.values.core.file_part import FilePart
+from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     BatchMember,
+    DecodedTiles,
     DecodeParams,
     Encoded,
     FloatArray,
@@ -86,6 +90,7 @@ from modelpool.pool.values.core.stage_params import (
     VideoMask,
 )
 from modelpool.pool.values.core.task_inputs import TaskInputs, WrongInputs
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import (
     NO_NODE,
     ComponentKey,
@@ -106,6 +111,7 @@ from modelpool.pool.weights.plan.eviction_plan import Residency
 
 if TYPE_CHECKING:
     from modelpool.pool.engine.engine import EngineFacts
+    from modelpool.pool.engine.open_pass import Joining
 
 logger = logging.getLogger(__name__)
 
@@ -135,8 +141,9 @@ class WorkerEngine(Protocol):
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
         resume: RunState | None = None,
+        gang: Gang | None = None,
     ) -> tuple[Result, RunCost]:
-        """Run the task, from `resume` if it is set; may raise anything."""
+        """Run the task, from `resume` if it is set, with the other workers of `gang`; may raise anything."""
 
     def begin(
         self,
@@ -182,6 +189,9 @@ class WorkerEngine(Protocol):
         should_stop: Callable[[], bool] = lambda: False,
     ) -> int:
         """Load components of a model outside of runs; return the bytes on the bus. May raise anything."""
+
+    def run_pass(self, joining: Joining, needed_next: tuple[ComponentKey, ...] = ()) -> None:
+        """Run a pass that others may join; never raises."""
 
     def close_unused_models(self) -> None:
         """Close all models that no run uses, with their files."""
@@ -283,7 +293,9 @@ class GpuWorker:
         judged = None if on_judged is None else lambda files: on_judged(files, self._lease.epoch)
         self._files = RunFiles(cache, host, node, judged, self._close_models, self._ended.is_set)
         self._prefetcher = Prefetcher(self._files.ranges_of)
-        self._storage = StorageMeter()
+        storage, prefetcher = StorageMeter(), self._prefetcher
+        #: returns the bytes that this process read from disks, without prefetched ones
+        self._storage_bytes: Callable[[], int] = lambda: storage.read_bytes() - prefetcher.storage_bytes
         #: a preload request and the run that it belongs to; replaced atomically by another thread
         self._preload_request: tuple[int, PreloadRequest] | None = None
         #: runs to stop, oldest first; used by several threads, one atomic operation at a time
@@ -301,8 +313,11 @@ class GpuWorker:
         self._own_results = OwnResults()
         #: the thread that uses the engine; None: the caller's
         self._compute = ThreadPoolExecutor(1, "compute") if overlaps_decode else None
+        self._gang_store = GangStore()
         #: reports are made by one thread at a time
         self._reporting = threading.Lock()
+        #: passes that runs join at a step
+        self.passes = Passes(self._lease, _PassMembers(self))
 
     def start(self, epoch: int = 0) -> WorkerSpec:
         """Open the engine. Raises what the engine raises: UserError if there is no such device; and OlderEpoch, also if
@@ -326,6 +341,7 @@ class GpuWorker:
         self._stops, self._pauses, self._preload_request, self._revoked = {}, {}, None, RevokedRuns()
         self._own_results = OwnResults()
         self._in_order, self._endings = {}, {}
+        self.passes.close()
         self._previews.forget_wishes()
         self._files.tell_again()
         return self.ping(epoch)
@@ -388,9 +404,10 @@ class GpuWorker:
 
         `inputs` are the inputs of the first request, then the inputs of the second, and so on. Returns a report and a
         result for each. A result is None exactly if its report has an error, except that it is the state of a run that
-        was stopped with it (`TaskReport.has_state`). Without a report are runs that were not started: those that may
-        not start (`may_start`), and those after the loss of the GPU. A last run that still decodes while the next call
-        begins is StillDecodes: `ended` has its report. A batch has a report of each. Raises OlderEpoch.
+        was stopped with it (`TaskReport.has_state`), and that of a gang only the leader has the result. Without a
+        report are runs that were not started: those that may not start (`may_start`), and those after the loss of the
+        GPU. A last run that still decodes while the next call begins is StillDecodes: `ended` has its report. A batch
+        has a report of each. Raises OlderEpoch.
         """
         if as_batch:
             return self._in_turn(lambda: self._run_batch(requests, inputs))
@@ -448,11 +465,15 @@ class GpuWorker:
             if request.own:
                 inputs = own_results.complete(request.own, inputs)
             own, sent = _split_inputs(request, inputs)
-            state = self._checkpoints.resume(request, sent)
-            resume = {} if state is None else {"resume": state}
+            # a state on the disk of one member would not be that of the others
+            state = sent if request.gang is not None else self._checkpoints.resume(request, sent)
+            resume: dict[str, Any] = {} if state is None else {"resume": state}
             self._prepare_previews((request,))
             hooks = self._hooks(request)
-            if self._compute is None:
+            if request.gang is not None:
+                task, work, after = request.task, request.work, request.needed_next
+                begun = self._engine.run(task, work, own, hooks, request.fresh, after, state, request.gang)
+            elif self._compute is None:
                 begun = self._engine.run(
                     request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume
                 )
@@ -488,7 +509,7 @@ class GpuWorker:
         pending: _Ending | None = None
         decode = 0
         for request in requests:
-            own = tuple(islice(rest, _input_count(request)))
+            own = tuple(islice(rest, input_count(request)))
             if pending is not None and decode in request.own:
                 answers.append(self._end(epoch, decode, pending))
                 pending = None
@@ -522,7 +543,7 @@ class GpuWorker:
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
-            own, sent = _split_inputs(request, tuple(islice(rest, _input_count(request))))
+            own, sent = _split_inputs(request, tuple(islice(rest, input_count(request))))
             state = self._checkpoints.resume(request, sent)
             members.append(BatchMember(request.task, request.work, own, self._hooks(request), state))
         outcomes: Sequence[Outcome]
@@ -616,6 +637,11 @@ class GpuWorker:
         self._lease.check(epoch)
         return this_process(self._node)
 
+    def gang_address(self, host: str = LOOPBACK) -> str:
+        """Return "host:port" of the store at which the members of the gangs that this worker leads meet
+        (`Gang.address`); `host` is the address of this machine for them. Opened once, on any thread."""
+        return self._gang_store.address(host)
+
     def memory_report(self) -> ProcessMemory:
         """Return the host memory of this process."""
         return process_memory()
@@ -635,6 +661,7 @@ class GpuWorker:
         self._previews.close()
         self._prefetcher.close()
         self._files.close()
+        self._gang_store.close()
         self._ended.set()
 
     def _preview(self, model: ModelRef, latent_CHW: FloatArray, wish: PreviewWish) -> bytes | None:
@@ -676,10 +703,6 @@ class GpuWorker:
         if self._engine is not None:
             self._engine.close_unused_models()
 
-    def _storage_bytes(self) -> int:
-        """Return the bytes that this process read from disks, without prefetched ones."""
-        return self._storage.read_bytes() - self._prefetcher.storage_bytes
-
     def _report(
         self,
         request: RunRequest,
@@ -693,6 +716,9 @@ class GpuWorker:
         and left this `residency`. Called with `_reporting`."""
         result: Result | None = None
         cost, error, step, steps = RunCost(), None, 0, 0
+        if isinstance(outcome, GangBroken) and outcome.state is not None:
+            result = outcome.state
+            step, steps = result.step, result.steps
         if isinstance(outcome, Exception):
             error = run_error(outcome)
             error = replace(error, oom_steps=request.oom_steps + error.oom_steps)
@@ -700,6 +726,8 @@ class GpuWorker:
                 self._ended.set()
         else:
             result, cost = outcome
+            if request.gang is not None and not request.gang.leads and not isinstance(result, RunState):
+                result = None  # the leader's is the run's
             # prefetched bytes are counted by blocks, one of which may be in progress
             storage_bytes = max(0, storage_bytes)
             if request.oom_steps or storage_bytes != cost.storage_bytes:
@@ -710,7 +738,7 @@ class GpuWorker:
                 error = RunError(RunErrorKind.CANCELLED, message)
         if resumed is not None:
             cost = replace(cost, steps_before=resumed.step, steps=resumed.steps)
-        if error is None:
+        if error is None and request.gang is None:
             self._memory.note(request.task, cost)
         stopped = result if isinstance(result, RunState) else None
         # else its result goes nowhere, and another controller may use the states
@@ -772,9 +800,47 @@ class GpuWorker:
         return lambda states: save(states) if self._is_current(request) and self._files.is_settled else None
 
 
-def _input_count(request: RunRequest) -> int:
-    """Return the number of inputs that travel with a request."""
-    return len(request.task.needs) - len([run for run in request.own if run]) + request.resume
+class _PassMembers:
+    """Prepares the runs of a worker that share a pass, and reports them."""
+
+    def __init__(self, worker: GpuWorker) -> None:
+        self._worker = worker
+        #: bytes that were read from disks before: those after them are charged to whoever ends next
+        self._read_bytes = 0
+
+    def run(self, running: RunningPass, needed_next: tuple[ComponentKey, ...]) -> None:
+        """Run a pass to its end."""
+        engine = self._worker._engine
+        assert engine is not None, "start comes before run"
+        self._read_bytes = self._worker._storage_bytes()
+        self._worker._in_turn(partial(engine.run_pass, running, needed_next))
+
+    def prepare(self, request: RunRequest, inputs: tuple[Result, ...], joins: bool) -> tuple[BatchMember, FilesInUse]:
+        """Return the member of a run, which begins a pass or joins others. May raise anything."""
+        worker = self._worker
+        worker.may_start(request)
+        if request.fetch is not None:
+            worker._files.fetch_of_runs((request,), worker._should_stop)
+        in_use = worker._files.begin_joining(request) if joins else worker._files.begin_runs((request,))
+        own, sent = _split_inputs(request, inputs)
+        state = worker._checkpoints.resume(request, sent)
+        worker._prepare_previews((request,))
+        return BatchMember(request.task, request.work, own, worker._hooks(request), state), in_use
+
+    def report(
+        self, request: RunRequest, member: BatchMember | None, outcome: Outcome, in_use: FilesInUse
+    ) -> tuple[TaskReport, Result | None]:
+        """Return the report and the result of a run; of one that could not be prepared, there is no `member`."""
+        worker = self._worker
+        assert worker._engine is not None, "start comes before run"
+        if isinstance(outcome, Exception):
+            outcome = worker._files.explained(request.task, outcome)
+        read_bytes = worker._storage_bytes()
+        share_bytes, self._read_bytes = read_bytes - self._read_bytes, read_bytes
+        outcome, unverified = worker._files.end_run(outcome, in_use)
+        resumed, residency = None if member is None else member.resume, worker._engine.residency()
+        with worker._reporting:
+            return worker._report(request, outcome, share_bytes, resumed, residency, unverified)
 
 
 def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[TaskInputs, RunState | None]:
@@ -827,6 +893,8 @@ def run_error(raised: Exception) -> RunError:
         return RunError(RunErrorKind.CANCELLED, "stopped on request")
     if isinstance(raised, FilesUnavailable):
         return RunError(RunErrorKind.FILE_UNAVAILABLE, str(raised), components=raised.components)
+    if isinstance(raised, GangBroken):
+        return RunError(RunErrorKind.GANG_BROKEN, str(raised), text, suspected_ranks=raised.suspects)
     if isinstance(raised, UserError):
         return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
     return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)
@@ -850,7 +918,7 @@ def _exhausted(raised: Exception) -> RunErrorKind | None:
 def result_bytes(result: Result) -> int:
     """Return the bytes of the arrays in `result`."""
     match result:
-        case Encoded() | Latent() | SamplerState() | RunState() | VideoFrames():
+        case Encoded() | Latent() | SamplerState() | RunState() | VideoFrames() | DecodedTiles():
             return sum(array.nbytes for array in result.arrays)
         case ImageEmbeds():
             return result.states_LD.nbytes

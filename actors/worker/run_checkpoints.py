@@ -60,7 +60,7 @@ class RunCheckpoints:
         if self._disk is None or not isinstance(request.work, SampleParams):
             return sent
         task_id, above = request.task.task_id, 0 if sent is None else sent.step
-        found = self._disk.find(task_id, request.work.schedule.steps_run, above)
+        found = self._disk.find(task_id, request.work.steps_run, above)
         if found is None:
             return sent
         logger.info("%s resumes after step %d of %d, as saved on this node", task_id, found.step, found.steps)

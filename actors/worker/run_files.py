@@ -124,6 +124,14 @@ class RunFiles:
         self._close_changed()
         return in_use
 
+    def begin_joining(self, request: RunRequest) -> FilesInUse:
+        """As `begin_runs` for a run that joins others, which use the models: none is closed."""
+        components = dict.fromkeys(task_files(request.task, request.work))
+        in_use = self._begin(request.files, components)
+        if in_use.has_changed:
+            self._check.check_again(components)
+        return in_use
+
     def begin_load(self, request: LoadRequest) -> None:
         """Check the files of a load, as `begin_runs`."""
         self._begin(request.files, request.components)

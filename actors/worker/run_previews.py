@@ -73,7 +73,7 @@ class RunPreviews:
         if not isinstance(work, SampleParams):
             return None
         made_at = float("-inf")
-        steps = work.schedule.steps_run
+        steps = work.steps_run
 
         def preview(latents: Callable[[], Sequence[FloatArray]]) -> None:
             nonlocal made_at

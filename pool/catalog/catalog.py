@@ -26,12 +26,14 @@ from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, Mod
 from modelpool.pool.catalog.registry.registry import open_registry
 from modelpool.pool.catalog.tiny_decoders import find_tiny_decoders
 from modelpool.pool.catalog.upscaler_index import UpscalerIndex
-from modelpool.pool.devices.capabilities import DeviceCapabilities
+from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.families.batch_gain_table import measured_gains
 from modelpool.pool.families.parts.two_stages import pooled_width
 from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.files.formats.model_description import read_description
 from modelpool.pool.files.formats.weights_file import files_of
 from modelpool.pool.inference.extensions.run_extension import check_fits
+from modelpool.pool.inference.pixels.decode_parts import cells_computed
 from modelpool.pool.inference.pixels.latent_pixels import latent_shape, sampled_shape
 from modelpool.pool.models.loading.content_digest import component_digests
 from modelpool.pool.models.loading.describe import native_size
@@ -40,11 +42,13 @@ from modelpool.pool.models.loading.open_model import Component, OpenModel
 from modelpool.pool.models.loading.small_tensors import refine_family
 from modelpool.pool.models.loading.weights_header import read_weights_header
 from modelpool.pool.values.core.assembly import Assembly
+from modelpool.pool.values.core.batch_gains import BatchedWork
 from modelpool.pool.values.core.errors import CorruptFile, UserError, unusable_field
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
+    DecodeParams,
     EncodeImageParams,
     EncodeParams,
     LoraRef,
@@ -227,6 +231,16 @@ class Catalog:
             facts = replace(facts, video=replace(facts.video, frames=extent[2]))
         return ModelDefaults(*size, facts, opened.latent.downscale, extent)
 
+    def batched_work(self, model: ModelRef) -> BatchedWork:
+        """Return what the gain of batches depends on: facts of the files, and of the kind of the devices."""
+        family = self._open(model).checkpoint.family
+        specs = self.components(model)
+        weight_bytes = specs[Role.DIFFUSION_MODEL].weight_bytes if Role.DIFFUSION_MODEL in specs else 0
+        device = capabilities_of(self._device)
+        device_bytes = None if device.kind.computes_on_host else device.total_bytes
+        measured = measured_gains(family.name, device.kind.value)
+        return BatchedWork(family.title, device.kind.value, weight_bytes, measured, device_bytes)
+
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return what a run of one component with `loras` needs. Raises AdapterMismatch for a LoRA of another
         architecture."""
@@ -299,6 +313,8 @@ class Catalog:
         else:
             shape = sampled_shape(work, latent)
         cells = math.prod(shape[1:])
+        if isinstance(work, DecodeParams) and work.is_tiled:
+            cells = cells_computed(work, latent) // max(1, work.parts)
         return _PRIOR_SECONDS + passes * cells * spec.weight_bytes * _PRIOR_SECONDS_PER_CELL_BYTE
 
     def _component_keys(self, model: ModelRef) -> tuple[tuple[Role, ComponentKey], ...]:

@@ -18,6 +18,7 @@ from modelpool.pool.values.core.errors import DoesNotFit
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
     BatchMember,
+    DecodedTiles,
     Encoded,
     FloatArray,
     ImageEmbeds,
@@ -211,7 +212,7 @@ def _size(result: Result) -> tuple[int, ...]:
             return tuple(size for array in result.arrays for size in array.shape)
         case ImageEmbeds():
             return result.states_LD.shape
-        case Latent() | VideoFrames():
+        case Latent() | VideoFrames() | DecodedTiles():
             return tuple(size for array in result.arrays for size in array.shape)
         case SamplerState() | RunState():
             return tuple(size for array in result.arrays for size in array.shape)

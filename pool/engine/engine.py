@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -31,20 +32,29 @@ from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, capacity_bytes, choose_policy, reserve_for, rules_for
 from modelpool.pool.devices.workspaces import workspace_bytes
+from modelpool.pool.engine.all_run_parts import RUN_PARTS
 from modelpool.pool.engine.batching import batch_hooks, batch_task, padded, run_batch
-from modelpool.pool.engine.image_stages import begin_decode_images, decode_images, encode_images
+from modelpool.pool.engine.image_stages import (
+    begin_decode_images,
+    decode_image_part,
+    decode_images,
+    encode_images,
+    join_image,
+)
 from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
+from modelpool.pool.engine.open_pass import Joining, OpenPass, run_open_pass
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
-from modelpool.pool.engine.sampling_stage import sample_batch
+from modelpool.pool.engine.sampling_stage import PreparedRun, prepared_run, sample_batch
 from modelpool.pool.engine.stages import TextEncoder, encode_batch
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.families.control_video_models import follows_video
 from modelpool.pool.inference.conditioning.image_embeds import embed_images, use_of
 from modelpool.pool.inference.conditioning.micro_conditioning import pooled_width
-from modelpool.pool.inference.conditioning.run_parts import RunResources
+from modelpool.pool.inference.conditioning.run_parts import PreparePart, RunResources, RunResults
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.inference.guidance.text_loras import TextLoras
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
+from modelpool.pool.inference.operations.operate import operate
 from modelpool.pool.inference.pixels.latent_pixels import decoded
 from modelpool.pool.inference.upscalers.open_upscaler import OpenUpscaler
 from modelpool.pool.inference.upscalers.upscale import upscale_images
@@ -52,11 +62,13 @@ from modelpool.pool.models.loading.assembled_checkpoint import members_of
 from modelpool.pool.models.loading.open_model import Component, OpenModel
 from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.models.text.embeddings import Embedding, read_embedding
-from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.core.errors import format_bytes, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.fast_path import FastPath, FastPaths
+from modelpool.pool.values.core.joining import why_not_joining
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.previews import PreviewWish
+from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.stage_params import (
     BatchMember,
     DecodeParams,
@@ -66,6 +78,7 @@ from modelpool.pool.values.core.stage_params import (
     ImageEmbeds,
     LoraRef,
     ModelRef,
+    OperationParams,
     Outcome,
     PixelArray,
     Result,
@@ -83,6 +96,7 @@ from modelpool.pool.values.core.stage_params import (
 )
 from modelpool.pool.values.core.stopping import stop_if_asked
 from modelpool.pool.values.core.task_inputs import IMAGE, TaskInputs
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.weights.ops.attention import attention_priority
 from modelpool.pool.weights.ops.attention_calls import AttentionKernels
@@ -306,6 +320,7 @@ class Engine:
         fresh: bool = False,
         needed_next: Sequence[ComponentKey] = (),
         resume: RunState | None = None,
+        gang: Gang | None = None,
     ) -> tuple[Result, RunCost]:
         """Run `work` on its inputs by name (`pool.values.core.task_inputs`) and return its result and cost. `task` has
         the sizes that were planned with.
@@ -316,8 +331,23 @@ class Engine:
         steps taken are in the cost. Raises DoesNotFit if it does not fit the budget in any execution mode;
         RanOutOfMemory if it should fit and does not; OutOfHostMemory; Stopped; a UserError about a file. Residency is
         exact afterwards.
+
+        With `gang`, the run is one that other workers share (`pool.inference.gang.gang_run`), tried once: raises
+        GangBroken if one of them fails.
         """
-        results, cost = self._runner.run(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
+        if isinstance(work, OperationParams):
+            return _operated(work, inputs, hooks)
+        if isinstance(work, DecodeParams) and work.joins:
+            return _joined(work, inputs, hooks)
+        if gang is None:
+            results, cost = self._runner.run(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
+            return results[0], cost
+        from modelpool.pool.inference.gang.gang_run import told_if_absent
+
+        with told_if_absent(gang):
+            results, cost = self._runner.run(
+                self._prepared(task, work, inputs, hooks, fresh, needed_next, resume, gang)
+            )
         return results[0], cost
 
     def begin(
@@ -333,6 +363,12 @@ class Engine:
         """As `run`, but the device may still decode when this returns, on a stream of its own, while the next runs
         begin: the returned function waits for the result, on any thread. The decode holds its weights and memory until
         `poll_pending` finds that somebody has the result, or another run needs them. See `TaskRunner.begin`."""
+        if isinstance(work, DecodeParams) and work.joins:
+            joined = _joined(work, inputs, hooks)
+            return lambda: joined
+        if isinstance(work, OperationParams):
+            operated = _operated(work, inputs, hooks)
+            return lambda: operated
         ending = self._runner.begin(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
 
         def first() -> tuple[Result, RunCost]:
@@ -363,6 +399,7 @@ class Engine:
         fresh: bool,
         needed_next: Sequence[ComponentKey],
         resume: RunState | None,
+        gang: Gang | None = None,
     ) -> TaskRun[tuple[Result, ...]]:
         self._grow()
         if fresh:
@@ -371,7 +408,7 @@ class Engine:
             release_unused(self._device.memory)
         stop_if_asked(hooks.should_stop)
         stop_if_asked(hooks.should_pause)
-        member = BatchMember(task, work, inputs, hooks, resume)
+        member = BatchMember(task, work, inputs, hooks, resume, gang)
         return self._run_of((member,), self._used_by(work), tuple(needed_next))
 
     def run_batch(
@@ -384,6 +421,16 @@ class Engine:
         residency is exact afterwards.
         """
         return run_batch(members, lambda some: self._run_at_once(some, tuple(needed_next)))
+
+    def run_pass(self, joining: Joining, needed_next: Sequence[ComponentKey] = ()) -> None:
+        """Run the members that `joining` has, all with one `pass_key`, in forward passes of their batch size, until
+        none is left. Each may join at a step, and its outcome is told when it leaves.
+
+        Results are bit for bit those of `run_batch`. If memory runs out, all that are there begin again with less; if
+        nothing is left to try, or the device is lost, that is the outcome of each. After another failure each is run
+        alone. Never raises an Exception, and residency is exact afterwards.
+        """
+        run_open_pass(joining, self._open_pass, partial(self._run_open, tuple(needed_next)), self._run_alone)
 
     def load_weights(
         self,
@@ -536,9 +583,53 @@ class Engine:
     def _run_at_once(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...]
     ) -> tuple[tuple[Result, ...], RunCost]:
+        if isinstance(members[0].work, OperationParams):
+            works = _all_of([member.work for member in members], OperationParams)
+            made = [_operated(work, each.inputs, each.hooks) for work, each in zip(works, members, strict=True)]
+            return tuple(result for result, _ in made), made[0][1]
+        if isinstance(work := members[0].work, DecodeParams) and work.joins:
+            image, cost = _joined(work, members[0].inputs, batch_hooks(members))
+            return (image,), cost
         self._grow()
         patchers = self._used_by(members[0].work)
         return self._runner.run(self._run_of(members, patchers, needed_next))
+
+    def _run_alone(self, member: BatchMember) -> Outcome:
+        return run_batch((member,), lambda some: self._run_at_once(some, ()))[0]
+
+    def _open_pass(self, joining: Joining, first: BatchMember) -> OpenPass:
+        """The pass that begins with `first`."""
+        assert isinstance(first.work, SampleParams), f"{first.work} has no steps to join at"
+        opened = self._opened(first.work.model)
+        patchers, latent, facts = self._used_by(first.work), opened.latent, opened.checkpoint.family.sampling
+        self._previews.note(first.work.model.sha256, latent)
+
+        def prepare(member: BatchMember) -> PreparedRun:
+            (work,) = _all_of([member.work], SampleParams)
+            if reason := why_not_joining(work, facts):
+                raise unusable_field("batch", work.batch_size, f"1: {reason}")
+            resources = RunResources(resumed=() if member.resume is None else (member.resume,))
+            inputs = (TaskInputs(member.inputs),)
+            return prepared_run((work,), inputs, patchers[0], latent, member.hooks, None, facts, resources)
+
+        return OpenPass(joining, first.task, prepare, self._pipeline.on_current_stream)
+
+    def _run_open(self, needed_next: tuple[ComponentKey, ...], open_pass: OpenPass) -> RunCost:
+        """Run a pass to its end; return its cost."""
+        hooks, task = open_pass.hooks, open_pass.task
+        uploading = replace(hooks, should_stop=lambda: self._stops(hooks))
+        patchers = self._used_by(open_pass.members[0].work)
+        return self._runner.run(
+            TaskRun(
+                task,
+                _wanted(patchers, task),
+                lambda division: open_pass.run(uploading),
+                hooks.should_stop,
+                needed_next,
+                task.batch_size,
+                on_loaded=open_pass.loaded,
+            )
+        )[1]
 
     def _run_of(
         self, members: Sequence[BatchMember], patchers: Patchers, needed_next: tuple[ComponentKey, ...] = ()
@@ -553,8 +644,9 @@ class Engine:
             return self._compute(padded(members), patchers, uploading, division)
 
         begin: Callable[[ExecutionMode | None], Callable[[], tuple[Result, ...]]] | None = None
-        if len(padded(members)) == 1 and isinstance(members[0].work, DecodeParams):
-            begin = partial(self._begin_decode, members[0], members[0].work, patchers[0], uploading)
+        work = members[0].work
+        if len(padded(members)) == 1 and isinstance(work, DecodeParams) and not work.is_tiled:
+            begin = partial(self._begin_decode, members[0], work, patchers[0], uploading)
         together = len(padded(members))
         return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, together, caches, begin)
 
@@ -590,10 +682,14 @@ class Engine:
 
     def _run_to_come(self, task: TaskSpec, work: StageParams) -> TaskRun[Any] | None:
         """The run of a task to preload; None if its model or a LoRA would have to be opened first."""
+        if isinstance(work, OperationParams):
+            return None
         if isinstance(work, UpscaleParams):
             if any(use.component not in self._patchers for use in task.uses):
                 return None
             return TaskRun(task, _wanted(self._used_by(work), task), lambda division: (), lambda: False)
+        if isinstance(work, DecodeParams) and work.joins:
+            return None
         opened = self._models.get(work.model.sha256)
         loras = () if isinstance(work, DecodeParams | EncodeImageParams | VisionEncodeParams) else work.loras
         if opened is None or not opened.has_matched(loras) or any(u.component not in self._patchers for u in task.uses):
@@ -629,10 +725,14 @@ class Engine:
                 return (own, *self._controls.of(work.controls), *self._image_prompts.of(work.image_prompts))
             case VisionEncodeParams():
                 return (self.patcher(work.model, Role.VISION_ENCODER),)
+            case DecodeParams() if work.joins:
+                return ()
             case EncodeImageParams() | DecodeParams():
                 return (self.patcher(work.model, Role.VAE),)
             case UpscaleParams():
                 return self._upscalers.of((work.model,))
+            case OperationParams():
+                return ()
 
     def _compute(
         self, members: Sequence[BatchMember], patchers: Patchers, hooks: RunHooks, division: ExecutionMode | None
@@ -640,6 +740,7 @@ class Engine:
         works, inputs = [member.work for member in members], [TaskInputs(member.inputs) for member in members]
         if isinstance(works[0], UpscaleParams):
             return upscale_images(_all_of(works, UpscaleParams), inputs, patchers[0], hooks, division)
+        assert not isinstance(works[0], OperationParams), "operations run without components"
         opened = self._opened(works[0].model)
         latent, family = opened.latent, opened.checkpoint.family
         match works[0]:
@@ -659,7 +760,10 @@ class Engine:
                 at = _patches_in_run(opened, sampled[0])
                 cache_bytes = self._runner.cache_bytes if _caches_weights(works[0]) else 0
                 resources = RunResources(controls, adapters, resumed, at, cache_bytes, opened.silence())
-                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, resources)
+                sampling = partial(sample_batch, sampled, inputs, patchers[0], latent)
+                if members[0].gang is None:
+                    return sampling(hooks, division, facts, resources)
+                return _sampled_in_gang(members[0].gang, sampled[0], sampling, hooks, facts, resources)
             case VisionEncodeParams():
                 vision_use = use_of(works[0], family.sampling)
                 assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"
@@ -667,8 +771,36 @@ class Engine:
             case EncodeImageParams():
                 images, follows = _all_of(works, EncodeImageParams), follows_video(family.sampling)
                 return encode_images(images, inputs, patchers[0], latent, hooks, division, follows)
+            case DecodeParams() if works[0].part:
+                return (decode_image_part(works[0], inputs[0], patchers[0], latent, hooks, division),)
             case DecodeParams():
                 return decode_images(_all_of(works, DecodeParams), inputs, patchers[0], latent, hooks, division)
+
+
+def _sampled_in_gang(
+    gang: Gang,
+    work: SampleParams,
+    sampling: Callable[..., RunResults],
+    hooks: RunHooks,
+    facts: SamplingFacts,
+    resources: RunResources,
+) -> RunResults:
+    """Sample in a gang. Only such runs import its code, and torch's for process groups."""
+    from modelpool.pool.inference.gang.gang_run import sample_in_gang
+
+    def shared(own_hooks: RunHooks, part: PreparePart) -> RunResults:
+        return sampling(own_hooks, None, facts, resources, (*RUN_PARTS, part))
+
+    return sample_in_gang(gang, work.texts if work.reads_negative else 1, shared, hooks)
+
+
+def _operated(work: OperationParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:
+    """Return the result of an operation, and its cost: it uses no memory of the device."""
+    stop_if_asked(hooks.should_stop)
+    began = time.perf_counter()
+    result = operate(work, TaskInputs(inputs))
+    hooks.on_step(1, 1)
+    return result, RunCost(run_seconds=time.perf_counter() - began, resident=True)
 
 
 def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | None:
@@ -684,6 +816,13 @@ def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | No
         return opened.patch_set(role, (lora for lora in now if lora is not None))
 
     return patches_at
+
+
+def _joined(work: DecodeParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:
+    """Join the parts of a decode: on the host, without weights, and so without a lease."""
+    started = time.perf_counter()
+    image = join_image(work, TaskInputs(inputs), hooks)
+    return image, RunCost(run_seconds=time.perf_counter() - started, resident=True)
 
 
 def _caches_weights(work: StageParams) -> bool:

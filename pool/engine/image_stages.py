@@ -7,15 +7,24 @@ Prepares the inputs of `EncodeImageParams` and `DecodeParams`; `pool.engine.stag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from modelpool.pool.engine.stages import begin_decode_batch, vae_encode, vae_encode_beginning
+from modelpool.pool.engine.stages import (
+    begin_decode_batch,
+    decode_part,
+    join_parts,
+    vae_encode,
+    vae_encode_beginning,
+)
 from modelpool.pool.inference.conditioning.control_video import encode_control_video
+from modelpool.pool.inference.pixels.decode_parts import requested_tiling
 from modelpool.pool.inference.pixels.image_ops import covering, pasted
 from modelpool.pool.inference.pixels.latent_pixels import DROPS_BEFORE
 from modelpool.pool.inference.pixels.tiled import HOST
 from modelpool.pool.inference.sampling.noise import image_noise_seed
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import (
+    DecodedTiles,
     DecodeParams,
     EncodeImageParams,
     ImagePixels,
@@ -24,7 +33,8 @@ from modelpool.pool.values.core.stage_params import (
     Output,
     RunHooks,
 )
-from modelpool.pool.values.core.task_inputs import IMAGE, LAST_IMAGE, LATENT, MASK, TaskInputs
+from modelpool.pool.values.core.stopping import stop_if_asked
+from modelpool.pool.values.core.task_inputs import IMAGE, LAST_IMAGE, LATENT, MASK, TILES, TaskInputs
 from modelpool.pool.values.specs.spec import ExecutionMode
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
@@ -94,12 +104,39 @@ def begin_decode_images(
     if latent.vae in DROPS_BEFORE:
         latents, leading = [Latent(each.samples_CHW[:, leading:]) for each in latents], 0
     lasts = works[0].shape.frame_rate, works[0].shape.seconds, leading * latent.frames_per_cell
-    into = vae.device if is_pending else HOST
-    made = begin_decode_batch(latents, vae, latent, hooks, division, *lasts, into)
-    return lambda: tuple(
-        _kept(image, read) if work.pastes and isinstance(image, ImagePixels) else image
-        for work, image, read in zip(works, made(), inputs, strict=True)
-    )
+    # devices may round the sum of tiles differently: it is always on the host, as in the join of parts
+    into = vae.device if is_pending and not works[0].is_tiled else HOST
+    made = begin_decode_batch(latents, vae, latent, hooks, division, *lasts, into, requested_tiling(works[0], latent))
+    return lambda: tuple(_pasted(work, image, read) for work, image, read in zip(works, made(), inputs, strict=True))
+
+
+def decode_image_part(
+    work: DecodeParams,
+    read: TaskInputs,
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None = None,
+) -> DecodedTiles:
+    """Compute the tiles that are the part of `work`. Raises as `decode_images`."""
+    sampled = read.read(LATENT, Latent)
+    if latent.vae in DROPS_BEFORE:
+        sampled = Latent(sampled.samples_CHW[:, work.shape.leading :])
+        work = replace(work, shape=replace(work.shape, leading=0))
+    return decode_part(sampled, vae, latent, hooks, division, work)
+
+
+def join_image(work: DecodeParams, read: TaskInputs, hooks: RunHooks) -> Output:
+    """Join the parts of a decode on the host; outside of its mask, the user image is pasted back. One step. Raises
+    Stopped before it."""
+    stop_if_asked(hooks.should_stop)
+    image = _pasted(work, join_parts(read.read_all(TILES, DecodedTiles)), read)
+    hooks.on_step(1, 1)
+    return image
+
+
+def _pasted(work: DecodeParams, image: Output, read: TaskInputs) -> Output:
+    return _kept(image, read) if work.pastes and isinstance(image, ImagePixels) else image
 
 
 def _scaled(read: TaskInputs, name: str, size: tuple[int, int]) -> ImagePixels:

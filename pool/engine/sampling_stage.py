@@ -6,11 +6,13 @@ Shape legend: B batch, L tokens, D text width, C latent channels, H W height and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modelpool.pool.engine.all_run_parts import RUN_PARTS
 from modelpool.pool.inference.conditioning.run_parts import (
@@ -31,7 +33,7 @@ from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, deno
 from modelpool.pool.inference.pixels.latent_pixels import sampled_shape, to_model_scale
 from modelpool.pool.inference.sampling.partial_run import partial_run_of
 from modelpool.pool.inference.sampling.schedules import sigma_table
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from modelpool.pool.values.core.stage_params import Latent, RunHooks, SampleParams
@@ -77,13 +79,39 @@ def sample_batch(
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
+    if not works[0].steps_run:
+        return _unsampled(works, inputs, latent)
+    found = prepared_run(works, inputs, diffusion_model, latent, hooks, division, facts, resources, parts)
+    return results_of(found, _sampled(found))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedRun:
+    """A run with the parts that act in it, before its weights are used; and what it starts from."""
+
+    run: DenoisingRun
+    parts: Sequence[RunPart]
+    start: StartLatent
+
+
+def prepared_run(
+    works: Sequence[SampleParams],
+    inputs: Sequence[TaskInputs],
+    diffusion_model: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None,
+    facts: SamplingFacts,
+    resources: RunResources,
+    parts: Sequence[PreparePart] = RUN_PARTS,
+) -> PreparedRun:
+    """Return the run of `works`, as `sample_batch` runs it."""
     work = works[0]
     shape_CHW, cells = sampled_shape(work, latent), latent.sides(work.shape.width, work.shape.height)
     start = start_of(works, inputs, cells)
-    if not work.schedule.steps_run:
-        return _unsampled(works, start, shape_CHW, latent)
+    _check_start(start, shape_CHW, work)
     # a model for one of the texts, and another one for the negative text
-    max_batch = 1 if facts.has_unconditional else 0 if division is None else division.batch
+    max_batch = 1 if facts.has_unconditional or work.gpus else 0 if division is None else division.batch
     run = DenoisingRun(
         works,
         inputs,
@@ -99,23 +127,49 @@ def sample_batch(
         hooks,
         max_batch,
     )
-    active = [part for prepare in parts if (part := prepare(run)) is not None]
-    samples_BCHW = _sampled(run, active, start)
-    _check_finite(samples_BCHW, work)
-    for part in active:
+    return PreparedRun(run, [part for prepare in parts if (part := prepare(run)) is not None], start)
+
+
+def results_of(found: PreparedRun, samples_BCHW: Tensor) -> RunResults:
+    """Return the results of a run from the latents after its last step. Raises CorruptFile if any is not finite."""
+    _check_finite(samples_BCHW, found.run.work)
+    for part in found.parts:
         results = None if part.results is None else part.results(samples_BCHW)
         if results is not None:
             return results
-    return _latents(samples_BCHW, work)
+    return _latents(samples_BCHW, found.run.work)
 
 
-def _sampled(run: DenoisingRun, parts: Sequence[RunPart], start: StartLatent) -> Tensor:
-    """Return the latents after the last step of a run with the parts that act in it."""
+def _check_start(start: StartLatent, shape_CHW: tuple[int, ...], work: SampleParams) -> None:
+    """Raise UnusableField for a start latent of another kind of model."""
+    if start.latent_BCHW is not None and (found := start.latent_BCHW.shape[1]) != shape_CHW[0]:
+        expected = f"{shape_CHW[0]}, which model {work.model.name!r} has; decode and encode it in between"
+        raise unusable_field("latent", counted(found, "channel"), expected)
+
+
+def _sampled(found: PreparedRun) -> Tensor:
+    """Return the latents after the last step."""
+    run = found.run
+    captures = all(part.captures for part in found.parts)
+    with run.model.running(stop_check(run.hooks), run.options, captures) as module:
+        return denoised(found, module, partial(call_as_asked, run.facts))
+
+
+def call_as_asked(facts: SamplingFacts, call: CallInputs) -> Tensor:
+    """Return the prediction of a model of `facts` for one call."""
+    return call_model(
+        facts, call.module, call.x_BCHW, call.level_B, call.context_BLD, call.model_kwargs, call.residuals
+    )
+
+
+def denoised(found: PreparedRun, module: nn.Module, predict: Callable[[CallInputs], Tensor]) -> Tensor:
+    """Return the latents after the last step of a run whose `module` may run now. `predict` calls it, with what the
+    parts have made of the inputs."""
+    run, parts = found.run, found.parts
     work, facts, model, partial_run, clock = run.work, run.facts, run.model, run.partial_run, run.clock
     dtype, device = model.compute_dtype, model.device
     changes = [part.before_call for part in parts if part.before_call is not None]
-    captures = all(part.captures for part in parts)
-    with model.running(stop_check(run.hooks), run.options, captures) as module, ExitStack() as entered:
+    with ExitStack() as entered:
         for part in parts:
             if part.around is not None:
                 entered.enter_context(part.around(module))
@@ -124,11 +178,11 @@ def _sampled(run: DenoisingRun, parts: Sequence[RunPart], start: StartLatent) ->
             call = CallInputs(module, x_BCHW.to(dtype), level_B, context_BLD.to(dtype), model_kwargs)
             for change in changes:
                 change(call)
-            return call_model(
-                facts, module, call.x_BCHW, call.level_B, call.context_BLD, call.model_kwargs, call.residuals
-            )
+            return predict(call)
 
-        call = ModelCall(predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch)
+        call = ModelCall(
+            predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch, run.spread
+        )
         shape_BC, cond = (len(run.works), *run.shape_CHW), run.prompts.cond
         return denoise_images(
             ImagesToDenoise(work, [each.seed for each in run.works], run.shape_CHW, run.cells),
@@ -137,7 +191,7 @@ def _sampled(run: DenoisingRun, parts: Sequence[RunPart], start: StartLatent) ->
             guider_of(facts, work, cond, shape_BC, device, partial_run.guidance, lambda: clock.now),
             device,
             run.hooks,
-            start,
+            found.start,
             FirstFrame.of(facts, work, cond),
             partial_run,
         )
@@ -150,13 +204,11 @@ def _check_finite(samples_BCHW: Tensor, work: SampleParams) -> None:
         raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
 
 
-def _unsampled(
-    works: Sequence[SampleParams], start: StartLatent, shape_CHW: tuple[int, ...], latent: LatentFacts
-) -> tuple[Latent, ...]:
+def _unsampled(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], latent: LatentFacts) -> tuple[Latent, ...]:
     """Return the latents of runs without a step: those that they start from, or latents that are zero for the VAE."""
-    found_BCHW = start.latent_BCHW
+    found_BCHW = start_of(works, inputs, latent.sides(works[0].shape.width, works[0].shape.height)).latent_BCHW
     if found_BCHW is None:
-        found_BCHW = to_model_scale(torch.zeros(len(works), *shape_CHW), latent)
+        found_BCHW = to_model_scale(torch.zeros(len(works), *sampled_shape(works[0], latent)), latent)
     return _latents(found_BCHW, works[0])
 
 

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from modelpool.pool.families.parts.text_reading import Reading, with_layers_skipped
 from modelpool.pool.families.text_readings import readings_of
+from modelpool.pool.inference.pixels.decode_parts import decoded_part, joined_bytes
 from modelpool.pool.inference.pixels.image_ops import HALF
 from modelpool.pool.inference.pixels.latent_pixels import as_bytes, decoded, encoded
 from modelpool.pool.inference.pixels.tiled import HOST
+from modelpool.pool.inference.pixels.tiled_vae import Tiling
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.models.components.text.connectors import connected
 from modelpool.pool.models.components.text.text_conditioning import text_kwargs
@@ -31,6 +33,8 @@ from modelpool.pool.values.core.errors import CorruptFile
 from modelpool.pool.values.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
+    DecodedTiles,
+    DecodeParams,
     Encoded,
     EncodeParams,
     ImageEmbeds,
@@ -168,9 +172,11 @@ def begin_decode_batch(
     seconds: float,
     leading: int,
     into: torch.device,
+    requested: Tiling | None = None,
 ) -> Callable[[], tuple[Output, ...]]:
-    """Begin `decode_batch`: images and videos are moved to the device `into`, which may still compute them then.
-    Returns a function that moves them on to the host and returns the results."""
+    """Begin `decode_batch`: images and videos are moved to the device `into`, which may still compute them then; with
+    `requested` tiles they are blended there. Returns a function that moves them on to the host and returns the
+    results."""
     scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
     if latent.audio is not None:
         rate, peak = latent.audio.samples_per_second, latent.audio.peak
@@ -178,7 +184,7 @@ def begin_decode_batch(
         return lambda: tuple(_audio(audio_CS, int(seconds * rate), rate, peak) for audio_CS in samples_BC.unbind())
     sounds = _sounds(sampled, vae, hooks)
     # bytes are made on the device: a quarter of what float32 is on the bus, and no passes on the CPU
-    levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes, into)
+    levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes, into, requested)
 
     def outputs() -> tuple[Output, ...]:
         bytes_BC = levels_BC.cpu()
@@ -188,6 +194,30 @@ def begin_decode_batch(
         return tuple(ImagePixels(_own(image_HWC)) for image_HWC in bytes_BC.unbind())
 
     return outputs
+
+
+def decode_part(
+    sampled: Latent,
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None,
+    work: DecodeParams,
+) -> DecodedTiles:
+    """Compute the tiles that are the part of `work`, and in the first part the audio track. One step for each tile.
+    Raises Stopped at a tile or layer."""
+    sound = _sounds((sampled,), vae, hooks)[0] if work.part == 1 else None
+    scaled_BC = torch.from_numpy(sampled.samples_CHW.copy())[None]
+    return decoded_part(scaled_BC, vae, latent, hooks, division, work, sound)
+
+
+def join_parts(parts: Sequence[DecodedTiles]) -> Output:
+    """Return the image or video of which `parts` are all tiles: the bytes of `decode_batch` with the same tiles."""
+    grid, levels = parts[0].grid, joined_bytes(parts)
+    if levels.dim() == 4:
+        sound = next((part.sound for part in parts if part.sound is not None), None)
+        return VideoFrames(_own(levels[grid.dropped :]), grid.frame_rate, sound)
+    return ImagePixels(_own(levels))
 
 
 def vae_encode(

@@ -81,6 +81,7 @@ class TaskRun(Generic[ResultT]):
     caches_weights  it may use `TaskRunner.cache_bytes`
     begin        as `compute`, but the device may still compute when it returns; what it returns waits for the result
                  and returns it. None: such a run never overlaps with others
+    on_loaded    called before `compute` with the cost of the load
     """
 
     task: TaskSpec
@@ -91,6 +92,7 @@ class TaskRun(Generic[ResultT]):
     together: int = 1
     caches_weights: bool = False
     begin: Callable[[ExecutionMode | None], Callable[[], ResultT]] | None = None
+    on_loaded: Callable[[RunCost], None] = lambda cost: None
 
     @property
     def uses(self) -> tuple[ComponentUse, ...]:
@@ -292,6 +294,7 @@ class TaskRunner:
                 graph_calls = self._graph_calls()
                 crossed_bytes, ahead_bytes = memory.transfers().h2d_bytes, self._pipeline.ahead_bytes
                 mode = _mode_or_none(division, run.task)
+                run.on_loaded(_load_cost(lease, loaded - started, load_peak_bytes, trying.oom_steps))
                 self._forget_plans(run, division)
                 if begin is None:
                     result = self._thread.call(partial(run.compute, mode))
@@ -522,6 +525,19 @@ def _short_of_memory(task: TaskSpec, error: Exception) -> RanOutOfMemory:
     """The error of a run with weights that the user moves."""
     advice = "unload some weights (partially_unload, to_cpu) or make a smaller image"
     return RanOutOfMemory(f"{task.task_id} ran out of device memory; {advice}. {error}")
+
+
+def _load_cost(lease: Lease, seconds: float, peak_bytes: int, oom_steps: tuple[OomStep, ...]) -> RunCost:
+    """Return the cost of a run that has loaded its weights and computed nothing."""
+    return RunCost(
+        load_seconds=seconds,
+        uploaded_bytes=lease.uploaded_bytes,
+        peak_bytes=peak_bytes,
+        resident=lease.all_resident,
+        patch_switches=lease.patch_switches,
+        planned_bytes=lease.planned_bytes,
+        oom_steps=oom_steps,
+    )
 
 
 def _mode_or_none(division: ExecutionMode, task: TaskSpec) -> ExecutionMode | None:

@@ -18,6 +18,7 @@ from modelpool.scheduler.core.wakeups import LEAST_TICK_SECONDS
 from modelpool.scheduler.decisions.costs.predict import predict
 from modelpool.scheduler.decisions.queue.demand import MOST_LOSSES
 from modelpool.scheduler.decisions.queue.urgent import AT_ONCE
+from modelpool.scheduler.model.gang_runs import GangRun
 from modelpool.scheduler.model.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
 from modelpool.scheduler.model.story_lines import dump
 from modelpool.scheduler.model.worker_index import SIMILAR_MEMORY
@@ -34,6 +35,8 @@ def validate(state: SchedulerState) -> None:
         _task(state, task)
     for worker in state.worker_table.workers.values():
         _worker(state, worker)
+    for gang in state.gangs.runs.values():
+        _gang(state, gang)
     _backlog(state)
     _worker_index(state)
     _results(state)
@@ -149,7 +152,12 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     name = worker.worker_id
     up = worker.status in (WorkerState.IDLE, WorkerState.BUSY)
     assert worker.live == up, _story(state, name, f"is {worker.status.value} with residency {worker.residency}")
-    assert (worker.task_id is not None) == (worker.status is WorkerState.BUSY), _story(state, name, "runs what?")
+    runs = worker.task_id is not None or worker.gang is not None
+    assert runs == (worker.status is WorkerState.BUSY), _story(state, name, "runs what?")
+    assert worker.gang is None or worker.gang.gang_id in state.gangs.runs, _story(state, name, "in a gang that is over")
+    assert worker.held_for is None or worker.held_for == state.gang_starts.held_for, _story(
+        state, name, "held for what?"
+    )
     assert worker.wanted or worker.status in (WorkerState.STARTING, WorkerState.BUSY), _story(state, name, "lingers")
     assert worker.incarnation == state.worker_table.incarnations[name], _story(state, name, "has an old number")
     _queue(state, worker)
@@ -176,9 +184,13 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     tasks = [state.demand.tasks[task_id] for task_id in worker.task_ids]
     for task in tasks:
         assert task.worker_id == name, _story(state, name, f"runs {task.name}, which is on {task.worker_id}")
-        assert task.cost_class is tasks[0].cost_class, _story(state, name, f"runs {worker.task_ids} of other weights")
+        is_same = task.cost_class is tasks[0].cost_class or (worker.pass_key and task.spec.pass_key == worker.pass_key)
+        assert is_same, _story(state, name, f"runs {worker.task_ids} of other weights")
         assert worker.members == 1 or not task.alone, _story(state, name, f"runs {task.name} with others again")
     assert not worker.batch_mates or worker.task_id is not None, _story(state, name, "has mates of no run")
+    assert bool(worker.pass_key) == (name in state.worker_table.open_passes), _story(state, name, "is open or not?")
+    assert not worker.pass_key or tasks, _story(state, name, "has a pass of nobody")
+    assert worker.free_rows >= 0, _story(state, name, f"has {len(tasks)} tasks in {worker.pass_rows} rows")
     assert len(set(worker.task_ids)) == len(tasks) <= worker.members, _story(state, name, "counts tasks wrong")
     most = max(state.config.batch_limit, tasks[0].spec.batch_size) if tasks else 0
     assert not tasks or worker.members <= most, _story(state, name, "runs too many tasks at once")
@@ -190,6 +202,34 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
         if tasks[0].cost_class.needed_bytes > worker.residency.capacity_bytes:
             return  # it was queued when there was more memory
     assert worker.used_bytes + running_bytes <= worker.residency.capacity_bytes, _story(state, name, "is overfull")
+
+
+def _gang(state: SchedulerState, gang: GangRun) -> None:
+    """The members that have not ended are those on their workers; one of them stands for the run while it counts."""
+    name, workers = gang.task_id, state.worker_table.workers
+    members = {member.worker_id: member.incarnation for member in gang.members}
+    assert gang.left, _story(state, name, f"{gang.gang_id} is over and kept")
+    assert set(gang.left) <= set(members), _story(state, name, f"{gang.left} are left of {members}")
+    assert len(members) == len(gang.members) > 1, _story(state, name, f"{gang.members} share a run")
+    for worker_id in gang.left:
+        worker = workers[worker_id]
+        assert worker.gang is gang, _story(state, name, f"{worker_id} is in {worker.gang}")
+        assert worker.incarnation == members[worker_id], _story(state, name, f"{worker_id} is another process")
+        assert not worker.queue, _story(state, name, f"{worker_id} has queued tasks")
+        stands = worker_id == gang.lead and not gang.has_ended
+        assert (worker.task_id == name) == stands, _story(state, name, f"{worker_id} stands for {worker.task_id}")
+    assert {w.worker_id for w in workers.values() if w.gang is gang} == set(gang.left), _story(
+        state, name, "who is left?"
+    )
+    assert gang.asked_at is not None or not (gang.has_ended or gang.failures), _story(state, name, "awaits no end")
+    if not gang.has_ended:
+        task = state.demand.tasks[name]
+        assert gang.lead in gang.left, _story(state, name, f"{gang.lead} has ended")
+        assert (task.worker_id, task.attempt) == (gang.lead, gang.attempt), _story(
+            state, name, f"is on {task.worker_id}"
+        )
+        assert task.degree == gang.degree, _story(state, name, f"has {task.degree} GPUs, not {gang.degree}")
+        assert not gang.failures or task.is_stopping, _story(state, name, "broke, and nobody was asked to stop")
 
 
 def _waits_for_hashes(state: SchedulerState, worker: Worker) -> bool:
@@ -219,7 +259,8 @@ def _backlog(state: SchedulerState) -> None:
     backlog = state.demand.backlog
     filed = list(backlog)
     ready = [t for t in state.demand.tasks.values() if t.status is TaskStatus.READY]
-    pinned = [*state.demand.pinned, *state.demand.fair_queue.limits.held()]
+    pinned = [*state.demand.pinned, *state.demand.fair_queue.limits.held(), *backlog.shared_only]
+    assert all(task.degrees[0] > 1 for task in backlog.shared_only), "a task waits for several workers without need"
     assert len(filed) == len(backlog), f"{len(filed)} tasks are in the backlog, which counts {len(backlog)}"
     wanted = Counter(key for task in filed for key in task.cost_class.components)
     assert backlog.wanted == wanted, f"the backlog counts {backlog.wanted} uses of components, there are {dict(wanted)}"
@@ -387,7 +428,7 @@ def _no_startable_task_waits(state: SchedulerState) -> None:
 def _is_reported_in_parts(state: SchedulerState) -> bool:
     """Return whether only some tasks of a batch are reported as ended: nothing starts before the last report."""
     busy = state.worker_table.usable(WorkerState.BUSY)
-    return any(len(worker.task_ids) < worker.members for worker in busy if worker.members > 1)
+    return any(len(worker.task_ids) < worker.members for worker in busy if worker.members > 1 and not worker.pass_key)
 
 
 def _predictions(state: SchedulerState) -> None:

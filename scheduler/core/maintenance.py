@@ -98,14 +98,15 @@ class Maintenance:
             deadline = worker.leave_by
             if deadline is None or not worker.live:
                 continue
-            if worker.task_id is not None or worker.queue:
+            if worker.task_id is not None or worker.gang is not None or worker.queue:
                 if at >= deadline:
                     expired.append(worker)
                     continue
                 next_at = min(next_at, deadline)
-                stop_at = inf if worker.task_id is None else self._leaving.stop_at(worker, deadline, at)
-                if stop_at <= at:
-                    self._preemption.pause(worker, f"as {worker.worker_id} leaves in {deadline - at:.1f} s", at)
+                lead = self._worker_table.stands_for(worker)
+                stop_at = inf if lead is None else self._leaving.stop_at(lead, deadline, at)
+                if stop_at <= at and lead is not None:
+                    self._preemption.pause(lead, f"as {worker.worker_id} leaves in {deadline - at:.1f} s", at)
                 else:
                     next_at = min(next_at, stop_at)
             elif (worker.worker_id, worker.incarnation) in self._unverified and at < deadline:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from modelpool.pool.values.specs.spec import RunError, RunErrorKind, TaskId, TaskSpec
 from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.recovery import Recovery
-from modelpool.scheduler.core.unplaceable import why_unavailable, why_unfit
+from modelpool.scheduler.core.unplaceable import why_too_few, why_unavailable, why_unfit
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.messages import (
@@ -44,6 +44,8 @@ class Membership:
         self._out = out
         #: most memory of a wanted worker, and its name; None while one of them was never up
         self.largest: tuple[int, str] | None = None if autoscaler is None else autoscaler.largest()
+        #: takes up lost members of gangs (`scheduler.core.gangs`)
+        self.take_gang_losses: Callable[[], None] = lambda: None
         #: memory that all waiting tasks were checked against; None if that was not possible
         self._checked_bytes: int | None = None
 
@@ -119,6 +121,8 @@ class Membership:
             if task is not None and task.on_worker:
                 task.alone = task.alone or queued.may_have_started
                 self._recovery.came_back(task, queued.ready_at, "its worker was lost before it started")
+        if self._worker_table.gang_losses:
+            self.take_gang_losses()
         if self._costs.fetched.disks:
             self._costs.keep_disks(self._worker_table.nodes())
         if error is not None:
@@ -153,7 +157,7 @@ class Membership:
         self._recovery.workers_changed()
         largest_bytes = None if self.largest is None else self.largest[0]
         is_less = largest_bytes is not None and (self._checked_bytes is None or largest_bytes < self._checked_bytes)
-        if is_less or self._costs.nodes.lacking:
+        if is_less or self._costs.nodes.lacking or self._demand.shared_only:
             self._demand.fail_unfit()
         self._checked_bytes = largest_bytes
         hopeless = self.hopeless()
@@ -168,6 +172,8 @@ class Membership:
         """Return why no wanted worker can run the task: it fits on none, or each of their machines lacks a file. None
         if one can, or may be able to: it was never up."""
         error = why_unfit(spec, self.largest)
+        if error is None and spec.degrees[0] > 1 and self._autoscaler is None:
+            error = why_too_few(spec, self._worker_table.workers.values())
         if error is None and self._costs.nodes.lacking:
             workers = [worker for worker in self._worker_table.workers.values() if worker.wanted]
             error = why_unavailable(spec, workers, self._costs.nodes, self._demand.at)

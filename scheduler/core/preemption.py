@@ -63,7 +63,7 @@ class Preemption:
             return
         if not self._demand.fair_queue.has_priorities:
             return
-        longest = [worker for _, _, worker in islice(reversed(busy), MOST_WORKERS)]
+        longest = [worker for _, _, worker in islice(reversed(busy), MOST_WORKERS) if worker.task_id is not None]
         stopping = [_Stopping(self._priority(worker), worker) for worker in longest if self._is_stopping(worker)]
         victims = [victim for worker in longest if (victim := self._as_victim(worker, at)) is not None]
         victims.sort(key=_victim_order)

@@ -52,8 +52,9 @@ def _limits(state: SchedulerState) -> None:
     back without need, and those that are come last."""
     fair_queue = state.demand.fair_queue
     held = list(fair_queue.limits.held())
-    filed = Counter(task.payer for task in state.demand.backlog)
-    last = {task.payer: task.order for task in state.demand.backlog}
+    waiting = [*state.demand.backlog, *state.demand.backlog.shared_only]
+    filed = Counter(task.payer for task in waiting)
+    last = {task.payer: task.order for task in sorted(waiting, key=lambda task: task.order)}
     assert all(task.held_back and task.status is TaskStatus.READY for task in held), "what is held back is not ready"
     assert sum(task.held_back for task in state.demand.tasks.values()) == len(held), (
         "held tasks are in no limited user's list"

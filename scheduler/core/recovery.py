@@ -49,6 +49,7 @@ RULES: Mapping[RunErrorKind, RetryRule] = {
     RunErrorKind.FILE_UNAVAILABLE: RetryRule.AGAIN,  # on another machine: that one lacks the file
     RunErrorKind.BAD_INPUT: RetryRule.FAIL,
     RunErrorKind.CANCELLED: RetryRule.FAIL,  # not requested: see `verdict`
+    RunErrorKind.GANG_BROKEN: RetryRule.AGAIN,  # another member's fault
     RunErrorKind.OUTPUT: RetryRule.FAIL,  # of a driver, which could not write the file; no run ends so
     RunErrorKind.INTERNAL: RetryRule.FAIL,  # a bug of modelpool: report it at once
 }
@@ -219,10 +220,12 @@ class Recovery:
         was_shared: bool = False,
         cause: LossCause = LossCause.CRASH,
         may_have_ended: bool = False,
+        may_pin: bool = True,
     ) -> None:
         """A run ended with an error, or with its worker by `cause`: run the task again, or fail its jobs. If it shared
         the run with others (`was_shared`), those may be the cause: then it runs again alone. If it `may_have_ended`
-        before its worker was lost, in a call with others, that is no failure."""
+        before its worker was lost, in a call with others, that is no failure. With `may_pin`, the task of a lost worker
+        waits for another one, which shows whether it was the cause."""
         stop_requested = task.status is TaskStatus.STOPPING or task.pause_requested_at is not None
         error = blamed(error, stop_requested, task.timed_out_at is not None)
         worker_id, task.timed_out_at = task.worker_id, None
@@ -287,7 +290,7 @@ class Recovery:
             case _:
                 if is_lost:  # going first and elsewhere shows soonest whether the task is the cause
                     task.goes_first = True
-                if others:
+                if others and may_pin:
                     self._pin(task, min(others, key=_soonest).worker_id, at)
                 self._demand.requeue(task, note)
                 if error.kind is RunErrorKind.INPUT_LOST:
@@ -358,7 +361,7 @@ class Recovery:
             self._quarantine_out_of_memory(task, error, at)
             return
         note = f"{error.kind.value} on {worker_id}"
-        if step.oom_step is not None:
+        if step.oom_step is not None and 1 in task.degrees:
             assert step.worker_id is not None, f"{step.oom_step.value}: no worker"
             self._pin(task, step.worker_id, at, step.oom_step)
             note += f"; {step.oom_step.value}: {step.worker_id}"

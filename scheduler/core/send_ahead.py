@@ -39,7 +39,7 @@ from modelpool.scheduler.decisions.placement.batching import Batching, may_share
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
-from modelpool.scheduler.model.jobs import Task, TaskStatus
+from modelpool.scheduler.model.jobs import ALONE, Task, TaskStatus
 from modelpool.scheduler.model.messages import Command, RevokeTask
 from modelpool.scheduler.model.story import Story
 from modelpool.scheduler.model.workers import QueuedTask, Worker, WorkerTable
@@ -102,6 +102,7 @@ class SendAhead:
         self._worker_table = worker_table
         self._demand = demand
         self._out = out
+        self._joins = config.joins
         #: 0: nothing is sent ahead
         self.seconds = config.send_ahead_seconds
 
@@ -163,6 +164,8 @@ class SendAhead:
             return None
         task = demand.only_reader(last)
         if task is None or task.status is not TaskStatus.BLOCKED:
+            return None
+        if task.degrees != ALONE:  # several workers may share its run
             return None
         has_failed = task.failures or task.memory_failures or task.crashed or task.unavailable or task.goes_first
         if has_failed or task.alone or task.kept:
@@ -233,7 +236,11 @@ class SendAhead:
         task, backlog = decision.task, self._demand.backlog
         if decision.worker is not worker or decision.why.chosen.extra_seconds or decision.spent_seconds:
             return False
+        if task.degrees != ALONE:  # several workers may share its run
+            return False
         if worker.overlaps_decode and task.alone:
+            return False
+        if task.spec.pass_key and self._joins and may_share(task):  # nothing could join it
             return False
         if decision.preload_first is not None or task.memory_failures or task.cost_class.kind.ratio is None:
             return False

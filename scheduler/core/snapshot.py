@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, Stage, TaskId, UserId, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.decisions.placement.pinned_loads import PinnedLoads, PinnedSet
-from modelpool.scheduler.model.cost_classes import STAGE_RANK
 from modelpool.scheduler.model.jobs import JobStatus, Task, TaskStatus
 from modelpool.scheduler.model.run_kinds import gpu_name
 from modelpool.scheduler.model.scaling_record import ScalingWhy
@@ -22,13 +21,12 @@ if TYPE_CHECKING:
     from modelpool.scheduler.core.state import SchedulerState
     from modelpool.scheduler.model.workers import Worker
 
-#: payer of a task (the user of the first job that wants it), its stage rank, its status
-_KIND = attrgetter("payer", "cost_class.rank", "status")
+#: payer of a task (the user of the first job that wants it), its stage, its status
+_KIND = attrgetter("payer", "cost_class.stage", "status")
 #: cost class and status of a task
 _CLASS = attrgetter("cost_class", "status")
 #: reasons of one machine
 MOST_REASONS = 8
-_STAGES = {rank: stage for stage, rank in STAGE_RANK.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,8 @@ class RunningTaskSnapshot:
     #: the first of the jobs that want it; None if only cancelled ones did
     job_id: JobId | None = None
     user: UserId | None = None
+    #: the workers that share its run, this one included; empty if none do
+    gang: tuple[WorkerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class WorkerSnapshot:
     #: since when; and when its run must have ended for that, or None
     ordered_at: float | None = None
     leave_by: float | None = None
+    #: the workers that share its run, in the order of their ranks; `task_id` is of the run, also on the others
+    gang: tuple[WorkerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,7 @@ def waiting_by_model(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
     by_model: dict[str, dict[str, int]] = {}
     for (cost_class, status), count in Counter(map(_CLASS, tasks)).items():
         if status in (TaskStatus.READY, TaskStatus.BLOCKED) and cost_class.components:
-            stage = _STAGES[cost_class.rank].value
+            stage = cost_class.stage.value
             mine = by_model.setdefault(model_of(cost_class.components[0]), {})
             mine[stage] = mine.get(stage, 0) + count
     return by_model
@@ -294,9 +296,9 @@ def _queues(tasks: Iterable[Task]) -> tuple[dict[str, int], dict[str, int], dict
     ready = {stage.value: 0 for stage in Stage}
     blocked = dict(ready)
     by_user: dict[str, dict[str, int]] = {}
-    for (user, rank, status), count in Counter(map(_KIND, tasks)).items():
+    for (user, kind, status), count in Counter(map(_KIND, tasks)).items():
         if status in (TaskStatus.READY, TaskStatus.BLOCKED):
-            stage = _STAGES[rank].value
+            stage = kind.value
             (ready if status is TaskStatus.READY else blocked)[stage] += count
             mine = by_user.setdefault(user, {})
             mine[stage] = mine.get(stage, 0) + count
@@ -320,7 +322,12 @@ def _running(state: SchedulerState, task: Task, worker_id: WorkerId, at: float) 
         stopping=task.status is TaskStatus.STOPPING,
         job_id=job_id,
         user=None if job_id is None else state.demand.jobs[job_id].spec.user,
+        gang=_gang(state.worker_table.workers[worker_id]),
     )
+
+
+def _gang(worker: Worker) -> tuple[WorkerId, ...]:
+    return () if worker.gang is None else worker.gang.worker_ids
 
 
 def _whole_bytes(state: SchedulerState, residency: Residency | None) -> tuple[int, ...]:
@@ -358,7 +365,7 @@ def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
             wanted=worker.wanted,
             device_name="" if worker.spec is None else worker.spec.device_name,
             residency=worker.residency,
-            task_id=worker.task_id,
+            task_id=worker.task_id if worker.gang is None else worker.gang.task_id,
             runs=worker.totals.runs,
             runs_resident=worker.totals.runs_resident,
             uploaded_bytes=worker.totals.uploaded_bytes,
@@ -374,6 +381,7 @@ def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
             order=order_of(worker),
             ordered_at=None if worker.cordon is None else worker.cordon.since,
             leave_by=worker.leave_by,
+            gang=_gang(worker),
         )
         for worker in state.worker_table.workers.values()
     )

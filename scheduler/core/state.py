@@ -9,6 +9,9 @@ Commands, which the shell carries out in the order of the list:
     StartWorker    after `delay_seconds` start the worker; answer with one WorkerUp or StartFailed of that incarnation
     EndWorker      end that incarnation if it still exists; no answer is expected, later messages from it are dropped.
                    It may be running a task (one that hangs): that run is given up with it
+    RunInGang      send the task to one of the workers that share its run, likewise; answer with one RunEnded of that
+                   worker, or its WorkerDown. Only the result of the first member is held. Each member's state is held
+                   under the same id, in place of one with no more steps
     RunTask        send the task with its inputs, all of which the shell holds; answer with one RunEnded, or WorkerDown.
                    Queued ones start when the run of their worker has ended, one after the other, without another
                    command. RunEnded comes in that order; it may be late for those that join others
@@ -73,6 +76,8 @@ from modelpool.pool.values.specs.spec import (
     TaskReport,
 )
 from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
+from modelpool.scheduler.core.gang_starts import GangStarts
+from modelpool.scheduler.core.gangs import Gangs
 from modelpool.scheduler.core.leaving import Leaving
 from modelpool.scheduler.core.maintenance import Maintenance
 from modelpool.scheduler.core.membership import Membership
@@ -186,6 +191,23 @@ class SchedulerState:
             self.ticks,
             self._out,
         )
+        #: runs that several workers share
+        self.gangs = Gangs(
+            self.costs,
+            self.log,
+            self.worker_table,
+            self.demand,
+            self.recovery,
+            self.membership,
+            self.node_limits,
+            verdicts,
+            self._out,
+        )
+        self.membership.take_gang_losses = self.gangs.take_losses
+        self.gang_starts = GangStarts(
+            self.costs, self.worker_table, self.demand, self.membership, self.preemption, self.gangs
+        )
+        self.starts.gang_starts = self.gang_starts
         self.refutation = Refutation(
             verdicts,
             self.costs,
@@ -204,6 +226,7 @@ class SchedulerState:
         self.starts.switch_budget.pass_time(
             self.at, self.worker_table.worker_index.count, self.worker_table.worker_index.idle_count
         )
+        self.gang_starts.pass_time(self.at)
         self.log.begin(event, self.at)
         self._apply(event)
         self._decide(event)
@@ -212,6 +235,8 @@ class SchedulerState:
             self.demand.fair_queue.settle(self.at)
             if self.ends_at is None:
                 self.starts.start_ready()
+        if self.gangs.runs:
+            self.gangs.spread_stops()
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = self._out.copy()
         self._out.clear()
@@ -295,6 +320,7 @@ class SchedulerState:
                 self.starts.start_ready()
             if self.config.preemption:
                 self.preemption.preempt(self.at)
+            self.gang_starts.resize(self.at)
         else:
             self.leaving.stop_what_outlasts(self.ends_at, self.at)
         if self.starts.send_ahead.seconds:
@@ -312,6 +338,10 @@ class SchedulerState:
             self.ticks.request(next_check - self.at, self.at)
         if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
             self.ticks.request(overdue - self.at, self.at)
+        if self.gangs.runs and (hangs_at := self.gangs.next_check(self.config.stop_grace_seconds)) < inf:
+            self.ticks.request(hangs_at - self.at, self.at)
+        if (resize_at := self.gang_starts.next_at(self.at)) < inf and self.ends_at is None:
+            self.ticks.request(resize_at - self.at, self.at)
         if self.autoscaler is not None and self.autoscaler.next_at < inf and self.ends_at is None:
             self.ticks.request(self.autoscaler.next_at - self.at, self.at)
 
@@ -353,6 +383,9 @@ class SchedulerState:
     def _run_ended(self, event: RunEnded) -> None:
         report = event.report
         worker = self.worker_table.current(report.worker_id, report.incarnation)
+        if worker is not None and (gang := self.gangs.of_report(worker, report)) is not None:
+            self.gangs.member_ended(worker, gang, report)
+            return
         task_id = report.task_id
         task = self.demand.tasks.get(task_id)
         is_there = worker is not None and (task_id == worker.task_id or task_id in worker.batch_mates)
@@ -427,6 +460,8 @@ class SchedulerState:
     def _end_hanging_runs(self) -> None:
         """Ask runs that take too long to stop; end the workers of those that do not stop."""
         for worker, message in self.timeouts.request_stops(self.at):
+            self.membership.end_lost(worker, RunError(RunErrorKind.WORKER_LOST, message))
+        for worker, message in self.gangs.hanging(self.at, self.config.stop_grace_seconds):
             self.membership.end_lost(worker, RunError(RunErrorKind.WORKER_LOST, message))
 
     def _weights_loaded(self, event: WeightsLoaded) -> None:

@@ -53,6 +53,8 @@ class Timeouts:
                 hanging.append((worker, message))
                 continue
             for task in tasks:
+                if worker.pass_key and (task.stop_requested_at < inf or at < self.time_up_at(task)):
+                    continue  # it was asked before, or joined later
                 task.timed_out_at = at
                 self._story.note(task, f"asked to stop after {ran_seconds:.0f} s")
                 if task.status is TaskStatus.RUNNING and not task.is_refuted:  # otherwise it was asked before

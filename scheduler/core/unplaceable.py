@@ -33,6 +33,29 @@ def why_unfit(spec: TaskSpec, largest: tuple[int, str] | None) -> RunError | Non
     return RunError(RunErrorKind.BAD_INPUT, str(does_not_fit(what, least_bytes, capacity_bytes, detail)))
 
 
+def why_too_few(spec: TaskSpec, workers: Iterable[Worker]) -> RunError | None:
+    """Return why no machine of `workers` has as many equal GPUs as must share a run of the task; None if one has, or
+    may have: a worker was never up."""
+    least = spec.degrees[0]
+    counts: dict[tuple[NodeId, str], int] = {}
+    for worker in workers:
+        if not worker.wanted or worker.status is WorkerState.GIVEN_UP:
+            continue
+        if worker.spec is None:
+            return None
+        if worker.spec.node:
+            key = (worker.spec.node, worker.spec.device_name)
+            counts[key] = counts.get(key, 0) + 1
+    most = max(counts.values(), default=0)
+    if most >= least:
+        return None
+    message = (
+        f"{spec.stage.value} task {spec.task_id} must run on {least} GPUs of one machine together; the largest machine "
+        f"of the pool has {most} equal ones"
+    )
+    return RunError(RunErrorKind.BAD_INPUT, message)
+
+
 def why_unavailable(spec: TaskSpec, workers: Iterable[Worker], nodes: Nodes, at: float) -> RunError | None:
     """Return why none of `workers` can read the files of the task, with the reason of each machine; None if one may be
     able to. A worker that is not up may start on another machine, and weights on a GPU need no file, unless that is not

@@ -71,6 +71,8 @@ class SchedulerConfig:
     #: maximum tasks per batch, where batching takes less time per task. With 1 an image does not depend on other
     #: requests, not even in its last bits
     batch_limit: int = 1
+    #: tasks of a fixed batch size may join a running forward pass at a step, if it has a free row
+    joins: bool = True
     #: results kept for later jobs when no live job reads them: at most this many ...
     kept_results: int = 512
     #: ... and at most this many bytes in total
@@ -119,7 +121,7 @@ class SchedulerConfig:
 _MOST = {"send_ahead_seconds": 60.0}
 
 #: booleans, not numbers
-_SWITCHES = frozenset({"preemption", "upload_ahead"})
+_SWITCHES = frozenset({"joins", "preemption", "upload_ahead"})
 
 _LEAST = {
     "max_unavailable_nodes": 1,

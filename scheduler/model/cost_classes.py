@@ -21,8 +21,8 @@ from modelpool.scheduler.model.workers import Worker
 CostClassKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[ExecutionMode, ...]]
 #: a component with its patch set
 Use: TypeAlias = tuple[ComponentKey, str]
-#: later stages bring an image nearer to its end
-STAGE_RANK: Mapping[Stage, int] = {Stage.ENCODE: 0, Stage.SAMPLE: 1, Stage.DECODE: 2}
+#: later stages bring an image nearer to its end; operations take little time, and other tasks wait for them
+STAGE_RANK: Mapping[Stage, int] = {Stage.ENCODE: 0, Stage.SAMPLE: 1, Stage.DECODE: 2, Stage.OPERATE: 2}
 LAST_RANK = max(STAGE_RANK.values())
 #: predictions that one cost class remembers; partly evicted components create many
 MOST_PREDICTIONS = 64

@@ -28,6 +28,9 @@ WAITS_FOR_VERDICT = "waits until the hashes of the files are known that its resu
 #: build a tuple for every comparison
 Order: TypeAlias = tuple[Any, ...]
 
+#: `Task.degrees` of a task with runs that are never shared
+ALONE = (1,)
+
 
 class JobStatus(Status):
     """Status of a job."""
@@ -240,6 +243,16 @@ class Task:
     goes_first: bool
     #: a run that it shared with others failed: it runs alone from now on
     alone: bool
+    #: the numbers of GPUs that its next run may have: those of `spec` that have not failed it
+    degrees: tuple[int, ...]
+    #: the number of GPUs of its current or last run
+    degree: int
+    #: the number of GPUs that its next run should have; 0: as decided then
+    resume_degree: int
+    #: times that its run was stopped to continue on more or fewer GPUs
+    resizes: int
+    #: runs of it on several GPUs that broke without a loss or an error of its own
+    gang_breaks: int
     #: set exactly while QUEUED, RUNNING or STOPPING
     worker_id: WorkerId | None
     #: of that worker
@@ -292,6 +305,11 @@ class Task:
         self.overdue = False
         self.goes_first = False
         self.alone = False
+        self.degrees = spec.degrees
+        self.degree = 1
+        self.resume_degree = 0
+        self.resizes = 0
+        self.gang_breaks = 0
         self.worker_id = None
         self.incarnation = 0
         self.started_at = 0.0

@@ -1,7 +1,8 @@
 """The messages of the scheduler core: everything that enters it (Event) and leaves it (Command), as frozen values.
 
-`at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask` ends as exactly one
-`RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly one `WorkerUp` or `StartFailed`.
+`at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask`, and every
+`RunInGang`, ends as exactly one `RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly
+one `WorkerUp` or `StartFailed`.
 Every event creates commands: their `__init__` is written out (`pool.values.specs.resident` explains why).
 """
 
@@ -393,6 +394,9 @@ class RunTask(WireValue):
     follows      inputs that tasks in front of it on this worker compute: they need not be sent. Without one of them,
                  the task does not start: answer with TaskRevoked
     provisional  it reads results that were made with files of unknown hashes: save no state of the run
+    is_open      tasks with its `TaskSpec.pass_key` may join the run at a step; each ends with its own RunEnded as soon
+                 as it is done, and the worker is free after the last of them
+    enters       it joins the open run of the worker. If that is over by then, it runs next, as an open run
     """
 
     worker_id: Final[WorkerId]
@@ -409,6 +413,8 @@ class RunTask(WireValue):
     joins: Final[bool]
     follows: Final[tuple[TaskId, ...]]
     provisional: Final[bool]
+    is_open: Final[bool]
+    enters: Final[bool]
 
     def __init__(
         self,
@@ -426,6 +432,8 @@ class RunTask(WireValue):
         joins: bool = False,
         follows: tuple[TaskId, ...] = (),
         provisional: bool = False,
+        is_open: bool = False,
+        enters: bool = False,
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
@@ -441,6 +449,38 @@ class RunTask(WireValue):
         self.joins = joins
         self.follows = follows
         self.provisional = provisional
+        self.is_open = is_open
+        self.enters = enters
+
+
+@dataclass(frozen=True, slots=True)
+class GangMember(WireValue):
+    """A worker that shares a run with others."""
+
+    worker_id: WorkerId
+    incarnation: int
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class RunInGang(WireValue):
+    """Run this task together with the other `members`, each of which gets the same command with its own rank. The first
+    member leads: its result is the run's. Answer with one RunEnded of this member, or its WorkerDown.
+
+    run      as for a run on this worker alone
+    gang_id  unique among all of this core
+    members  in the order of their ranks
+    """
+
+    run: Final[RunTask]
+    gang_id: Final[str]
+    members: Final[tuple[GangMember, ...]]
+    rank: Final[int]
+
+    def __init__(self, run: RunTask, gang_id: str, members: tuple[GangMember, ...], rank: int) -> None:
+        self.run = run
+        self.gang_id = gang_id
+        self.members = members
+        self.rank = rank
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
@@ -646,6 +686,7 @@ Command: TypeAlias = (
     StartWorker
     | EndWorker
     | RunTask
+    | RunInGang
     | RevokeTask
     | StopTask
     | Prefetch

@@ -21,6 +21,7 @@ class PlacementRule(Enum):
     CHEAPEST = "it costs least to load"
     WAITED = "it waited too long to let others pass"
     LOST = "its last run was lost with its worker"
+    CONTINUED = "it continues on more or fewer GPUs"
     DEADLINE = "its deadline is near"
     PINNED = "it waited for this worker"
     IN_ORDER = "it was next in order"

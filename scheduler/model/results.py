@@ -1,8 +1,8 @@
 """Decides which results the shell holds, and when they are released. Knows ids and sizes; the bytes are elsewhere.
 
 A result is held while a task that has to run reads it, a live job provided it, or a job waits for the hashes of the
-files that it was made with. After that an encode result is kept
-for later jobs, in LRU order within two limits; any other is released. `sweep` decides, once per event.
+files that it was made with. After that an encode result is kept, and any result of a
+workflow, for later jobs, in LRU order within two limits; any other is released. `sweep` decides, once per event.
 """
 
 from __future__ import annotations

@@ -12,11 +12,21 @@ from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from modelpool.pool.values.core.errors import counted, format_bytes
-from modelpool.pool.values.specs.spec import ComponentKey, NodeId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.values.specs.spec import (
+    ComponentKey,
+    NodeId,
+    RunCost,
+    TaskId,
+    TaskReport,
+    TaskSpec,
+    WorkerId,
+    WorkerSpec,
+)
 from modelpool.pool.weights.plan.eviction_plan import Residency, Resident
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.cordons import Cordon, Cordons
-from modelpool.scheduler.model.messages import Command, EndWorker, LossCause, StartWorker
+from modelpool.scheduler.model.gang_runs import GangLoss, GangRun
+from modelpool.scheduler.model.messages import Command, EndWorker, GangMember, LossCause, StartWorker
 from modelpool.scheduler.model.placement_record import Why
 from modelpool.scheduler.model.scaling_record import ScalingWhy
 from modelpool.scheduler.model.story import Status, Story
@@ -176,11 +186,23 @@ class Worker:
     used_bytes: int = 0
     #: grows when entries, capacity or link change
     version: int = 0
-    #: set exactly while BUSY: the first task of its run that has not ended, and the others
+    #: the first task of its run that has not ended, and the others. Set exactly while BUSY, except on a worker that
+    #: takes part in a gang which another worker stands for
     task_id: TaskId | None = None
     batch_mates: tuple[TaskId, ...] = ()
-    #: number of tasks that its current or last run began with
+    #: number of tasks that its current or last run began with; if others joined it, of those that were in it then
     members: int = 0
+    #: tasks with this `TaskSpec.pass_key` may join its run; "" if none may. Set only while BUSY
+    pass_key: str = ""
+    #: rows of that pass, and the first component of its tasks
+    pass_rows: int = 0
+    pass_component: ComponentKey | None = None
+    #: the gang that it runs in, until it has reported its end; only while BUSY
+    gang: GangRun | None = None
+    #: the task for which it takes no others: it will share that run
+    held_for: TaskId | None = None
+    #: the workers, with their incarnations, with which it shared its last such run, itself included
+    last_gang: tuple[GangMember, ...] = ()
     #: the weights of its run, if that is a decode and it may begin queued tasks meanwhile
     decodes: ComponentKey | None = None
     #: the tasks that it starts after its run, in order; only while BUSY
@@ -233,9 +255,14 @@ class Worker:
         return () if self.task_id is None else (self.task_id, *self.batch_mates)
 
     @property
+    def free_rows(self) -> int:
+        """Rows of the pass that it runs for other tasks; 0 if none may join."""
+        return self.pass_rows - len(self.task_ids) if self.pass_key else 0
+
+    @property
     def takes_tasks(self) -> bool:
         """Whether new tasks may be placed on it while it is up."""
-        return self.wanted and self.cordon is None and self.restart_by is None
+        return self.wanted and self.cordon is None and self.restart_by is None and self.held_for is None
 
     @property
     def drains(self) -> bool:
@@ -363,8 +390,12 @@ class WorkerTable:
         self.worker_index = WorkerIndex()
         #: the workers with queued tasks
         self.with_queued: dict[WorkerId, Worker] = {}
+        #: the workers with a pass that tasks may join
+        self.open_passes: dict[WorkerId, Worker] = {}
         #: queued tasks of lost workers. Emptied by the core
         self.returned: list[QueuedTask] = []
+        #: lost members of gangs. Emptied by the core
+        self.gang_losses: list[GangLoss] = []
         #: what operators have taken out of use
         self.cordons = Cordons()
 
@@ -428,7 +459,7 @@ class WorkerTable:
             # It has lost everything; since this may also be a delayed message, end it and start the next incarnation.
             self._out.append(EndWorker(spec.worker_id, spec.incarnation))
             return self.lost(worker, "it introduced itself again")
-        lost_tasks = worker.task_ids
+        lost_tasks = () if worker.gang is not None else worker.task_ids
         if worker.live:
             worker.failures += 1
             self._down(worker)
@@ -456,10 +487,10 @@ class WorkerTable:
         """The current incarnation is lost, or failed to start. Request the next, unless the worker is unwanted or given
         up. External causes slow down the next start when they repeat, and never give a worker up.
 
-        Returns the tasks that it was running.
+        Returns the tasks that it was running, without one that it shared with other workers.
         """
-        lost_tasks = worker.task_ids
-        self._down(worker)
+        lost_tasks = () if worker.gang is not None else worker.task_ids
+        self._down(worker, reason, cause)
         if cause.is_external:
             worker.external_losses += 1
         else:
@@ -562,15 +593,70 @@ class WorkerTable:
         expected_end: float | None,
         batch_mates: tuple[TaskId, ...] = (),
         decodes: ComponentKey | None = None,
+        open_for: TaskSpec | None = None,
     ) -> None:
         """A task was placed, with the others of its batch; its weights are assumed to arrive. `decodes` as in
-        `Worker`."""
+        `Worker`; `open_for`: tasks like this one may join."""
         worker.task_id, worker.batch_mates, worker.members = task_id, batch_mates, 1 + len(batch_mates)
         worker.decodes = decodes
+        if open_for is not None:
+            worker.pass_key, worker.pass_rows = open_for.pass_key, open_for.batch_size
+            worker.pass_component = open_for.uses[0].component
+            self.open_passes[worker.worker_id] = worker
         worker.expected_end, worker.is_barred = expected_end, False
         self._story.move(worker, WorkerState.BUSY, task_id)
         worker.update_residency(assumed)
         self._note(worker)
+
+    def joined_pass(self, worker: Worker, task_id: TaskId, expected_end: float | None) -> None:
+        """A task joined the pass of a worker, and should end then. The worker is sent no other task before the end of
+        the pass: one that comes too late to join runs next."""
+        worker.batch_mates = (*worker.batch_mates, task_id)
+        worker.members = len(worker.task_ids)
+        worker.is_barred = True
+        if worker.expected_end is not None and expected_end is not None:
+            worker.expected_end = max(worker.expected_end, expected_end)
+        self._note(worker)
+
+    def _close_pass(self, worker: Worker) -> None:
+        if worker.pass_key:
+            worker.pass_key, worker.pass_rows, worker.pass_component = "", 0, None
+            del self.open_passes[worker.worker_id]
+
+    def gang_started(
+        self, worker: Worker, gang: GangRun, assumed: Residency, expected_end: float | None, leads: bool
+    ) -> None:
+        """A worker begins its part of a run that it shares; the worker that `leads` stands for the run."""
+        worker.gang, worker.task_id = gang, gang.task_id if leads else None
+        worker.last_gang = gang.members
+        worker.batch_mates, worker.members, worker.decodes, worker.loaded_at = (), 1, None, None
+        worker.expected_end, worker.is_barred = expected_end, True
+        self._story.move(worker, WorkerState.BUSY, f"{gang.task_id}, with {', '.join(gang.others(worker.worker_id))}")
+        worker.update_residency(assumed)
+        self._note(worker)
+
+    def gang_ended(self, worker: Worker, report: TaskReport, at: float) -> None:
+        """A worker has ended its part of a run that it shared."""
+        worker.totals.add(report.cost)
+        self.totals.add(report.cost)
+        if report.error is None:
+            worker.failures = worker.external_losses = 0
+        worker.gang = worker.task_id = worker.expected_end = None
+        worker.update_residency(report.residency)
+        self._idle(worker, at)
+
+    def hold(self, worker: Worker, task_id: TaskId | None) -> None:
+        """Let a worker that is up take no tasks but this one; None ends that."""
+        worker.held_for = task_id
+        self._note(worker)
+
+    def stands_for(self, worker: Worker) -> Worker | None:
+        """Return the worker that stands for the run of `worker`: the worker itself, or one that it shares the run with.
+        None if it runs nothing, or only its own part has not ended."""
+        if worker.gang is None:
+            return worker if worker.task_id is not None else None
+        lead = self.workers.get(worker.gang.lead)
+        return lead if lead is not None and lead.gang is worker.gang and lead.task_id is not None else None
 
     def queue(self, worker: Worker, queued: QueuedTask) -> None:
         """A busy worker was sent another task, which it starts after those that it has."""
@@ -629,6 +715,7 @@ class WorkerTable:
             worker.batch_mates = tuple(others)
             return
         worker.task_id = worker.expected_end = None
+        self._close_pass(worker)
         worker.update_residency(report.residency)
         self._idle(worker, at)
 
@@ -679,10 +766,14 @@ class WorkerTable:
         worker.incarnation = self.incarnations[worker.worker_id] = incarnation
         self._out.append(StartWorker(worker.worker_id, incarnation, delay_seconds, worker.group))
 
-    def _down(self, worker: Worker) -> None:
+    def _down(self, worker: Worker, reason: str = "it was replaced", cause: LossCause = LossCause.CRASH) -> None:
         worker.task_id = worker.expected_end = worker.loaded_at = worker.drain_deadline = None
+        self._close_pass(worker)
         worker.batch_mates, worker.preloaded, worker.loading = (), {}, None
         worker.restart_by = None
+        if worker.gang is not None:
+            self.gang_losses.append(GangLoss(worker.gang, worker.worker_id, reason, cause))
+            worker.gang = None
         self.cordons.restarts.pop(worker.worker_id, None)
         for queued in worker.begun:
             queued.may_have_started = True

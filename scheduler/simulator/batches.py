@@ -13,7 +13,35 @@ from math import ceil
 
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
 from modelpool.pool.weights.plan.eviction_plan import Move, Residency, ResidencyPlan
-from modelpool.scheduler.model.messages import BatchMate
+from modelpool.scheduler.model.messages import BatchMate, GangMember
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpan:
+    """When one task runs, and which steps.
+
+    began_at           it was started, or joined
+    loaded_at, run_seconds  its steps begin, and take
+    first_step, steps  steps done before, and all of them; 0 for stages without steps
+    """
+
+    began_at: float
+    loaded_at: float
+    run_seconds: float
+    first_step: int = 0
+    steps: int = 0
+
+    @property
+    def ends_at(self) -> float:
+        """Time at which it is done, unless it hangs."""
+        return self.loaded_at + self.run_seconds
+
+    def next_step(self, at: float) -> tuple[int, float]:
+        """Return the first step that ends at `at` or later, counted over all steps, and its end."""
+        step_seconds = self.run_seconds / (self.steps - self.first_step)
+        # the end of a step is a sum of floats: a time within a millionth of a step of it is at it
+        step = max(1, ceil((at - self.loaded_at) / step_seconds - 1e-6)) if step_seconds else 1
+        return self.first_step + step, max(at, self.loaded_at + step * step_seconds)
 
 
 @dataclass(slots=True)
@@ -24,6 +52,7 @@ class BatchRun:
     cost     its share of the transfers; seconds are divided as they pass
     cold     bytes of weights that were not there before, with any patches
     number   identifies its event on the heap; a newer number replaces it
+    span     when it runs, and its steps
     leaving  it was stopped
     pausing  it was asked to stop with its state
     """
@@ -34,6 +63,7 @@ class BatchRun:
     adapters_loaded: tuple[ComponentKey, ...]
     cold: tuple[Move, ...]
     number: int
+    span: RunSpan
     leaving: bool = False
     pausing: bool = False
     load_seconds: float = 0.0
@@ -42,10 +72,12 @@ class BatchRun:
 
 @dataclass(slots=True)
 class RunningBatch:
-    """Tasks that began together on one worker, the first task of the command first.
+    """Tasks that began together on one worker, the first task of the command first, or that joined them.
 
     load_seconds, run_seconds  of the complete batch
-    first_step, steps          steps done before, and all of them; 0 for stages without steps
+    rows          of each forward pass that others may join; 0 if none may
+    step_seconds  of such a pass
+    gang, rank    the members with which the worker shares the run, itself included, and its place
     """
 
     began_at: float
@@ -53,8 +85,10 @@ class RunningBatch:
     run_seconds: float
     moves: ResidencyPlan
     runs: dict[BatchMate, BatchRun] = field(default_factory=dict)
-    first_step: int = 0
-    steps: int = 0
+    rows: int = 0
+    step_seconds: float = 0.0
+    gang: tuple[GangMember, ...] = ()
+    rank: int = 0
     _shared_load_seconds: float = 0.0
     _shared_run_seconds: float = 0.0
 
@@ -68,12 +102,14 @@ class RunningBatch:
         """Time at which all weights are loaded."""
         return self.began_at + self.load_seconds
 
-    def next_step(self, at: float) -> tuple[int, float]:
-        """Return the first step that ends at `at` or later, counted over all steps, and its end."""
-        step_seconds = self.run_seconds / (self.steps - self.first_step)
-        # the end of a step is a sum of floats: a time within a millionth of a step of it is at it
-        step = max(1, ceil((at - self.loaded_at) / step_seconds - 1e-6)) if step_seconds else 1
-        return self.first_step + step, max(at, self.loaded_at + step * step_seconds)
+    def join(self, at: float, run_seconds: float, first_step: int, steps: int) -> RunSpan:
+        """A task joins, at the next step of the pass; return when it runs."""
+        self.share(at)
+        done = ceil((at - self.loaded_at) / self.step_seconds - 1e-6) if self.step_seconds else 0
+        joins_at = max(at, self.loaded_at + max(0, done) * self.step_seconds)
+        span = RunSpan(at, joins_at, run_seconds, first_step, steps)
+        self.run_seconds = max(self.run_seconds, span.ends_at - self.loaded_at)
+        return span
 
     def share(self, at: float) -> None:
         """Give every remaining task its share of the seconds until now."""

@@ -18,6 +18,7 @@ from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,
     JobId,
+    RunCost,
     RunError,
     RunErrorKind,
     Stage,
@@ -28,6 +29,7 @@ from modelpool.pool.values.specs.spec import (
 )
 from modelpool.pool.weights.plan.eviction_plan import Move, Residency
 from modelpool.pool.weights.plan.preload_plan import NOTHING_TO_PRELOAD
+from modelpool.scheduler.model.gang_times import prior_seconds
 from modelpool.scheduler.model.kept_states import task_of_state
 from modelpool.scheduler.model.messages import (
     BatchMate,
@@ -55,6 +57,7 @@ from modelpool.scheduler.model.messages import (
     ResultLost,
     RevokeTask,
     RunEnded,
+    RunInGang,
     RunTask,
     ScheduleTick,
     StartFailed,
@@ -70,18 +73,30 @@ from modelpool.scheduler.model.messages import (
     WorkersWanted,
     WorkerUp,
 )
-from modelpool.scheduler.simulator.batches import BatchRun, RunningBatch, half_loaded
+from modelpool.scheduler.simulator.batches import BatchRun, RunningBatch, RunSpan, half_loaded
 from modelpool.scheduler.simulator.eviction_policies import PlannedMemory, WorkerMemory
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode, StorageReads
 from modelpool.scheduler.simulator.machines import Machine, Machines, SimulatedGpu, SimulatedLoad, SimulatedWork
 from modelpool.scheduler.simulator.node_supply import NodeSupply
 from modelpool.scheduler.simulator.records import SimulatedRun, SimulationTotals, model_name, shares
+from modelpool.scheduler.simulator.simulated_gangs import (
+    NOTICE_SECONDS,
+    GangPart,
+    GangSeconds,
+    SimulatedGangs,
+    members_besides,
+)
 
 __all__ = ["RESULT_BYTES", "Core", "SimulatedGpu", "SimulatedNode", "VirtualCluster"]
 
 #: sizes that fill a result cache about as real conditionings, latents and images do
-RESULT_BYTES: Mapping[Stage, int] = {Stage.ENCODE: 1 << 20, Stage.SAMPLE: 1 << 18, Stage.DECODE: 3 << 20}
+RESULT_BYTES: Mapping[Stage, int] = {
+    Stage.ENCODE: 1 << 20,
+    Stage.SAMPLE: 1 << 18,
+    Stage.DECODE: 3 << 20,
+    Stage.OPERATE: 3 << 20,
+}
 #: size of the state of a sampling run: the latent and an earlier prediction
 STATE_BYTES = 2 << 18
 
@@ -109,10 +124,11 @@ class VirtualCluster(Generic[CoreT_co]):
         patch_switch_seconds: float = 0.05,
         checkpoint_seconds: float | None = None,
         supply: NodeSupply | None = None,
+        gang_seconds: GangSeconds = prior_seconds,
     ) -> None:
         """With `checkpoint_seconds`, sampling runs save their state that often, at the end of a step. `supply` provides
-        the nodes of groups. Raises UnusableField if a GPU is on a machine that is not in `nodes`, or a name is used
-        twice."""
+        the nodes of groups, `gang_seconds` the times of runs on several GPUs. Raises UnusableField if a GPU is on a
+        machine that is not in `nodes`, or a name is used twice."""
         self.core = core
         self.now = 0.0
         self.totals = SimulationTotals()
@@ -132,6 +148,7 @@ class VirtualCluster(Generic[CoreT_co]):
         self.commands: list[tuple[float, Command]] = []
         self._machines = Machines(gpus, nodes, memory or PlannedMemory(), patch_switch_seconds)
         self._disturbances = disturbances or Disturbances()
+        self._gangs = SimulatedGangs(gang_seconds)
         self._checkpoint_seconds = checkpoint_seconds
         self.supply = supply or NodeSupply()
         #: pending starts of workers of groups, with the number of the event that ends each
@@ -209,8 +226,9 @@ class VirtualCluster(Generic[CoreT_co]):
                     batch.cut(at, [run], machine.host.stop(at, report.worker_id))
                     cost = replace(run.cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
                     report = replace(report, cost=cost)
-                    self.states[report.task_id] = report.step
-                self._count_steps(at, batch, run, report.step if report.has_state else None)
+                    self.states[report.task_id] = max(report.step, self.states.get(report.task_id, 0))
+                if not batch.rank:
+                    self._count_steps(at, run, report.step if report.has_state else None)
                 del batch.runs[run.member]
                 if not batch.runs:
                     came_bytes = machine.settle(at)
@@ -220,7 +238,7 @@ class VirtualCluster(Generic[CoreT_co]):
                         cost = replace(report.cost, ahead_bytes=came_bytes)
                         report = replace(report, residency=machine.residency, cost=cost)
                 self._record(at, batch, run, report)
-                if report.error is None:
+                if report.error is None and not batch.rank:
                     self.held.add(report.task_id)
                 return RunEnded(event.at, report)
             case WorkerUp(worker=spec):
@@ -273,10 +291,14 @@ class VirtualCluster(Generic[CoreT_co]):
 
     def _execute(self, command: Command) -> None:
         match command:
+            case RunTask(enters=True) if self._machines.live[command.worker_id].batch is not None:
+                self._join_run(command)
             case RunTask(queued=True):
                 self._machines.live[command.worker_id].queue.append(command)
             case RunTask():
                 self._start_run(command)
+            case RunInGang():
+                self._start_part(command)
             case RevokeTask():
                 self._revoke(command)
             case ReleaseResult(task_id=task_id):
@@ -393,7 +415,7 @@ class VirtualCluster(Generic[CoreT_co]):
         unheld = [need for task in tasks for need in task.needs if need not in self.held]
         assert has_lost_inputs or not unheld, f"{command} reads {unheld}, which are not held"
         assert all(task.uses == tasks[0].uses for task in tasks), f"{command}: mates with other weights"
-        first_step, steps = 0, tasks[0].uses[0].passes if tasks[0].stage is Stage.SAMPLE and tasks[0].uses else 0
+        first_step, steps = 0, _steps_of(tasks[0])
         if command.resume:
             found = {self.states.get(member.task_id) for member in members}
             assert None not in found, f"{command} resumes, and no state is held"
@@ -403,9 +425,10 @@ class VirtualCluster(Generic[CoreT_co]):
         work = self._machines.work(self.now, command, tasks, self._components, self._disturbances.run_factor(command))
         kind = RunErrorKind.INPUT_LOST if has_lost_inputs else self._disturbances.run_error(command)
         hangs = self._disturbances.run_hangs(command)
-        batch = machine.batch = RunningBatch(
-            self.now, work.cost.load_seconds, work.cost.run_seconds, work.moves, first_step=first_step, steps=steps
-        )
+        batch = machine.batch = RunningBatch(self.now, work.cost.load_seconds, work.cost.run_seconds, work.moves)
+        if command.is_open:
+            batch.rows, batch.step_seconds = tasks[0].batch_size, work.cost.run_seconds / max(1, steps - first_step)
+        span = RunSpan(self.now, batch.loaded_at, work.cost.run_seconds, first_step, steps)
         # bytes from storage arrive for every run that waits for them, whichever requested them first
         reported_cost = work.cost
         if work.waited_bytes:
@@ -425,9 +448,115 @@ class VirtualCluster(Generic[CoreT_co]):
             )
             number = _HANGS if hangs else self.post(RunEnded(batch.ends_at, report))
             loaded, cold = (work.adapters_loaded, _cold(work)) if index == 0 else ((), ())
-            batch.runs[member] = BatchRun(member, report, charged, loaded, cold, number)
+            batch.runs[member] = BatchRun(member, report, charged, loaded, cold, number, span)
             if self._checkpoint_seconds is not None and steps and not hangs:
-                self._post_checkpoint(batch, report)
+                self._post_checkpoint(span, report)
+
+    def _join_run(self, command: RunTask) -> None:
+        """Let a task join the pass of its worker."""
+        machine, (task, _) = self._machines.live[command.worker_id], self._tasks[command.task_id]
+        batch, member = machine.batch, BatchMate(command.task_id, command.attempt)
+        assert machine.incarnation == command.incarnation, f"{command} goes to a worker that is gone"
+        assert batch is not None, f"{command} joins nothing"
+        others = [self._tasks[other.task_id][0] for other in batch.runs]
+        assert len(others) < batch.rows, f"{command} finds no free row"
+        assert {other.pass_key for other in others} == {task.pass_key}, (
+            f"{command}: others in the pass are of another kind"
+        )
+        assert self.held.issuperset(task.needs), f"{command} reads what is not held"
+        first_step, steps = 0, _steps_of(task)
+        if command.resume:
+            first_step = self.states[command.task_id]
+            task = replace(task, run_seconds=task.run_seconds * (steps - first_step) / steps)
+        seconds = self._machines.row_seconds(command, task, self._disturbances.run_factor(command))
+        span = batch.join(self.now, seconds, first_step, steps)
+        kind, hangs = self._disturbances.run_error(command), self._disturbances.run_hangs(command)
+        cost = shares(RunCost(run_seconds=seconds, resident=True), batch.rows)[0]
+        report = TaskReport(
+            task_id=member.task_id,
+            attempt=member.attempt,
+            worker_id=command.worker_id,
+            incarnation=command.incarnation,
+            residency=batch.moves.after,
+            cost=cost,
+            error=None if kind is None else RunError(kind, "simulated failure"),
+            result_bytes=RESULT_BYTES[task.stage] if kind is None else 0,
+        )
+        number = _HANGS if hangs else self.post(RunEnded(span.ends_at, report))
+        batch.runs[member] = BatchRun(member, report, cost, (), (), number, span)
+        if self._checkpoint_seconds is not None and steps and not hangs:
+            self._post_checkpoint(span, report)
+
+    def _start_part(self, command: RunInGang) -> None:
+        """One member of a gang gets its part of a run, which starts with the last of them."""
+        run = command.run
+        machine, task = self._machines.live[run.worker_id], self._tasks[run.task_id][0]
+        assert machine.incarnation == run.incarnation, f"{command} goes to a worker that is gone"
+        assert machine.batch is None, f"{command} goes to a worker that is busy"
+        assert self.held.issuperset(task.needs), f"{command} reads what is not held"
+        assert not run.resume or run.task_id in self.states, f"{command} resumes, and no state is held"
+        if machine.load is not None and machine.load.ends_at > self.now:
+            self._cut_load(machine, machine.load)
+        steps = task.uses[0].passes if task.stage is Stage.SAMPLE and task.uses else 0
+        first_step = self.states[run.task_id] if run.resume else 0
+        remaining = (steps - first_step) / steps if steps else 1.0
+        task = replace(task, run_seconds=task.run_seconds * remaining)
+        factor = self._disturbances.run_factor(run)
+        work = self._machines.work(self.now, run, [task], self._components, factor)
+        parts = self._gangs.join(GangPart(command, machine, work))
+        if not parts:
+            return
+        kinds = [self._disturbances.run_error(part.command.run) for part in parts]
+        is_hanging = any(self._disturbances.run_hangs(part.command.run) for part in parts)
+        for part, cost, kind in zip(parts, self._gangs.costs(parts, task, remaining), kinds, strict=True):
+            if kind is None and any(kinds):
+                kind = RunErrorKind.GANG_BROKEN
+            batch = part.machine.batch = RunningBatch(
+                self.now,
+                cost.load_seconds,
+                cost.run_seconds,
+                part.work.moves,
+                gang=command.members,
+                rank=part.command.rank,
+            )
+            span = RunSpan(self.now, batch.loaded_at, cost.run_seconds, first_step, steps)
+            one = part.command.run
+            report = TaskReport(
+                task_id=one.task_id,
+                attempt=one.attempt,
+                worker_id=one.worker_id,
+                incarnation=one.incarnation,
+                residency=part.work.moves.after,
+                cost=cost,
+                error=None if kind is None else RunError(kind, "simulated failure"),
+                result_bytes=RESULT_BYTES[task.stage] if kind is None and not part.command.rank else 0,
+            )
+            member = BatchMate(one.task_id, one.attempt)
+            number = _HANGS if is_hanging else self.post(RunEnded(batch.ends_at, report))
+            batch.runs[member] = BatchRun(
+                member, report, cost, part.work.adapters_loaded, _cold(part.work), number, span
+            )
+            if self._checkpoint_seconds is not None and steps and not is_hanging and not part.command.rank:
+                self._post_checkpoint(span, report)
+
+    def _break_gang(self, at: float, lost: Machine, batch: RunningBatch) -> None:
+        """The other members of a gang notice that one is lost, and end with the state of the last complete step."""
+        for member in members_besides(batch.gang, lost):
+            machine = self._machines.live.get(member.worker_id)
+            other = None if machine is None else machine.batch
+            if machine is None or other is None or other.gang != batch.gang:
+                continue
+            for run in other.runs.values():
+                if run.leaving:
+                    continue
+                run.leaving, span = True, run.span
+                step = 0 if not span.steps or at < span.loaded_at else span.next_step(at)[0] - 1
+                step = step if step > span.first_step else 0
+                error = RunError(RunErrorKind.GANG_BROKEN, f"{lost.gpu.worker_id} does not answer")
+                report = replace(
+                    run.report, error=error, result_bytes=STATE_BYTES if step else 0, step=step, steps=span.steps
+                )
+                run.number = self.post(RunEnded(at + NOTICE_SECONDS, report))
 
     def _start_queued(self, worker_id: WorkerId) -> None:
         """Start the next queued task of a worker after its run. One that follows a run without a result does not
@@ -494,31 +623,38 @@ class VirtualCluster(Generic[CoreT_co]):
             return
         batch = machine.batch
         run = batch.runs.get(BatchMate(command.task_id, command.attempt))
-        if run is None or run.leaving or run.pausing or run.number == _HANGS or not batch.steps:
+        if run is None or run.leaving or run.pausing or run.number == _HANGS or not run.span.steps:
             return
         run.pausing = True
-        self._pause_batch(batch)
+        if batch.rows:
+            self._pause(run)
+        else:
+            self._pause_batch(batch)
 
     def _pause_batch(self, batch: RunningBatch) -> None:
         """End the batch at its next step, if all of its tasks should stop and any with its state."""
         if not all(other.pausing or other.leaving for other in batch.runs.values()):
             return
-        step, at = batch.next_step(self.now)
-        if step >= batch.steps:
-            return
         for other in batch.runs.values():
             if not other.leaving:
-                error = RunError(RunErrorKind.CANCELLED, f"stopped after step {step} of {batch.steps}")
-                report = replace(other.report, error=error, result_bytes=STATE_BYTES, step=step, steps=batch.steps)
-                other.number = self.post(RunEnded(at, report))
+                self._pause(other)
 
-    def _post_checkpoint(self, batch: RunningBatch, report: TaskReport) -> None:
+    def _pause(self, run: BatchRun) -> None:
+        """End a run at its next step with its state, unless that is its last."""
+        span = run.span
+        step, at = span.next_step(self.now)
+        if step < span.steps:
+            error = RunError(RunErrorKind.CANCELLED, f"stopped after step {step} of {span.steps}")
+            report = replace(run.report, error=error, result_bytes=STATE_BYTES, step=step, steps=span.steps)
+            run.number = self.post(RunEnded(at, report))
+
+    def _post_checkpoint(self, span: RunSpan, report: TaskReport) -> None:
         """Schedule the next checkpoint of a run, if it is still running by then."""
         assert self._checkpoint_seconds is not None, "no checkpoints"
-        step, at = batch.next_step(max(self.now, batch.loaded_at) + self._checkpoint_seconds)
-        if step < batch.steps:
+        step, at = span.next_step(max(self.now, span.loaded_at) + self._checkpoint_seconds)
+        if step < span.steps:
             worker_id, incarnation, task_id = report.worker_id, report.incarnation, report.task_id
-            self.post(StateKept(at, worker_id, incarnation, task_id, report.attempt, step, batch.steps, STATE_BYTES))
+            self.post(StateKept(at, worker_id, incarnation, task_id, report.attempt, step, span.steps, STATE_BYTES))
 
     def _checkpoint(self, event: StateKept, number: int) -> StateKept | None:
         """Hold the state of a run that is still running, and schedule its next checkpoint."""
@@ -530,18 +666,19 @@ class VirtualCluster(Generic[CoreT_co]):
             return None
         self.now = event.at
         self.states[event.task_id] = event.step
-        self._post_checkpoint(machine.batch, run.report)
+        self._post_checkpoint(run.span, run.report)
         return event
 
-    def _count_steps(self, at: float, batch: RunningBatch, run: BatchRun, stopped_at: int | None) -> None:
+    def _count_steps(self, at: float, run: BatchRun, stopped_at: int | None) -> None:
         """Count the steps that a run computed completely until now."""
-        if not batch.steps:
+        span = run.span
+        if not span.steps:
             return
         done = stopped_at
         if done is None:
-            done = batch.steps if run.report.error is None and at >= batch.ends_at else batch.next_step(at)[0] - 1
+            done = span.steps if run.report.error is None and at >= span.ends_at else span.next_step(at)[0] - 1
         task_id = run.report.task_id
-        self.steps_computed[task_id] = self.steps_computed.get(task_id, 0) + max(0, done - batch.first_step)
+        self.steps_computed[task_id] = self.steps_computed.get(task_id, 0) + max(0, done - span.first_step)
 
     def _prefetch(self, command: Prefetch) -> None:
         machine = self._machines.live.get(command.worker_id)
@@ -584,10 +721,12 @@ class VirtualCluster(Generic[CoreT_co]):
         worker_id, batch = machine.gpu.worker_id, machine.batch
         unread = machine.host.stop(at, worker_id)
         if batch is not None:
+            if batch.gang:
+                self._break_gang(at, machine, batch)
             batch.share(at)
             batch.cut(at, batch.runs.values(), unread)
             for run in batch.runs.values():
-                self._count_steps(at, batch, run, None)
+                self._count_steps(at, run, None)
                 error = RunError(RunErrorKind.WORKER_LOST, "its worker is gone")
                 self._record(at, batch, run, replace(run.report, error=error))
         del self._machines.live[worker_id]
@@ -611,8 +750,8 @@ class VirtualCluster(Generic[CoreT_co]):
                 model=model_name(spec.uses[0].component) if spec.uses else "",
                 stage=spec.stage,
                 worker_id=report.worker_id,
-                started_at=batch.began_at,
-                loaded_at=min(batch.loaded_at, at),
+                started_at=run.span.began_at,
+                loaded_at=min(run.span.loaded_at, at),
                 ended_at=at,
                 load_seconds=cost.load_seconds,
                 run_seconds=cost.run_seconds,
@@ -627,6 +766,11 @@ class VirtualCluster(Generic[CoreT_co]):
                 ended_well=report.error is None,
             )
         )
+
+
+def _steps_of(task: TaskSpec) -> int:
+    """The steps of a sampling task; 0 for other stages."""
+    return task.uses[0].passes if task.stage is Stage.SAMPLE and task.uses else 0
 
 
 def _cold(work: SimulatedWork) -> tuple[Move, ...]:

@@ -317,6 +317,10 @@ class FakeFleet:
     def want_previews(self, worker_id: WorkerId, incarnation: int, run: int, wish: PreviewWish | None) -> None:
         self.previews_asked.append((worker_id, run, wish))
 
+    async def gang_address(self, worker_id: WorkerId, incarnation: int) -> str:
+        assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
+        return f"{worker_id}:1"
+
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
         self.read_ahead_asked.append((worker_id, tuple(parts)))

@@ -24,7 +24,9 @@ from modelpool.actors.control.pool_plan import NodeSettings, PoolPlan
 from modelpool.pool.catalog.registry.listings import FileNames
 from modelpool.pool.families.two_experts import TWO_EXPERTS
 from modelpool.pool.families.unet_families import CASCADES
+from modelpool.pool.inference.operations.operate import operate
 from modelpool.pool.models.text.chunks import embeddings_in
+from modelpool.pool.values.core.batch_gains import BatchedWork, MeasuredGain
 from modelpool.pool.values.core.errors import AdapterMismatch, UserError, unknown_name
 from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.values.core.sampling_facts import (
@@ -53,6 +55,7 @@ from modelpool.pool.values.core.stage_params import (
     LoraRef,
     Mask,
     ModelRef,
+    OperationParams,
     Outcome,
     Result,
     RunHooks,
@@ -67,6 +70,7 @@ from modelpool.pool.values.core.stage_params import (
     control_key,
     upscaler_key,
 )
+from modelpool.pool.values.core.task_inputs import TaskInputs
 from modelpool.pool.values.specs.eviction_hints import EvictionHints
 from modelpool.pool.values.specs.spec import (
     ComponentKey,
@@ -200,6 +204,8 @@ class FakeEmbeddings:
 class FakeCatalog:
     """Two models and three LoRAs without files."""
 
+    #: measured, of batches
+    gains: tuple[MeasuredGain, ...] = ()
     controls = FakeControls()
     upscalers = FakeUpscalers()
     image_prompts = FakeImagePrompts()
@@ -224,6 +230,9 @@ class FakeCatalog:
 
     def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
         return self.find_model(name or DECODES)
+
+    def batched_work(self, model: ModelRef) -> BatchedWork:
+        return BatchedWork(model.name, "cpu", 1000, self.gains)
 
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return "3 of 4 keys matched, not used: odd" if lora.name == PARTIAL_LORA else None
@@ -390,7 +399,7 @@ class FakeEngine:
             self._say("reached", str(os.getpid()))
             self._hear("never")
         first = 0 if resume is None else resume.step
-        step, steps = first, work.schedule.steps_run
+        step, steps = first, work.steps_run
         while step < steps or ENDLESS in text:
             if hooks.should_stop():
                 raise Stopped
@@ -474,6 +483,8 @@ def result_of(work: StageParams, inputs: Mapping[str, Result], image_side: int =
             if shape.seconds:
                 return AudioSamples(random.random((int(shape.seconds * 8000), 2), np.float32) * 2 - 1, 8000)
             return ImagePixels(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+        case OperationParams():
+            return operate(work, TaskInputs(inputs))
         case UpscaleParams():
             image = inputs["image"]
             assert isinstance(image, ImagePixels)

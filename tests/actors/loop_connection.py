@@ -160,6 +160,7 @@ class ThreadFleet:
         if known := self.workers.pop((worker_id, incarnation), None):
             worker, thread = known
             worker._should_stop = lambda request: True  # a thread cannot be killed, as a process would be
+            worker.passes.close()
             thread.shutdown(wait=False, cancel_futures=True)
 
     def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
@@ -181,6 +182,30 @@ class ThreadFleet:
 
         return SentRuns(reports(), refs)
 
+    def run_pass(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Any:
+        worker, thread = self.workers[worker_id, incarnation]
+        requests, given = [request for request, _ in calls], [ref for _, inputs in calls for ref in inputs]
+        if any(ref.lost for ref in given):
+            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            failed.set_exception(InputsLost("an input of these tasks is gone"))
+            return failed
+        return asyncio.wrap_future(thread.submit(worker.passes.run, number, requests, *[ref.value for ref in given]))
+
+    async def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> bool:
+        request, inputs = call
+        if any(ref.lost for ref in inputs):
+            raise InputsLost("an input of this task is gone")
+        return self.workers[worker_id, incarnation][0].passes.join(number, request, *[ref.value for ref in inputs])
+
+    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
+        ref, worker = FakeRef(), self.workers[worker_id, incarnation][0]
+
+        async def reports() -> Sequence[Any]:
+            report, ref.value = await asyncio.to_thread(worker.passes.next_over, number, self.epoch)
+            return (report,)
+
+        return SentRuns(reports(), [ref])
+
     def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
         worker, _ = self.workers[worker_id, incarnation]
         reports, results = worker.over(runs, self.epoch)
@@ -197,6 +222,9 @@ class ThreadFleet:
 
     def want_previews(self, worker_id: WorkerId, incarnation: int, run: int, wish: PreviewWish | None) -> None:
         self.workers[worker_id, incarnation][0].want_previews(run, wish, self.epoch)
+
+    async def gang_address(self, worker_id: WorkerId, incarnation: int) -> str:
+        return self.workers[worker_id, incarnation][0].gang_address()
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         self.workers[worker_id, incarnation][0].prefetch(parts, self.epoch)

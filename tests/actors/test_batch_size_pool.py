@@ -1,7 +1,8 @@
 """Fixed batch sizes through the whole pool. Real Ray, simulated GPUs.
 
 Proves: the bytes of an image with a batch size are the same in any order of submission, on one, two or three workers,
-beside other requests, with a worker killed in the middle, alone, and when an output is verified; passes are shared.
+beside other requests, with a worker killed in the middle, alone, and when an output is verified; passes are shared; the
+size that measurements choose is recorded, and its bytes are those of the number.
 """
 
 from __future__ import annotations
@@ -23,37 +24,54 @@ from tests.actors.test_shapes_pool import CONFIG, requests
 pytestmark = pytest.mark.ray
 
 MAIN = "from modelpool.actors.cli.main import main; main()"
-COUNT, SIZE, STEPS = 21, 8, 6
+SIZE, STEPS = 8, 6
+#: seeds of requests without a batch size, which run beside the others
+OTHERS_FROM = 1000
 
 
-def bytes_of(pool: ModelPool, wanted: list[GenerateRequest], kills: bool = False) -> dict[int, bytes]:
-    """The pixels by seed; with `kills`, a worker ends with the first image."""
+def bytes_of(pool: ModelPool, wanted: list[GenerateRequest], kills_at: tuple[int, ...] = ()) -> dict[int, bytes]:
+    """The pixels by seed of the images with a batch size; a worker is killed after so many images."""
     jobs, found = pool.submit(wanted, output=False), {}
-    for image in jobs.images():
-        if kills and not found:
+    for place, image in enumerate(jobs.images()):
+        if place in kills_at:
             victim = next(iter(pool._connection.call(Controller.memory_reports).values()))
             os.kill(victim.pid, signal.SIGKILL)
         assert image.request.seed is not None
-        found[image.request.seed] = image.pixels.tobytes()
+        assert image.recipe.batch == (0 if image.request.seed >= OTHERS_FROM else SIZE), image.request
+        if image.recipe.batch:
+            found[image.request.seed] = image.pixels.tobytes()
     assert jobs.failures == ()
     return found
 
 
-def test_bytes_depend_on_the_batch_size_and_on_nothing_else() -> None:
-    wanted = requests(COUNT, steps=STEPS, batch=SIZE)
-    others = [each.model_copy(update={"batch": 1, "prompt": f"{each.prompt} again"}) for each in wanted[:6]]
+def require_equal_bytes(count: int, others: int, kills_at: tuple[int, ...]) -> None:
+    """Of `count` images with a batch size: on one worker; on two, of which some are killed, beside `others`, with sizes
+    that measurements choose; on three. Always in another order."""
+    wanted = requests(count, steps=STEPS, batch=SIZE)
+    more = [each.model_copy(update={"seed": OTHERS_FROM + n, "batch": 1}) for n, each in enumerate(wanted[:others])]
+    chosen = [each.model_copy(update={"batch": "auto"}) for each in wanted]
+    assert (count + others) % (2 * SIZE) == 0, "measurements would choose a size with which two workers end earlier"
     with ModelPool.start(CONFIG, device="sim", workers=1, vram="64MiB", name="one") as pool:
         expected = bytes_of(pool, wanted)
-        jobs = pool.submit([wanted[4]], output=False)
-        assert [image.pixels.tobytes() for image in jobs.images()] == [expected[4]], "alone, with padding"
-        for task in pool.history(f"{jobs.id}-0").tasks:
-            assert task.attempts[-1].cost is not None
-    for workers, kills in ((2, True), (3, False)):
-        mixed = [*wanted, *(others if kills else ())]
+    for workers, kills, asked in ((2, kills_at, [*chosen, *more]), (3, (), wanted)):
+        mixed = list(asked)
         Random(workers).shuffle(mixed)
         with ModelPool.start(CONFIG, device="sim", workers=workers, vram="64MiB", name=f"of-{workers}") as pool:
-            found = bytes_of(pool, [each for each in mixed if each.batch == SIZE], kills)
-            assert found == expected, (workers, [seed for seed in expected if found.get(seed) != expected[seed]])
+            if not kills:
+                assert bytes_of(pool, [wanted[4]]) == {4: expected[4]}, "alone, with padding"
+            found = bytes_of(pool, mixed, kills)
+        assert found == expected, (workers, [seed for seed in expected if found.get(seed) != expected[seed]])
+
+
+def test_bytes_depend_on_the_batch_size_and_on_nothing_else() -> None:
+    """Also of requests that leave the size to the measurements. Requests without one were not among them before, and
+    the image alone was one that the pool still had."""
+    require_equal_bytes(count=24, others=8, kills_at=(0,))
+
+
+@pytest.mark.nightly(usually="tests/actors/test_batch_size_pool.py")
+def test_bytes_of_many_depend_on_the_batch_size_and_on_nothing_else() -> None:
+    require_equal_bytes(count=64, others=32, kills_at=(0, 20, 45))
 
 
 def test_passes_are_shared_and_an_output_is_verified_with_its_batch_size(tmp_path: Path) -> None:

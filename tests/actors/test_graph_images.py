@@ -70,7 +70,7 @@ def test_a_image_is_encoded_by_a_task_of_its_own_that_seeds_and_strengths_share(
     assert encodes[0] == encodes[1]
     assert read_by(one, SampleParams, given) == [EncodeParams, EncodeParams, EncodeImageParams]
     sample = next(work for work in works_of(one) if isinstance(work, SampleParams))
-    assert (sample.shape.width, sample.shape.height, sample.schedule.first_step, sample.schedule.steps_run) == (
+    assert (sample.shape.width, sample.shape.height, sample.schedule.first_step, sample.steps_run) == (
         64,
         40,
         10,

@@ -15,6 +15,7 @@ from modelpool.actors.control.catalog_questions import BUILD_SOME
 from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.features.batch_choice import USUAL_TERMS
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.specs.spec import JobId
@@ -43,7 +44,7 @@ def test_a_recipe_from_before_there_were_warnings_is_read() -> None:
 
 def test_a_recipe_tells_the_settings_of_the_pool_and_keeps_its_digest() -> None:
     service = CatalogService(FakeCatalog, InlineExecutor(), {"products": "auto"})
-    (built,) = asyncio.run(service.ask(BUILD_SOME, [(JobId("a"), request("light"))], None, False))
+    (built,) = asyncio.run(service.ask(BUILD_SOME, [(JobId("a"), request("light"))], None, False, USUAL_TERMS))
     recipe, _ = build_graph(request("light"), JobId("a"), FakeCatalog())
     assert isinstance(built, BuiltRequest)
     assert built.recipe.computed_by == {"products": "auto"}

@@ -71,6 +71,19 @@ def written(pool: ModelPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return folder, list(pool.submit(requests(8), output=folder).images())
 
 
+def test_two_workers_share_a_run_and_its_pixels_are_those_of_one(pool: ModelPool) -> None:
+    """A shared run predicts for each prompt apart: the last bits may differ from those of one pass for both."""
+    alone = pixels_of(pool, requests(2, steps=6, cfg=3.0, gpus=1))
+    jobs = pool.submit(requests(2, steps=6, cfg=3.0, gpus=2), output=False)
+    images = sorted(jobs.images(), key=lambda image: image.index)
+    assert jobs.failures == ()
+    for image, one in zip(images, alone, strict=True):
+        pixels = np.frombuffer(one, np.uint8).reshape(image.pixels.shape).astype(int)
+        assert np.abs(image.pixels.astype(int) - pixels).max() <= 1
+        sampled = next(task for task in pool.history(image.job_id).tasks if task.stage is Stage.SAMPLE)
+        assert sampled.attempts[-1].why.note.startswith("2 GPUs (gpu-0, gpu-1)"), sampled.attempts
+
+
 def test_images_show_what_their_prompts_say(written: tuple[Path, list[ImageResult]]) -> None:
     folder, images = written
     assert len(images) == 8

@@ -76,7 +76,7 @@ def test_outputs_are_the_same_if_every_run_stops_and_resumes_at_every_step(made:
     assert other <= {output["id"] for output in outputs if not output["exact"]}
     stops = [stop for engine in engines for stop in engine.stops]
     works = [work for engine in engines for work in engine.tasks]
-    assert len(stops) == sum(work.schedule.steps_run - 1 for work in works) > len(outputs)
+    assert len(stops) == sum(work.steps_run - 1 for work in works) > len(outputs)
 
 
 def _equal(one: np.ndarray | str, other: np.ndarray | str) -> bool:

@@ -21,6 +21,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "inference": (
             "sampling", "pixels", "conditioning", "guidance", "extensions", "controlnets", "upscalers", "image_prompts",
+            "gang", "operations",
         ),
         "catalog": ("estimates", "registry", "."),
         "engine": (".",),

@@ -84,6 +84,7 @@ CONFIGURATIONS = {
     "least_loaded": SchedulerConfig(story_length=200, placement="least_loaded"),
     "batches": SchedulerConfig(story_length=None, batch_limit=4),
     "not ahead, ageing": SchedulerConfig(story_length=None, upload_ahead=False, ageing_seconds=20.0),
+    "shared runs": SchedulerConfig(story_length=None),
     "shares and limits": SchedulerConfig(
         story_length=None,
         shares=(UserShare(user=UserId("ann"), weight=3.0), UserShare(user=EVERYBODY, running_limit=2)),
@@ -123,13 +124,25 @@ def varied(job: JobSpec, at: float, rng: Random) -> JobSpec:
     )
 
 
-def eventful(config: SchedulerConfig, seed: int) -> Stream:
+def shareable(job: JobSpec, rng: Random) -> JobSpec:
+    """The job with a sampling run that takes long, and that several GPUs may share, or must."""
+    degrees = rng.choice(((1, 2, 4), (1, 2), (2,), (1,)))
+    tasks = tuple(
+        replace(task, degrees=degrees, run_seconds=10.0 * task.run_seconds) if task.stage is Stage.SAMPLE else task
+        for task in job.tasks
+    )
+    return replace(job, tasks=tasks)
+
+
+def eventful(config: SchedulerConfig, seed: int, is_shared: bool = False) -> Stream:
     """What a pool of four GPUs was told, in which everything goes wrong that can: workers are lost and do not start,
-    runs fail and hang, drivers cancel. Two of the GPUs share a machine with a disk, and gain by batches."""
+    runs fail and hang, drivers cancel. Two of the GPUs share a machine with a disk, and gain by batches; with
+    `is_shared` all of them do, and share runs."""
     rng, node = Random(seed), NodeId("box")
     sizes = (24, 12, 24, 9)
     gpus = [SimulatedGpu(WorkerId(f"gpu-{n}"), gib * GIB, 10.0 * GIB) for n, gib in enumerate(sizes)]
-    gpus[:2] = [replace(gpu, node=node, marginal=0.4) for gpu in gpus[:2]]
+    near = len(gpus) if is_shared else 2
+    gpus[:near] = [replace(gpu, node=node, marginal=0.4) for gpu in gpus[:near]]
     kinds = [RunErrorKind.OUT_OF_VRAM, RunErrorKind.INPUT_LOST, RunErrorKind.INTERNAL]
     disturbances = Disturbances(
         start_fails=lambda command: rng.random() < 0.1,
@@ -145,7 +158,8 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
     cluster.start(what.components)
     for submission in what.submissions(poisson(JOBS, 1.5, rng), rng):
         last = submission.at
-        cluster.post(replace(submission, job=varied(submission.job, last, rng)))
+        job = varied(submission.job, last, rng)
+        cluster.post(replace(submission, job=shareable(job, rng) if is_shared else job))
         if rng.random() < 0.05:
             cluster.post(CancelRequested(last + rng.uniform(0.0, 20.0), submission.job.job_id))
     cluster.post(PruneComponents(last))
@@ -183,7 +197,10 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
 
 @pytest.fixture(scope="module")
 def streams() -> dict[str, Stream]:
-    return {name: eventful(config, seed) for seed, (name, config) in enumerate(CONFIGURATIONS.items())}
+    return {
+        name: eventful(config, seed, name == "shared runs")
+        for seed, (name, config) in enumerate(CONFIGURATIONS.items())
+    }
 
 
 @pytest.fixture(scope="module")

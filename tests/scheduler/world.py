@@ -65,6 +65,7 @@ from modelpool.scheduler.model.messages import (
     ResultLost,
     RevokeTask,
     RunEnded,
+    RunInGang,
     RunTask,
     ScheduleTick,
     StartFailed,
@@ -104,14 +105,17 @@ def encode(prompt: str, activation_bytes: int = 1, patch: str = "", run_seconds:
 def sample(
     *needs: TaskId, model: ComponentKey = PAINT, seed: int = 0, activation_bytes: int = 4, patch: str = "",
     run_seconds: float = 10.0, divisions: tuple[ExecutionMode, ...] = (), batch_size: int = 1,
+    degrees: tuple[int, ...] = (1,),
 ) -> TaskSpec:  # fmt: skip
     use = ComponentUse(model, 2, patch, 5 if patch else 0, passes=STEPS)
     parts = "/" if divisions else ""
-    together = "s" if batch_size == 1 else f"s{batch_size}"
-    task_id = TaskId(f"{together}:{model}{patch}:{seed}:{activation_bytes}{parts}:{'+'.join(needs)}")
+    together = "s" if batch_size == 1 else f"s{batch_size}" if run_seconds == 10.0 else f"s{batch_size} {run_seconds}"
+    shared = "" if degrees == (1,) else f"x{'x'.join(map(str, degrees))}"
+    task_id = TaskId(f"{together}:{model}{patch}:{seed}:{activation_bytes}{parts}{shared}:{'+'.join(needs)}")
     return TaskSpec(
         *(task_id, Stage.SAMPLE, (use,), activation_bytes, run_seconds, needs, divisions),
-        together=together, batch_size=batch_size,
+        together=together, batch_size=batch_size, degrees=degrees,
+        pass_key=f"p{batch_size}{model}{patch}" if batch_size > 1 else "",
     )  # fmt: skip
 
 
@@ -154,6 +158,8 @@ class Running:
     is_right: bool = True
     #: a file that it reads was changed meanwhile, or is not the expected one
     is_doomed: bool = False
+    #: its place in the gang that shares the run; None if it runs alone
+    rank: int | None = None
 
     @property
     def members(self) -> list[Running]:
@@ -192,6 +198,8 @@ class Shell:
     made: dict[WorkerId, set[TaskId]] = field(default_factory=dict)
     #: loads that the shell owes an answer for; of a worker that is up
     loading: dict[WorkerId, LoadWeights] = field(default_factory=dict)
+    #: reports of members of gangs that have no result: all but the first members
+    parts: list[TaskReport] = field(default_factory=list)
     #: reports of runs that were answered, or whose worker was lost
     old: list[TaskReport] = field(default_factory=list)
     tasks: dict[TaskId, TaskSpec] = field(default_factory=dict)
@@ -249,12 +257,14 @@ class Shell:
         self._idle_before = {worker.worker_id for worker in workers if worker.is_idle and worker.loading is None}
         commands = self._commands = self.state.handle(event)
         for command in commands:
-            assert not isinstance(command, RunTask | LoadWeights) or not self.is_kept_off(command.worker_id), command
+            sent = command.run if isinstance(command, RunInGang) else command
+            assert not isinstance(sent, RunTask | LoadWeights) or not self.is_kept_off(sent.worker_id), command
             self._execute(command)
         for command in commands:
-            if isinstance(command, RunTask) and not command.queued:
-                believed = self.state.worker_table.workers[command.worker_id].residency
-                assert believed == self.running[command.worker_id].residency, f"{command}: other weights"
+            sent = command.run if isinstance(command, RunInGang) else command
+            if isinstance(sent, RunTask) and not sent.queued:
+                believed = self.state.worker_table.workers[sent.worker_id].residency
+                assert believed == self.running[sent.worker_id].residency, f"{sent}: other weights"
         validate(self.state)
         assert set(self.state.demand.results.held) == self.held, "the core believes in other results than the shell"
         kept = {name: task.kept.step for name, task in self.state.demand.tasks.items() if task.kept is not None}
@@ -333,6 +343,11 @@ class Shell:
         spec = None if worker is None else worker.spec
         places = (worker_id, "" if spec is None else spec.node, f"restart {worker_id}")
         return any(self.leave_by.get(place, inf) <= self.at for place in places)
+
+    @property
+    def is_deadline_next(self) -> bool:
+        """Whether an operator's deadline passes with the next event: whatever that is, it ends what runs there."""
+        return any(self.at < due <= self.at + 1.0 for due in self.leave_by.values())
 
     def uncordon(self, place: str) -> list[Command]:
         self.cordoned.discard(place)
@@ -508,7 +523,7 @@ class Shell:
         files: tuple[ComponentKey, ...] = ()
         if kind is None and run.is_doomed:
             kind, files = RunErrorKind.FILE_UNAVAILABLE, self._read_by(command.task_id)
-        if kind is None and command.task_id not in self.provided:
+        if kind is None and command.task_id not in self.provided and not run.rank:
             (self.wrong.discard if run.is_right else self.wrong.add)(command.task_id)
         if step:
             (self.wrong_states.discard if run.is_right else self.wrong_states.add)(command.task_id)
@@ -523,7 +538,7 @@ class Shell:
             self.up[worker_id] = (command.incarnation, after)
             if kind is RunErrorKind.WORKER_LOST:
                 self._unqueue(worker_id)
-            if kind is None:
+            if kind is None and not run.rank:
                 self.made.setdefault(worker_id, set()).add(command.task_id)
             self._start_queued(worker_id)
         error = None if kind is None else RunError(kind, f"it ended as {kind.value}", "", oom_steps, files)
@@ -532,6 +547,8 @@ class Shell:
         report = replace(_report(command, after, told, error, result_bytes), step=step, steps=STEPS if step else 0)
         report = replace(report, unverified=self.unverified(command))
         self.old.append(report)
+        if run.rank:
+            self.parts.append(report)
         return self.report(report)
 
     def pause(self, name: str) -> list[Command]:
@@ -570,10 +587,11 @@ class Shell:
 
     def report(self, report: TaskReport) -> list[Command]:
         """Let a report arrive, whatever its age."""
-        if report.error is None:
+        if report.error is None and not any(part is report for part in self.parts):
             self.held.add(report.task_id)
         if report.has_state:
             # a late report may bring a state that is older than the one that is held
+            # and members of a gang end at different steps
             self.states[report.task_id] = max(report.step, self.states.get(report.task_id, 0))
         return self.feed(RunEnded(self.tick(), report))
 
@@ -616,12 +634,16 @@ class Shell:
                     members = [] if run is None else run.members
                     # the core may believe in a run that was revoked, and end the worker because that one does not stop
                     is_mistaken = any(one.worker_id == command.worker_id for one in self.revoked)
-                    is_asked = is_mistaken or all(one.stop_requested for one in members)
-                    is_asked = is_asked or self.is_time_up(command.worker_id)
+                    is_asked = is_mistaken or all(one.stop_requested or one.rank is not None for one in members)
+                    # one that is not wanted any more is forgotten with its machine, whose deadline has passed
+                    is_known = command.worker_id in self.state.worker_table.workers
+                    is_asked = is_asked or self.is_time_up(command.worker_id) or not is_known
                     assert is_asked, f"{command}: nobody asked them to stop"
                     self._gone(command.worker_id)
             case RunTask():
                 self._run(command)
+            case RunInGang():
+                self._run_in_gang(command)
             case RevokeTask():
                 if self._is_revoked(command.worker_id, command.task_id):
                     return  # it does not start, which the core hears anyway
@@ -642,8 +664,9 @@ class Shell:
                     return  # the core believes that it started
                 run = next(r for r in self.running[command.worker_id].members if r.command.task_id == command.task_id)
                 expected = replace(
-                    run.command, why=None, needed_next=(), fresh=False, oom_steps=(), resume=False, provisional=False
-                )
+                    run.command, why=None, needed_next=(), fresh=False, oom_steps=(), resume=False, provisional=False,
+                    is_open=False, enters=False,
+                )  # fmt: skip
                 asked = RunTask(command.worker_id, command.incarnation, command.task_id, command.attempt)
                 assert expected == asked, f"{command}: it runs {expected}"
                 assert not run.stop_requested, f"{command}: for the second time"
@@ -672,7 +695,10 @@ class Shell:
             case ReleaseResult():
                 owner = task_of_state(command.task_id)
                 if owner is None:
-                    assert command.task_id in self.held, f"{command}: nobody holds it"
+                    is_part = any(
+                        part.task_id == command.task_id for part in self.parts
+                    )  # a late end of a part has none
+                    assert is_part or command.task_id in self.held, f"{command}: nobody holds it"
                     self.held.discard(command.task_id)
                 else:
                     assert owner in self.states, f"{command}: nobody holds it"
@@ -690,7 +716,7 @@ class Shell:
         incarnation = self.up[worker_id][0]
         return any((c.worker_id, c.incarnation, c.task_id) == (worker_id, incarnation, task_id) for c in self.revoked)
 
-    def _run(self, command: RunTask) -> None:
+    def _run(self, command: RunTask, is_part: bool = False) -> None:
         incarnation, residency = self.up[command.worker_id]
         assert incarnation == command.incarnation, f"{command}: that incarnation is gone"
         if command.queued:
@@ -707,11 +733,15 @@ class Shell:
             if command.worker_id not in self.running:
                 self._start_queued(command.worker_id)
             return
+        if command.enters:
+            self._enter(command)
+            return
         assert command.worker_id not in self.running, f"{command}: it is busy"
+        assert not command.is_open or self.tasks[command.task_id].pass_key, f"{command}: nothing can join"
         assert command.why is not None, f"{command}: no reason"
         members = [BatchMate(command.task_id, command.attempt), *command.batch_mates]
         assert len({batch_mate.task_id for batch_mate in members}) == len(members), command
-        for batch_mate in members:
+        for batch_mate in () if is_part else members:
             self._check_start(batch_mate, command)
         spec = self.tasks[command.task_id]
         assert len(members) <= (spec.batch_size if spec.batch_size > 1 else self.config.batch_limit), command
@@ -734,6 +764,34 @@ class Shell:
         runs = [self._began(run) for run in runs]
         runs[0].others = runs[1:]
         self.running[command.worker_id] = runs[0]
+
+    def _enter(self, command: RunTask) -> None:
+        """A task joins the pass that its worker runs."""
+        run, spec = self.running[command.worker_id], self.tasks[command.task_id]
+        assert all(one.command.is_open for one in run.members), f"{command}: joins what nobody may join"
+        keys = {self.tasks[one.command.task_id].pass_key for one in run.members}
+        assert keys == {spec.pass_key} != {""}, f"{command}: joins {keys}"
+        assert len(run.members) < spec.batch_size, f"{command}: finds no row"
+        assert not all(one.stop_requested or one.pause_requested for one in run.members), f"{command}: they all stop"
+        assert command.worker_id not in self.queued, f"{command}: others are behind the pass"
+        assert (command.batch_mates, command.fresh, command.needed_next, command.queued) == ((), False, (), False)
+        self._check_start(BatchMate(command.task_id, command.attempt), command)
+        run.others.append(self._began(Running(command, run.residency, together=1 + len(run.members))))
+
+    def _run_in_gang(self, command: RunInGang) -> None:
+        """One part of a shared run: the first as a run of its own, the others with the same inputs."""
+        run, place = command.run, command.members[command.rank]
+        assert (run.worker_id, run.incarnation) == (place.worker_id, place.incarnation), f"{command}: another's part"
+        assert len({member.worker_id for member in command.members}) == len(command.members), command
+        assert len(command.members) in self.tasks[run.task_id].degrees, f"{command}: too many, or too few"
+        assert len({self._node_of(member.worker_id) for member in command.members}) == 1, f"{command}: on two machines"
+        assert (run.queued, run.batch_mates, run.joins, run.follows) == (False, (), False, ()), command
+        if command.rank:
+            others = [self.running[member.worker_id] for member in command.members[: command.rank]]
+            assert all(one.command.task_id == run.task_id for one in others), f"{command}: the first ones run others"
+            assert all(one.command.attempt == run.attempt for one in others), f"{command}: another attempt"
+        self._run(run, is_part=command.rank > 0)
+        self.running[run.worker_id].rank = command.rank
 
     def _bring(self, command: Preload) -> None:
         """Weights come beside a run, as far as its time goes. Tasks that are told of wait; what the run holds stays."""
@@ -773,9 +831,12 @@ class Shell:
         step = self.states.get(batch_mate.task_id) if command.resume else None
         assert command.resume == (batch_mate.task_id in self.states), f"{command}: {batch_mate} has another state"
         assert not command.resume or step == self.states[command.task_id], f"{command}: {batch_mate} is at another step"
-        assert not any(one.command.task_id == batch_mate.task_id for r in self.running.values() for one in r.members), (
-            command
-        )
+        # others than the first of an earlier gang may still be at it when the result was lost
+        assert not any(
+            one.command.task_id == batch_mate.task_id and not one.rank
+            for r in self.running.values()
+            for one in r.members
+        ), command
         assert all(one.task_id != batch_mate.task_id for queue in self.queued.values() for one in queue), command
         line = [one.command for r in self.running.values() for one in r.members]
         line += self.queued.get(command.worker_id, [])
@@ -817,6 +878,8 @@ class Shell:
         self._unqueue(worker_id)
         run = self.running.pop(worker_id, None)
         self.old += [_report(one.command, one.residency) for one in ([] if run is None else run.members)]
+        if run is not None and run.rank:
+            self.parts.append(self.old[-1])
 
 
 def _remove(commands: dict[WorkerId, list[RunTask]], command: RunTask) -> None:

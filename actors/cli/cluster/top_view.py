@@ -94,6 +94,7 @@ def _task(worker: WorkerStatus) -> str:
     step = f" {run.step}/{run.steps}" if run.steps else ""
     stopping = ", stopping" if run.stopping else ""
     others = f" + {run.mates} more" if run.mates else ""
+    others += f" on {run.gpus} GPUs" if run.gpus > 1 else ""
     return f"{run.stage}{step} of {run.job_id or '-'}{others}, {duration(run.seconds)}{stopping}"
 
 

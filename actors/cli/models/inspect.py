@@ -13,7 +13,7 @@ import typer
 
 from modelpool.actors.cli.terminal import options
 from modelpool.actors.cli.terminal.options import PoolOptions
-from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, FORMATS, VIDEO_FORMATS
+from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, FORMATS, SHARED_FORMATS, VIDEO_FORMATS
 from modelpool.pool.values.core.errors import (
     CorruptFile,
     UnknownArchitecture,
@@ -116,7 +116,7 @@ def inspect_path(file: Path, options: PoolOptions) -> Findings:
         start = opened.read(16)
     if is_image(start):
         return _image(file)
-    if file.suffix.lower().removeprefix(".") in (*VIDEO_FORMATS, *AUDIO_FORMATS):
+    if file.suffix.lower().removeprefix(".") in {*VIDEO_FORMATS, *AUDIO_FORMATS} - SHARED_FORMATS:
         return _video(file)
     return _key_list(file) if _is_key_list(file) else _weights(file, options)
 

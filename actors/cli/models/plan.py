@@ -71,13 +71,15 @@ class MemoryPlan:
     steps: int
     forecast: Forecast
     batch_limit: int
+    job_file_batch: int
+    job_file_batch_reason: str
     batch_bytes: dict[str, int]
     kernels: dict[str, tuple[KernelCost, ...]]
     calls: str
     curve: tuple[tuple[int, float], ...] = ()
 
 
-@with_request_options(("width", "loras", "steps", "cfg", "sampler", "upscale"))
+@with_request_options(("width", "loras", "steps", "cfg", "sampler", "vae_tile", "vae_frames", "upscale"))
 def plan_memory(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model name or path.", show_default=False)],
     vram: Annotated[str | None, options._option("--vram", _VRAM, _PLAN, "SIZE")] = None,
@@ -131,8 +133,11 @@ def memory_plan(
     DoesNotFit if they cannot be generated in this memory."""
     from modelpool.actors.cli.terminal.open_pool import settings_for
     from modelpool.actors.control.forecast import Speeds, forecast, needs_most
+    from modelpool.actors.control.pool_plan import auto_batch_of
     from modelpool.actors.graph.build_graph import build_graph
+    from modelpool.actors.graph.features.batch_choice import BatchTerms
     from modelpool.actors.graph.memory_fit import too_little_memory
+    from modelpool.actors.request.field_table import AUTO_BATCH
     from modelpool.actors.request.placeholders import with_placeholders
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.pool.catalog.catalog import Catalog
@@ -159,6 +164,8 @@ def memory_plan(
     request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
     request = with_placeholders(request, catalog.model_defaults(catalog.find_model(model)))
     recipe, graph = build_graph(request, JobId("planned"), catalog)
+    terms = BatchTerms(dataclasses.replace(auto_batch_of(config), least_bytes=vram_bytes))
+    of_file, _ = build_graph(request.model_copy(update={"batch": AUTO_BATCH}), JobId("planned"), catalog, terms)
     task, least_bytes = needs_most(graph, rules)
     if least_bytes > capacity_bytes:
         notes = "" if rules.may_stream else f" and all weights (policy {policy.value} does not stream)"
@@ -190,6 +197,8 @@ def memory_plan(
         steps=recipe.steps,
         forecast=found,
         batch_limit=config.scheduler.batch_limit,
+        job_file_batch=of_file.batch or 1,
+        job_file_batch_reason=of_file.batch_reason,
         batch_bytes=_batch_bytes(catalog, graph, request, batch) if batch > 1 else {},
         kernels=_kernels(catalog, model, kind, config.pool.products),
         calls=config.pool.fast_paths.of(recipe.model).on(kind).words,
@@ -283,6 +292,8 @@ def _summary_facts(found: MemoryPlan) -> list[tuple[str, str]]:
             f"one at a time: about {duration(made.seconds)}, {format_bytes(made.bus_bytes)} transferred",
         )
     ]
+    passes = f"{counted(found.job_file_batch, 'image')} per forward pass"
+    facts.append(("in a job file", f"{passes}: {found.job_file_batch_reason}"))
     if found.batch_bytes:
         activations = ", ".join(f"{stage} {format_bytes(count)}" for stage, count in found.batch_bytes.items())
         words = _batch_words(found.batch_limit, made.images)
@@ -327,7 +338,7 @@ def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType
         (
             stage.stage.value + (f", {stage.sampled_by}" if stage.sampled_by else "") + _divided(stage),
             format_bytes(stage.weight_bytes),
-            f"{format_bytes(stage.resident_bytes)} ({stage.resident_bytes / stage.weight_bytes:.0%})",
+            _resident(stage),
             format_bytes(stage.upload_bytes),
             format_bytes(stage.streamed_bytes),
             format_bytes(sum(count for _, count in stage.evicted)),
@@ -339,6 +350,13 @@ def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType
         for stage in stages
     ]
     return rows_table(headings, rows, right=headings[1:])
+
+
+def _resident(stage: StageForecast) -> str:
+    """Return the resident weights with their share; a join of parts has no weights."""
+    if not stage.weight_bytes:
+        return format_bytes(0)
+    return f"{format_bytes(stage.resident_bytes)} ({stage.resident_bytes / stage.weight_bytes:.0%})"
 
 
 def _kernels_table(kernels: dict[str, tuple[KernelCost, ...]]) -> RenderableType:
@@ -438,12 +456,13 @@ def ahead_bytes_of(kind: str, vram_bytes: int) -> int:
 
 
 def _modules(catalog: Catalog, graph: JobGraph, key: ComponentKey) -> Sequence[ModuleBytes]:
-    from modelpool.pool.values.core.stage_params import UpscaleParams
+    from modelpool.pool.values.core.stage_params import OperationParams, UpscaleParams
 
     task = next(t for t in graph.job.tasks if any(use.component == key for use in t.uses))
     work = graph.works[task.task_id]
     if isinstance(work, UpscaleParams):
         return catalog.upscalers.modules(work)
+    assert not isinstance(work, OperationParams), "operations use no component"
     return catalog.figures.modules(work.model, work)
 
 
@@ -451,7 +470,7 @@ def _batch_bytes(catalog: Catalog, graph: JobGraph, request: GenerateRequest, ba
     """Return the activations of one run of all images by stage (the largest task of each stage); texts are encoded
     once in any case.
     """
-    from modelpool.pool.values.core.stage_params import UpscaleParams
+    from modelpool.pool.values.core.stage_params import OperationParams, UpscaleParams
 
     tokens = catalog.text_tokens(catalog.find_model(request.model), request.prompt)
     most_bytes = {Stage.SAMPLE.value: 0, Stage.DECODE.value: 0}
@@ -460,7 +479,7 @@ def _batch_bytes(catalog: Catalog, graph: JobGraph, request: GenerateRequest, ba
             work = graph.works[task.task_id]
             if isinstance(work, UpscaleParams):
                 needed_bytes = catalog.upscalers.execution_modes(work)[0].activation_bytes * batch
-            else:
+            elif not isinstance(work, OperationParams):  # which is of another stage
                 needed_bytes = catalog.figures.batch_bytes(work.model, work, batch, tokens)
             most_bytes[task.stage.value] = max(most_bytes[task.stage.value], needed_bytes)
     return most_bytes

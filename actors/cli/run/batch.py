@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,15 +15,15 @@ from modelpool.actors.cli.terminal.option_groups import with_option_groups
 from modelpool.actors.cli.terminal.options import PlainPoolOptions
 from modelpool.actors.cli.terminal.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.terminal.session import session_of
-from modelpool.actors.request.field_table import REQUEST_FIELDS
+from modelpool.actors.request.field_table import AUTO_BATCH, REQUEST_FIELDS
 from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from modelpool.actors.cli.run.checked_requests import WantedOutput
+    from modelpool.actors.cli.run.job_file import BrokenLine, JobLine
     from modelpool.actors.client.start_checks import NameCheck
-    from modelpool.actors.request.job_files.columns import ColumnChoice
     from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.request.requests import GenerateRequest
 
@@ -31,6 +33,9 @@ FIRST_CHUNK = 8
 CHECKED_FIRST_SECONDS = 1.0
 #: invalid lines that are printed; more of them have a common cause
 MOST_REPORTED = 1000
+#: outputs that are all read before the first is generated, so that batches are not larger than what is wanted. Of more,
+#: no batch size leaves so much of its last pass empty that another one would be faster
+FEW_OUTPUTS = 64
 
 BATCH_HELP = (
     "Generate the requests of a file, one per line. Invalid lines are reported by line number; the rest are generated."
@@ -40,7 +45,7 @@ BATCH_HELP = (
 )
 
 
-@with_request_options((*SCHEDULING_FIELDS, "batch", "format", "quality"))
+@with_request_options((*SCHEDULING_FIELDS, "batch", "gpus", "format", "quality"))
 @with_option_groups
 def batch(
     context: typer.Context,
@@ -64,6 +69,15 @@ def batch(
         str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    workflow: Annotated[
+        Path | None,
+        typer.Option(
+            "--workflow",
+            help="Workflow that each row is for: columns are NODE.INPUT, or fields beside a workflow, such as id.",
+            metavar="WORKFLOW",
+            show_default=False,
+        ),
+    ] = None,
     columns: options.Columns = None,
     ignore_columns: options.IgnoreColumns = False,
     name: options.Name = None,
@@ -83,9 +97,10 @@ def batch(
     read. Exits with 2 if no line is valid.
     """
     from modelpool.actors.cli.run.checked_requests import CHUNK, WantedOutputs
-    from modelpool.actors.cli.run.job_file import line_count
+    from modelpool.actors.cli.run.job_file import job_lines, line_count
     from modelpool.actors.cli.run.read_ahead import ReadAhead
     from modelpool.actors.cli.run.run_jobs import CommandRun, run_requests, started
+    from modelpool.actors.cli.run.workflow_rows import workflow_lines
     from modelpool.actors.cli.terminal.screen import user_console
     from modelpool.actors.config.output_address import output_address
     from modelpool.actors.outputs.layout import FILES, declare_layout, layout_of
@@ -95,7 +110,7 @@ def batch(
     from modelpool.actors.request.requests import GenerateRequest
 
     output = output_address(out, "--out")
-    defaults = dict(fields) if model is None else {**fields, "model": model}
+    defaults = {"batch": AUTO_BATCH, **fields} if model is None else {"batch": AUTO_BATCH, **fields, "model": model}
     template = None if name is None else NameTemplate.of(name, "--name")
     choice = ColumnChoice.of(columns or (), ignore_columns)
     options_alone = GenerateRequest(**{"model": "any", "prompt": "", **defaults})
@@ -106,7 +121,10 @@ def batch(
     if model is not None:
         names.check(options_alone)  # report a bad option once, not for every line
     console = user_console()
-    lines = _ValidLines(job_file, defaults, seed, names, console, choice, template)
+    read: Callable[[], Iterator[JobLine | BrokenLine]] = partial(job_lines, job_file, defaults, seed, choice)
+    if workflow is not None:
+        read = partial(workflow_lines, job_file, workflow, names)
+    lines = _ValidLines(job_file, read, names, console, template)
     with ReadAhead(lines, "read job file") as reader:
         if not reader.wait():
             lines.say_none_is_valid()
@@ -117,7 +135,11 @@ def batch(
         lines.pool_starts()
         if layout != FILES:
             declare_layout(output, layout)
-        wanted = WantedOutputs(reader.chunks(FIRST_CHUNK, CHUNK), expected, lambda: lines.invalid_count, job_file)
+        few = expected is not None and expected <= FEW_OUTPUTS
+        count = reader.count_of_few(FEW_OUTPUTS) if few else 0
+        wanted = WantedOutputs(
+            reader.chunks(FIRST_CHUNK, CHUNK), expected, lambda: lines.invalid_count, job_file, count
+        )
         with started(session, where, console) as running:
             resume = shlex.join(["modelpool", *session.arguments])
             run = CommandRun(wanted, output, not again, as_json, resume, print_reasons=why, name=name)
@@ -135,30 +157,27 @@ class _ValidLines:
     def __init__(
         self,
         path: str,
-        defaults: Mapping[str, Any],
-        seed: int,
+        read: Callable[[], Iterator[JobLine | BrokenLine]],
         names: NameCheck,
         console: Console,
-        choice: ColumnChoice,
         file_name: NameTemplate | None = None,
     ) -> None:
+        """`read` returns the lines of the file at `path`."""
         self._path = path
-        self._defaults = defaults
-        self._seed = seed
+        self._read = read
         self._names = names
         self._console = console
         self._file_name = file_name
-        self._choice = choice
         self._is_pool_started = False
         self.invalid_count = 0
 
     def __iter__(self) -> Iterator[WantedOutput]:
         from modelpool.actors.cli.run.checked_requests import WantedOutput
-        from modelpool.actors.cli.run.job_file import BrokenLine, job_lines
+        from modelpool.actors.cli.run.job_file import BrokenLine
         from modelpool.actors.cli.terminal.screen import say
 
         place, invalid_number = 0, 0
-        for line in job_lines(self._path, self._defaults, self._seed, self._choice):
+        for line in self._read():
             problem = line.message if isinstance(line, BrokenLine) else self._problem(line.labelled)
             if problem or isinstance(line, BrokenLine):
                 if line.number == invalid_number:  # another output of the same line

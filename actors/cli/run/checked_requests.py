@@ -8,12 +8,13 @@ for the decisions in a thread of its own.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from modelpool.actors.cli.terminal.screen import counted
-from modelpool.actors.request.labels import output_key
+from modelpool.actors.graph.features.recorded_batches import output_keys
 from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,8 +23,21 @@ if TYPE_CHECKING:
     from modelpool.actors.request.requests import GenerateRequest
 
 
+#: kinds of images whose batch sizes are printed
+MOST_CHOSEN = 16
 #: requests that the pool checks together: enough that the calls cost little
 CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenBatch:
+    """A batch size that the pool chose for images of one kind."""
+
+    model: str
+    width: int
+    height: int
+    size: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +57,20 @@ class WantedOutputs:
     expected       about how many there are, the invalid ones included; None if that is not known
     invalid_count  returns the number of lines that were invalid so far; they are not in `chunks` and were reported
     source         the file that has them as lines; "" without one
+    count          of the outputs; 0 if it is not known, since there are many
     """
 
     chunks: Iterator[Sequence[WantedOutput]]
     expected: int | None
     invalid_count: Callable[[], int] = lambda: 0
     source: str = ""
+    count: int = 0
 
     @classmethod
     def of(cls, wanted: Sequence[WantedOutput], invalid: int = 0) -> WantedOutputs:
         """Return all of these; `invalid` others were reported."""
         chunks = (wanted[begin : begin + CHUNK] for begin in range(0, len(wanted), CHUNK))
-        return cls(chunks, len(wanted) + invalid, lambda: invalid)
+        return cls(chunks, len(wanted) + invalid, lambda: invalid, count=len(wanted))
 
 
 class CheckedRequests:
@@ -68,10 +84,12 @@ class CheckedRequests:
         on_refused: Callable[[WantedOutput, UserError], None],
         on_checked: Callable[[CheckedRequests], None],
         failed_before: Set[str] = frozenset(),
+        batch_sizes: Sequence[int] = (),
     ) -> None:
         """`finished` are the outputs that exist, by their keys (`output_key`), and `failed_before` those that could not
-        be generated. `on_kept` and `on_refused` are called for each request that has such an output, and for each that
-        the pool cannot generate; `on_checked` once, after the last decision.
+        be generated. For requests with the batch size "auto", outputs with one of `batch_sizes` count, too. `on_kept`
+        and `on_refused` are called for each request that has such an output, and for each that the pool cannot
+        generate; `on_checked` once, after the last decision.
         """
         self._wanted = wanted
         self._finished = finished
@@ -79,6 +97,9 @@ class CheckedRequests:
         self._on_refused = on_refused
         self._on_checked = on_checked
         self._failed_before = failed_before
+        self._batch_sizes = tuple(batch_sizes)
+        #: batch sizes that were chosen, with their reasons, and for how many accepted requests each
+        self.chosen_batches: Counter[ChosenBatch] = Counter()
         self._lock = threading.Lock()
         self._undecided: dict[int, WantedOutput] = {}
         #: those that have not ended
@@ -120,18 +141,30 @@ class CheckedRequests:
                 self._nouns.add(
                     "video" if answer.frames and not answer.is_layers else "audio clip" if answer.seconds else "image"
                 )
-                key = output_key(answer.digest, one.request.id or "")
+                key = self._key(one.request, answer)
                 if key not in self._finished:
                     self._accepted[place] = one
                     self.accepted_count += 1
                     self.tried_again_count += key in self._failed_before
+                    self._count_batch(answer)
                     return True
                 self.kept_count += 1
         if isinstance(answer, UserError):
             self._on_refused(one, answer)
         else:
-            self._on_kept(one, self._finished[output_key(answer.digest, one.request.id or "")])
+            self._on_kept(one, self._finished[self._key(one.request, answer)])
         return False
+
+    def _key(self, request: GenerateRequest, recipe: Recipe) -> str:
+        """Return the key of the output of a request: of one that exists, if there is one."""
+        keys = output_keys(request, recipe, self._batch_sizes)
+        return next((key for key in keys if key in self._finished), keys[0])
+
+    def _count_batch(self, recipe: Recipe) -> None:
+        if recipe.batch_reason:
+            chosen = ChosenBatch(recipe.model, recipe.width, recipe.height, recipe.batch or 1, recipe.batch_reason)
+            if chosen in self.chosen_batches or len(self.chosen_batches) < MOST_CHOSEN:
+                self.chosen_batches[chosen] += 1
 
     def take(self, place: int) -> WantedOutput:
         """Return the accepted request at `place`, which has ended, and forget it."""

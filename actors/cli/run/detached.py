@@ -16,6 +16,7 @@ from modelpool.actors.cli.terminal import options
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.cli.terminal.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.terminal.session import session_of
+from modelpool.actors.request.field_table import AUTO_BATCH
 from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ JobsId = Annotated[
 ]
 
 
-@with_request_options((*SCHEDULING_FIELDS, "batch", "format", "quality"))
+@with_request_options((*SCHEDULING_FIELDS, "batch", "gpus", "format", "quality"))
 def submit(
     context: typer.Context,
     job_file: Annotated[
@@ -95,7 +96,7 @@ def submit(
     layout = layout_of(shards, shard_format, thumbnails)
     template = None if name is None else NameTemplate.of(name, "--name")
     choice = ColumnChoice.of(columns or (), ignore_columns)
-    defaults = dict(fields) if model is None else {**fields, "model": model}
+    defaults = {"batch": AUTO_BATCH, **fields} if model is None else {"batch": AUTO_BATCH, **fields, "model": model}
     console = user_console()
     with joined_pool(context, pool) as joined, spinner(console, f"reading {job_file}") as show_line:
         lines = _SubmittedLines(job_file, defaults, seed, choice, template, console, show_line)

@@ -132,7 +132,7 @@ def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[bytes]) ->
         return request
     # if they are not used, seeds stay what they were
     unset = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
-    unset.add("batch")  # how an image is computed is not what it shows
+    unset |= {"batch", "gpus"}  # how an image is computed is not what it shows
     fields = request.model_dump(exclude={"seed", *QOS_FIELDS, *LABEL_FIELDS, *unset})
     parts = {"hires": request.hires, "options": request.options}
     content = json.dumps(fields | {name: part.recorded() for name, part in parts.items() if part is not None})

@@ -66,6 +66,14 @@ class ReadAhead(Generic[T]):
                     return
                 self._changed.wait(min(left, _SIGNAL_SECONDS))
 
+    def count_of_few(self, most: int) -> int:
+        """Wait until all items are taken, or more than `most`. Return how many there are, and 0 for more than `most`.
+        Call it before `chunks`, and with less than what is taken ahead."""
+        with self._changed:
+            while not self._ended and len(self._taken) <= most:
+                self._changed.wait(_SIGNAL_SECONDS)
+            return len(self._taken) if len(self._taken) <= most else 0
+
     def chunks(self, first: int, most: int) -> Iterator[list[T]]:
         """Yield all items in lists of what has arrived, of at least one and at most `most`; the first of at most
         `first`. Raises what the iterator raises, after the items before it. Ends early once this is left.

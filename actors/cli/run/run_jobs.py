@@ -31,6 +31,7 @@ from modelpool.actors.cli.terminal.screen import (
     user_console,
 )
 from modelpool.actors.cli.terminal.tables import summary_table
+from modelpool.actors.graph.features.recorded_batches import SubmittedBatches
 from modelpool.actors.request.labels import labels_of
 from modelpool.pool.values.core.errors import OutputFailed, UserError
 from modelpool.pool.values.specs.spec import RunErrorKind
@@ -156,12 +157,16 @@ def run_requests(run: CommandRun, pool: Pool, console: Console | None = None) ->
         print_damaged_lines(console, place)
     finished = place.kept() if run.resume and place is not None else {}
     failed = frozenset(each.key for each in place.failures()) if run.resume and place is not None else frozenset()
+    recorded = {} if place is None else place.batch_sizes()
+    batches = SubmittedBatches(recorded, run.wanted.count)
     with StopRequest() as stop:
         with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
             report = _Report(console, run, stream)
-            checked = CheckedRequests(run.wanted, finished, report.kept, report.refused, report.checked, failed)
+            checked = CheckedRequests(
+                run.wanted, finished, report.kept, report.refused, report.checked, failed, batches.sizes
+            )
             try:
-                failures, summary, whys = _make(run, pool, checked, stop, report)
+                failures, summary, whys = _make(run, pool, checked, stop, report, batches)
             except PoolLost:
                 place = place or _opened_after(console, run, checked)
                 _print_place(console, run, checked.noun, place)
@@ -217,7 +222,10 @@ class _Report:
             failed = counted(requests.tried_again_count, requests.noun)
             again = "is" if requests.tried_again_count == 1 else "are"
             say(self.console, f"{failed} failed in an earlier run and {again} tried again")
-
+        for chosen, count in requests.chosen_batches.items():
+            each = counted(chosen.size, "image")
+            which = f"{counted(count, requests.noun)} of {chosen.model} at {chosen.width}x{chosen.height}"
+            say(self.console, f"{which}: {each} per forward pass, {chosen.reason}", "dim")
         if requests.invalid_lines:
             valid = requests.valid_line_count
             say(self.console, f"{requests.source}: {requests.invalid_lines}, {valid} valid", "red")
@@ -275,7 +283,12 @@ def kept_json(one: WantedOutput, kept: KeptImage) -> dict[str, Any]:
 
 
 def _make(
-    run: CommandRun, pool: Pool, checked: CheckedRequests, stop: StopRequest, report: _Report
+    run: CommandRun,
+    pool: Pool,
+    checked: CheckedRequests,
+    stop: StopRequest,
+    report: _Report,
+    batches: SubmittedBatches,
 ) -> tuple[Sequence[JobFailure], Summary | None, dict[int, str]]:
     """Generate missing outputs; return the failures, the summary if anything ran, and where each job ran, by place."""
     jobs = pool.submit_stream(
@@ -285,6 +298,7 @@ def _make(
         name=run.name,
         hold=run.all_or_nothing,
         on_preview=None if run.preview is None else writer_of(run.preview),
+        batches=batches,
     )
 
     def reason() -> str:

@@ -37,14 +37,25 @@ _PNG_TEXTS = ("prompt", "workflow")
 def run_workflow(
     context: typer.Context,
     workflow: Workflow,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help='Input of a node, as 3.seed=7 or 6.text="a red circle"; repeatable.',
+            metavar="NODE.INPUT=VALUE",
+            show_default=False,
+        ),
+    ] = None,
     *,
     output: OutputOptions,
     where: PoolOptions,
 ) -> None:
-    """Generate the images of a ComfyUI workflow. Images that it loads are searched next to it, and in ./input."""
+    """Generate the images of a ComfyUI workflow, or of a workflow of the pool. Images that it loads are searched next
+    to it, and in ./input."""
     from modelpool.actors.cli.run.run_jobs import OutputPlan, started
+    from modelpool.actors.request.workflow_inputs import inputs_of_texts, with_inputs
 
-    graph = read_workflow(workflow)
+    graph = with_inputs(read_workflow(workflow), inputs_of_texts(tuple(inputs or ())))
     session = session_of(context)
     known = requests_before_a_pool(graph, workflow, session.check_names(where))
     if output.name is not None:
@@ -72,12 +83,14 @@ def check_name(template: str, requests: Sequence[GenerateRequest] | None) -> Non
 def read_workflow(path: Path) -> dict[str, Any]:
     """Return a workflow in the API format, converted from ComfyUI's own format if it is in that. Raises UserError."""
     from modelpool.actors.http.comfy.comfy_export import api_format
-    from modelpool.actors.http.comfy.comfy_graph import WorkflowRejected
+    from modelpool.actors.http.comfy.node_errors import WorkflowRejected
     from modelpool.actors.request.json_text import NotJson, parse_json
+    from modelpool.actors.request.workflow_inputs import is_own_workflow
 
     try:
         content = path.read_bytes()
-        return api_format(parse_json(_text_of_png(path) if content.startswith(_PNG_BEGINS) else content))
+        parsed = parse_json(_text_of_png(path) if content.startswith(_PNG_BEGINS) else content)
+        return parsed if is_own_workflow(parsed) else api_format(parsed)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (NotJson, WorkflowRejected) as problem:
@@ -103,7 +116,12 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     from modelpool.actors.http.comfy.comfy_graph import PoolNames, check_nodes
     from modelpool.actors.http.comfy.comfy_node_types import IMAGES, MODELS, file_stem
     from modelpool.actors.http.read_requests import image_next_to
+    from modelpool.actors.request.workflow_inputs import is_own_workflow
 
+    if is_own_workflow(graph):
+        (request,) = own_requests(graph)
+        names.check(request)
+        return [request]
     check_nodes(graph)
     known, loras = names.model_names(), names.lora_names()
     if known is None or loras is None:
@@ -119,6 +137,25 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     return requests
 
 
+def own_requests(graph: dict[str, Any]) -> list[GenerateRequest]:
+    """Return the request of a workflow of the pool, which may be next to other fields of a request, such as a seed.
+    Raises UserError."""
+    from modelpool.actors.request.requests import GenerateRequest
+
+    others = {name: value for name, value in graph.items() if name not in ("nodes", "output")}
+    return [GenerateRequest(workflow={"nodes": graph["nodes"], "output": graph["output"]}, **others)]
+
+
+def requests_with_names(graph: dict[str, Any], place: Path, names: NameCheck) -> list[GenerateRequest]:
+    """Return the requests of the workflow at `place` by the names of files of this machine. Raises UserError."""
+    from modelpool.actors.request.workflow_inputs import is_own_workflow
+
+    found = own_requests(graph) if is_own_workflow(graph) else requests_before_a_pool(graph, place, names)
+    if found is None:
+        raise UserError("--workflow: its models are known to another machine; expected a pool on this one")
+    return found
+
+
 def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[GenerateRequest]:
     """Return the requests of the workflow at `place`, with the names of a pool. Raises UserError."""
     from modelpool.actors.http.comfy.comfy_graph import PoolNames
@@ -128,7 +165,7 @@ def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[Ge
 
 
 def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[GenerateRequest]:
-    from modelpool.actors.http.comfy.comfy_graph import outputs_of, requests_of
+    from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
     from modelpool.actors.http.read_requests import image_next_to
 
     return [

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
     from modelpool.actors.control.status import PinnedModel, PoolStatus
     from modelpool.actors.graph.features.recipe import Recipe
+    from modelpool.actors.graph.features.recorded_batches import SubmittedBatches
     from modelpool.actors.outputs.layout import OutputLayout
     from modelpool.actors.outputs.results.outcomes import JobFailure, OutputResult, Summary
     from modelpool.actors.outputs.results.previews import ImagePreview
@@ -94,6 +95,7 @@ class Pool(FileListings, Protocol):
         name: str | None = None,
         hold: bool = False,
         on_preview: Callable[[ImagePreview], None] | None = None,
+        batches: SubmittedBatches = ...,
     ) -> PoolJobs: ...
     def submit_detached(
         self,

@@ -53,6 +53,7 @@ from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
 from modelpool.actors.control.output_commit import WRITE_THREADS, NodeWriters, OutputCommitter
 from modelpool.actors.control.past_jobs import unpacked_history
 from modelpool.actors.control.status import PinnedModel
+from modelpool.actors.graph.features.recorded_batches import SubmittedBatches, output_keys
 from modelpool.actors.outputs.entries import parse_entry
 from modelpool.actors.outputs.failures import FailedOutput
 from modelpool.actors.outputs.layout import declare_layout
@@ -63,7 +64,7 @@ from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.sharded import ShardedOutputs
 from modelpool.actors.outputs.write_failures import FolderFailed
-from modelpool.actors.request.labels import Labels, labels_of, output_key
+from modelpool.actors.request.labels import Labels, labels_of
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import (
@@ -154,6 +155,7 @@ class _Feed:
     kept         what that had when this feed began, by key (`output_key`)
     gone         keys of outputs among these that have been removed or damaged since
     committer    writes outputs there
+    batches      the batch sizes of what was there when this feed began
     name         template of the names of its outputs; None for the usual ones
     committing   held while outcomes are committed that may be the last ones
     """
@@ -164,6 +166,7 @@ class _Feed:
     window: int
     committer: OutputCommitter
     jobs: JobFollower[RequestOutcome]
+    batches: SubmittedBatches
     name: NameTemplate | None = None
     committing: threading.Lock = field(default_factory=threading.Lock)
     was_full: bool = False
@@ -558,7 +561,7 @@ class JobService:
         with self._changed:
             feed.jobs.sent(places, submission_id)
         try:
-            link.submit(submission_id, feed.record.user, part)
+            link.submit(submission_id, feed.record.user, part, feed.batches)
         except UserError as problem:
             with self._changed:
                 feed.jobs.refused(places)
@@ -778,10 +781,17 @@ class _Link:
             self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
         return ids[-1]
 
-    def submit(self, submission_id: SubmissionId, user: str, part: Sequence[tuple[int, GenerateRequest]]) -> None:
+    def submit(
+        self,
+        submission_id: SubmissionId,
+        user: str,
+        part: Sequence[tuple[int, GenerateRequest]],
+        batches: SubmittedBatches,
+    ) -> None:
         """Send requests at consecutive places. Raises UserError if one of them cannot run: then none was sent."""
         requests, given = self._images.bring_all([request for _, request in part])
-        sent = Submission(CLIENT, submission_id, part[0][0], tuple(requests), False, user, given)
+        who = CLIENT, submission_id, part[0][0]
+        sent = Submission(*who, tuple(requests), False, user, given, batches=batches)
         self.connection.call(CONTROLLER.submit, sent)
         self._previewed.discard(submission_id)  # the controller forgets it whenever all jobs of an id have ended
 
@@ -885,7 +895,9 @@ def _opened_feed(record: SubmissionRecord, node_writers: NodeWriters | None) -> 
     name = NameTemplate.of(record.file_name) if record.file_name else None
     jobs: JobFollower[RequestOutcome] = JobFollower()
     jobs.submit(record.request_count)
-    return _Feed(record, place, place.kept(), LEAST_WINDOW, OutputCommitter(place, node_writers), jobs, name)
+    kept = place.kept()
+    batches = SubmittedBatches(place.batch_sizes(), record.request_count)
+    return _Feed(record, place, kept, LEAST_WINDOW, OutputCommitter(place, node_writers), jobs, batches, name)
 
 
 def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> int:
@@ -910,11 +922,11 @@ def _without_finished(
     ended: list[tuple[RequestOutcome, KeptImage]] = []
     brought = images.bring_each([request for _, request in usable])
     checked = tuple(request for request in brought if not isinstance(request, UserError))
-    recipes = iter(link.connection.call(CONTROLLER.recipes, checked))
+    recipes = iter(link.connection.call(CONTROLLER.recipes, checked, feed.batches))
     for (place, request), one in zip(usable, brought, strict=True):
         recipe = one if isinstance(one, UserError) else next(recipes)
-        key = "" if isinstance(recipe, UserError) else output_key(recipe.digest, request.id or "")
-        kept = None if key in feed.gone else feed.kept.get(key)
+        keys = () if isinstance(recipe, UserError) else output_keys(request, recipe, feed.batches.sizes)
+        kept = next((feed.kept[key] for key in keys if key in feed.kept and key not in feed.gone), None)
         if kept is None:
             left.append((place, request))
         else:

@@ -169,7 +169,11 @@ def kind_of(request: GenerateRequest) -> str:
 def _with_absolute_paths(value: Any, folder: Path, is_file: bool = False) -> Any:
     match value:
         case dict():
-            return {name: _with_absolute_paths(item, folder, name in FILE_FIELDS) for name, item in value.items()}
+            return {
+                # the inputs of a node of a workflow are other nodes
+                name: item if name == "inputs" else _with_absolute_paths(item, folder, name in FILE_FIELDS)
+                for name, item in value.items()
+            }
         case list():
             return [_with_absolute_paths(item, folder, is_file) for item in value]
         case str() if is_file:

@@ -64,6 +64,7 @@ from modelpool.scheduler.model.messages import (
     ResolveJob,
     RestartRequested,
     RunEnded,
+    RunInGang,
     RunTask,
     StartFailed,
     StartWorker,
@@ -142,6 +143,7 @@ class PoolHistory:
         }
         self._command_handlers: dict[type, Callable[[Any, float], None]] = {
             RunTask: self._run_sent,
+            RunInGang: self._part_sent,
             EndWorker: self._worker_ended,
             StartWorker: self._worker_requested,
             ResolveJob: self._job_ended,
@@ -411,6 +413,9 @@ class PoolHistory:
 
     def _run_sent(self, command: RunTask, at: float) -> None:
         self._ledger.sent(command, at)
+
+    def _part_sent(self, command: RunInGang, at: float) -> None:
+        self._ledger.sent(command.run, at)
 
     def _worker_requested(self, command: StartWorker, at: float) -> None:
         self._groups_of[command.worker_id] = command.group

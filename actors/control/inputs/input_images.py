@@ -23,9 +23,10 @@ from modelpool.actors.graph.common.input_ids import input_faces_id, input_image_
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.face_fields import Faces, InputFaces
 from modelpool.actors.request.image_decoding import open_image, plain_pixels
-from modelpool.actors.request.image_fields import ImageSource, InputImage, Pixels, Region, pixels_digest
+from modelpool.actors.request.image_fields import ImageSource, InputImage, Pixels, Region, TaskImage, pixels_digest
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.workflow_fields import ImageNode, SampleNode, Workflow
 from modelpool.actors.worker.wire.messages import ResultRef
 from modelpool.pool.inference.pixels.image_ops import HALF, covering
 from modelpool.pool.values.core.errors import UserError, unusable_field
@@ -71,7 +72,7 @@ class InputImages:
         request = request.without_labels()
         changed: dict[str, Any] = {}
         refs: dict[TaskId, ResultRef] = {}
-        if request.image is not None and not isinstance(request.image, InputImage):
+        if request.image is not None and not isinstance(request.image, InputImage | TaskImage):
             key = (_identity(request.image), _identity(request.mask), request.width, request.height)
             (image, ref), *masks = self._brought.get(key, lambda: tuple(self._images_of(request)))
             changed["image"] = image
@@ -91,12 +92,31 @@ class InputImages:
             changed["reference"] = brought if len(brought) > 1 else brought[0]
         if any(region.mask is not None for region in request.regions):
             changed["regions"] = tuple(self._bring_region(region, refs) for region in request.regions)
+        if request.workflow is not None:
+            changed["workflow"] = self._bring_workflow(request.workflow, refs)
         return (request.model_copy(update=changed) if changed else request), refs
+
+    def _bring_workflow(self, workflow: Workflow, refs: dict[TaskId, ResultRef]) -> Workflow:
+        """Return `workflow` with the images of its nodes stored; the references are added to `refs`."""
+        changed: dict[str, Any] = {}
+        for node_id, node in workflow.nodes.items():
+            if isinstance(node, ImageNode):
+                place = f"workflow node {node_id}"
+                bring = self._bring_area if node.kind == "mask" else self._bring_whole
+                changed[node_id] = node.model_copy(update={node.kind: bring(place, node.source, refs)})
+            elif isinstance(node, SampleNode):
+                brought, own_refs = self.bring(node.request)
+                refs |= own_refs
+                if brought is not node.request:
+                    changed[node_id] = node.model_copy(update={"request": brought})
+        return workflow.changed_at(changed)
 
     def bring_image(self, name: str, source: ImageSource) -> tuple[InputImage, dict[TaskId, ResultRef]]:
         """Return the image in the field `name`, stored at its original size, and its reference. Raises UserError."""
         refs: dict[TaskId, ResultRef] = {}
-        return self._bring_whole(name, source, refs), refs
+        stored = self._bring_whole(name, source, refs)
+        assert isinstance(stored, InputImage), "an image of a driver"
+        return stored, refs
 
     def _bring_region(self, region: Region, refs: dict[TaskId, ResultRef]) -> Region:
         """Return `region` with its mask stored at its original size; the reference is added to `refs`."""
@@ -104,10 +124,10 @@ class InputImages:
             return region
         return region.model_copy(update={"mask": self._bring_area("regions.mask", region.mask, refs)})
 
-    def _bring_area(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage:
+    def _bring_area(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage | TaskImage:
         """Return the mask in the field `name`, where a prompt applies, stored at its original size; a new reference is
         added to `refs`."""
-        if isinstance(source, InputImage):
+        if isinstance(source, InputImage | TaskImage):
             return source
 
         def bring() -> tuple[Brought, ...]:
@@ -123,7 +143,7 @@ class InputImages:
     def _bring_control(self, request: GenerateRequest, control: Control, refs: dict[TaskId, ResultRef]) -> Control:
         """Return `control` of `request` with its image and mask stored at their original size; the references are added
         to `refs`."""
-        stored: dict[str, InputImage] = {}
+        stored: dict[str, InputImage | TaskImage] = {}
         if control.mask is not None and not isinstance(control.mask, InputImage):
             name, source = ("image", request.image) if control.image is None else ("controls.image", control.image)
             image = self._pixels(name, source, is_mask=False)
@@ -155,9 +175,9 @@ class InputImages:
             stored["faces"] = inputs
         return prompt.model_copy(update=stored)
 
-    def _bring_whole(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage:
+    def _bring_whole(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage | TaskImage:
         """Return the image in the field `name`, stored at its original size; a new reference is added to `refs`."""
-        if isinstance(source, InputImage):
+        if isinstance(source, InputImage | TaskImage):
             return source
 
         def bring() -> tuple[Brought, ...]:
@@ -210,6 +230,7 @@ class InputImages:
 
     def _pixels(self, name: str, source: ImageSource, is_mask: bool) -> _Read:
         assert not isinstance(source, InputImage), f"{name}: the image is stored, and its mask is not"
+        assert not isinstance(source, TaskImage), f"{name}: a task computes the image"
         if isinstance(source, Pixels):
             return _Read(source.pixels, "")
         return self._read.get((is_mask, _identity(source)), lambda: _read_file(name, source, is_mask))

@@ -17,6 +17,7 @@ from modelpool.scheduler.model.messages import (
     Outcome,
     ResolveJob,
     RunEnded,
+    RunInGang,
     RunTask,
     Submitted,
     TaskRevoked,
@@ -100,6 +101,8 @@ class JobTraces:
             match command:
                 case RunTask():
                     self._run_sent(command, event.at)
+                case RunInGang():
+                    self._run_sent(command.run, event.at)
                 case EndWorker():
                     self._worker_lost(command.worker_id, event.at, "its worker was ended")
                 case ResolveJob():

@@ -24,6 +24,7 @@ from modelpool.scheduler.model.messages import (
     Outcome,
     ResolveJob,
     RunEnded,
+    RunInGang,
     RunTask,
     StartFailed,
     StartWorker,
@@ -67,11 +68,13 @@ class _Worker:
     busy_since  start of the oldest of its current runs without a pause; meaningful while there are runs
     """
 
-    __slots__ = ("busy_seconds", "busy_since", "held_bytes", "incarnation", "queue", "runs")
+    __slots__ = ("busy_seconds", "busy_since", "held_bytes", "incarnation", "parts", "queue", "runs")
 
     def __init__(self, incarnation: int, busy_seconds: float) -> None:
         self.incarnation = incarnation
         self.runs: dict[TaskId, Stage] = {}
+        #: those of them of which another worker has the result
+        self.parts: set[TaskId] = set()
         self.busy_since = 0.0
         self.busy_seconds = busy_seconds
         self.held_bytes: dict[ComponentKey, int] = {}
@@ -113,6 +116,8 @@ class PoolMetrics:
         self._patch_switches = self._evictions = self._evicted_bytes = 0
         self._submitted = self._checkpoints = self._wrong_files = 0
         self._submitted_at: dict[JobId, float] = {}
+        #: by number of GPUs
+        self._shared_runs: dict[int, int] = {}
         self._jobs = dict.fromkeys(Outcome, 0)
         self._job_seconds = {outcome: Distribution() for outcome in Outcome}
         self._starts = 0
@@ -135,6 +140,7 @@ class PoolMetrics:
         self._of_event = handlers.get
         command_handlers: dict[type, Callable[[Any, float], None]] = {
             RunTask: self._run_sent,
+            RunInGang: self._part_sent,
             ResolveJob: self._job_ended,
             StartWorker: self._worker_requested,
             EndWorker: self._worker_ended,
@@ -243,6 +249,12 @@ class PoolMetrics:
                 {(): self._wrong_files},
             ),
             counter("modelpool_checkpoints_total", "States of sampling runs that were saved.", {(): self._checkpoints}),
+            counter(
+                "modelpool_shared_runs_total",
+                "Sampling runs that several GPUs began to share, by their number.",
+                {(str(gpus),): count for gpus, count in sorted(self._shared_runs.items())},
+                "gpus",
+            ),
         )
 
     def _job_families(self) -> tuple[MetricFamily, ...]:
@@ -308,13 +320,16 @@ class PoolMetrics:
         if report.task_id in worker.queue:
             self._begin_queued(worker, event.at)  # it ended before the core knew of its begin
         stage = worker.ended(report.task_id, event.at)
+        is_part = report.task_id in worker.parts
+        worker.parts.discard(report.task_id)
         if stage is None:
             return
         if not worker.runs:
             self._begin_queued(worker, event.at)
         error, cost = report.error, report.cost
         key = (stage, None if error is None else error.kind)
-        self._tasks[key] = self._tasks.get(key, 0) + 1
+        if not is_part:  # the first worker of a gang counts for all
+            self._tasks[key] = self._tasks.get(key, 0) + 1
         self._held(worker, report.residency)
         moved = self._moved_bytes
         if cost.uploaded_bytes:
@@ -333,7 +348,7 @@ class PoolMetrics:
         if error is not None:
             if error.kind is RunErrorKind.WORKER_LOST:
                 self._losses[LossCause.CRASH] += 1
-        else:
+        elif not is_part:
             metrics = self._stages[stage]
             metrics.runs += 1
             metrics.hits += cost.resident
@@ -396,6 +411,19 @@ class PoolMetrics:
                 worker.queue[task_id] = run
             else:
                 self._begin(worker, run, at)
+
+    def _part_sent(self, command: RunInGang, at: float) -> None:
+        """A worker gets its part of a shared run."""
+        run = command.run
+        worker = self._workers.get(run.worker_id)
+        if not command.rank:
+            gpus = len(command.members)
+            self._shared_runs[gpus] = self._shared_runs.get(gpus, 0) + 1
+            self._run_sent(run, at)
+        elif worker is not None:
+            worker.busy_since = at if not worker.runs else worker.busy_since
+            worker.runs[run.task_id] = self._live_tasks[run.task_id].spec.stage
+            worker.parts.add(run.task_id)
 
     def _begin(self, worker: _Worker, run: _QueuedRun, at: float) -> None:
         if not worker.runs:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from modelpool.pool.values.core.batch_gains import BatchedWork
 from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
@@ -88,6 +89,9 @@ class GraphCatalog(Protocol):
 
     def model_defaults(self, model: ModelRef) -> ModelDefaults:
         """Return the model's default size, and how it is sampled."""
+
+    def batched_work(self, model: ModelRef) -> BatchedWork:
+        """Return what the gain of batches of the model depends on, and what is measured of it."""
 
     @property
     def embeddings(self) -> EmbeddingCatalog:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from modelpool.actors.request.control_video_fields import InputVideo, VideoSource
 from modelpool.actors.request.face_fields import FaceSource, InputFaces
-from modelpool.actors.request.image_fields import ImageSource, InputImage
+from modelpool.actors.request.image_fields import ImageSource, InputImage, TaskImage
 from modelpool.pool.values.specs.spec import TaskId
 
 
 def input_image_id(source: ImageSource, is_mask: bool = False) -> TaskId:
-    """Return the task id of an image or a mask that is in the pool."""
+    """Return the task id of an image or a mask that is in the pool, or that a task computes."""
+    if isinstance(source, TaskImage):
+        return TaskId(source.task)
     assert isinstance(source, InputImage), f"the client brings images to the pool, found {source!r}"
     return TaskId(f"given-{'mask' if is_mask else 'image'}-{source.sha256[:20]}")
 

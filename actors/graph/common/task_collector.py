@@ -7,14 +7,19 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
+from modelpool.pool.families.gang_support import DEGREES, gang_obstacle
 from modelpool.pool.families.parts.written_image import tokens_written
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.joining import pass_key
 from modelpool.pool.values.core.stage_params import (
+    ANY_GPUS,
     DecodeParams,
     EmbeddingRef,
     EncodeParams,
     LoraRef,
     ModelRef,
+    OperationParams,
+    OutputShape,
     SampleParams,
     StageParams,
     UpscaleParams,
@@ -40,6 +45,10 @@ from modelpool.pool.values.specs.spec import (
 
 #: size of a row of a textual inversion: 2,048 numbers of 4 bytes at most, for SDXL
 EMBEDDING_ROW_BYTES = 8192
+#: first estimate of joining the tiles of a decode on one core of a host: 0.2 s for an image of 4096 by 4096 pixels
+_PRIOR_SECONDS, _PRIOR_SECONDS_PER_VALUE = 0.005, 4e-9
+#: a first estimate of the time of an operation on the CPU
+OPERATION_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +66,36 @@ class JobGraph:
     fingerprints: Mapping[ComponentKey, str] = field(default_factory=dict)
 
 
+def result_values(shape: OutputShape) -> int:
+    """Return the numbers of an image or video of `shape`: three for each pixel."""
+    return 3 * shape.width * shape.height * max(1, shape.frames)
+
+
+class RunsAlone(UnusableField):
+    """A batch size of a request with work that runs alone. `reason` says why it does."""
+
+    reason = ""
+
+
 class TaskCollector:
     """Collects the tasks of one job, each after the tasks that it needs."""
 
-    def __init__(self, catalog: GraphCatalog, batch_size: int = 1) -> None:
-        """Images are sampled and decoded in forward passes of `batch_size`."""
+    def __init__(self, catalog: GraphCatalog, batch_size: int = 1, gpus: int = 0, keeps: bool = False) -> None:
+        """Images are sampled and decoded in forward passes of `batch_size`, and sampled on `gpus` GPUs, as in
+        `SampleParams`. `keeps`: all results are worth keeping for later jobs."""
+        self._keeps = keeps
         self._catalog = catalog
         self._batch_size = batch_size
+        self._gpus = gpus
         self._tasks: dict[TaskId, TaskSpec] = {}
         self._works: dict[TaskId, StageParams] = {}
         self._components: dict[ComponentKey, ComponentSpec] = {}
 
     def add(self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = ()) -> TaskId:
         """Return the id of the task that does `work` on these inputs; sampling reads texts of `context_tokens`. Raises
-        UnusableField for a batch size of work that runs alone."""
+        RunsAlone for a batch size of work that does, and UnusableField for GPUs that cannot share a run."""
         work, batch_size = self._of_batch(work)
+        work, degrees = self._of_gpus(work)
         new = task_id(work, needs)
         if new not in self._tasks:
             uses = self._uses(work)
@@ -90,18 +114,44 @@ class TaskCollector:
                 divisions=tuple(divided),
                 counted_bytes=whole.counted_bytes,
                 together=batch_key(work, context_tokens),
-                options=work.measured_apart if isinstance(work, EncodeParams | SampleParams) else (),
+                options=work.measured_apart if isinstance(work, EncodeParams | SampleParams | DecodeParams) else (),
                 batch_size=batch_size,
+                pass_key=self._pass_key(work, context_tokens),
+                degrees=degrees,
+                is_kept=self._keeps,
             )
         return new
+
+    def __contains__(self, task_id: TaskId) -> bool:
+        return task_id in self._tasks
+
+    def _of_gpus(self, work: StageParams) -> tuple[StageParams, tuple[int, ...]]:
+        """Return `work` with its GPUs, and the numbers of them that may share its run."""
+        if not self._gpus or not isinstance(work, SampleParams):
+            return work, (1,)
+        facts = self._catalog.model_defaults(work.model).sampling
+        if self._gpus != ANY_GPUS:
+            if obstacle := gang_obstacle(facts, work, self._gpus):
+                raise unusable_field("gpus", self._gpus, f"fewer: {obstacle}")
+            return replace(work, gpus=self._gpus), (self._gpus,)
+        degrees = tuple(degree for degree in DEGREES if not gang_obstacle(facts, work, degree))
+        return (work if degrees == (1,) else replace(work, gpus=ANY_GPUS)), degrees
 
     def _of_batch(self, work: StageParams) -> tuple[StageParams, int]:
         """Return `work` with the batch size of its forward passes, and that size."""
         if self._batch_size == 1 or not isinstance(work, SampleParams | DecodeParams):
             return work, 1
         if reason := why_alone(work):
-            raise unusable_field("batch", self._batch_size, f"1: {reason}")
+            alone = RunsAlone(str(unusable_field("batch", self._batch_size, f"1: {reason}")))
+            alone.reason = reason
+            raise alone
         return replace(work, batch_size=self._batch_size), self._batch_size
+
+    def _pass_key(self, work: StageParams, context_tokens: Sequence[int]) -> str:
+        """Return the key of tasks that may share passes with `work` at other steps."""
+        if not isinstance(work, SampleParams) or work.batch_size <= 1:
+            return ""
+        return pass_key(work, self._catalog.model_defaults(work.model).sampling, context_tokens)
 
     def job(self, job_id: JobId, wanted: TaskId, given: frozenset[TaskId], warnings: Sequence[str]) -> JobGraph:
         """Return the tasks that `wanted` depends on, except those in `given` and those that the driver provides."""
@@ -127,24 +177,32 @@ class TaskCollector:
         self, work: StageParams, context_tokens: Sequence[int]
     ) -> tuple[tuple[ExecutionMode, ...], float]:
         """Return the execution modes of `work`, and a first estimate of its run time."""
+        if isinstance(work, OperationParams):
+            return (ExecutionMode(0),), OPERATION_SECONDS
         if isinstance(work, UpscaleParams):
             return self._catalog.upscalers.execution_modes(work), self._catalog.upscalers.run_seconds(work)
+        if isinstance(work, DecodeParams) and work.joins:
+            return (ExecutionMode(0),), _PRIOR_SECONDS + result_values(work.shape) * _PRIOR_SECONDS_PER_VALUE
         modes = self._catalog.execution_modes(work.model, work, context_tokens)
         return modes, self._catalog.run_seconds(work.model, work)
 
     def _uses(self, work: StageParams) -> tuple[ComponentUse, ...]:
         """Return what a run of `work` needs of each component that it uses; note their sizes."""
+        if isinstance(work, OperationParams):
+            return ()
         if isinstance(work, UpscaleParams):
             spec, use = self._catalog.upscalers.needs(work)
             self._components[spec.key] = spec
             return (use,)
+        if isinstance(work, DecodeParams) and work.joins:
+            return ()
         specs = self._catalog.components(work.model)
         roles: Sequence[Role] = [role_of(work)]
         if isinstance(work, EncodeParams):
             encoders = [role for role in specs if role.is_text_encoder]
             roles = encoders_run(work, encoders, self._catalog.model_defaults(work.model).sampling)
         loras = work.loras if isinstance(work, EncodeParams | SampleParams) else ()
-        controls, passes = (work.controls, work.schedule.steps_run) if isinstance(work, SampleParams) else ((), 1)
+        controls, passes = (work.controls, work.steps_run) if isinstance(work, SampleParams) else ((), 1)
         if isinstance(work, EncodeParams) and work.writes is not None:
             passes = tokens_written(work.writes, len(work.seen))
         # one that reads several images occurs once

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def _recorded(source: RecipeSource) -> dict[str, Any]:
-    return {"batch": source.request.batch if source.request.batch > 1 else 0}
+    size = source.request.batch
+    assert isinstance(size, int), "it was chosen where the graph is built"
+    return {"batch": size if size > 1 else 0}
 
 
 def _restored(recipe: Recipe, find: FindFile) -> dict[str, Any]:

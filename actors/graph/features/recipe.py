@@ -17,12 +17,13 @@ from modelpool.actors.graph.features.decoder_graph import RecipeDecoder as Recip
 from modelpool.actors.graph.features.expert_graph import RecipeLowNoise as RecipeLowNoise
 from modelpool.actors.graph.features.image_prompt_graph import RecipeImagePrompt as RecipeImagePrompt
 from modelpool.actors.graph.features.lora_graph import RecipeLora as RecipeLora
-from modelpool.actors.graph.features.recorded import FILE_NAME, INFORMATIVE, LATER, LATER_IN_DIGEST
+from modelpool.actors.graph.features.recorded import FILE_NAME, INFORMATIVE, LATER, LATER_IN_DIGEST, NOT_WRITTEN
 from modelpool.actors.graph.features.region_graph import RecipeRegion as RecipeRegion
 from modelpool.actors.graph.features.schedule_guidance import RecipeNoise as RecipeNoise
 from modelpool.actors.graph.features.upscale_graph import RecipeUpscale as RecipeUpscale
 from modelpool.actors.graph.features.video_output_graph import IMAGE_FORMAT as IMAGE_FORMAT
 from modelpool.actors.graph.features.vision_graph import RecipeView as RecipeView
+from modelpool.actors.graph.features.workflow_part import RecipeWorkflow as RecipeWorkflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,15 @@ class Recipe:
     shift: float = field(default=0.0, metadata=LATER)
     #: images of a forward pass; 0 for one
     batch: int = field(default=0, metadata=LATER)
+    #: tiles of the VAE in pixels and in frames; 0 if the request asks for none
+    vae_tile: int = field(default=0, metadata=LATER)
+    vae_frames: int = field(default=0, metadata=LATER)
+    #: why it is so many, if nobody chose the number
+    batch_reason: str = field(default="", metadata=NOT_WRITTEN)
+    #: GPUs that share the sampling, as requested: a number above 1, or "auto"; empty for one
+    gpus: str = field(default="", metadata=LATER)
+    #: None for an output of a request without a workflow and without passes
+    workflow: RecipeWorkflow | None = field(default=None, metadata=LATER)
     #: settings of the pool that change pixels, by name, where they differ from the defaults
     computed_by: Mapping[str, str] = field(default_factory=dict, metadata={**LATER, **INFORMATIVE})
 

@@ -20,6 +20,8 @@ LATER: Mapping[str, bool] = {"is_later": True}
 LATER_IN_DIGEST: Mapping[str, bool] = {"is_later_in_digest": True}
 #: never part of the digest: how and where the output was computed, and names of files with recorded hashes
 INFORMATIVE: Mapping[str, bool] = {"is_informative": True}
+#: never written: for who asked for the output, and not known of one that exists
+NOT_WRITTEN: Mapping[str, bool] = {"is_not_written": True, **INFORMATIVE}
 #: name of a file with a recorded hash; it may end with a commit of the hub. Other commits may have the same file, so
 #: the digest leaves the commit out
 FILE_NAME: Mapping[str, bool] = {"is_file_name": True}
@@ -36,6 +38,8 @@ def as_json(part: Any) -> dict[str, Any]:
     found = {}
     for each in dataclasses.fields(part):
         value = getattr(part, each.name)
+        if each.metadata.get("is_not_written"):
+            continue
         if not (each.metadata.get("is_later") and _is_default(each, value)):
             found[_json_name(each)] = _plain(value, as_json)
     return found
@@ -64,7 +68,8 @@ def from_json(kind: Any, fields: Mapping[str, Any], place: str = "") -> Any:
 
 def check_names(kind: type[Any], fields: Mapping[str, Any], place: str = "") -> None:
     """Raise UnknownName for a field that `kind` does not have."""
-    known = [_json_name(each) for each in dataclasses.fields(kind)]
+    written = [each for each in dataclasses.fields(kind) if not each.metadata.get("is_not_written")]
+    known = [_json_name(each) for each in written]
     unknown = sorted(set(fields) - set(known))
     if unknown:
         raise unknown_name("field of a recipe", place + unknown[0], [place + name for name in known])

@@ -18,13 +18,15 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.websockets import WebSocketDisconnect
 
 from modelpool.actors.http.comfy.comfy_export import api_format, is_exported, is_workflow
-from modelpool.actors.http.comfy.comfy_graph import PoolNames, WorkflowOutput, WorkflowRejected, outputs_of, requests_of
+from modelpool.actors.http.comfy.comfy_graph import OutputNode, PoolNames
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, with_alpha
 from modelpool.actors.http.comfy.comfy_node_types import NodeInput, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_problems import rejection
 from modelpool.actors.http.comfy.comfy_prompts import ComfyPrompts, ImageFrame, PreviewFrame, Prompt, Socket
 from modelpool.actors.http.comfy.comfy_server_api import add_server_routes
+from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.http.service.access import Caller
 from modelpool.actors.http.service.answers import json_parts, list_parts, object_parts
 from modelpool.actors.http.service.bodies import FormBody, form_body, json_object
@@ -278,7 +280,7 @@ def _requests(
     services: Services,
     caller: Caller,
     graph: Any,
-    outputs: Sequence[WorkflowOutput],
+    outputs: Sequence[OutputNode],
     names: PoolNames,
     uploads: Uploads,
 ) -> list[GenerateRequest]:
@@ -290,9 +292,9 @@ def _requests(
     )
     found: list[GenerateRequest] = []
     #: several nodes may save the same images
-    known: dict[tuple[int, str, float | None], list[GenerateRequest]] = {}
+    known: dict[tuple[Any, ...], list[GenerateRequest]] = {}
     for output in outputs:
-        what = id(output.latent), output.upscaler, output.scale
+        what = output.made
         if what not in known:
             try:
                 known[what] = requests_of(output, names, images)

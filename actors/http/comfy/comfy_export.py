@@ -6,17 +6,29 @@ node may stand for a subgraph of `definitions`; the nodes in it get ids like "12
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES, NodeError, WorkflowRejected
-from modelpool.actors.http.comfy.comfy_node_types import WIDGET_TYPES
+from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
+from modelpool.actors.http.comfy.comfy_node_types import IMAGES, WIDGET_TYPES
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 
-#: nodes of the editor that do nothing
-_NOTES = ("Note", "MarkdownNote")
-_REROUTE, _PRIMITIVE = "Reroute", "PrimitiveNode"
+#: nodes of the editor that do nothing on a server
+_NOTES = (
+    *("Note", "MarkdownNote", "Note Plus (mtb)", "Label (rgthree)", "Bookmark (rgthree)"),
+    *("Fast Groups Muter (rgthree)", "Fast Groups Bypasser (rgthree)"),
+)
+_REROUTES, _PRIMITIVE = ("Reroute", "Reroute (rgthree)"), "PrimitiveNode"
+#: nodes that pass an input on under a name, and the name is their widget
+_SET, _GET = "SetNode", "GetNode"
+_VIRTUAL = (*_NOTES, *_REROUTES, _PRIMITIVE, _SET, _GET)
+#: what the editor stores behind the widgets of nodes that load images
+_UPLOAD = "image"
+#: a template in a text: a name or a title of a node, and a widget of it
+_TEMPLATE = re.compile(r"%([^%.]+)\.([^%]+)%")
 #: what the editor does with a seed after a run; its value follows the seed's. In files of early 2023 it is
 #: whether the seed is drawn
 _SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize", True, False)
@@ -133,6 +145,7 @@ def _links_by_id(links: Sequence[Any]) -> dict[Any, _Link]:
 def _converted(scope: _Scope) -> dict[str, Any]:
     found: dict[str, Any] = {}
     errors: list[NodeError] = []
+    titles: dict[str, str] = {}
     for place, (node_scope, node) in enumerate(_nodes_of(scope)):
         kind, node_id = node["type"], f"{node_scope.prefix}{node['id']}"
         if place >= MAX_NODES:
@@ -140,11 +153,49 @@ def _converted(scope: _Scope) -> dict[str, Any]:
         if kind not in NODE_TYPES:
             errors.append(NodeError(node_id, str(kind)[:100], "missing_node_type", "unknown node", str(kind)[:100]))
         else:
-            found[node_id] = {"class_type": kind, "inputs": {**_widgets(node_scope, node), **_linked(node_scope, node)}}
+            widgets, left = _widgets(node_scope, node)
+            if left:
+                message, details = "the order of its widgets is not known", _widget_problem(kind, left)
+                errors.append(NodeError(node_id, kind, "invalid_prompt", message, details))
+            found[node_id] = {"class_type": kind, "inputs": {**widgets, **_linked(node_scope, node)}}
+            titles |= {name: node_id for name in _titles_of(node) if name not in titles}
+    if unknown := sorted({error.class_type for error in errors if error.kind == "missing_node_type"}):
+        listed = ", ".join(unknown)[:1000]
+        raise WorkflowRejected("missing_node_type", f"the pool does not have these nodes: {listed}", errors)
     if errors:
-        listed = ", ".join(sorted({error.class_type for error in errors}))
-        raise WorkflowRejected("missing_node_type", f"the pool does not have these nodes: {listed[:1000]}", errors)
-    return found
+        raise WorkflowRejected("invalid_prompt", f"the workflow cannot be converted; {EXPORT_HINT}", errors)
+    return _with_templates(found, titles)
+
+
+def _widget_problem(kind: str, left: Sequence[Any]) -> str:
+    names = ", ".join(given.name for given in NODE_TYPES[kind].inputs if given.type in WIDGET_TYPES) or "none"
+    shown = ", ".join(repr(value)[:40] for value in left[:3])
+    return f"found {len(left)} more values ({shown}), expected values of {names}"
+
+
+def _titles_of(node: Mapping[str, Any]) -> list[str]:
+    """Return the names that templates may have for a node: its name for them, its title, and its class."""
+    names = ((node.get("properties") or {}).get("Node name for S&R"), node.get("title"), node["type"])
+    return [name for name in names if isinstance(name, str) and name]
+
+
+def _with_templates(prompt: dict[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
+    """Return a workflow in which templates `%node.widget%` in texts are the values of these widgets. Of several nodes
+    with one name it is the first; templates that name none stay as they are. A value is not searched for templates
+    again."""
+
+    def value_of(match: re.Match[str]) -> str:
+        inputs = prompt.get(titles.get(match[1], ""), {"inputs": {}})["inputs"]
+        value = inputs.get(match[2])
+        return str(value) if isinstance(value, str | int | float) else match[0]
+
+    def changed(value: Any) -> Any:
+        return _TEMPLATE.sub(value_of, value) if isinstance(value, str) and "%" in value else value
+
+    return {
+        node_id: {**node, "inputs": {name: changed(value) for name, value in node["inputs"].items()}}
+        for node_id, node in prompt.items()
+    }
 
 
 def _nodes_of(scope: _Scope) -> Iterator[tuple[_Scope, Mapping[str, Any]]]:
@@ -153,7 +204,7 @@ def _nodes_of(scope: _Scope) -> Iterator[tuple[_Scope, Mapping[str, Any]]]:
     while waiting:
         each = waiting.pop(0)
         for node in each.nodes.values():
-            if node["type"] in (*_NOTES, _REROUTE, _PRIMITIVE) or node.get("mode") in (_NEVER, _BYPASS):
+            if node["type"] in _VIRTUAL or node.get("mode") in (_NEVER, _BYPASS):
                 continue
             if node["type"] in each.definitions:
                 count += 1
@@ -166,13 +217,16 @@ def _nodes_of(scope: _Scope) -> Iterator[tuple[_Scope, Mapping[str, Any]]]:
                 yield each, node
 
 
-def _widgets(scope: _Scope, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the widgets of a node, by name; those that its subgraph's host sets have priority."""
+def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Return the values of the widgets of a node, by name, and those without a name; values that its subgraph's host
+    sets have priority."""
+    left: list[Any] = []
     values = node.get("widgets_values") or []
     names = [given.name for given in NODE_TYPES[node["type"]].inputs if given.type in WIDGET_TYPES]
     # newer files list all widgets in their order, earlier ones only those that became inputs
     listed = [each["widget"]["name"] for each in node.get("inputs") or () if each.get("widget")]
     names = listed if set(names) <= set(listed) else names
+    numbers = {given.name for given in NODE_TYPES[node["type"]].inputs if given.type == "INT"}
     found: dict[str, Any] = {}
     if isinstance(values, dict):
         found = dict(values)
@@ -182,15 +236,20 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> dict[str, Any]:
             if not left:
                 break
             found[name] = left.pop(0)
-            if name in _SEEDS and left and _is_seed_control(left[0]):
+            if left and name in numbers and _is_seed_control(left[0], name in _SEEDS):
                 left.pop(0)
     set_by_host = scope.values or {}
     own_id = str(node["id"])
-    return found | {name: set_by_host[own_id, name] for name in names if (own_id, name) in set_by_host}
+    is_loader = any(given.choices == IMAGES for given in NODE_TYPES[node["type"]].inputs)
+    left = [value for value in left if value not in (None, "") and not (is_loader and value == _UPLOAD)]
+    linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
+    left = [] if linked.issuperset(names) else left
+    return found | {name: set_by_host[own_id, name] for name in names if (own_id, name) in set_by_host}, left
 
 
-def _is_seed_control(value: Any) -> bool:
-    return isinstance(value, str | bool) and value in _SEED_CONTROLS
+def _is_seed_control(value: Any, is_seed: bool) -> bool:
+    """Whether a value is what the editor does with the number before it: of a seed it may be a truth value."""
+    return isinstance(value, str | bool if is_seed else str) and value in _SEED_CONTROLS
 
 
 def _values_of_subgraph(host: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
@@ -238,7 +297,11 @@ def _source(scope: _Scope, link: _Link) -> _Source:
             return None
         if node["type"] == _PRIMITIVE:
             return _Value(node["widgets_values"][0])
-        if node["type"] == _REROUTE or node.get("mode") == _BYPASS:
+        if node["type"] == _GET:
+            name = node["widgets_values"][0]
+            setters = (each for each in scope.nodes.values() if each["type"] == _SET)
+            node = next(each for each in setters if each["widgets_values"][0] == name)
+        if node["type"] in (*_REROUTES, _SET) or node.get("mode") == _BYPASS:
             passed = _passed_through(node, link.source_slot)
             if passed is None:
                 return None
@@ -259,7 +322,7 @@ def _passed_through(node: Mapping[str, Any], slot: int) -> Any:
     """Return the link of the input that a bypassed node or a reroute passes on: the one at the place of the output if
     it has the same type, else the first of that type; None if there is none."""
     inputs = node.get("inputs") or []
-    if node["type"] == _REROUTE:
+    if node["type"] in (*_REROUTES, _SET):
         return inputs[0]["link"]
     kind = node["outputs"][slot]["type"]
     candidates = [*inputs[slot : slot + 1], *inputs]

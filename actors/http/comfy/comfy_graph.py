@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_images import WorkflowImages, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
+    ANY,
     CONTROLNETS,
+    EDITOR_INPUTS,
     IMAGES,
     LORAS,
     MODELS,
+    PREVIEW_NODES,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
     STYLES,
@@ -29,36 +31,37 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     file_stem,
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_request_fields import (
+    clip_skip,
+    has_distilled_guidance,
+    lora_fields,
+    prompt_text,
+    region_fields,
+    shift_of,
+)
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
-    ClipValue,
     DecodedImage,
     EncodedImage,
-    LoraUse,
-    ModelSampling,
+    MaskFile,
     NoiseLevels,
     RegionUse,
     SampledLatent,
+    SavedAs,
     ScaledLatent,
-    TextValue,
 )
-from modelpool.actors.http.service.shown_messages import shown_message
+from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
-from modelpool.pool.values.core.errors import UserError, counted
-from modelpool.pool.values.core.shift_by_size import ShiftBySize
+from modelpool.pool.values.core.errors import counted
 
 if TYPE_CHECKING:
     from modelpool.pool.catalog.registry.listings import FileNames
 
 #: how to get the API format, for messages
 EXPORT_HINT = "export it with File > Export (API) in the editor"
-#: what the editor writes next to the inputs of a node, and the server does not read
-_EDITOR_INPUTS = frozenset(
-    ("control_after_generate", "control_before_generate", "upload", "image_upload", "choose file to upload")
-)
 #: nodes of a workflow, and nodes that save or preview images; published workflows have some dozen
 MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 #: noise levels that the nodes of a workflow list, all together
@@ -67,17 +70,6 @@ MAX_LISTED_LEVELS = 50_000
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
 #: names in the details of an error
 _MOST_NAMED = 20
-#: families that read CLIP one layer before the last by default, by the beginning of their title
-_PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
-#: families with text encoders of CLIP only, by the beginning of their title
-_CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
-#: the family that reads the words of T5 and one padding token, and the padding and length that mean that
-_UNPADDED, _WITHOUT_PADDING = "Chroma", (1, 0)
-#: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
-_DISTILLED = ("Flux dev", "Flux fill", "Flux control")
-#: patches of the latents of a small and of a large image, between which ModelSamplingFlux interpolates, and the side of
-#: a patch in pixels; and the exponents that Flux dev has there. Source: the configuration of Flux dev's scheduler
-_SHIFT_TOKENS, _PATCH_SIDE, _FLUX_EXPONENTS = (256, 4096), 16, (0.5, 1.15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,55 +108,32 @@ class PoolNames:
         return value in known
 
 
-@dataclass(frozen=True, slots=True)
-class NodeError:
-    """An error of one node. `kind` is the name of the error in ComfyUI's API."""
+class OutputNode(Protocol):
+    """A node that saves or previews images, or sends them to web sockets (`is_sent`)."""
 
-    node_id: str
-    class_type: str
-    kind: str
-    message: str
-    details: str
-    input_name: str = ""
+    @property
+    def node_id(self) -> str:
+        """Its id."""
 
+    @property
+    def is_preview(self) -> bool:
+        """Whether its images are previews."""
 
-class WorkflowRejected(UserError):
-    """A workflow that cannot be run. `errors` are of its nodes; `is_over_bound`: it has too much of something."""
+    @property
+    def is_sent(self) -> bool:
+        """Whether its images are sent to web sockets."""
 
-    def __init__(self, kind: str, message: str, errors: Sequence[NodeError] = (), is_over_bound: bool = False) -> None:
-        named = "; ".join(f"node {e.node_id} ({e.class_type}): {e.message}: {e.details}" for e in errors[:3])
-        super().__init__(f"{message}: {named}" if named else message)
-        self.kind = kind
-        self.headline = message
-        self.errors = tuple(errors)
-        self.is_over_bound = is_over_bound
+    @property
+    def sampler_id(self) -> str:
+        """The node that samples, for progress."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the answer that ComfyUI's clients expect."""
-        nodes: dict[str, Any] = {}
-        for error in self.errors:
-            found = nodes.setdefault(
-                error.node_id, {"errors": [], "dependent_outputs": [], "class_type": error.class_type}
-            )
-            extra = {"input_name": error.input_name} if error.input_name else {}
-            found["errors"].append(
-                {
-                    "type": error.kind,
-                    "message": error.message,
-                    "details": shown_message(error.details),
-                    "extra_info": extra,
-                }
-            )
-        extra_info = {}
-        if self.kind == "missing_node_type" and self.errors:
-            extra_info = {"node_id": self.errors[0].node_id, "class_type": self.errors[0].class_type}
-        error_json = {
-            "type": self.kind,
-            "message": self.headline,
-            "details": shown_message(str(self)),
-            "extra_info": extra_info,
-        }
-        return {"error": error_json, "node_errors": nodes}
+    @property
+    def made(self) -> tuple[Any, ...]:
+        """What it saves: equal for nodes that save the same images."""
+
+    @property
+    def count(self) -> int:
+        """The number of its images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +147,19 @@ class WorkflowOutput:
     upscaler: str = ""
     scale: float | None = None
     is_sent: bool = False
+    saved: SavedAs | None = None
+    #: the same output as one with a workflow; raises WorkflowRejected
+    as_graph: Callable[[], OutputNode] | None = field(default=None, compare=False)
+
+    @property
+    def sampler_id(self) -> str:
+        """The node that samples, for progress."""
+        return self.latent.node_id
+
+    @property
+    def made(self) -> tuple[Any, ...]:
+        """What it saves: equal for nodes that save the same images."""
+        return id(self.latent), self.upscaler, self.scale, self.saved
 
     @property
     def count(self) -> int:
@@ -189,7 +171,7 @@ class WorkflowOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class KnownGraph:
     """A workflow of known nodes, with its names and what was evaluated so far."""
 
     nodes: Mapping[str, Mapping[str, Any]]
@@ -197,30 +179,38 @@ class _Graph:
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
-def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
-    """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
-    graph = _Graph(known_nodes(prompt), names)
-    outputs = [node_id for node_id, node in graph.nodes.items() if NODE_TYPES[node["class_type"]].is_output]
+def output_nodes(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the nodes that save or preview images. Raises WorkflowRejected for none, and for too many."""
+    outputs = [node_id for node_id, node in nodes.items() if NODE_TYPES[node["class_type"]].is_output]
     if not outputs:
         raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
     if len(outputs) > MAX_OUTPUT_NODES:
         saving = f"{counted(len(outputs), 'node')} that save or preview images"
         message = f"prompt: found {saving}, expected up to {MAX_OUTPUT_NODES}"
         raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
+    return outputs
+
+
+def request_outputs(
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames
+) -> tuple[WorkflowOutput, ...]:
+    """Return what these outputs of a workflow of known nodes generate, as far as requests without a workflow can say.
+    Raises WorkflowRejected naming every wrong node."""
+    graph = KnownGraph(nodes, names)
     errors: list[NodeError] = []
     listed_levels = 0
-    for node_id in _in_order(graph, outputs):
+    for node_id in nodes_in_order(graph, outputs):
         node = graph.nodes[node_id]
         kind = NODE_TYPES[node["class_type"]]
-        found = list(_input_errors(graph, node_id, node, kind))
-        if not found and all(source in graph.values for source in _sources(node)):
+        found = list(input_errors(graph, node_id, node, kind))
+        if not found and all(source in graph.values for source in sources_of(node)):
             try:
-                graph.values[node_id] = kind.build({**_values(graph, node, kind), "node_id": node_id})
+                graph.values[node_id] = kind.build({**node_values(graph, node, kind), "node_id": node_id})
             except NodeUnsupported as problem:
-                found.append(_error(node_id, node, "unsupported_value", "not supported by the pool", str(problem)))
+                found.append(node_error(node_id, node, "unsupported_value", "not supported by the pool", str(problem)))
             except ArithmeticError:  # powers and quotients of numbers that are permitted each
                 message = "its numbers together have no finite result"
-                found.append(_error(node_id, node, "unsupported_value", "not supported by the pool", message))
+                found.append(node_error(node_id, node, "unsupported_value", "not supported by the pool", message))
             else:
                 listed_levels += sum(len(v.sigmas) for v in graph.values[node_id] if isinstance(v, NoiseLevels))
                 if listed_levels > MAX_LISTED_LEVELS:
@@ -234,30 +224,33 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
     return tuple(
         WorkflowOutput(
             node_id,
-            kinds[node_id] == "PreviewImage",
+            kinds[node_id] in PREVIEW_NODES,
             image.latent,
             image.upscaler,
             image.scale,
             kinds[node_id] == "SaveImageWebsocket",
+            image.saved,
         )
         for node_id, image in images
         if isinstance(image, DecodedImage)
     )
 
 
-def requests_of(
-    output: WorkflowOutput, names: PoolNames, read_image: ReadImage | WorkflowImages
-) -> list[GenerateRequest]:
-    """Return a request for each image of an output: the images of a batch have seeds that count up. Outputs that share
-    a `WorkflowImages` share its bound. Raises UserError, also of `read_image`.
-    """
-    images = read_image if isinstance(read_image, WorkflowImages) else WorkflowImages(read_image)
+def plain_requests(output: WorkflowOutput, names: PoolNames, images: WorkflowImages) -> list[GenerateRequest]:
+    """Return a request for each image of an output: the images of a batch have seeds that count up. Raises UserError,
+    also of `images`, and NodeUnsupported for what no request without a workflow can say."""
     latent = output.latent
     fields: dict[str, Any] = {}
     if isinstance(latent.start, ScaledLatent):
         fields["hires"] = _second_pass(latent, latent.start)
         latent = latent.start.latent
     fields |= _fields(latent, names, images)
+    if output.saved is not None:
+        rate = fields.setdefault("frame_rate", output.saved.frame_rate)
+        if rate != output.saved.frame_rate:
+            found = f"{output.saved.frame_rate:g}, and {rate:g} for the model"
+            raise NodeUnsupported(f"fps: found {found}, expected the same")
+        fields |= output.saved.fields()
     if output.upscaler:
         fields["upscale"] = {"model": output.upscaler, "scale": output.scale}
     first = GenerateRequest(**fields)
@@ -308,22 +301,14 @@ def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
     return nodes
 
 
-def _sources(node: Mapping[str, Any]) -> Iterator[str]:
+def sources_of(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the ids of the nodes that an input of a node is linked to."""
     for name in node.get("inputs", {}):
         if (link := link_of(node, name)) is not None:
             yield link[0]
 
 
-def link_of(node: Mapping[str, Any], name: str) -> tuple[str, int] | None:
-    """Return the node and the place of the output that an input is linked to; None if it is not linked."""
-    value = node.get("inputs", {}).get(name)
-    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str | int) and type(value[1]) is int:
-        return str(value[0]), value[1]
-    return None
-
-
-def _in_order(graph: _Graph, outputs: Sequence[str]) -> list[str]:
+def nodes_in_order(graph: KnownGraph, outputs: Sequence[str]) -> list[str]:
     """Return the nodes that the outputs need, each behind its sources. Raises WorkflowRejected for a cycle."""
     order: list[str] = []
     states: dict[str, int] = {}  # 1 while its sources are visited, 2 afterwards
@@ -337,32 +322,35 @@ def _in_order(graph: _Graph, outputs: Sequence[str]) -> list[str]:
             order.append(stack.pop())
         else:
             states[node_id] = 1
-            for source in _sources(graph.nodes[node_id]):
+            for source in sources_of(graph.nodes[node_id]):
                 if source not in graph.nodes or states.get(source) == 2:
                     continue
                 if states.get(source) == 1:
-                    error = _error(node_id, graph.nodes[node_id], "dependency_cycle", "it depends on itself", source)
+                    error = node_error(
+                        node_id, graph.nodes[node_id], "dependency_cycle", "it depends on itself", source
+                    )
                     raise WorkflowRejected("dependency_cycle", "the workflow has a cycle", [error])
                 stack.append(source)
     return order
 
 
-def _error(
+def node_error(
     node_id: str, node: Mapping[str, Any], kind: str, message: str, details: str, input_name: str = ""
 ) -> NodeError:
     return NodeError(node_id, node["class_type"], kind, message, details, input_name)
 
 
-def _input_errors(graph: _Graph, node_id: str, node: Mapping[str, Any], kind: NodeType) -> Iterator[NodeError]:
+def input_errors(graph: KnownGraph, node_id: str, node: Mapping[str, Any], kind: NodeType) -> Iterator[NodeError]:
+    """Yield what is wrong with the inputs of a node."""
     inputs = node.get("inputs", {})
-    unknown = sorted(set(map(str, inputs)) - {given.name for given in kind.inputs} - _EDITOR_INPUTS)
+    unknown = sorted(set(map(str, inputs)) - {given.name for given in kind.inputs} - EDITOR_INPUTS)
     for given in kind.inputs:
         if given.name not in inputs:
             # next to an unknown name, a setting that is missing is more likely misspelt than left out
             if not given.may_be_missing or (given.is_required and unknown):
                 found = f"; found {', '.join(unknown[:_MOST_NAMED])[:1000]}, which is unknown" if unknown else ""
                 details = f"{given.name}{found}"
-                yield _error(node_id, node, "required_input_missing", "an input is missing", details, given.name)
+                yield node_error(node_id, node, "required_input_missing", "an input is missing", details, given.name)
             continue
         link = link_of(node, given.name)
         if link is not None:
@@ -370,24 +358,26 @@ def _input_errors(graph: _Graph, node_id: str, node: Mapping[str, Any], kind: No
             yield from found_errors
             if not found_errors and given.type in WIDGET_TYPES and link[0] in graph.values:
                 yield from _value_errors(graph.names, node_id, node, given, graph.values[link[0]][link[1]])
+        elif given.type == ANY:
+            continue
         elif given.type not in WIDGET_TYPES:
             details = f"{given.name}: expected a link to an output of type {given.type}"
-            yield _error(node_id, node, "bad_linked_input", "an input is not linked", details, given.name)
+            yield node_error(node_id, node, "bad_linked_input", "an input is not linked", details, given.name)
         else:
             yield from _value_errors(graph.names, node_id, node, given, inputs[given.name])
 
 
 def _link_errors(
-    graph: _Graph, node_id: str, node: Mapping[str, Any], given: NodeInput, link: tuple[str, int]
+    graph: KnownGraph, node_id: str, node: Mapping[str, Any], given: NodeInput, link: tuple[str, int]
 ) -> Iterator[NodeError]:
     source = graph.nodes.get(link[0])
     outputs = NODE_TYPES[source["class_type"]].outputs if source is not None else ()
     if not 0 <= link[1] < len(outputs):
         details = f"{given.name}: node {link[0]} has no output {link[1]}"
-        yield _error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
-    elif outputs[link[1]] != given.type:
+        yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
+    elif outputs[link[1]] != given.type and ANY not in (outputs[link[1]], given.type):
         details = f"{given.name}: found {outputs[link[1]]}, expected {given.type}"
-        yield _error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
+        yield node_error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
 
 
 def _value_errors(
@@ -397,23 +387,23 @@ def _value_errors(
         value = converted(given, written)
     except ValueError:
         details = f"{given.name}: found {str(written)[:100]!r}, expected {given.type}"
-        yield _error(node_id, node, "invalid_input_type", "a value has the wrong type", details, given.name)
+        yield node_error(node_id, node, "invalid_input_type", "a value has the wrong type", details, given.name)
         return
     if given.type in ("INT", "FLOAT") and not given.least <= value <= given.most:
         small = value < given.least
         bound = given.least if small else given.most
         details = f"{given.name}: found {str(written)[:100]}, expected at {'least' if small else 'most'} {bound:g}"
         error_kind = "value_smaller_than_min" if small else "value_bigger_than_max"
-        yield _error(node_id, node, error_kind, "a value is out of range", details, given.name)
+        yield node_error(node_id, node, error_kind, "a value is out of range", details, given.name)
     if given.type == "STRING" and len(value) > MAX_PROMPT_CHARACTERS:
         details = f"{given.name}: found {counted(len(value), 'character')}, expected up to {MAX_PROMPT_CHARACTERS}"
-        yield _error(node_id, node, "value_bigger_than_max", "a text is too long", details, given.name)
+        yield node_error(node_id, node, "value_bigger_than_max", "a text is too long", details, given.name)
     any_image = given.choices == IMAGES and names.images is None
     if given.type == "COMBO" and given.choices and not any_image and not names.has(given, _chosen(given, value, names)):
         listed = ", ".join(names.choices(given)[:_MOST_NAMED])
         missing = "an image; none was uploaded" if given.choices == IMAGES else "a name of the pool, which has none"
         details = f"{given.name}: found {value[:100]!r}, expected {f'one of {listed}' if listed else missing}"
-        yield _error(node_id, node, "value_not_in_list", "a value is not one of the choices", details, given.name)
+        yield node_error(node_id, node, "value_not_in_list", "a value is not one of the choices", details, given.name)
 
 
 def _chosen(given: NodeInput, value: str, names: PoolNames) -> str:
@@ -426,7 +416,8 @@ def _chosen(given: NodeInput, value: str, names: PoolNames) -> str:
     return shown if names.has(given, shown := shown_name(plain)) else plain
 
 
-def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:
+def node_values(graph: KnownGraph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:
+    """Return the inputs of a node: what is linked or written, else its defaults."""
     values: dict[str, Any] = {}
     for given in kind.inputs:
         link = link_of(node, given.name)
@@ -441,13 +432,6 @@ def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str,
     return values
 
 
-def _lora(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
-    """Return a LoRA of a request; the text encoders `clip` may come from a node before it."""
-    on_text = use.text_strength if use in clip.loras else 0.0
-    fields = {"name": use.name, "strength": use.strength}
-    return fields if on_text == use.strength else {**fields, "text_strength": on_text}
-
-
 def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages) -> dict[str, Any]:
     """Return the fields of a request for one run of a sampler."""
     positive, family = latent.positive, names.models.get(latent.model.name, "")
@@ -458,15 +442,15 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         levels |= dict(zip(("beta_alpha", "beta_beta"), latent.beta, strict=True))
     fields: dict[str, Any] = {
         "model": latent.model.name,
-        "prompt": _prompt(positive, family),
-        "negative": "" if latent.negative.is_zero else _prompt(latent.negative, family),
-        "loras": tuple(_lora(lora, positive.clip) for lora in latent.model.loras),
+        "prompt": prompt_text(positive, family),
+        "negative": "" if latent.negative.is_zero else prompt_text(latent.negative, family),
+        "loras": tuple(lora_fields(lora, positive.clip) for lora in latent.model.loras),
         **levels,
         "sampler": latent.sampler.name,
         "eta": latent.sampler.eta,
         "s_noise": latent.sampler.s_noise,
         "seed": latent.seed,
-        "clip_skip": _clip_skip(positive, family),
+        "clip_skip": clip_skip(positive, family),
         "controls": tuple(
             {
                 "model": use.net.name,
@@ -479,7 +463,7 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
             for use in positive.controls
         ),
     }
-    if positive.guidance is not None or not family.startswith(_DISTILLED):
+    if positive.guidance is not None or not has_distilled_guidance(family):
         fields["cfg"] = latent.cfg
     if latent.model.options:
         fields["options"] = dict(latent.model.options)
@@ -491,11 +475,14 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if positive.references:
         fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)
     fields |= _start_fields(latent, read_image)
+    if positive.video is not None:
+        images = {name: read_steps(image, read_image) for name, image in positive.video.images().items()}
+        fields |= positive.video.fields() | images
     if positive.regions:
         size = _size(latent.start)
-        fields["regions"] = tuple(_region(region, size, read_image) for region in positive.regions)
+        fields["regions"] = tuple(_region_fields(region, size, read_image) for region in positive.regions)
     sides = fields.get("width"), fields.get("height")
-    if latent.model.sampling is not None and (shift := _shift(latent.model.sampling, family, sides)):
+    if latent.model.sampling is not None and (shift := shift_of(latent.model.sampling, family, sides)):
         fields["shift"] = shift
     return fields
 
@@ -504,7 +491,9 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
     """Return the fields for what a sampler starts from."""
     start = latent.start
     if isinstance(start, BlankLatent):
-        return {"width": start.width, "height": start.height}
+        sides: dict[str, Any] = {"width": start.width, "height": start.height}
+        sides |= {"frames": start.frames} if start.frames else {}
+        return sides | ({} if start.image is None else {"image": read_steps(start.image, read_image)})
     assert isinstance(start, EncodedImage), "scaled latents are those of a second pass"
     image = read_steps(start.image, read_image)
     if not latent.run_steps:
@@ -517,45 +506,16 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
     return {"image": image, "strength": _strength(latent)}
 
 
-def _prompt(text: TextValue, family: str) -> str:
-    """Return a text with those that are appended to it, which CLIP reads on their own. Raises NodeUnsupported."""
-    padding = text.clip.padding
-    if padding is not None and (padding != _WITHOUT_PADDING or not family.startswith(_UNPADDED)):
-        found = f"min_padding {padding[0]} and min_length {padding[1]} with {family or 'this model'}"
-        raise NodeUnsupported(f"T5TokenizerOptions: found {found}, expected 1 and 0 with {_UNPADDED}")
-    if text.appended and not family.startswith(_CLIP_ONLY):
-        raise NodeUnsupported("ConditioningConcat: expected a model whose text encoders are CLIP's")
-    return " BREAK ".join((text.text, *text.appended))
+def _region_fields(region: RegionUse, size: tuple[int, int], read_image: WorkflowImages) -> dict[str, Any]:
+    """Return a region of a request, with its mask read. Raises NodeUnsupported."""
+    fields = region_fields(region, size)
+    return {**fields, "mask": read_mask(region.mask, read_image)} if isinstance(region.mask, MaskFile) else fields
 
 
 def _size(start: object) -> tuple[int, int]:
     if not isinstance(start, BlankLatent):
         raise NodeUnsupported("texts for parts of the image: expected latents that began empty")
     return start.width, start.height
-
-
-def _region(region: RegionUse, size: tuple[int, int], read_image: WorkflowImages) -> dict[str, Any]:
-    """Return a region of a request for an image of `size`. Raises NodeUnsupported."""
-    fields = {"prompt": region.text, "strength": region.strength}
-    if region.mask is not None:
-        return {**fields, "mask": read_mask(region.mask, read_image)}
-    factors = (*size, *size) if region.in_shares else (1, 1, 1, 1)
-    left, top, width, height = (round(side * factor) for side, factor in zip(region.box, factors, strict=True))
-    width, height = min(width, size[0] - left), min(height, size[1] - top)
-    if width < 1 or height < 1:
-        raise NodeUnsupported(f"area: found one outside of the image of {size[0]}x{size[1]}")
-    return {**fields, "box": (left, top, width, height)}
-
-
-def _shift(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> float:
-    """Return the shift that a node sets for images of `size`; 0 if it is the one that the model has by itself."""
-    if sampling.size is None:
-        return sampling.shift
-    if family.startswith(_DISTILLED) and (sampling.exponents, sampling.size) == (_FLUX_EXPONENTS, size):
-        return 0.0
-    width, height = sampling.size
-    by_size = ShiftBySize(_SHIFT_TOKENS, sampling.exponents)
-    return math.exp(by_size.exponent(width * height // _PATCH_SIDE**2))
 
 
 def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
@@ -576,14 +536,3 @@ def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
 def _strength(latent: SampledLatent) -> float:
     """Return the denoising strength that runs exactly `run_steps` of the schedule: half a step more is rounded down."""
     return min(1.0, (latent.run_steps + 0.5) / latent.steps)
-
-
-def _clip_skip(text: TextValue, family: str) -> int:
-    """Return the layers that are skipped besides those that the family skips. Raises NodeUnsupported."""
-    if text.clip.last_layer is None:
-        return 0
-    by_family = 1 if family.startswith(_PENULTIMATE) else 0
-    skipped = -text.clip.last_layer - 1 - by_family
-    if skipped < 0:
-        raise NodeUnsupported(f"stop_at_clip_layer: found {text.clip.last_layer}, expected {-1 - by_family} or less")
-    return skipped

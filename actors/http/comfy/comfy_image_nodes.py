@@ -47,7 +47,7 @@ _TILES = (
 )
 #: sizes that Flux Kontext was trained with, the narrow ones. Source: black-forest-labs/flux
 _NARROW_SIZES = ((672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184), (944, 1104))
-_KONTEXT_SIZES = (*_NARROW_SIZES, (1024, 1024), *((height, width) for width, height in reversed(_NARROW_SIZES)))
+KONTEXT_SIZES = (*_NARROW_SIZES, (1024, 1024), *((height, width) for width, height in reversed(_NARROW_SIZES)))
 
 
 def _loaded(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ def _scaled_to_pixels(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _scaled_for_kontext(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_with_step(_file(given["image"]), ImageScale("lanczos", sizes=_KONTEXT_SIZES, crops=True)),)
+    return (_with_step(_file(given["image"]), ImageScale("lanczos", sizes=KONTEXT_SIZES, crops=True)),)
 
 
 def _padded(given: Mapping[str, Any]) -> tuple[Any, ...]:

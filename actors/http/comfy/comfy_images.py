@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_values import (
+    AnyImage,
     ImageCrop,
     ImageFile,
     ImageNegative,
@@ -68,9 +69,10 @@ _FILTERS = {
 _GRAY, _OPAQUE = (128, 128, 128), 255
 
 
-def read_steps(image: ImageFile, read: WorkflowImages) -> Image:
+def read_steps(image: AnyImage, read: WorkflowImages) -> Image:
     """Return an image as the nodes behind its loader leave it: RGB. As in ComfyUI, it has the colours of its
     transparent areas, and only masks read its alpha channel. Raises UserError."""
+    assert isinstance(image, ImageFile), "images that nodes make are in workflows"
     return _after_steps(read(image.name).colours, image.steps, read)
 
 

@@ -18,9 +18,17 @@ MODELS, LORAS, SAMPLER_NAMES, SCHEDULE_NAMES, IMAGES = "models", "loras", "sampl
 CONTROLNETS, UPSCALERS, STYLES = "controlnets", "upscalers", "styles"
 #: the same for files that belong to a model of the pool: names are not read, and none is proposed
 VAES, TEXT_ENCODERS, VISION_ENCODERS = "vaes", "text_encoders", "vision_encoders"
+#: kinds of nodes with images that are previews, and no outputs
+PREVIEW_NODES = frozenset(("PreviewImage", "MaskPreview", "MaskPreview+"))
 #: types of values that are written in a node, and not linked
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
+#: the type of inputs and outputs that take every value
+ANY = "*"
 MAX_SIDE, MAX_BATCH, MAX_SEED, MOST_GROWN = 16384, 64, 2**64 - 1, 64
+#: what the editor writes next to the inputs of a node, and the server does not read
+EDITOR_INPUTS = frozenset(
+    ("control_after_generate", "control_before_generate", "upload", "image_upload", "choose file to upload")
+)
 #: inputs that must be in a workflow, though they have a default
 _ALWAYS_WRITTEN = frozenset(("seed", "noise_seed", "value"))
 
@@ -64,6 +72,11 @@ class NodeType:
     outputs: tuple[str, ...]
     build: Callable[[Mapping[str, Any]], tuple[Any, ...]]
     is_output: bool = False
+
+
+def only_in_workflows(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Refuse a node that no request without a workflow can express."""
+    raise NodeUnsupported("it is a part of a workflow of several steps")
 
 
 def check_parts(name: str, what: str, found: int, most: int) -> None:
@@ -120,6 +133,8 @@ def converted(given: NodeInput, value: Any) -> Any:
             return bool(value)
         case "STRING":
             return str(value)
+        case "*":
+            return value
     if not isinstance(value, str):
         raise ValueError("no name")
     return value

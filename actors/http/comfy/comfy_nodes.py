@@ -25,11 +25,14 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     text,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
 from modelpool.actors.http.comfy.comfy_text_nodes import TEXT_NODES
+from modelpool.actors.http.comfy.comfy_value_nodes import VALUE_NODES
 from modelpool.actors.http.comfy.comfy_values import ClipValue, ControlNetValue, LoraUse, ModelValue, VaeValue
+from modelpool.actors.http.comfy.comfy_video_nodes import VIDEO_NODES
 
 _LORA_STRENGTH = (1.0, -100.0, 100.0)
 #: settings of ComfyUI's loaders that are not read: the pool detects kinds, and decides about dtypes and devices
@@ -84,10 +87,6 @@ def _model_of_file(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _controlnet(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (ControlNetValue(given["control_net_name"]),)
-
-
-def _value(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (given["value"],)
 
 
 def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str, category: str = "loaders") -> NodeType:
@@ -167,19 +166,16 @@ _LOADERS = (
         "CONTROL_NET",
     ),
 )
-#: values that several nodes use
-_PRIMITIVES = (
-    _row("PrimitiveInt", (whole("value", 0, -(2**63), 2**64 - 1),), _value, "INT", category="values"),
-    _row("PrimitiveFloat", (number("value", 0.0, -1e18, 1e18),), _value, "FLOAT", category="values"),
-    _row("PrimitiveString", (text("value"),), _value, "STRING", category="values"),
-    _row("PrimitiveStringMultiline", (text("value"),), _value, "STRING", category="values"),
-    _row("PrimitiveBoolean", (NodeInput("value", "BOOLEAN", False),), _value, "BOOLEAN", category="values"),
+_ROWS = (
+    *_LOADERS,
+    *VALUE_NODES,
+    *OPTION_NODES,
+    *TEXT_NODES,
+    *SAMPLING_NODES,
+    *SAMPLER_NODES,
+    *IMAGE_NODES,
+    *OPERATION_NODES,
+    *VIDEO_NODES,
 )
-
 #: nodes by name
-NODE_TYPES: Mapping[str, NodeType] = MappingProxyType(
-    {
-        row.name: row
-        for row in (*_LOADERS, *_PRIMITIVES, *OPTION_NODES, *TEXT_NODES, *SAMPLING_NODES, *SAMPLER_NODES, *IMAGE_NODES)
-    }
-)
+NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from modelpool.actors.http.comfy.comfy_graph import NodeError, WorkflowOutput, WorkflowRejected, known_nodes, link_of
+from modelpool.actors.http.comfy.comfy_graph import OutputNode, known_nodes
 from modelpool.actors.http.comfy.comfy_node_types import file_stem
+from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.request.bounds import OverBound
 from modelpool.pool.values.core.errors import UnknownName, UserError
 
@@ -63,12 +64,12 @@ _FIELD = re.compile(r"(?:requests\[\d+\][.:] ?)?(?:unknown (\w+) '|node (\S+): |
 _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 
 
-def rejection(prompt: Any, outputs: Sequence[WorkflowOutput], problem: UserError) -> WorkflowRejected:
+def rejection(prompt: Any, outputs: Sequence[OutputNode], problem: UserError) -> WorkflowRejected:
     """Return the rejection of a valid workflow with refused requests, with the node that the error is about: of
     the nodes that `outputs` need, the one with the field or the name in the message, else the sampler."""
     nodes = known_nodes(prompt)
     needed = list(_needed(nodes, [output.node_id for output in outputs]))
-    node_id, input_name = _place(nodes, needed, str(problem)) or (outputs[0].latent.node_id, "")
+    node_id, input_name = _place(nodes, needed, str(problem)) or (outputs[0].sampler_id, "")
     is_name = isinstance(problem, UnknownName)
     kind, message = (
         ("value_not_in_list", "a value is not one of the choices")
@@ -97,8 +98,10 @@ def _place(nodes: Mapping[str, Mapping[str, Any]], needed: Sequence[str], messag
     neither."""
     quoted = {one or other for one, other in _QUOTED.findall(message)}
     match = _FIELD.match(message)
-    if match is not None and match[2] in needed:
-        return match[2], ""
+    # of a node that became several ones, the part before the slash is its id
+    named = "" if match is None or match[2] is None else match[2].partition("/")[0]
+    if named in needed:
+        return named, ""
     field = "" if match is None else match[1] or match[3] or ""
     found = list(_places_of(nodes, needed, field))
     by_name = [each for each in found if any(_names(value, quoted, message) for value in _values(nodes, *each))]

@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from modelpool.actors.http.comfy.comfy_graph import WorkflowOutput
+from modelpool.actors.http.comfy.comfy_graph import OutputNode
 from modelpool.actors.http.service.answers import json_text
 from modelpool.actors.http.service.encoded_images import image_bytes
 from modelpool.actors.http.service.problems import HttpProblem, too_many
@@ -119,7 +119,7 @@ class Prompt:
     #: of each node, its class
     classes: Mapping[str, str]
     preview_method: str | None
-    outputs: tuple[WorkflowOutput, ...]
+    outputs: tuple[OutputNode, ...]
     submission: HttpSubmission
     #: of each output, the index of its first job; and the number of all jobs
     _starts: tuple[int, ...] = field(init=False, repr=False)
@@ -135,12 +135,12 @@ class Prompt:
         client_id: str | None,
         graph: Mapping[str, Any],
         extra_data: Mapping[str, Any],
-        outputs: Sequence[WorkflowOutput],
+        outputs: Sequence[OutputNode],
         submission: HttpSubmission,
     ) -> Prompt:
         """Return a workflow as it is remembered."""
         text = json.dumps([graph, extra_data], separators=(",", ":"))
-        named = {output.latent.node_id for output in outputs}
+        named = {output.sampler_id for output in outputs}
         classes = {node_id: str(graph[node_id]["class_type"]) for node_id in named}
         method = extra_data.get("preview_method")
         method = method if method in PREVIEW_METHODS else None
@@ -169,7 +169,7 @@ class Prompt:
         assert 0 <= index < self._starts[-1], "a workflow has as many jobs as its outputs have images"
         return bisect_right(self._starts, index) - 1
 
-    def output_of(self, index: int) -> WorkflowOutput:
+    def output_of(self, index: int) -> OutputNode:
         """Return the output that a job belongs to."""
         return self.outputs[self.place_of(index)]
 
@@ -230,7 +230,7 @@ class Prompt:
         return "execution_error", {**data, **self._failure_data(end)}
 
     def _place_of(self, end: JobEnd) -> dict[str, Any]:
-        node_id = self.output_of(end.index).latent.node_id
+        node_id = self.output_of(end.index).sampler_id
         return {"node_id": node_id, "node_type": self.classes[node_id], "executed": []}
 
     def _failure_data(self, end: JobEnd) -> dict[str, Any]:
@@ -408,7 +408,7 @@ class ComfyPrompts:
                 self._send(prompt, "execution_start", {})
                 self._send(prompt, "execution_cached", {"nodes": []})
             for task in change.running:
-                node_id = prompt.output_of(task.index).latent.node_id
+                node_id = prompt.output_of(task.index).sampler_id
                 if node_id != node_before:
                     self._send(prompt, "executing", {"node": node_id, "display_node": node_id})
                     node_before = node_id

@@ -19,6 +19,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     combo,
     link,
     number,
+    only_in_workflows,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_values import (
@@ -60,7 +61,8 @@ def _blank(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (BlankLatent(given["width"], given["height"], given["batch_size"]),)
 
 
-def _repeated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+def repeated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return empty latents, repeated. Raises NodeUnsupported."""
     latent, amount = given["samples"], given["amount"]
     if not isinstance(latent, BlankLatent):
         raise NodeUnsupported("samples: expected empty latents")
@@ -115,11 +117,11 @@ def complete_latent(latent: object) -> SampledLatent:
 
 
 def _ksampler(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    levels = _levels(given["scheduler"], given["steps"], given["denoise"])
+    levels = denoised_levels(given["scheduler"], given["steps"], given["denoise"])
     return (_sampled(given, given["seed"], levels, given["latent_image"]),)
 
 
-def _levels(schedule: str, steps: int, denoise: float) -> NoiseLevels:
+def denoised_levels(schedule: str, steps: int, denoise: float) -> NoiseLevels:
     """Return the levels of `steps` steps at the end of a schedule that is longer the less is denoised; of none for
     0."""
     if denoise <= 0:
@@ -162,7 +164,7 @@ def _continued(given: Mapping[str, Any]) -> SampledLatent:
     names = {"sampler_name": "sampler", "scheduler": "schedule"}
     for name in ("positive", "negative", "steps", "cfg", "sampler_name", "scheduler"):
         expected = getattr(before, names.get(name, name))
-        found = _sampler_value(given[name]) if name == "sampler_name" else given[name]
+        found = sampler_value(given[name]) if name == "sampler_name" else given[name]
         if name == "cfg" and before.positive.guidance is not None:
             expected = before.positive.guidance if found == 1 else 1.0
             found = expected if found == 1 else found
@@ -180,7 +182,7 @@ def _sampler_name(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _basic_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_levels(given["scheduler"], given["steps"], given["denoise"]),)
+    return (denoised_levels(given["scheduler"], given["steps"], given["denoise"]),)
 
 
 def _turbo_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -267,7 +269,7 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         steps=levels.steps,
         run_steps=levels.run_steps,
         cfg=cfg,
-        sampler=_sampler_value(given["sampler_name"]),
+        sampler=sampler_value(given["sampler_name"]),
         schedule=levels.schedule,
         start=start,
         node_id=given["node_id"],
@@ -276,7 +278,8 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
     )
 
 
-def _sampler_value(chosen: str | SamplerValue) -> SamplerValue:
+def sampler_value(chosen: str | SamplerValue) -> SamplerValue:
+    """Return a sampler that is chosen by its name, or by a node."""
     return SamplerValue(chosen) if isinstance(chosen, str) else chosen
 
 
@@ -319,7 +322,7 @@ SAMPLING_NODES = (
     _row(
         "RepeatLatentBatch",
         (link("samples", "LATENT"), whole("amount", 1, 1, MAX_BATCH)),
-        _repeated,
+        repeated,
         "LATENT",
         category="latent",
     ),
@@ -377,6 +380,15 @@ SAMPLING_NODES = (
         ),
         _ksampler_advanced,
         "LATENT",
+    ),
+    _row("DisableNoise", (), only_in_workflows, "NOISE"),
+    _row("SplitSigmas", (_SIGMAS, whole("step", 0, 0, 10000)), only_in_workflows, "SIGMAS", "SIGMAS"),
+    _row(
+        "SplitSigmasDenoise",
+        (_SIGMAS, number("denoise", 1.0, 0.0, 1.0)),
+        only_in_workflows,
+        "SIGMAS",
+        "SIGMAS",
     ),
     _row("RandomNoise", (whole("noise_seed", 0, 0, MAX_SEED),), _seed_of_noise, "NOISE"),
     _row("KSamplerSelect", (combo("sampler_name", SAMPLER_NAMES),), _sampler_name, "SAMPLER"),

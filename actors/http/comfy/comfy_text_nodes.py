@@ -19,6 +19,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     file_stem,
     link,
     number,
+    only_in_workflows,
     text,
     whole,
 )
@@ -253,6 +254,7 @@ def _sides(least: float, most: float, share: bool = False) -> tuple[NodeInput, .
 
 TEXT_NODES = (
     _row("CLIPTextEncode", (text("text"), link("clip", "CLIP")), _encoded),
+    _row("Text to Conditioning", (link("clip", "CLIP"), text("text")), _encoded),
     _row(
         "CLIPTextEncodeFlux",
         (link("clip", "CLIP"), text("clip_l"), text("t5xxl"), number("guidance", 3.5, 1.0, 100.0)),
@@ -292,6 +294,15 @@ TEXT_NODES = (
         "ConditioningConcat",
         (link("conditioning_to", "CONDITIONING"), link("conditioning_from", "CONDITIONING")),
         _concatenated,
+    ),
+    _row(
+        "ConditioningAverage",
+        (
+            link("conditioning_to", "CONDITIONING"),
+            link("conditioning_from", "CONDITIONING"),
+            number("conditioning_to_strength", 1.0, 0.0, 1.0),
+        ),
+        only_in_workflows,
     ),
     _row("ConditioningSetArea", (_CONDITIONING, *_sides(0, MAX_SIDE), _AREA_STRENGTH), _in_area),
     _row("ConditioningSetAreaPercentage", (_CONDITIONING, *_sides(0.0, 1.0, share=True), _AREA_STRENGTH), _in_share),

@@ -137,7 +137,7 @@ class ControlUse:
     """A ControlNet as it is applied."""
 
     net: ControlNetValue
-    image: ImageFile
+    image: AnyImage
     strength: float
     start: float
     end: float
@@ -161,7 +161,7 @@ class ImagePromptUse:
     """A style model of the pool (Redux), the image that it reads, and the factor of its tokens."""
 
     model: str
-    image: ImageFile
+    image: AnyImage
     strength: float
 
 
@@ -175,6 +175,9 @@ class TextValue:
     is_partial  it has regions only, and no text for the whole image
     references  images that the model reads together with the text
     image_prompts  images with tokens that follow the text's
+    changed     it is what an operation makes of other texts, and `text` is empty
+    inpainted   the image that an inpainting model reads
+    video       what conditions a video besides it
     """
 
     text: str
@@ -185,8 +188,107 @@ class TextValue:
     appended: tuple[str, ...] = ()
     regions: tuple[RegionUse, ...] = ()
     is_partial: bool = False
-    references: tuple[ImageFile, ...] = ()
+    references: tuple[AnyImage, ...] = ()
     image_prompts: tuple[ImagePromptUse, ...] = ()
+    changed: ChangedText | None = None
+    inpainted: InpaintedImage | None = None
+    video: VideoUse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeImage:
+    """Images that a node of the workflow makes.
+
+    count    images of a batch: as many workflows, with seeds that count up
+    sampler  the sampler that they come from, for progress; "" for none
+    saved    the file that they are saved as, if they are a video
+    """
+
+    node: str
+    count: int = 1
+    sampler: str = ""
+    saved: SavedAs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMask:
+    """A mask that a node of the workflow makes."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLatent:
+    """Latents that a node of the workflow makes.
+
+    model  of which they are; "" for the model that reads them
+    mask   where they are regenerated
+    image  that they are encoded from, if nothing has changed them since
+    count, sampler  as of `NodeImage`
+    """
+
+    node: str
+    model: str
+    mask: AnyMask | None = None
+    image: AnyImage | None = None
+    count: int = 1
+    sampler: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoUse:
+    """What conditions a video besides its text: its first and last image, frames per second, the motion strength, and
+    the noise on the image; None where a node says nothing."""
+
+    image: AnyImage | None = None
+    last_image: AnyImage | None = None
+    frame_rate: float | None = None
+    motion: int | None = None
+    image_noise: float | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a request that are no images."""
+        found = {"frame_rate": self.frame_rate, "motion": self.motion, "image_noise": self.image_noise}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def images(self) -> dict[str, AnyImage]:
+        """Return the images, by the field of a request."""
+        found = {"image": self.image, "last_image": self.last_image}
+        return {name: image for name, image in found.items() if image is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAs:
+    """The file of a node that saves a video: its format, frames per second, and quality, 0 for the default."""
+
+    format: str
+    frame_rate: float
+    quality: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a request for the file."""
+        return {"format": self.format} | ({"quality": self.quality} if self.quality else {})
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedText:
+    """Encoded texts that an operation changes: its name, settings, and the texts that it reads, by name."""
+
+    operation: str
+    texts: tuple[tuple[str, TextValue], ...]
+    settings: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InpaintedImage:
+    """The image and the mask that an inpainting model reads."""
+
+    image: AnyImage
+    mask: AnyMask
+
+
+AnyImage: TypeAlias = ImageFile | NodeImage
+AnyMask: TypeAlias = MaskFile | NodeMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +303,15 @@ class SamplerValue:
 @dataclass(frozen=True, slots=True)
 class NoiseLevels:
     """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
-    (`sigmas`, without the final 0). `beta` is alpha and beta of the schedule of that name; None for the usual ones."""
+    (`sigmas`, without the final 0). `beta` is alpha and beta of the schedule of that name; None for the usual ones. The
+    run ends when `last_step` steps are done; 0: all."""
 
     schedule: str
     steps: int
     run_steps: int
     sigmas: tuple[float, ...] = ()
     beta: tuple[float, float] | None = None
+    last_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +326,14 @@ class GuiderValue:
 
 @dataclass(frozen=True, slots=True)
 class BlankLatent:
-    """Empty latents of the size of `width` x `height` pixels."""
+    """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images. `image` is the one
+    that a video begins with, if the latents have it."""
 
     width: int
     height: int
     count: int
+    frames: int = 0
+    image: AnyImage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +386,13 @@ class ScaledLatent:
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
     """The images of sampled latents, scaled up by a factor: with an upscaler of the pool, or without (""). `scale` is
-    None for the factor of the upscaler, which is not known here."""
+    None for the factor of the upscaler, which is not known here. `saved` is the file of a video."""
 
     latent: SampledLatent
     scale: float | None = 1.0
     upscaler: str = ""
+    saved: SavedAs | None = None
 
 
+AnyLatent: TypeAlias = BlankLatent | NodeLatent
 LatentValue: TypeAlias = BlankLatent | EncodedImage | SampledLatent | ScaledLatent

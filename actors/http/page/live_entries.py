@@ -327,6 +327,7 @@ def _worker(worker: WorkerStatus, now: float, prompts: Mapping[str, str]) -> dic
         "since": None if run is None else round(now - run.seconds),
         "stopping": run is not None and run.stopping,
         "mates": 0 if run is None else run.mates,
+        "gpus": 1 if run is None else run.gpus,
         "prompt": "" if run is None else prompts.get(run.job_id, _short(run.prompt)),
         "runs": worker.runs,
         "runs_resident": worker.runs_resident,

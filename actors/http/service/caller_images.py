@@ -15,7 +15,8 @@ from modelpool.actors.outputs.atomic_write import make_private_folder, write_ato
 from modelpool.actors.request.bounds import over_bound
 from modelpool.actors.request.image_decoding import UprightImage, image_of_bytes, plain_pixels, upright_image
 from modelpool.actors.request.image_fields import pixels_digest
-from modelpool.pool.values.core.errors import UserError, unusable_field
+from modelpool.actors.request.workflow_fields import MAX_NODES
+from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -108,6 +109,8 @@ class CallerImages:
         for name in IMAGE_FIELDS:
             if found.get(name) is not None:
                 found[name] = image_in(name, found[name])
+        if found.get("workflow") is not None:
+            found["workflow"] = self._in_workflow(found["workflow"], folder)
         for name in LIST_FIELDS:
             value = found.get(name)
             if isinstance(value, (list, tuple)):
@@ -120,6 +123,23 @@ class CallerImages:
             elif isinstance(found.get(name), str):
                 found[name] = [_in_part(name, found[name], keys, image_in)]
         return found
+
+    def _in_workflow(self, workflow: Any, folder: Path | None) -> Any:
+        """Return a workflow with the images of its nodes decoded. Raises UserError."""
+        nodes = workflow.get("nodes") if isinstance(workflow, Mapping) else None
+        if not isinstance(nodes, Mapping):
+            return workflow  # which is refused as it is
+        if len(nodes) > MAX_NODES:
+            raise over_bound("workflow.nodes", counted(len(nodes), "node"), f"up to {MAX_NODES}")
+        decoded: dict[str, Any] = {}
+        for node_id, node in nodes.items():
+            if not isinstance(node, Mapping):
+                decoded[node_id] = node
+                continue
+            decoded[node_id] = self.in_fields(node, folder)
+            if isinstance(node.get("request"), Mapping):
+                decoded[node_id]["request"] = self.in_fields(node["request"], folder)
+        return {**workflow, "nodes": decoded}
 
     def _fetch(self, name: str, url: str) -> bytes:
         check_url(name, url, self._url_hosts)

@@ -42,6 +42,13 @@ def is_path(name: str) -> bool:
 
 def _names(request: GenerateRequest) -> Iterator[tuple[str, str]]:
     yield "model", request.model
+    if request.workflow is not None:
+        yield from request.workflow.names()
+        for node in request.workflow.samplings:
+            yield from _names(node.request)
+    for each in request.passes:
+        yield from (("passes.model", name) for name in (each.model, each.upscaler) if name)
+        yield from (("passes.loras", lora.name) for lora in each.loras or ())
     yield from (("loras", lora.name) for lora in request.loras)
     yield from (("controls", control.model) for control in request.controls)
     for prompt in request.image_prompts:
@@ -53,7 +60,7 @@ def _names(request: GenerateRequest) -> Iterator[tuple[str, str]]:
         yield "hires.upscaler", request.hires.upscaler
     if request.decoder is not None:
         yield "decoder", request.decoder.model
-    texts = (request.prompt, request.negative, *(region.prompt for region in request.regions))
+    texts = (text for _, text in request.texts())
     for name in (name for text in texts for name in _EMBEDDING.findall(text)):
         yield "embedding", name
         yield "embedding", name.partition(":")[0]  # a weight may follow

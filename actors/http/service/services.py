@@ -378,8 +378,7 @@ def _for_caller(
 
 def check_texts(request: GenerateRequest, most_characters: int) -> None:
     """Raise OverBound for texts of a request that are longer than callers of this server may send."""
-    regions = (("regions.prompt", region.prompt) for region in request.regions)
-    texts = (("prompt", request.prompt), ("negative", request.negative), *regions)
+    texts = tuple(request.texts())
     for name, text in texts:
         check_characters(name, text, most_characters)
     total = sum(len(text) for _, text in texts)

@@ -13,12 +13,14 @@ from typing import NewType, TypeAlias
 
 from modelpool.actors.graph.common.stage_request import StageLike
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import NO_BATCHES, SubmittedBatches
 from modelpool.actors.outputs.results.outcomes import TaskSummary
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import Preview, PreviewWish
 from modelpool.pool.values.core.remote_file import RemoteFile
 from modelpool.pool.values.core.stage_params import ModelRef, StageParams
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import (
     NO_NODE,
     ComponentKey,
@@ -85,6 +87,7 @@ class RunRequest(WireValue):
     own    for each of `task.needs`, the run of this worker that makes it, after which this one starts, or 0: that one
            is sent. Empty if all are sent. Without the result of such a run, this one does not start
     provisional  it reads what was made with files of unknown hashes: no state of it is saved
+    gang   the workers that share the run. Each gets a request for it, with the same inputs; None: it runs alone
     """
 
     task: TaskSpec
@@ -101,6 +104,7 @@ class RunRequest(WireValue):
     preview: PreviewWish | None = None
     own: tuple[int, ...] = ()
     provisional: bool = False
+    gang: Gang | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,7 @@ class Submission:
     user         for requests that set none
     given        the input images of the requests, by their task ids
     previews     as `Controller.want_previews`, from the start
+    batches      what it knows about the batch sizes of its requests
     """
 
     client_id: ClientId
@@ -211,6 +216,7 @@ class Submission:
     user: str = ""
     given: Mapping[TaskId, ResultRef] = field(default_factory=dict)
     previews: PreviewWish | None = None
+    batches: SubmittedBatches = NO_BATCHES
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ from modelpool.pool.inference.controlnets.controlnet_bytes import ControlStage
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.inference.image_prompts.layouts import BlockReading
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
+from modelpool.pool.inference.pixels.decode_parts import largest_tile
 from modelpool.pool.inference.pixels.latent_pixels import sampled_shape, sound_length_of
 from modelpool.pool.models.components.text.lengths import ReadLength, context_tokens, empty_text_kwargs, length_read
 from modelpool.pool.models.components.text.work_reading import reading_of_work
@@ -187,7 +188,7 @@ class ActivationEstimator:
         Runs that ran out of memory are not used here: the worker knows device, other load and division, and uses such
         runs in its own calibration. Nor are batches: the memory of a single task in a batch is unknown.
         """
-        if cost.batched > 1:
+        if cost.batched > 1 or not task.uses:
             return
         mode = ways_of(task)[0] if cost.division is None else cost.division
         component, options = task.uses[0].component, task.options
@@ -207,6 +208,8 @@ class ActivationEstimator:
         if isinstance(work, (EncodeImageParams, DecodeParams)):
             shape, latent = work.shape if isinstance(work, DecodeParams) else work, self._open(model).latent
             cells: tuple[int, ...] = latent.sides(shape.width, shape.height)
+            if isinstance(work, DecodeParams) and work.is_tiled:
+                cells = largest_tile(work, latent)[-2:]
             tiles = TILES
             if latent.audio is not None and not latent.audio.cells:  # audio of one length is short
                 cells, tiles = (self._audio_cells(model, work),), AUDIO_TILES
@@ -275,7 +278,7 @@ class ActivationEstimator:
         """`counted_bytes` corrected by measurements: upward only to the measured peak of equal runs, since the value
         may divide a task. On kinds without margin, never downward."""
         component = self._open(model).component(role_of(work)).key
-        options = work.measured_apart if isinstance(work, EncodeParams | SampleParams) else ()
+        options = work.measured_apart if isinstance(work, EncodeParams | SampleParams | DecodeParams) else ()
         key = ActivationKey(component, stage_of(work), self._device_kind, mode.batch, mode.tile, options=options)
         most_bytes = max(counted_bytes, self._calibration.most_measured(key, counted_bytes))
         figure_bytes = min(self._calibration.corrected(key, counted_bytes), most_bytes)
@@ -308,7 +311,8 @@ class ActivationEstimator:
                 cells = latent.sides(work.width, work.height)
                 return encode_image_bytes(self._module(opened, role_of(work)), cells, latent, mode.tile, work.frames)
             case DecodeParams():
-                shape, length = sampled_shape(work, latent), sound_length_of(work.shape, latent)
+                length = sound_length_of(work.shape, latent) if work.part <= 1 else 0
+                shape = largest_tile(work, latent)
                 return decode_bytes(self._module(opened, role_of(work)), shape, latent, mode.tile, length)
 
     def _module(self, opened: OpenModel, role: Role) -> StageModule:
@@ -519,7 +523,9 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
         case EncodeImageParams():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():
-            return (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)
+            sizes = (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)
+            # only the first part of a decode has the audio track
+            return (*sizes, work.tile, work.tile_frames, work.part <= 1) if work.is_tiled else sizes
 
 
 def _roles_read(opened: OpenModel, work: ModelStageParams) -> tuple[Role, ...]:

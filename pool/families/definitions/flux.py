@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
 from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
 
@@ -82,6 +83,7 @@ _DEV = fam.Family(
     latent="flux",
     sampling=fam.SamplingFacts(
         fam.Prediction.FLOW,
+        sequence=sequence_plans.FLUX,
         noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 4096), (0.5, 1.15))),
         reads=frozenset({"context", "pooled", "guidance", "reference"}),
         side_multiple=16,

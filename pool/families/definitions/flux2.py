@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX_2
 from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import patch_ids, references
 
@@ -100,6 +101,7 @@ _FLUX_2 = fam.Family(
     latent="flux2",
     sampling=fam.SamplingFacts(
         fam.Prediction.FLOW,
+        sequence=sequence_plans.FLUX,
         noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=_SHIFT),
         reads=frozenset({"context", "guidance", "reference"}),
         side_multiple=16,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
-from modelpool.pool.families.parts import hunyuan
+from modelpool.pool.families.parts import hunyuan, sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.video_calls import joined
@@ -105,6 +105,7 @@ _T2V = fam.Family(
     latent="hunyuan_video",
     sampling=fam.SamplingFacts(
         fam.Prediction.FLOW,
+        sequence=sequence_plans.HUNYUAN_VIDEO,
         noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=7.0),
         reads=frozenset({"context", "pooled", "guidance", "context_mask"}),
         side_multiple=16,
@@ -154,6 +155,7 @@ _I2V = replace(
     ),
     sampling=replace(
         _T2V.sampling,
+        sequence=None,
         reads=frozenset({"context", "pooled", "image", "context_mask"}),
         vision_use=fam.VisionEncoderUse.WORDS,
         video=fam.video_like(_T2V.sampling, frames=125, begins=fam.FirstFrameMode.LEADING_CELL),
@@ -172,6 +174,7 @@ _SKYREELS = replace(
     build=replace(_T2V.build, forward=skyreels_forward),
     sampling=replace(
         _T2V.sampling,
+        sequence=None,
         reads=frozenset({"context", "pooled", "image", "context_mask"}),
         video=fam.video_like(_T2V.sampling, frames=97, begins=fam.FirstFrameMode.FIRST_CELL),
         defaults=fam.defaults_like(_T2V.sampling, guidance=fam.Guidance.CLASSIFIER_FREE),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
-from modelpool.pool.families.parts import hunyuan
+from modelpool.pool.families.parts import hunyuan, sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 
@@ -101,6 +101,7 @@ _VIDEO = fam.Family(
     latent="hunyuan_video_15",
     sampling=fam.SamplingFacts(
         fam.Prediction.FLOW,
+        sequence=sequence_plans.HUNYUAN_VIDEO_15,
         noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=7.0),
         reads=frozenset({"context", "context_2", "context_mask", "context_2_mask", "image", "image_context"}),
         side_multiple=16,
@@ -128,7 +129,7 @@ _SUPER_RESOLUTION = replace(
         comfyui="HunyuanVideo15_SR_Distilled",
     ),
     build=replace(_VIDEO.build, optional_inputs=_VIDEO.build.optional_inputs - {"image"}),
-    sampling=replace(_VIDEO.sampling, noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=2.0)),
+    sampling=replace(_VIDEO.sampling, sequence=None, noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=2.0)),
     folder=replace(_VIDEO.folder, pipeline=""),
 )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions.ltxv import CELL, video_config
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
 from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
@@ -147,6 +148,7 @@ FAMILIES = (
         latent="ltxv",
         sampling=fam.SamplingFacts(
             fam.Prediction.FLOW,
+            sequence=sequence_plans.LTX_2,
             noise=fam.NoiseFacts(
                 fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1
             ),

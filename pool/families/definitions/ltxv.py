@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
@@ -122,6 +123,7 @@ FAMILIES = (
         latent="ltxv",
         sampling=fam.SamplingFacts(
             fam.Prediction.FLOW,
+            sequence=sequence_plans.LTX,
             noise=fam.NoiseFacts(
                 fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import QWEN_IMAGE
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import packed, references, unpacked
 
@@ -113,6 +114,7 @@ _QWEN_IMAGE = fam.Family(
     latent="wan21",
     sampling=fam.SamplingFacts(
         fam.Prediction.FLOW,
+        sequence=sequence_plans.QWEN_IMAGE,
         noise=fam.NoiseFacts(
             fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02
         ),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.video_layouts import WAN, WAN_HEAD
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.video_calls import joined, towards_image, with_image
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
@@ -174,6 +175,7 @@ _T2V = fam.Family(
     latent="wan21",
     sampling=fam.SamplingFacts(
         fam.Prediction.FLOW,
+        sequence=sequence_plans.WAN,
         noise=flow_noise(8.0),
         reads=frozenset({"context", "context_mask"}),
         side_multiple=16,
@@ -240,7 +242,12 @@ _VACE = replace(
     title="Wan VACE",
     detect=replace(_T2V.detect, when=fam.having(model_type="vace"), comfyui="WAN21_Vace"),
     build=replace(_T2V.build, module="WanVACETransformer3DModel", config=vace_config, forward=forward_vace),
-    sampling=replace(_T2V.sampling, reads=frozenset({"context", "control", "context_mask"}), several_references=True),
+    sampling=replace(
+        _T2V.sampling,
+        sequence=None,
+        reads=frozenset({"context", "control", "context_mask"}),
+        several_references=True,
+    ),
     sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
     folder=replace(_T2V.folder, pipeline="WanVACEPipeline", entries=_ONE),
     options=replace(_T2V.options, teacache=(), skips_blocks=False),

@@ -157,6 +157,7 @@ FAMILIES = (
         ),
         sampling=replace(
             _I2V.sampling,
+            sequence=None,
             noise=wan.flow_noise(5.0),
             reads=frozenset({"context", "control", "face", "image_context", "context_mask"}),
             vision_use=fam.VisionEncoderUse.PENULTIMATE,

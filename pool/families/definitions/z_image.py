@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ FAMILIES = (
         latent="flux",
         sampling=fam.SamplingFacts(
             fam.Prediction.FLOW,
+            sequence=sequence_plans.Z_IMAGE,
             noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=3.0),
             reads=frozenset({"context", "context_mask"}),
             side_multiple=16,

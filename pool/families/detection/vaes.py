@@ -298,6 +298,12 @@ def _tiny_video(shapes: Shapes) -> VaeFacts:
     return replace(_TAEHV, latent_channels=channels)
 
 
+#: kinds with frames that depend on few frames before them, so that parts of a video may be decoded apart: causal ones,
+#: and kinds of single frames
+TILED_IN_TIME = frozenset(
+    {"kl", "kl_temporal", "hunyuan_video", "hunyuan_video_15", "ltx_v0", "ltx_v1", "ltx_v2", "ltx2", "wan21", "wan22"}
+)
+
 _TINY_VIDEO_16 = {
     48: ("taehv_wan22", "tiny autoencoder of Wan 2.2", ("wan22",)),
     32: ("taehv_hunyuan_15", "tiny autoencoder of HunyuanVideo 1.5", ("hunyuan_video_15",)),

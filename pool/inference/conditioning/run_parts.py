@@ -71,6 +71,7 @@ class DenoisingRun:
     max_batch    texts that the model predicts together: 1 is each by itself, 0 is no limit
     cells        latent frames of a video that has something else behind them; 0: all
     apply_hooks  called with the hooks of texts before the model predicts for them
+    spread       as in `ModelCall`
     """
 
     works: Sequence[SampleParams]
@@ -88,6 +89,7 @@ class DenoisingRun:
     max_batch: int
     cells: int = 0
     apply_hooks: ApplyHooks | None = None
+    spread: Callable[[Sequence[Callable[[], Tensor]]], Sequence[Tensor]] | None = None
 
     @property
     def work(self) -> SampleParams:

@@ -219,7 +219,7 @@ def controls_of(
         if ref.reads_latent and kind.reads_unshifted(patcher.module):
             images = images + latent.shift * latent.scaling_factor
         controls.append(RunControlNet(ref, patcher, kind, images.to(patcher.device)))
-    return RunControlNets(controls, work.schedule.steps_run, interrupt, prompt, done)
+    return RunControlNets(controls, work.steps_run, interrupt, prompt, done)
 
 
 def _images_of(read: TaskInputs, work: SampleParams, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:

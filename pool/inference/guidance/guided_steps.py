@@ -7,8 +7,9 @@ Shape legend: B batch, C latent channels, H W latent height and width, L tokens,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -40,6 +41,8 @@ from modelpool.pool.weights.options.wrappers import WrapperPoint
 #: in any float dtype
 PredictNoise: TypeAlias = Callable[..., Tensor]
 Conditions: TypeAlias = Sequence[Condition | None]
+#: (functions that each return a prediction of one shape and dtype) -> their results, in order
+Spread: TypeAlias = Callable[[Sequence[Callable[[], Tensor]]], Sequence[Tensor]]
 
 #: wrappers that receive predictions as clean latents
 _CLEAN_POINTS = (WrapperPoint.CALC_COND_BATCH, WrapperPoint.APPLY_MODEL)
@@ -57,6 +60,7 @@ class ModelCall:
                  applied by the caller
     apply_hooks  called with the texts' weight hooks before each batch
     max_batch    1 runs each text by itself, which takes less memory; 0 is no limit
+    spread       has some of the predictions for texts made elsewhere; None: all are made here
     """
 
     predict: PredictNoise
@@ -65,6 +69,7 @@ class ModelCall:
     options: ModelOptions = field(default_factory=ModelOptions)
     apply_hooks: ApplyHooks | None = None
     max_batch: int = 0
+    spread: Spread | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -143,10 +148,13 @@ class _GuidedStep:
         # times the inverse: dividing by a number may round differently on another device
         scaled_BCHW = x_BCHW * input_scale(sigma, self._call.table.sigma_data, self._call.prediction)
         noises: dict[int, Tensor] = {}
-        for batch in self._in_order(self._with_drawn_inputs(self._batches)):
+
+        def predicted_for(batch: Batch) -> Tensor:
             self._prepare(batch, sigma)
             copies = _repeated(scaled_BCHW, len(batch.context_BLD))
-            predicted = self._predict(copies, sigma, batch.context_BLD, batch)
+            return self._predict(copies, sigma, batch.context_BLD, batch)
+
+        for batch, predicted in self._of_each(self._batches, predicted_for):
             noises |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
         cond_BCHW = self._regions.combine(noises)
         if self._unconditional is not None:
@@ -212,6 +220,18 @@ class _GuidedStep:
         kept = [None if place in negative else condition for place, condition in enumerate(self._conditions)]
         return self._regions.combine(self._calculated(kept, x_BCHW, sigma))
 
+    def _of_each(
+        self, wanted: Sequence[Batch], predicted_for: Callable[[Batch], Tensor]
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """Yield each batch, with its drawn inputs, and its prediction."""
+        in_order = list(self._in_order(self._with_drawn_inputs(wanted)))
+        if self._call.spread is None:
+            for batch in in_order:
+                yield batch, predicted_for(batch)
+        else:
+            found = self._call.spread([partial(predicted_for, batch) for batch in in_order])
+            yield from zip(in_order, found, strict=True)
+
     def _with_drawn_inputs(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """Return `batches` with the inputs that are drawn again for each prediction."""
         if self._drawn_inputs is None:
@@ -230,9 +250,12 @@ class _GuidedStep:
         same = len(conditions) == len(self._conditions) and all(map(_is, conditions, self._conditions))
         predictions: dict[int, Tensor] = {}
         wanted = self._batches if same else batches(conditions, self._call.max_batch)
-        for batch in self._in_order(self._with_drawn_inputs(wanted)):
+
+        def predicted_for(batch: Batch) -> Tensor:
             self._prepare(batch, sigma)
-            predicted = self._predict_clean(_repeated(x_BCHW, len(batch.context_BLD)), sigma, batch)
+            return self._predict_clean(_repeated(x_BCHW, len(batch.context_BLD)), sigma, batch)
+
+        for batch, predicted in self._of_each(wanted, predicted_for):
             predictions |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
         return [predictions.get(place, torch.zeros_like(x_BCHW)) for place in range(len(conditions))]
 

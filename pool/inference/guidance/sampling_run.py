@@ -88,6 +88,8 @@ def denoise_images(
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()
         stop_if_asked(hooks.should_stop)
         drawn_BC = noise()
+        if work.part is not None and not work.part.adds_noise:
+            drawn_BC = torch.zeros_like(drawn_BC)
         initial_BC = _initial_latent(drawn_BC, start_BCHW, sigmas, call, first_frame)
         x_BCHW = _initial_or_resumed_latent(part, noise, initial_BC)
         if kept is not None:
@@ -98,11 +100,24 @@ def denoise_images(
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, step_noise, _stoppable(hooks, work, part))
         return latent_BCHW
 
-    sigmas = levels_of(work.schedule, call.table)[work.schedule.first_step :]
+    sigmas = run_levels(work, call.table)
     with torch.no_grad(), call_facts(sample_sigmas=sigmas):
         noise = _noise_of(images.seeds, images.shape_CHW, device)
         latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(noise, sigmas)
+        left = float(sigmas[-1])
+        if left and call.prediction is Prediction.FLOW:  # as `_initial_latent` reads it again
+            latent_BCHW = latent_BCHW / (1.0 - left)
         return latent_BCHW.to("cpu")
+
+
+def run_levels(work: SampleParams, table: SigmaTable) -> Tensor:
+    """Return the noise levels of the run of `work`: before its first step, and after each; the last is 0 unless the
+    result keeps noise."""
+    levels, part = levels_of(work.schedule, table), work.part
+    if part is None:
+        return levels[work.schedule.first_step :]
+    levels = levels[work.schedule.first_step : (part.last_step or work.schedule.steps) + 1]
+    return levels if part.keeps_noise else torch.cat((levels[:-1], levels.new_zeros(1)))
 
 
 def partial_run_part(run: DenoisingRun) -> RunPart:

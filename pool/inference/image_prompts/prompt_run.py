@@ -195,7 +195,7 @@ def image_prompts_of(
             rows = [found.negative_tokens(inputs[0], tokens[0]), *tokens]
             masks = _masks(ref, number, works[0], inputs) if ref.masks else None
             attended.append(_Attended(ref, module.keys_and_values(torch.cat(rows)), masks, module.blocks))
-    return RunImagePrompts(attended, appended, works[0].schedule.steps_run)
+    return RunImagePrompts(attended, appended, works[0].steps_run)
 
 
 def _places(module: nn.Module) -> list[tuple[str, int]]:

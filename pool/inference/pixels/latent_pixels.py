@@ -9,7 +9,9 @@ the channels: H W for images, T H W for video, L for audio.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,7 +21,7 @@ from modelpool.pool.families.detection.vaes import VaeFacts
 from modelpool.pool.families.parts.audio_tracks import sound_cells, sound_length
 from modelpool.pool.families.parts.latent_format import LatentFormat
 from modelpool.pool.inference.pixels.spans import Downscale
-from modelpool.pool.inference.pixels.tiled import HOST
+from modelpool.pool.inference.pixels.tiled import HOST, TileCall
 from modelpool.pool.inference.pixels.tiled_vae import (
     Tiling,
     decode_latent,
@@ -83,18 +85,37 @@ def decoded(
     division: ExecutionMode | None = None,
     finish: Callable[[Tensor], Tensor] | None = None,
     into: torch.device = HOST,
+    requested: Tiling | None = None,
 ) -> Tensor:
     """Return the pixels of latents in the diffusion model's scale, -1 to 1, float32 on the CPU: [B,C,H,W], video
     [B,C,T,H,W], audio samples [B,C,S]; or what `finish` makes of them, on the device and in the VAE's dtype where that
     is possible. The result is moved to the device `into`.
 
     Latents of images may omit the time dimension for a VAE of videos; so do their pixels then. With `division.tile`,
-    runs tiles of that edge, which overlap by a quarter. One step, or one for each tile. Raises Stopped at a tile or
-    layer.
+    runs tiles of that edge, which overlap by a quarter; with `requested` tiles, the division is within each of them.
+    One step, or one for each tile. Raises Stopped at a tile or layer.
     """
-    is_flat = latent.dimensions == 3 and scaled_BC.dim() == 4
-    unflat_BC = scaled_BC.unsqueeze(2) if is_flat else scaled_BC
-    read_BC = to_vae_scale(unflat_BC, latent) if latent.vae == KL else unflat_BC
+    read_BC, is_flat = read_by_vae(scaled_BC, latent), is_without_time(scaled_BC, latent)
+    outer = tiling(division, into) if requested is None else replace(requested, accumulator=into)
+    with decode_by(vae, latent, hooks, None if requested is None else division) as call:
+        pixels_BC = tiled_decode(
+            call,
+            read_BC,
+            outer,
+            downscales(latent),
+            lambda: stop_if_asked(hooks.should_stop),
+            hooks.on_step,
+            None if finish is None else lambda pixels_BC: finish(flat(pixels_BC, is_flat)),
+        )
+    return flat(pixels_BC, is_flat) if finish is None else pixels_BC
+
+
+@contextmanager
+def decode_by(
+    vae: ModelPatcher, latent: LatentFacts, hooks: RunHooks, division: ExecutionMode | None
+) -> Iterator[TileCall]:
+    """Prepare the VAE for the block, which gets the call that decodes a latent or a tile, in the scale that it reads:
+    on the device in the VAE's dtype, or by tiles of `division` within it."""
     with vae.running(stop_check(hooks)) as module:
         codec = codec_of(module, latent)
 
@@ -104,19 +125,28 @@ def decoded(
                 return frame_by_frame(partial(decode_latent, module), tile_BC)
             return codec.decode(tile_BC.to(vae.device), dtype=vae.compute_dtype)
 
-        def flat(pixels_BC: Tensor) -> Tensor:
-            return pixels_BC.squeeze(2) if is_flat else pixels_BC
+        def decode_divided(tile_BC: Tensor) -> Tensor:
+            inner = downscales(latent), partial(stop_if_asked, hooks.should_stop)
+            return tiled_decode(decode_call, tile_BC, tiling(division), *inner)
 
-        pixels_BC = tiled_decode(
-            decode_call,
-            read_BC,
-            tiling(division, into),
-            downscales(latent),
-            lambda: stop_if_asked(hooks.should_stop),
-            hooks.on_step,
-            None if finish is None else lambda pixels_BC: finish(flat(pixels_BC)),
-        )
-    return flat(pixels_BC) if finish is None else pixels_BC
+        yield decode_call if division is None or not division.tile else decode_divided
+
+
+def read_by_vae(scaled_BC: Tensor, latent: LatentFacts) -> Tensor:
+    """Return latents of the diffusion model's scale with the dimensions of the VAE, and in its scale unless its codec
+    converts them."""
+    unflat_BC = scaled_BC.unsqueeze(2) if is_without_time(scaled_BC, latent) else scaled_BC
+    return to_vae_scale(unflat_BC, latent) if latent.vae == KL else unflat_BC
+
+
+def is_without_time(scaled_BC: Tensor, latent: LatentFacts) -> bool:
+    """Return whether these are latents of images for a VAE of videos."""
+    return latent.dimensions == 3 and scaled_BC.dim() == 4
+
+
+def flat(pixels_BC: Tensor, is_flat: bool) -> Tensor:
+    """Return pixels without the dimension of time, if latents had none."""
+    return pixels_BC.squeeze(2) if is_flat else pixels_BC
 
 
 def as_bytes(pixels_BC: Tensor) -> Tensor:

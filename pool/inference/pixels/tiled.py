@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -50,18 +50,70 @@ def run_tiled(
     `before_tile` is called before each tile, and may raise to end the run; `on_tile` after each with (done, total).
     Raises UnusableField for tiles that do not meet, and if the sizes of a result of `call` do not match `scales`.
     """
-    sizes = x_BC.shape[2:]
-    assert len(sizes) == len(tile) == len(overlap) == len(scales), (
-        f"{counted(len(sizes), 'dimension')}, {tile}, {overlap}"
-    )
-    axes = _axes(sizes, tile, overlap, scales)
+    axes = _axes(x_BC.shape[2:], tile, overlap, scales)
+    whole = not any(context)
+
+    def computed() -> Iterator[Tensor]:
+        for tile_spans in itertools.product(*axes):
+            if before_tile is not None:
+                before_tile()
+            # not in a variable: the result must be gone before the next tile is computed
+            yield call(_cut(x_BC, tile_spans)) if whole else _within(call, x_BC, tile_spans, context, scales)
+
+    return _blended(computed(), axes, device, on_tile, finish)
+
+
+def run_some_tiles(
+    call: TileCall,
+    x_BC: Tensor,
+    tile: Sequence[int],
+    overlap: Sequence[int],
+    scales: Sequence[Scale | int],
+    places: range,
+    before_tile: Callable[[], None] | None = None,
+    on_tile: Callable[[int, int], None] | None = None,
+) -> list[Tensor]:
+    """Compute those tiles of `run_tiled` that have these `places` in its order: on the host, in the dtype of `call`,
+    each with the part of the result that it covers. `blend_tiles` makes the result from all of them."""
+    found: list[Tensor] = []
+    axes = _axes(x_BC.shape[2:], tile, overlap, scales)
+    for tile_spans in itertools.islice(itertools.product(*axes), places.start, places.stop):
+        if before_tile is not None:
+            before_tile()
+        found.append(call(_cut(x_BC, tile_spans)).to(HOST).contiguous())
+        _check(found[-1], tile_spans)
+        if on_tile is not None:
+            on_tile(len(found), len(places))
+    return found
+
+
+def blend_tiles(
+    tiles: Iterable[Tensor],
+    sizes: Sequence[int],
+    tile: Sequence[int],
+    overlap: Sequence[int],
+    scales: Sequence[Scale | int],
+    device: torch.device = HOST,
+    finish: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Return the result of `run_tiled` for an input of `sizes`, bit for bit, from the results of all its tiles in
+    order: `run_tiled` blends with the same function. Raises UnusableField for tiles of other sizes."""
+    return _blended(iter(tiles), _axes(sizes, tile, overlap, scales), device, None, finish)
+
+
+def _blended(
+    tiles: Iterator[Tensor],
+    axes: Sequence[tuple[Span, ...]],
+    device: torch.device,
+    on_tile: Callable[[int, int], None] | None,
+    finish: Callable[[Tensor], Tensor] | None,
+) -> Tensor:
+    """Sum the results of `tiles`, each computed when it is added, in their order."""
     out_sizes = tuple(axis[-1].out_start + axis[-1].out_length for axis in axes)
     count = math.prod(len(axis) for axis in axes)
     out_BC: Tensor | None = None
     for done, tile_spans in enumerate(itertools.product(*axes), 1):
-        if before_tile is not None:
-            before_tile()
-        part_BC = call(_cut(x_BC, tile_spans)) if not any(context) else _within(call, x_BC, tile_spans, context, scales)
+        part_BC = next(tiles)
         _check(part_BC, tile_spans)
         if count == 1 and finish is not None:
             out_BC = finish(part_BC).to(device)
@@ -163,6 +215,9 @@ def split_batches(call: TileCall, x_BC: Tensor, most: int) -> Tensor:
 def _axes(
     sizes: Sequence[int], tile: Sequence[int], overlap: Sequence[int], scales: Sequence[Scale | int]
 ) -> list[tuple[Span, ...]]:
+    assert len(sizes) == len(tile) == len(overlap) == len(scales), (
+        f"{counted(len(sizes), 'dimension')}, {tile}, {overlap}"
+    )
     known = [times(scale) if isinstance(scale, int) else scale for scale in scales]
     return [spans(*numbers) for numbers in zip(sizes, tile, overlap, known, strict=True)]
 

@@ -141,7 +141,7 @@ def partial_run_of(
     """Return the run of `works`: from the states in `resumed`, from the other expert's in its inputs, or from
     the beginning."""
     work = works[0]
-    begin, end = (steps - work.schedule.first_step for steps in work.schedule.span)
+    begin, end = (steps - work.schedule.first_step for steps in work.span)
     part = PartialRun(begin, end, should_pause=should_pause)
     if resumed:
         assert len({state.step for state in resumed}) == 1, f"run states at different steps: {work}"
@@ -172,7 +172,7 @@ def run_states(part: PartialRun, work: SampleParams) -> tuple[RunState, ...]:
     return tuple(
         RunState(
             part.done - part.begin,
-            work.schedule.steps_run,
+            work.steps_run,
             state,
             GuidanceState(
                 guidance.levels,

@@ -37,7 +37,10 @@ class StepClock:
     @property
     def last(self) -> int:
         """The last step of the run."""
-        return self.schedule.span[1] - 1
+        schedule, end = self.schedule, self.part.end
+        if end is None:
+            return (schedule.steps if schedule.resumes else schedule.switch or schedule.steps) - 1
+        return schedule.first_step + end - 1
 
     def acts(self, option: Timed) -> bool:
         """Return whether `option` acts in this step."""

@@ -189,6 +189,48 @@ class VideoMask:
     values_THW: PixelArray
 
 
+@dataclass(frozen=True, slots=True)
+class TileGrid:
+    """The tiles of a decoded latent; one number for each dimension after the channels.
+
+    sizes, tile, overlap  in latent positions
+    factors       pixels or frames of a latent position, and whether the first one is a single frame
+    is_flat       the result has no frames, although the VAE is of videos
+    dropped       frames at the start that the output does not have
+    frame_rate    of a video
+    """
+
+    sizes: tuple[int, ...]
+    tile: tuple[int, ...]
+    overlap: tuple[int, ...]
+    factors: tuple[tuple[int, bool], ...]
+    is_flat: bool = False
+    dropped: int = 0
+    frame_rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedTiles:
+    """Some tiles of a decode, before they are blended: a part of the result of another task.
+
+    tiles_C      results of the tiles in order, in the dtype of the VAE
+    first        place of the first one among all tiles of the grid
+    is_bfloat16  the arrays hold the bits of bfloat16 numbers
+    sound        the audio track of the video, in one of its parts
+    """
+
+    tiles_C: tuple[npt.NDArray[Any], ...]
+    first: int
+    grid: TileGrid
+    is_bfloat16: bool = False
+    sound: AudioSamples | None = None
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """All arrays that it consists of."""
+        return self.tiles_C if self.sound is None else (*self.tiles_C, self.sound.samples_SC)
+
+
 Result: TypeAlias = (
     Encoded
     | ImageEmbeds
@@ -200,6 +242,7 @@ Result: TypeAlias = (
     | AudioSamples
     | Mask
     | VideoMask
+    | DecodedTiles
 )
 #: final outputs of a job
 Output: TypeAlias = ImagePixels | VideoFrames | AudioSamples

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from modelpool.pool.values.core.sequence_plan import SequencePlan
 from modelpool.pool.values.core.shift_by_size import ExponentByRoot as ExponentByRoot
 from modelpool.pool.values.core.shift_by_size import ShiftByRoot as ShiftByRoot
 from modelpool.pool.values.core.shift_by_size import ShiftBySize as ShiftBySize
@@ -422,6 +423,7 @@ class SamplingFacts:
     reference_side  most pixels along a side of its reference images, which keep their size otherwise; 0: they have
                     about as many pixels as the output
     learned_negative  it is guided against a state that it has learned, and reads no negative prompt
+    sequence        how several GPUs divide its tokens; None: they cannot
     """
 
     prediction: Prediction = Prediction.NOISE
@@ -450,6 +452,7 @@ class SamplingFacts:
     reference_covers: bool = False
     reference_side: int = 0
     learned_negative: bool = False
+    sequence: SequencePlan | None = None
 
     @property
     def reads_lyrics(self) -> bool:

@@ -27,6 +27,7 @@ from modelpool.pool.values.core.refs import LoraRef as LoraRef
 from modelpool.pool.values.core.refs import ModelRef as ModelRef
 from modelpool.pool.values.core.refs import UpscalerRef as UpscalerRef
 from modelpool.pool.values.core.results import AudioSamples as AudioSamples
+from modelpool.pool.values.core.results import DecodedTiles as DecodedTiles
 from modelpool.pool.values.core.results import Encoded as Encoded
 from modelpool.pool.values.core.results import FloatArray as FloatArray
 from modelpool.pool.values.core.results import ImageEmbeds as ImageEmbeds
@@ -55,11 +56,16 @@ from modelpool.pool.values.core.sample_conditions import StartCondition as Start
 from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.written_tokens import WrittenTokens
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.values.specs.wire_value import WireValue
 
+#: a setting of an operation
+SettingValue: TypeAlias = bool | int | float | str | tuple[float, ...]
 #: ending of the names of samplers that read the prediction without guidance (CFG++)
 UNGUIDED_SAMPLERS = "_cfg_pp"
+#: `SampleParams.gpus`: as many as the scheduler chooses
+ANY_GPUS = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +154,6 @@ class SamplingSchedule(WireValue):
     settings: tuple[tuple[str, float], ...] = ()
 
     @property
-    def steps_run(self) -> int:
-        """Number of steps that run."""
-        begin, end = self.span
-        return end - begin
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """Start and end step within the schedule."""
-        return (self.switch, self.steps) if self.resumes else (self.first_step, self.switch or self.steps)
-
-    @property
     def reads_unguided(self) -> bool:
         """Its sampler reads the prediction without guidance (CFG++)."""
         return self.sampler.endswith(UNGUIDED_SAMPLERS)
@@ -167,6 +162,21 @@ class SamplingSchedule(WireValue):
     def resumes(self) -> bool:
         """It resumes from the `SamplerState` of the other expert."""
         return self.low_noise and self.switch > 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart(WireValue):
+    """The part of the steps that one of several sampling runs does, where it is not the rest of the schedule on a
+    noised latent.
+
+    last_step    the run ends when so many steps of the schedule are done; 0 for all
+    adds_noise   noise is added to the start latent; else it has the noise that the run before has left
+    keeps_noise  the result has the noise of the level at which the run ends; else its last step removes all noise
+    """
+
+    last_step: int = 0
+    adds_noise: bool = True
+    keeps_noise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +215,9 @@ class SampleParams(WireValue):
     options      extensions of guidance and model, and caches (`pool.values.core.run_options`)
     batch_size   images of the forward passes that compute it; missing ones are padded. 0 is any number. The last bits
                  of a result depend on it, and on nothing else of the other images
+    gpus         GPUs that share its run; `ANY_GPUS` is as many as the scheduler chooses, 0 is one. Unless it is 0, the
+                 model is called for each text by itself on every number of GPUs, and the last bits depend on the number
+    part         of the steps, for one of several runs; None: all from the first step on
     """
 
     model: ModelRef
@@ -217,6 +230,23 @@ class SampleParams(WireValue):
     conditions: tuple[SampleCondition, ...] = ()
     options: RunOptions = NO_OPTIONS
     batch_size: int = 0
+    gpus: int = 0
+    part: StepPart | None = None
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Start and end step within the schedule."""
+        schedule = self.schedule
+        if schedule.resumes:
+            return schedule.switch, schedule.steps
+        last_step = 0 if self.part is None else self.part.last_step
+        return schedule.first_step, schedule.switch or last_step or schedule.steps
+
+    @property
+    def steps_run(self) -> int:
+        """Number of steps that run."""
+        begin, end = self.span
+        return end - begin
 
     def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the conditions of one kind, in order."""
@@ -282,7 +312,7 @@ class SampleParams(WireValue):
     @property
     def predictions(self) -> int:
         """Predictions of all steps, each for one text."""
-        return self.schedule.steps_run * (self.texts + self.options.extra_predictions)
+        return self.steps_run * (self.texts + self.options.extra_predictions)
 
     @property
     def reads_negative(self) -> bool:
@@ -354,12 +384,37 @@ class DecodeParams(WireValue):
 
     Reads "latent", of this shape (audio may be longer), and with `pastes` "image", which the result keeps outside of
     "mask". `batch_size` as in `SampleParams`.
+
+    tile         edge of the tiles of the VAE in pixels; 0: the image is one tile, if memory allows it
+    tile_frames  frames of a tile of a video; 0: all
+    parts        number of tasks that compute the tiles; 0: this one computes them all
+    part         which of them this one is, from 1: its result is `DecodedTiles`. 0 with `parts`: it reads "tiles.N" of
+                 each part instead of "latent", and joins them. It needs no weights
     """
 
     model: ModelRef
     shape: OutputShape
     pastes: bool = False
     batch_size: int = 0
+    tile: int = 0
+    tile_frames: int = 0
+    parts: int = 0
+    part: int = 0
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether its tiles are a property of the request, and so of the result."""
+        return bool(self.tile or self.tile_frames)
+
+    @property
+    def joins(self) -> bool:
+        """Whether it joins the tiles that other tasks have computed."""
+        return self.parts > 0 and self.part == 0
+
+    @property
+    def measured_apart(self) -> tuple[str, ...]:
+        """As `SampleParams.measured_apart`: a tile has other tensors than an image of its size in a larger run."""
+        return ("tiles",) if self.is_tiled else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,9 +438,24 @@ class UpscaleParams(WireValue):
     overlap: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OperationParams(WireValue):
+    """Change results without a model, on the CPU: one of `pool.inference.operations`. Result: of the kind that the
+    operation makes.
+
+    Reads the inputs of the operation by its names for them.
+
+    name      of the operation
+    settings  by name, sorted; checked by the operation
+    """
+
+    name: str
+    settings: tuple[tuple[str, SettingValue], ...] = ()
+
+
 #: what a component of a checkpoint computes
 ModelStageParams: TypeAlias = EncodeParams | EncodeImageParams | VisionEncodeParams | SampleParams | DecodeParams
-StageParams: TypeAlias = ModelStageParams | UpscaleParams
+StageParams: TypeAlias = ModelStageParams | UpscaleParams | OperationParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -436,6 +506,7 @@ class BatchMember:
     """One task of a batched run, with the arguments that a run of it alone would get.
 
     resume  the state that it resumes from; None starts from the beginning. Members at different steps run separately
+    gang    the workers that share the run; such a task is in no batch with others
     """
 
     task: TaskSpec
@@ -443,6 +514,7 @@ class BatchMember:
     inputs: Mapping[str, Result]
     hooks: RunHooks
     resume: RunState | None = None
+    gang: Gang | None = None
 
 
 #: outcome of a member: the result with its share of the cost, or the error
@@ -462,6 +534,8 @@ def role_of(work: StageParams) -> Role:
             return Role.VAE
         case UpscaleParams():
             return Role.UPSCALER
+        case OperationParams():
+            raise AssertionError(f"operation {work.name!r} runs no component")
 
 
 _TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
@@ -478,6 +552,8 @@ def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
     the diffusion model, then image prompt adapters."""
     if isinstance(work, EncodeParams):
         return _TEXT_ENCODERS[:count]
+    if isinstance(work, OperationParams) or (isinstance(work, DecodeParams) and work.joins):
+        return ()
     adapters = len({prompt.content for prompt in work.image_prompts}) if isinstance(work, SampleParams) else 0
     return (role_of(work), *[Role.CONTROLNET] * (count - 1 - adapters), *[Role.IMAGE_PROMPT] * adapters)
 
@@ -522,6 +598,8 @@ def stage_of(work: StageParams) -> Stage:
             return Stage.SAMPLE
         case DecodeParams() | UpscaleParams():
             return Stage.DECODE
+        case OperationParams():
+            return Stage.OPERATE
 
 
 #: fields in which the tasks of one batch may differ. Every other field separates tasks: a field that is forgotten here
@@ -534,14 +612,21 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         UpscaleParams: frozenset(),
     }
 )
-#: the names of all fields of the identity by class, and of fields that tasks of one batch share (the batch size has a
-#: place of its own in the key)
+#: the names of all fields of the identity by class, and of fields that tasks of one batch share. Not among these are
+#: the batch size, which has a place of its own in the key, nor the GPUs of a run and the tiles of a decode, which have
+#: no key with them
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
+_APART: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
+    {
+        SampleParams: frozenset({"batch_size", "gpus"}),
+        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
+    }
+)
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {
-        kind: tuple(name for name in _FIELDS[kind] if name not in varying and name != "batch_size")
+        kind: tuple(name for name in _FIELDS[kind] if name not in varying | _APART.get(kind, frozenset()))
         for kind, varying in _VARYING.items()
     }
 )
@@ -549,7 +634,7 @@ _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
 _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
     {
         kind: tuple(one.name for one in dataclasses.fields(kind))
-        for kind in (OutputShape, SamplingSchedule, GuidanceParams, WrittenTokens, *get_args(SampleCondition))
+        for kind in (OutputShape, SamplingSchedule, StepPart, GuidanceParams, WrittenTokens, *get_args(SampleCondition))
         if kind not in (ControlRef, ImagePromptRef)
     }
 )
@@ -559,8 +644,8 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates"}),
-        SampleParams: frozenset({"batch_size"}),
-        DecodeParams: frozenset({"batch_size"}),
+        SampleParams: frozenset({"batch_size", "gpus", "part"}),
+        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
     }
 )
 _LATER_OF_SCHEDULE = frozenset({"shift", "settings"})
@@ -578,10 +663,16 @@ def why_alone(work: StageParams) -> str:
             return "kernels round differently at another batch size, which would change the drawn tokens"
         case SampleParams() if work.schedule.sampler == ADAPTIVE_SAMPLER:
             return f"the steps of sampler {ADAPTIVE_SAMPLER} follow from the error of all images of a run"
+        case SampleParams() if work.gpus:
+            return "several GPUs may share its run"
         case SampleParams() if work.options.skips_by_content:
             return "the steps that its cache skips follow from all images of a run"
         case VisionEncodeParams() | EncodeImageParams():
             return "one image fills a device"
+        case DecodeParams() if work.is_tiled or work.parts or work.part:
+            return "one tile fills a device"
+        case OperationParams():
+            return "it runs on the CPU"
     return ""
 
 

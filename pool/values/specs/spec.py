@@ -25,14 +25,15 @@ NO_WORKER = WorkerId("")  #: no worker, where a machine may be named instead
 
 
 class Stage(Enum):
-    """The three kinds of task of an image, in order. Hashed by identity: it is a lookup key in every event, and Enum's
-    own hash is a Python call."""
+    """The kinds of task of an image: three in order, and changes without a model between any of them. Hashed by
+    identity: it is a lookup key in every event, and Enum's own hash is a Python call."""
 
     __hash__ = object.__hash__
 
     ENCODE = "encode"
     SAMPLE = "sample"
     DECODE = "decode"
+    OPERATE = "operate"
 
 
 class Role(Enum):
@@ -182,6 +183,11 @@ class TaskSpec(WireValue):
     #: such tasks run in forward passes of exactly so many; missing ones are padded. `activation_bytes` and
     #: `run_seconds` are of a whole pass, however many tasks share it. 1: of one task, and any number may share a run
     batch_size: int = 1
+    #: such tasks with equal keys may run in one pass at different steps: each joins it at a step, and leaves when it is
+    #: done (`pool.values.core.joining`); "" joins none
+    pass_key: str = ""
+    #: its result is kept for later jobs, within the limits of the scheduler, as encoded texts are
+    is_kept: bool = False
     #: numbers of GPUs that may share its run, in rising order (`pool.values.specs.gang`); (1,) never shares one
     degrees: tuple[int, ...] = (1,)
 
@@ -272,8 +278,14 @@ class RunErrorKind(Enum):
     FILE_UNAVAILABLE = "file_unavailable"
     BAD_INPUT = "bad_input"
     CANCELLED = "cancelled"
+    #: of a run that workers share: another one was lost, or stopped, or did not answer in time
+    GANG_BROKEN = "gang_broken"
     OUTPUT = "output"
     INTERNAL = "internal"
+
+
+#: ends of a sampling run that may have its state
+WITH_STATE = frozenset({RunErrorKind.CANCELLED, RunErrorKind.GANG_BROKEN})
 
 
 class OomStep(Enum):
@@ -301,6 +313,8 @@ class RunError(WireValue):
     oom_steps: tuple[OomStep, ...] = ()
     #: FILE_UNAVAILABLE: the components with missing files on that machine, or with other files there
     components: tuple[ComponentKey, ...] = ()
+    #: GANG_BROKEN: the ranks of the members that this one suspects, lowest first; () if it knows none
+    suspected_ranks: tuple[int, ...] = ()
 
 
 class FileVerdict(Enum):
@@ -418,7 +432,8 @@ class TaskReport(WireValue):
     """Outcome of one attempt of a task. Exactly one for each command that started it.
 
     A sampling run that was stopped with its state ended with CANCELLED after `step` of `steps` (0 otherwise): its
-    result is the state, from which another run resumes.
+    result is the state, from which another run resumes. So does a run that other workers shared, with GANG_BROKEN, on
+    each member that has done a step.
     """
 
     task_id: TaskId
@@ -441,4 +456,4 @@ class TaskReport(WireValue):
     @property
     def has_state(self) -> bool:
         """Whether its result is the state of a run that was stopped."""
-        return self.step > 0 and self.error is not None and self.error.kind is RunErrorKind.CANCELLED
+        return self.step > 0 and self.error is not None and self.error.kind in WITH_STATE

@@ -49,6 +49,11 @@ class AttentionKernels:
         #: shapes that cuDNN's kernel refused
         self.refused: LruCache[CallShape, bool] = LruCache(REFUSALS_KEPT)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether calls have to be routed here."""
+        return bool(self.order)
+
     def drop_refused(self, error: BaseException) -> bool:
         """Leave out cuDNN's kernel from now on if `error` is its refusal of a shape in a call that was not routed.
         Returns whether it did: the run that raised `error` is worth another try."""
@@ -130,13 +135,18 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _CUDNN_REFUSALS)
 
 
+def current_kernels() -> AttentionKernels | None:
+    """Return the kernels that make the calls of attention here; None: torch's function does."""
+    return _KERNELS.get()
+
+
 @contextmanager
 def routed(kernels: AttentionKernels) -> Iterator[None]:
     """Let `kernels` make the calls of attention of this thread inside the block. No effect without an order.
 
     Blocks nest, and blocks of several threads may overlap: torch's function is back when the last one ends.
     """
-    if not kernels.order:
+    if not kernels.is_needed:
         yield
         return
     _HOOK.enter()

@@ -40,6 +40,7 @@ from modelpool.scheduler.model.cost_classes import (
 )
 from modelpool.scheduler.model.estimates import Estimate
 from modelpool.scheduler.model.fetched_files import FetchedFiles
+from modelpool.scheduler.model.gang_times import GangTimes, prior_seconds, speedup
 from modelpool.scheduler.model.nodes import ExpectedReads, Node, Nodes, Reads
 from modelpool.scheduler.model.pool_memory import RememberedPatches
 from modelpool.scheduler.model.run_kinds import RunKinds, gpu_name, size_class
@@ -104,6 +105,7 @@ class Costs:
         #: by worker, what its current run fetches
         self._brought: dict[WorkerId, Reads] = {}
         self.run_kinds = RunKinds()
+        self.gang_times = GangTimes()
         #: how often each component is needed
         self.rates = DemandRates()
         #: by worker, the expected reads of its current run
@@ -300,6 +302,24 @@ class Costs:
             ratio = self.run_kinds.ratio(cost_class.kind, gpu_name(spec), cost_class.size)
         return task.run_seconds * ratio
 
+    def gang_seconds(
+        self, task: TaskSpec, cost_class: CostClass, worker: Worker, degree: int, remaining: float
+    ) -> float:
+        """Seconds of the run on `degree` GPUs like that of `worker` with all weights resident; it computes the fraction
+        `remaining` of the steps."""
+        if degree > 1:
+            measured = self.gang_times.ratio(cost_class.kind, gpu_name(worker.spec), cost_class.size, degree)
+            if measured is not None:
+                return task.run_seconds * measured
+        return prior_seconds(task, self.resident_seconds(task, cost_class, worker), degree, remaining)
+
+    def knows_length(self, cost_class: CostClass, worker: Worker, degree: int) -> bool:
+        """Whether runs of this class were measured: on one GPU, or on so many."""
+        if cost_class.kind.ratio is not None:
+            return True
+        gpu = gpu_name(worker.spec)
+        return self.gang_times.ratio(cost_class.kind, gpu, cost_class.size, degree) is not None
+
     def is_fastest(self, cost_class: CostClass, worker: Worker, devices: Iterable[str]) -> bool:
         """Return whether runs of this class take no longer on `worker` than on any of these devices."""
         own = self._ratio_on(cost_class, gpu_name(worker.spec))
@@ -369,6 +389,19 @@ class Costs:
         measured = times_prior(task, cost, worker.link_bytes_per_second)
         if measured is not None:
             self.run_kinds.learn(cost_class.kind, gpu_name(worker.spec), cost_class.size, measured, cost.batched)
+
+    def learn_share(self, task: TaskSpec | None, worker: Worker, report: TaskReport, degree: int) -> None:
+        """Learn from the part of `worker` in a run on `degree` GPUs that succeeded; of `task`
+        (None for all but the first worker) how long it took."""
+        self._learn_storage(worker, report.cost)
+        self._learn_moving(worker, report.cost)
+        measured = None if task is None else times_prior(task, report.cost, worker.link_bytes_per_second)
+        if task is not None and measured is not None:
+            kind = self.run_kinds.kind(task.stage, tuple([use.component for use in task.uses]))
+            gpu, size = gpu_name(worker.spec), size_class(task)
+            self.gang_times.learn(kind, gpu, size, degree, measured)
+            if kind.ratio is None:  # until one has run alone, published figures tell how long that takes
+                self.run_kinds.learn(kind, gpu, size, measured * speedup(task, degree, report.cost.remaining))
 
     def learn_past(self, past: PastRun, worker: WorkerSpec) -> None:
         """Learn how long a run took that a worker has done for an earlier controller."""

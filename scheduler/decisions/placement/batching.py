@@ -70,7 +70,7 @@ class Batching:
         if line is None or len(line.tasks) <= 1 or not may_share(task) or worker.capacity_bytes is None:
             return ()
         oldest = query.backlog.oldest(worker.capacity_bytes)
-        if oldest is None or oldest.priority > task.priority or _has_urgent_task(query, task, worker):
+        if oldest is None or oldest.priority > task.priority or has_urgent_task(query, task, worker):
             return ()
         window_seconds = query.config.share_window_seconds * query.workers.count
         latest_start = max(task.virtual_start, share_window_end(oldest.order, window_seconds))
@@ -129,8 +129,8 @@ def paying_size(costs: Costs, task: Task, worker: Worker, sizes: Iterable[int]) 
     return chosen
 
 
-def _has_urgent_task(query: PlacementQuery, task: Task, worker: Worker) -> bool:
-    """Whether a task of another line that fits the worker goes before all that would run with `task`."""
+def has_urgent_task(query: PlacementQuery, task: Task, worker: Worker) -> bool:
+    """Return whether a task of another line that fits the worker goes before all that would run with `task`."""
     capacity_bytes = worker.capacity_bytes or 0
     return any(
         other.cost_class is not task.cost_class

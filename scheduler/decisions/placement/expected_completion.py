@@ -45,8 +45,9 @@ from modelpool.scheduler.decisions.placement.shared_loads import shared_load_sec
 from modelpool.scheduler.decisions.placement.waiting import Reservations, first_to_start, is_sooner_elsewhere
 from modelpool.scheduler.decisions.queue.backlog import BacklogLine
 from modelpool.scheduler.decisions.queue.shares import share_window_end
+from modelpool.scheduler.decisions.queue.urgent import AT_ONCE
 from modelpool.scheduler.model.cost_classes import LAST_RANK, CostClass
-from modelpool.scheduler.model.jobs import Order, Task
+from modelpool.scheduler.model.jobs import ALONE, Order, Task
 from modelpool.scheduler.model.placement_record import PlacementRule
 from modelpool.scheduler.model.user_account import NO_VIRTUAL_START
 from modelpool.scheduler.model.workers import Worker
@@ -121,11 +122,13 @@ def _urgent(query: PlacementQuery, priority: int) -> PlacementDecision | None:
     reservations = Reservations(query)
     for deadline, _, task in query.backlog.urgent.now(query.at):
         best = best_idle(query, task) if task.priority == priority else None
-        if best is None:
+        if best is None or (task.degrees != ALONE and _is_hopeless(query, task, best[0], deadline)):
             continue
         if task.passed >= query.config.overtaking_limit:
             note = f"passed over {task.passed:.0f} times by every worker, so it goes first"
             return make_decision(query, task, best[0], PlacementRule.WAITED, note)
+        if task.goes_first and task.resume_degree and not task.crashed:
+            return make_decision(query, task, best[0], PlacementRule.CONTINUED)
         if task.goes_first:
             return make_decision(query, task, best[0], PlacementRule.LOST, "its worker was lost, so it goes first")
         if is_sooner_elsewhere(reservations, task, *best):
@@ -133,6 +136,15 @@ def _urgent(query: PlacementQuery, priority: int) -> PlacementDecision | None:
         note = f"{deadline - query.at:.0f} s before its deadline, so it goes first"
         return make_decision(query, task, best[0], PlacementRule.DEADLINE, note, reservations.considered)
     return None
+
+
+def _is_hopeless(query: PlacementQuery, task: Task, worker: Worker, deadline: float) -> bool:
+    """Whether a task misses its deadline on as many GPUs as it may have: it goes before no other for it."""
+    if deadline == AT_ONCE:
+        return False
+    degree = task.degrees[-1]
+    seconds = query.costs.gang_seconds(task.spec, task.cost_class, worker, degree, task.remaining)
+    return query.at + seconds > deadline
 
 
 def _of_priority(reservations: Reservations, oldest: Task) -> PlacementDecision | None:

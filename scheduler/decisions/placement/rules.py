@@ -72,6 +72,7 @@ class PlacementDecision:
     why            the reasons of the decision
     spent_seconds  the part of `PlacementQuery.switch_seconds` that it uses
     preload_first  a task that would have gone first except for its load: preload its weights during this run
+    others         the other members of the gang that shares the run, in the order of their ranks
     """
 
     task: Task
@@ -80,6 +81,7 @@ class PlacementDecision:
     why: Why
     spent_seconds: float
     preload_first: Task | None
+    others: tuple[Worker, ...]
 
     def __init__(self, task: Task, worker: Worker, seconds: float, why: Why, spent_seconds: float = 0.0) -> None:
         self.task = task
@@ -88,6 +90,7 @@ class PlacementDecision:
         self.why = why
         self.spent_seconds = spent_seconds
         self.preload_first = None
+        self.others = ()
 
 
 Placement: TypeAlias = Callable[[PlacementQuery], PlacementDecision | None]

@@ -71,6 +71,8 @@ class Backlog:
         self._finishing: SortedSequence[BacklogLine] = SortedSequence()
         #: number of tasks; for reading
         self.count = 0
+        #: ready tasks that never run on one worker, in order. They are in no line, and not counted
+        self.shared_only: SortedSequence[Task] = SortedSequence()
         #: number of tasks that use each component; for reading
         self.wanted: dict[ComponentKey, int] = {}
 
@@ -90,6 +92,9 @@ class Backlog:
         """Insert a task that has become ready, at its place in the order."""
         if task.ready_at is None:
             task.ready_at = self.at
+        if task.degrees[0] > 1:
+            self.shared_only.add(task)
+            return
         if task.batch:
             self._batches[task.batch] = self._batches.get(task.batch, 0) + 1
         line = self._lines.get(task.cost_class)
@@ -112,6 +117,9 @@ class Backlog:
 
     def remove(self, task: Task) -> None:
         """Remove a task; its order must be unchanged since it was added."""
+        if task.degrees[0] > 1:
+            self.shared_only.remove(task)
+            return
         line = self._lines[task.cost_class]
         line.tasks.remove(task)
         head = line.tasks.head
@@ -138,7 +146,7 @@ class Backlog:
         nothing). The task that waits longest of those that it passes over is counted, if it waits longest of all that
         fit there and belongs to another batch; a task that was passed over `limit` times goes before all others of its
         priority from then on."""
-        passed = self._passed_by(task, capacity_bytes)
+        passed = None if task.degrees[0] > 1 else self._passed_by(task, capacity_bytes)
         if passed is not None:
             passed.passed += 1.0 / workers
             if passed.passed >= limit:

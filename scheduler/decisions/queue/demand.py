@@ -28,6 +28,7 @@ from modelpool.scheduler.decisions.queue.fair_queue import FairQueue
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.file_verdicts import NO_ORIGINS, Origins
 from modelpool.scheduler.model.jobs import (
+    ALONE,
     WAITS_FOR_VERDICT,
     Job,
     JobStatus,
@@ -87,6 +88,8 @@ class Demand:
         #: number of jobs resolved since the start
         self.resolved = dict.fromkeys(Outcome, 0)
         self._submissions = 0
+        #: number of tasks that never run on one worker, and of those that may share a run
+        self.shared_only = self.shareable = 0
 
     def submit(self, spec: JobSpec, hopeless: str | None, submitted_at: float) -> None:
         """Accept a job that waits since `submitted_at`; `hopeless` is the reason if none can run at present. A known id
@@ -150,7 +153,8 @@ class Demand:
         their result has `origins`."""
         has_passed = bool(task.follows)
         task_id = task.spec.task_id
-        self.results.add(task_id, result_bytes, task.spec.stage is Stage.ENCODE, node, origins)
+        is_shareable = task.spec.stage is Stage.ENCODE or task.spec.is_kept
+        self.results.add(task_id, result_bytes, is_shareable, node, origins)
         for reader_id in self.results.readers.get(task_id, ()):
             reader = self.tasks[reader_id]
             if reader.follows:
@@ -273,6 +277,9 @@ class Demand:
         if task.status is TaskStatus.READY:
             self.fair_queue.unfile(task)
         self._story.move(task, TaskStatus.ENDED, note)
+        if task.spec.degrees != ALONE:
+            self.shareable -= 1
+            self.shared_only -= task.spec.degrees[0] > 1
         self.fair_queue.forget(task)
         self.results.drop_reader(task.spec.task_id, task.spec.needs)
         task.cost_class.prior_seconds -= task.spec.run_seconds
@@ -334,6 +341,9 @@ class Demand:
             self.fair_queue.add_demand(task, job)
             return
         task = Task(spec, self._costs.acquire(spec), (job.number, position), batch=job.spec.batch)
+        if spec.degrees != ALONE:
+            self.shareable += 1
+            self.shared_only += spec.degrees[0] > 1
         task.set_priority(job.priority, job.virtual_start)
         task.demand[job.spec.job_id] = None
         self.fair_queue.add_demand(task, job)

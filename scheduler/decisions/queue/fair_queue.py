@@ -221,6 +221,14 @@ class FairQueue:
             self._release(task)
         self.shares.pay(task.payer, cost.load_seconds + cost.run_seconds, cost.load_seconds)
 
+    def pay_share(self, task_id: TaskId, attempt: int, payer: UserId, cost: RunCost) -> None:
+        """Charge for one worker's part of a run that several workers shared."""
+        self.latest_charge = task_id, attempt, payer
+        task = self._tasks.get(task_id)
+        if task is not None and task.reserved_in is not None:
+            self._release(task)
+        self.shares.pay(payer, cost.load_seconds + cost.run_seconds, cost.load_seconds)
+
     def task_succeeded(self, task: Task, needing: Iterable[Job]) -> None:
         """The result of the task exists, for these jobs."""
         for job in needing:

@@ -23,7 +23,14 @@ from modelpool.pool.values.specs.spec import (
 )
 from modelpool.scheduler.decisions.costs.cost_model import times_prior
 from modelpool.scheduler.model.jobs import problem_with
-from modelpool.scheduler.model.messages import CancelRequested, ComponentsKnown, RunEnded, Submitted, WorkerUp
+from modelpool.scheduler.model.messages import (
+    CancelRequested,
+    ComponentsKnown,
+    RunEnded,
+    RunInGang,
+    Submitted,
+    WorkerUp,
+)
 from modelpool.scheduler.simulator.record.event_log import LogEntry
 from modelpool.scheduler.simulator.workloads.workload import Workload
 
@@ -56,6 +63,8 @@ class _Observed:
     alone: dict[_Kind, list[float]] = field(default_factory=dict)
     batched: dict[_Kind, list[float]] = field(default_factory=dict)
     cancelled: set[JobId] = field(default_factory=set)
+    #: task and attempt of the runs on several GPUs
+    shared: set[tuple[TaskId, int]] = field(default_factory=set)
     refused: int = 0
 
 
@@ -96,12 +105,15 @@ def _take_in(observed: _Observed, entry: LogEntry) -> None:
             observed.tasks.update((task.task_id, task) for task in job.tasks)
         case RunEnded():
             _measure(observed, entry.event.report)
+    for command in entry.commands:
+        if isinstance(command, RunInGang):
+            observed.shared.add((command.run.task_id, command.run.attempt))
 
 
 def _measure(observed: _Observed, report: TaskReport) -> None:
     task, cost = observed.tasks.get(report.task_id), report.cost
-    if task is None or report.error is not None:
-        return
+    if task is None or report.error is not None or (report.task_id, report.attempt) in observed.shared:
+        return  # on several GPUs it takes another time
     measured = times_prior(task, cost, observed.link_bytes_per_second.get(report.worker_id) or inf)
     if measured is not None:
         ratios = observed.alone if cost.batched == 1 else observed.batched

@@ -31,6 +31,7 @@ class InventedModel:
     patched_share          fraction of the bytes of a component in modules that LoRAs patch
     loras_reach_text       whether LoRAs patch the text encoder too; if not, jobs with any LoRAs share an encode
     controlnet_step_share  fraction of a step's seconds that each ControlNet adds
+    degrees                numbers of GPUs that may share a sampling run
     """
 
     name: str
@@ -47,6 +48,7 @@ class InventedModel:
     patched_share: float = 0.25
     loras_reach_text: bool = True
     controlnet_step_share: float = 0.4
+    degrees: tuple[int, ...] = (1,)
 
     @property
     def components(self) -> tuple[ComponentSpec, ...]:
@@ -105,6 +107,7 @@ class InventedModel:
             self.step_seconds * steps * (1.0 + self.controlnet_step_share * len(controlnets)),
             (encode.task_id,),
             together=f"sample {steps}",
+            degrees=self.degrees,
         )
         decode = TaskSpec(
             TaskId(f"decode {work}"),

@@ -137,6 +137,8 @@ class _Reader:
             counted_bytes=fields.whole("counted_bytes", 0, 0),
             together=fields.text("together", ""),
             batch_size=fields.whole("batch_size", 1, 1),
+            pass_key=fields.text("pass_key", ""),
+            is_kept=bool(fields.whole("is_kept", 0, 0)),
             degrees=_degrees(fields),
         )
 
@@ -254,6 +256,8 @@ def _kind_values(kind: TaskSpec) -> dict[str, object]:
     divisions = [_division_values(division) for division in kind.divisions]
     rest = {"divisions": divisions, "counted_bytes": kind.counted_bytes, "together": kind.together}
     rest["batch_size"] = kind.batch_size if kind.batch_size > 1 else 0
+    rest["pass_key"] = kind.pass_key
+    rest["is_kept"] = int(kind.is_kept)
     rest["degrees"] = list(kind.degrees) if kind.degrees != (1,) else []
     return values | {name: value for name, value in rest.items() if value}
 

@@ -17,6 +17,7 @@ import numpy as np
 from modelpool.actors.client.start_checks import NameCheck
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
 from modelpool.actors.graph.features.recipe import Recipe, RecipeLora
+from modelpool.actors.graph.features.recorded_batches import NO_BATCHES, SubmittedBatches
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.outputs.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
 from modelpool.actors.outputs.results.previews import ImagePreview
@@ -201,6 +202,7 @@ class FakePool:
         name: str | None = None,
         hold: bool = False,
         on_preview: Callable[[ImagePreview], None] | None = None,
+        batches: SubmittedBatches = NO_BATCHES,
     ) -> FakeJobs:
         """Takes the requests in the thread that reads the results. Sends one preview, if any are wanted."""
         if on_preview is not None:

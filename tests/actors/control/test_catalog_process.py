@@ -36,6 +36,7 @@ from modelpool.actors.control.catalog_questions import (
 from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService
 from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.common.stage_request import StageRequest
+from modelpool.actors.graph.features.batch_choice import USUAL_TERMS
 from modelpool.actors.ray.fork_server import ForkServer, fork_command, python_command
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.request.requests import GenerateRequest
@@ -397,7 +398,9 @@ def test_it_ends_with_its_controller_in_the_middle_of_an_answer(python, tmp_path
         process = opened(tmp_path, python)
         await process.ask(MODELS)
         (pid,) = pids(tmp_path)
-        asking = asyncio.ensure_future(process.ask(BUILD_SOME, wanted_of(request(f"{SLOW} {SLOW}")), None, False))
+        asking = asyncio.ensure_future(
+            process.ask(BUILD_SOME, wanted_of(request(f"{SLOW} {SLOW}")), None, False, USUAL_TERMS)
+        )
         await asyncio.sleep(0)
         assert process._process is not None
         process._process._socket.shutdown(2)  # as the kernel does when the controller is killed
@@ -421,7 +424,7 @@ def test_measurements_reach_it_before_the_next_question_and_without_one(
     async def talk() -> None:
         process = opened(tmp_path, python)
         try:
-            (built,) = await process.ask(BUILD_SOME, wanted_of(request(cfg=1.0)), None, False)
+            (built,) = await process.ask(BUILD_SOME, wanted_of(request(cfg=1.0)), None, False, USUAL_TERMS)
             assert not isinstance(built, UserError)
             tasks = built.graph.job.tasks
             process.learn(tasks[0], RunCost())
@@ -446,7 +449,7 @@ def test_measurements_are_not_collected_for_a_process_that_has_ended(
     async def talk() -> None:
         process = opened(tmp_path, python)
         try:
-            (built,) = await process.ask(BUILD_SOME, wanted_of(request(cfg=1.0)), None, False)
+            (built,) = await process.ask(BUILD_SOME, wanted_of(request(cfg=1.0)), None, False, USUAL_TERMS)
             assert not isinstance(built, UserError)
             assert process._process is not None
             os.kill(pids(tmp_path)[0], signal.SIGKILL)

@@ -145,7 +145,7 @@ def test_a_strength_is_held_against_the_models_own_steps() -> None:
                 with pytest.raises(UnusableField, match=r"strength: found 0.04, expected at least 0.25: with 4 steps"):
                     cut(facts, **fields)
                 continue
-            assert works(cut(facts, **fields)[1], SampleParams)[-1].schedule.steps_run == made
+            assert works(cut(facts, **fields)[1], SampleParams)[-1].steps_run == made
 
 
 @pytest.mark.parametrize("fields", [{"image": PIXELS, "strength": 0.3}, {"hires": {"strength": 0.3}}])
@@ -153,7 +153,7 @@ def test_a_flow_makes_the_whole_of_a_step_that_is_made_in_part(fields: dict[str,
     """Of four steps 1.2: two, where others make one. The recipe says so too, of an image that is started from."""
     for prediction, made in ((Prediction.FLOW, 2), (Prediction.NOISE, 1)):
         recipe, job, _ = cut(replace(PLAIN_SAMPLING, prediction=prediction), steps=4, **fields)
-        assert works(job, SampleParams)[-1].schedule.steps_run == made
+        assert works(job, SampleParams)[-1].steps_run == made
         assert recipe.pictures is not None
         assert recipe.pictures.first_step == (4 - made if "image" in fields else 0)
 
@@ -161,7 +161,7 @@ def test_a_flow_makes_the_whole_of_a_step_that_is_made_in_part(fields: dict[str,
 def test_one_step_is_made_of_a_image_that_is_shown() -> None:
     """Nothing of it is left out, so that no strength has to be said."""
     _, job, _ = cut(SD1_INSTRUCT.sampling, image=PIXELS, steps=1)
-    assert works(job, SampleParams)[0].schedule.steps_run == 1
+    assert works(job, SampleParams)[0].steps_run == 1
     with pytest.raises(UnusableField, match=r"strength: found 0.6, expected at least 1: with 1 step,"):
         cut(PLAIN_SAMPLING, image=PIXELS, steps=1)
 

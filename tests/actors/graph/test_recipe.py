@@ -41,7 +41,8 @@ OTHER = {
     "quality": 80, "lyrics": "la", "lyrics_language": "de", "bpm": 96, "key_scale": "C major", "time_signature": "4",
     "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
     "view": RecipeView(), "noise": RecipeNoise(eta=0.0),
-    "shift": 3.1, "batch": 4, "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
+    "shift": 3.1, "batch": 4, "vae_tile": 512, "vae_frames": 33, "gpus": "2",
+    "sigmas": (4.0, 1.0), "options": {"pag": {"scale": 3.0}},
     "low_noise": RecipeLowNoise(0.9, 3.0), "upscale": RecipeUpscale("4x", "ef", 4.0),
 }  # fmt: skip
 
@@ -49,7 +50,7 @@ OTHER = {
 @each_case("field", sorted(OTHER))
 def test_every_field_that_makes_the_image_is_in_the_digest(field) -> None:
     assert replace(RECIPE, **{field: OTHER[field]}).digest != RECIPE.digest
-    assert {f.name for f in fields(Recipe)} == {*OTHER, "versions", "warnings", "computed_by"}
+    assert {f.name for f in fields(Recipe)} == {*OTHER, "versions", "warnings", "computed_by", "batch_reason"}
 
 
 def test_versions_are_told_and_not_in_the_digest() -> None:

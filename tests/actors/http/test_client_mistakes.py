@@ -16,7 +16,8 @@ from PIL import Image
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.a1111.a1111_requests import parse_call, requests_of
 from modelpool.actors.http.application import application
-from modelpool.actors.http.comfy.comfy_graph import WorkflowRejected, check_nodes
+from modelpool.actors.http.comfy.comfy_graph import check_nodes
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.http.openai.openai_api import ParsedCall, _edit_requests
 from modelpool.actors.http.service.bodies import FormBody
 from modelpool.actors.http.service.caller_images import CallerImages

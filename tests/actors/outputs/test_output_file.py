@@ -9,10 +9,11 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
-from modelpool.actors.outputs.file_content import labels_in, read_content
+from modelpool.actors.outputs.file_content import labels_in, read_content, recipe_of_file
 from modelpool.actors.outputs.folder import OutputFolder, file_name
 from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output, encoded, read_video_recipe
@@ -82,7 +83,27 @@ def test_a_folder_keeps_it_under_the_rules_of_images(name: str, recipe: Recipe, 
     assert out.contact_sheet().stat().st_size > 0
 
 
-@pytest.mark.parametrize("name", ["mp4", "webm", "gif"])
+@pytest.mark.parametrize(("quality", "near"), [(90, 8.0), (100, 0.0)])
+def test_an_animated_webp_has_its_frames_its_time_and_its_recipe(quality: int, near: float, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(VIDEO_RECIPE, format="webp", quality=quality)
+    path = tmp_path / file_name(recipe)
+    path.write_bytes(encoded(video(), recipe))
+    assert path.suffix == ".webp"
+    with Image.open(str(path)) as image:
+        assert (image.format, image.is_animated) == ("WEBP", True)  # type: ignore[attr-defined]
+        durations = []
+        for place in range(image.n_frames):  # type: ignore[attr-defined]
+            image.seek(place)
+            image.load()
+            durations.append(image.info["duration"])
+    assert sum(durations) == round(1000 * len(video().frames_THWC) / video().frame_rate)
+    read = read_content(path)
+    assert read.shape == video().frames_THWC.shape
+    assert np.abs(read.astype(int) - video().frames_THWC.astype(int)).mean() <= near
+    assert recipe_of_file(path) == recipe
+
+
+@pytest.mark.parametrize("name", ["mp4", "webm", "gif", "webp"])
 def test_the_first_frame_stands_for_a_video(name: str, tmp_path: Path) -> None:
     recipe = dataclasses.replace(VIDEO_RECIPE, format=name)
     path = tmp_path / file_name(recipe)

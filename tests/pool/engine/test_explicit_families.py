@@ -63,6 +63,7 @@ def test_typical_families_are_controlled_as_the_guide_says(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.rotates
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_family_is_controlled_as_the_guide_says_or_refused_by_name(part: int, tmp_path: Path) -> None:
     others = sorted(_families().keys() - set(TYPICAL))[part::PARTS]

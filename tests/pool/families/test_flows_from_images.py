@@ -109,7 +109,7 @@ def test_a_image_made_anew_in_part_is_that_of_diffusers(
     assert tiny.family.name == name
     made = tiny.made(image=image(), strength=strength, steps=STEPS, cfg=CFG, negative="blurry")
     (work,) = [work for work in made.works.values() if isinstance(work, SampleParams)]
-    assert work.schedule.steps_run == made_steps
+    assert work.steps_run == made_steps
     call = {
         "image": image(), "strength": strength, "height": HEIGHT, "width": WIDTH, "num_inference_steps": STEPS,
         "generator": torch.Generator().manual_seed(SEED), "output_type": "latent",

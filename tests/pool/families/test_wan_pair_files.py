@@ -203,7 +203,7 @@ def test_a_folder_whose_shift_depends_on_the_size_is_run(tmp_path: Path) -> None
         made = model.made(**{**FIELDS, "steps": 6, "width": width})
         assert torch.isfinite(made.latents[0]).all()
         high, low = runs_of(made)
-        assert high.schedule.steps_run + low.schedule.steps_run == 6
+        assert high.steps_run + low.steps_run == 6
         switches.append(high.schedule.switch)
     assert switches[0] < switches[1]
     model.close()

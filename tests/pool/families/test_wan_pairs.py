@@ -95,7 +95,7 @@ def test_a_video_of_two_models_is_that_of_diffusers(name: str, tmp_path: Path) -
     assert (high.schedule.low_noise, low.schedule.low_noise) == (False, True)
     assert high.schedule.switch == low.schedule.switch
     assert 0 < high.schedule.switch < STEPS
-    assert high.schedule.steps_run + low.schedule.steps_run == STEPS
+    assert high.steps_run + low.steps_run == STEPS
     assert any(isinstance(result, SamplerState) for result in made.results.values())
     assert_equal(made.latents[0], expected(model, made.texts, output_type="latent"))
     shown = expected(model, made.texts, output_type="np")[0]
@@ -187,7 +187,7 @@ def test_a_run_of_either_model_stops_at_a_step(place: int, tmp_path: Path) -> No
     hooks = RunHooks(lambda *step: done.append(step), lambda: len(done) >= 1)
     with pytest.raises(Stopped):
         model.engine.run(task, made.works[task.task_id], inputs_of(made, place), hooks)
-    assert done == [(1, runs_of(made)[place - 2].schedule.steps_run)]
+    assert done == [(1, runs_of(made)[place - 2].steps_run)]
     model.close()
 
 

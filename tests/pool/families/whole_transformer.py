@@ -36,6 +36,7 @@ from modelpool.pool.values.core.stage_params import (
     stage_of,
     task_id,
 )
+from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import Role, TaskSpec
 from tests.pool.families.tiny_transformers import TinyFamily
 from tests.pool.input_names import inputs_of
@@ -66,6 +67,10 @@ class Whole:
         another device than the CPU."""
         settings = settings or EngineSettings("cpu")
         self.seconds, self.sides, self._sampler = SECONDS, tiny_family.sides, sampler
+        #: the workers that share its sampling
+        self.gang: Gang | None = None
+        #: `SampleParams.gpus`
+        self.gpus = 0
         self.path = folder / "tiny.safetensors"
         if write:
             save_file(tiny_family.file(left_out), self.path)
@@ -97,7 +102,8 @@ class Whole:
         uses = tuple(self.catalog.use(self.model, role, loras) for role in roles)
         needed = self.catalog.figures.activation_bytes(self.model, work)
         task = TaskSpec(task_id(work, {}), stage_of(work), uses, needed, 0.1)
-        return self.engine.run(task, work, inputs_of(work, *inputs), hooks)[0]
+        gang = self.gang if isinstance(work, SampleParams) else None
+        return self.engine.run(task, work, inputs_of(work, *inputs), hooks, gang=gang)[0]
 
     def texts(self, prompt: str = PROMPT) -> tuple[Encoded, ...]:
         """The prompt, and the negative prompt where the model reads one."""
@@ -118,23 +124,35 @@ class Whole:
         hooks: RunHooks = QUIET,
         options: RunOptions = NO_OPTIONS,
     ) -> Latent:
+        work = self.sampling(len(texts), loras, beginning is not None, steps, options)
+        latent = self.run(work, *texts, *([] if beginning is None else [beginning]), hooks=hooks)
+        assert isinstance(latent, Latent)
+        return latent
+
+    def sampling(
+        self,
+        texts: int,
+        loras: tuple[LoraRef, ...] = (),
+        begins: bool = False,
+        steps: int = STEPS,
+        options: RunOptions = NO_OPTIONS,
+    ) -> SampleParams:
+        """What is sampled from so many texts, and from an image that a video begins with."""
         defaults = self.family.sampling.defaults
         assert defaults is not None
-        cfg, guidance = (defaults.cfg, 0.0) if len(texts) > 1 else (1.0, defaults.cfg)
+        cfg, guidance = (defaults.cfg, 0.0) if texts > 1 else (1.0, defaults.cfg)
         width, height, duration = self.extent
-        work = SampleParams(
+        return SampleParams(
             self.model,
             loras,
             OutputShape(width, height, **duration),
             SamplingSchedule(steps, self._sampler or defaults.sampler, defaults.schedule),
             GuidanceParams(cfg, guidance),
             SEED,
-            (*((ImageCondition(),) if beginning is not None else ()),),
+            (*((ImageCondition(),) if begins else ()),),
             options=options,
+            gpus=self.gpus,
         )
-        latent = self.run(work, *texts, *([] if beginning is None else [beginning]), hooks=hooks)
-        assert isinstance(latent, Latent)
-        return latent
 
     @property
     def frames(self) -> int:

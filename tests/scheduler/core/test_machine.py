@@ -184,13 +184,17 @@ class CoreMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         user=USERS,
         size=st.sampled_from([1, 1, 3]),
+        seconds=st.sampled_from([10.0, 10.0, 4.0, 25.0]),
     )
-    def submit_series(self, count: int, model: ComponentKey, priority: int, user: UserId, size: int) -> None:
-        """Images that differ in their seeds, and may be made together, or in passes of a fixed size."""
-        given = TaskId("given:1")
+    def submit_series(
+        self, count: int, model: ComponentKey, priority: int, user: UserId, size: int, seconds: float = 10.0
+    ) -> None:
+        """Images that differ in their seeds, and may be made together, or in passes of a fixed size: then they may join
+        others that take longer or not as long."""
+        given, seconds = TaskId("given:1"), seconds if size > 1 else 10.0
         for _ in range(count):
             number = len(self.shell.jobs)
-            task = sample(given, model=model, seed=100 + number, batch_size=size)
+            task = sample(given, model=model, seed=100 + number, batch_size=size, run_seconds=seconds)
             self.shell.submit(JobSpec(JobId(f"j{number}"), (task,), task.task_id, (given,), priority, user))
 
     @precondition(lambda self: self.shell.jobs)
@@ -220,10 +224,13 @@ class CoreMachine(RuleBasedStateMachine):
     def cancel(self, number: int) -> None:
         self.shell.cancel(self.pick(self.shell.jobs, number))
 
+    @precondition(lambda self: not self.shell.is_deadline_next)
     @rule()
     def cancel_unknown(self) -> None:
-        # time passes with every event: what waited for a busy worker may be started by any of them
-        assert not any(isinstance(c, ResolveJob | StopTask) for c in self.shell.cancel("nobody"))
+        # time passes with every event: what waited for a busy worker may be started by any of them, and a run may have
+        # to continue on other workers
+        stopped = [c for c in self.shell.cancel("nobody") if isinstance(c, ResolveJob | StopTask)]
+        assert all(isinstance(c, StopTask) and c.keep_state for c in stopped)
 
     @rule()
     def know_again(self) -> None:
@@ -327,7 +334,7 @@ class CoreMachine(RuleBasedStateMachine):
         name = self.pick(self.shell.up, number)
         self.shell.introduce(name, self.shell.up[name][0] + later, capacity)
 
-    @precondition(lambda self: self.shell.started)
+    @precondition(lambda self: self.shell.started and not self.shell.is_deadline_next)
     @rule(number=ANY, news=st.sampled_from(["up", "down", "failed"]))
     def stale_news(self, number: int, news: str) -> None:
         name, incarnation = self.pick(self.shell.started, number)
@@ -478,7 +485,7 @@ class CoreMachine(RuleBasedStateMachine):
         entries = (Resident(TEXT, text, "z", 2),) if text else ()
         self.shell.finish(self.pick(self.shell.running, number), residency=Residency(capacity, entries))
 
-    @precondition(lambda self: self.shell.old)
+    @precondition(lambda self: self.shell.old and not self.shell.is_deadline_next)
     @rule(number=ANY)
     def late_report(self, number: int) -> None:
         """A report that was answered before, or of a worker that was lost."""
@@ -489,6 +496,8 @@ class CoreMachine(RuleBasedStateMachine):
             return  # the same numbers again after the task was forgotten: the shell reports a run once
         resolved, runs = dict(self.shell.resolved), self.runs()
         self.shell.report(report)
+        if any(by <= self.shell.at for by in self.shell.leave_by.values()):
+            return  # the time that has passed meanwhile may have ended runs
         assert self.shell.resolved == resolved, "a late report resolved a job"
         assert runs.items() <= self.runs().items(), "a late report ended a run"
 
@@ -595,6 +604,86 @@ class FollowerMachine(SendAheadMachine):
         self.wait_in_line(text, 0, PAINT)
 
 
+class PassMachine(CoreMachine):
+    """The same where most tasks run in passes that others join: two roomy workers, and tasks of three lengths."""
+
+    @initialize(
+        max_attempts=st.integers(1, 3),
+        overtaking_limit=st.integers(1, 4),
+        run_timeout_seconds=st.sampled_from([None, 20.0]),
+        share_window_seconds=st.sampled_from([0.0, 50.0]),
+        send_ahead_seconds=st.sampled_from([0.0, 60.0]),
+        preemption_wait_seconds=st.sampled_from([0.0, 30.0]),
+        shares=st.sampled_from([(), (UserShare(user=EVERYBODY, running_limit=2),)]),
+        measured=st.booleans(),
+    )
+    def begin(self, measured: bool, **limits) -> None:
+        super().begin(overlaps=False, stop_grace_seconds=4.0, **limits)
+        for name in NAMES[:2]:
+            self.shell.come_up(name, ROOMY)
+        if measured:
+            self.measure()
+        for seconds in (10.0, 25.0):
+            self.submit_series(2, PAINT, 0, UserId(""), 3, seconds)
+
+    @rule(priority=st.sampled_from([0, 0, 0, 1]), seconds=st.sampled_from([4.0, 10.0, 25.0]))
+    def come_later(self, priority: int, seconds: float) -> None:
+        self.submit_series(1, PAINT, priority, UserId(""), 3, seconds)
+
+
+class GangMachine(CoreMachine):
+    """The same with runs that up to three workers of one machine share: they end, break and are lost in any order."""
+
+    @initialize(
+        max_attempts=st.integers(1, 3),
+        run_timeout_seconds=st.sampled_from([None, 20.0]),
+        stop_grace_seconds=st.sampled_from([0.0, 4.0]),
+        preemption_wait_seconds=st.sampled_from([0.0, 30.0]),
+        send_ahead_seconds=st.sampled_from([0.0, 60.0]),
+        shares=st.sampled_from([(), (UserShare(user=EVERYBODY, running_limit=2),)]),
+    )
+    def begin(self, **limits) -> None:
+        super().begin(False, **limits)
+        self.shell.want(*NAMES)
+        for name in NAMES:
+            self.shell.come_up(name, ROOMY, node="n1")
+        self.submit_shared((1, 2, 3), PAINT, 0, UserId(""), None)
+
+    @rule(
+        degrees=st.sampled_from([(1, 2), (1, 2, 3), (2,), (2, 3)]),
+        model=st.sampled_from([PAINT, PAINT, DRAW]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        user=USERS,
+        seconds=DEADLINES,
+    )
+    def submit_shared(self, degrees, model: ComponentKey, priority: int, user: UserId, seconds: float | None) -> None:
+        """A sampling run that several workers may share, or must."""
+        given, number = TaskId("given:1"), len(self.shell.jobs)
+        task = sample(given, model=model, seed=300 + number, run_seconds=400.0, degrees=degrees)
+        deadline = None if seconds is None else self.shell.at + 10 * seconds
+        self.shell.submit(JobSpec(JobId(f"j{number}"), (task,), task.task_id, (given,), priority, user, deadline))
+
+    @precondition(lambda self: any(run.rank is not None for run in self.shell.running.values()))
+    @rule(number=ANY, step=st.integers(0, STEPS - 1), is_lost=st.booleans())
+    def break_apart(self, number: int, step: int, is_lost: bool) -> None:
+        """A member notices that another one is gone, which may be so."""
+        shared = [name for name, run in self.shell.running.items() if run.rank is not None]
+        name = self.pick(shared, number)
+        others = [other for other in shared if other != name]
+        if is_lost and others:
+            self.shell.lose(self.pick(others, number), LossCause.KILLED)
+        if name in self.shell.running:
+            step = max(step, self.shell.states.get(self.shell.running[name].command.task_id, 0)) if step else 0
+            self.shell.finish(name, RunErrorKind.GANG_BROKEN, step=step)
+
+    @precondition(lambda self: self.sampling())
+    @rule(number=ANY)
+    def take_time(self, number: int) -> None:
+        """The last run takes longer than others: GPUs are idle, and more may share it."""
+        for name in [one for one in self.shell.running if one != self.pick(self.sampling(), number)]:
+            self.shell.finish(name, cost=RunCost(run_seconds=200.0))
+
+
 def drain(shell: Shell) -> None:
     """Nothing goes wrong any more, and every job must come to its end within a bounded number of events."""
     for node in NODES:
@@ -621,7 +710,9 @@ def drain(shell: Shell) -> None:
         for name in list(shell.up):
             shell.judge(name)
         if not shell.running and not shell.starting and not shell.loading and not shell.revoked:
-            return
+            if not len(shell.state.demand.backlog.shared_only) or not shell.ticks:
+                return
+            shell.tick_comes()  # the only machine with enough workers lacks a file for a while
     raise AssertionError("it does not come to an end")
 
 
@@ -637,3 +728,7 @@ TestSendAhead.settings = settings(
 )
 TestFollower = FollowerMachine.TestCase
 TestFollower.settings = TestSendAhead.settings
+TestPasses = PassMachine.TestCase
+TestPasses.settings = TestSendAhead.settings
+TestGang = GangMachine.TestCase
+TestGang.settings = TestSendAhead.settings

@@ -186,7 +186,8 @@ class GpuCard {
     setAttribute(this.run, "data-idle", runs ? null : "true");
     const steps = worker.steps ? ` ${worker.step} / ${worker.steps}` : "";
     const mates = worker.mates ? ` +${worker.mates}` : "";
-    setText(this.stage, runs ? `${worker.stage}${steps}${mates}` : UP.has(worker.state) ? "idle" : "not up");
+    const gpus = worker.gpus > 1 ? ` · ${worker.gpus} GPUs` : "";
+    setText(this.stage, runs ? `${worker.stage}${steps}${mates}${gpus}` : UP.has(worker.state) ? "idle" : "not up");
     setText(this.time, runs && worker.since ? duration(serverNow() - worker.since) : "");
     setText(this.prompt, runs ? worker.prompt || [worker.user, worker.job].filter(Boolean).join(" · ") : "");
     setAttribute(this.prompt, "title", worker.prompt || null);

@@ -248,3 +248,17 @@ def test_the_calls_of_a_model_are_as_its_own_settings_say(tmp_path: Path) -> Non
 
 def test_plans_of_plain_weights_show_no_kernels(config: str) -> None:
     assert json.loads(plan("shapes", "--config", config, "--json").stdout)["kernels"] == {}
+
+
+def test_people_are_told_the_batch_size_of_a_job_file_and_why(tmp_path: Path, config: str) -> None:
+    """As measured for the size, in this memory, and as the configuration says."""
+    text = Path(config).read_text()
+    said = plan("shapes", "--vram", "64MiB", "--config", config).stdout
+    assert re.search(r"^in a job file +8 images per forward pass: 2.5 times the images of single", said, re.MULTILINE)
+    small = plan("shapes", "--vram", "16MiB", "--config", config).stdout
+    assert re.search(r"^in a job file +\d images? per forward pass: 8 do not fit in 16.0 MiB", small, re.MULTILINE)
+    path = tmp_path / "three.toml"
+    path.write_text(
+        text.replace("[pool]\n", "[pool]\nbatch = 3\n") if "[pool]" in text else f"{text}\n[pool]\nbatch = 3\n"
+    )
+    assert memory_plan("shapes", "a", {}, 1, None, PoolOptions(config=str(path), vram="1GiB")).job_file_batch == 3

@@ -7,11 +7,13 @@ import os
 import re
 import signal
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.recorded_batches import NO_BATCHES, SubmittedBatches
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.request.requests import GenerateRequest
@@ -91,6 +93,50 @@ def test_a_image_of_another_recipe_is_not_taken_for_the_wanted_one(command: Comm
     pool = FakePool()
     command(*ARGUMENTS, pool=pool)
     assert [r.steps for r in pool.submitted] == [21]
+
+
+class Batches(FakePool):
+    """Chooses a batch size, as a pool does."""
+
+    size, seen = 8, SubmittedBatches()
+
+    def submit_stream(self, *args, batches: SubmittedBatches = NO_BATCHES, **others):
+        self.seen = batches
+        return super().submit_stream(*args, **others)
+
+    def _recipe(self, request: GenerateRequest) -> Recipe | UserError:
+        found = super()._recipe(request)
+        if isinstance(found, UserError) or request.batch != "auto":
+            return found
+        return replace(found, batch=self.size if self.size > 1 else 0, batch_reason="as measured")
+
+
+def test_lines_have_the_measured_batch_size_and_images_of_others_are_not_made_again(
+    command: Command, jobs: Path
+) -> None:
+    """An image that was made before there were batch sizes, or by another table, is the same image."""
+    assert command(*ARGUMENTS, "--batch", "1", pool=FakePool()).code == 0
+    pool = Batches()
+    jobs.write_text(FOUR + '{"prompt": "d", "batch": 1}\n{"prompt": "e"}\n')
+    found = command(*ARGUMENTS, pool=pool)
+    assert found.code == 0
+    assert [(one.prompt, one.batch) for one in pool.submitted] == [("d", 1), ("e", "auto")]
+    assert (pool.seen.sizes, pool.seen.expected) == ((1,), 6)
+    assert "4 images are already in p" in found.err
+    assert "1 image of shapes at 64x64: 8 images per forward pass, as measured" in found.err
+    pool = Batches()
+    pool.size = 4
+    assert command(*ARGUMENTS, pool=pool).code == 0
+    assert pool.submitted == []
+
+
+def test_of_many_lines_their_number_is_not_told(command: Command, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It matters for the padding of a few; the first lines of a long file do not wait for the last."""
+    monkeypatch.setattr("modelpool.actors.cli.run.batch.FEW_OUTPUTS", 4)
+    jobs.write_text('{"prompt": "a", "n": 5}\n')
+    pool = Batches()
+    assert command(*ARGUMENTS, pool=pool).code == 0
+    assert (len(pool.submitted), pool.seen.expected) == (5, 0)
 
 
 def test_again_makes_everything_again(command: Command) -> None:

@@ -46,9 +46,10 @@ from modelpool.actors.outputs.open_outputs import existing_outputs, open_outputs
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.outputs.sharded import ShardedOutputs
 from modelpool.actors.worker.wire.messages import SubmissionId
+from modelpool.pool.values.core.batch_gains import MeasuredGain
 from modelpool.pool.values.core.stage_params import ImagePixels
 from modelpool.scheduler.model.messages import Outcome
-from tests.actors.fakes import ENDLESS, FAIL, FakeEngine
+from tests.actors.fakes import ENDLESS, FAIL, FakeCatalog, FakeEngine
 from tests.actors.loop_connection import LoopConnection
 from tests.s3_server import s3_server
 
@@ -162,6 +163,36 @@ def require_complete(service: Service, jobs: Any, count: int) -> None:
     assert sorted(entry["file"] for entry in entries) == sorted(each.file for each in outcomes)
     assert {e["file"]: e["pixels_sha256"] for e in entries} == {each.file: each.pixels_sha256 for each in outcomes}
     assert not list(service.out.glob("*.partial"))
+
+
+def test_a_submission_keeps_the_batch_sizes_of_its_images_when_the_measurements_change(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it is done when the service ends; the next one knows other gains. Nothing is rendered twice."""
+
+    def gains(*sizes: int) -> None:
+        by_size = {size: 1.5 * place for place, size in enumerate(sizes, start=1)}
+        row = MeasuredGain(frozenset({"a"}), frozenset({"cpu"}), "card", 512, 1000, by_size, "here")
+        monkeypatch.setattr(FakeCatalog, "gains", (row,) if sizes else ())
+
+    def wanted(count: int) -> list[GenerateRequest]:
+        return [GenerateRequest(model="shapes", prompt=p, seed=1, steps=3, batch="auto") for p in prompts(count)]
+
+    gains(4)
+    require_complete(service, service.pool.submit_detached(wanted(4), output=service.out, jobs_id="x"), 4)
+    service.crash()
+    gains(2)
+    service.reopen()
+    jobs = service.pool.submit_detached(wanted(8), output=service.out, jobs_id="y")
+    require_complete(service, jobs, 8)
+    assert [entry["recipe"]["batch"] for entry in service.manifest()] == [4] * 8
+    gains()
+    elsewhere = service.pool.submit_detached(wanted(2), output=service.folder / "old")
+    assert elsewhere.wait(WAIT_SECONDS).succeeded == 2
+    gains(2)
+    assert service.pool.submit_detached(wanted(6), output=service.folder / "old").wait(WAIT_SECONDS).succeeded == 6
+    entries = OutputFolder(service.folder / "old").entries()
+    assert [entry.recipe.batch for entry in entries] == [0] * 6
 
 
 def test_requests_are_handed_over_as_they_are_read_and_nothing_is_left_of_a_submission_that_ends_early(

@@ -12,9 +12,11 @@ from PIL import Image
 
 from modelpool.actors.graph.features.schedule_guidance import check_shift, shift_default
 from modelpool.actors.http.comfy.comfy_export import api_format
-from modelpool.actors.http.comfy.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
+from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.inference.sampling.schedules import flow_table, make_sigmas, sd1_sigma_table, sigma_table
@@ -35,6 +37,13 @@ def read_image(name: str) -> Image.Image:
 
 def made(graph: Any) -> list[GenerateRequest]:
     return [one for output in outputs_of(graph, NAMES) for one in requests_of(output, NAMES, read_image)]
+
+
+def nodes_of(graph: Any) -> dict[str, Any]:
+    """The nodes of the workflow of the pool that a graph becomes, by id."""
+    (request,) = made(graph)
+    assert request.workflow is not None, "one request without a workflow cannot say it"
+    return dict(request.workflow.nodes)
 
 
 def refusal(graph: Any) -> str:
@@ -68,7 +77,10 @@ def test_stable_diffusion_3_with_a_shift() -> None:
         graph["shifted"]["inputs"]["shift"] = shift
         assert made(graph)[0].shift == shift
     graph["negative"] = examples.node("ConditioningZeroOut", conditioning=["positive", 0])
-    assert "set to zero" in refusal(graph)
+    nodes = nodes_of(graph)
+    (zero,) = (node for node in nodes.values() if node.kind == "operation")
+    assert (zero.name, nodes[zero.inputs["text"]].prompt) == ("encoded_zero", "a red circle")
+    assert "sampler/negative/zero" in nodes["sampler"].inputs["negative"]
 
 
 def unpadded(graph: Any, min_padding: int = 1) -> Any:
@@ -301,7 +313,10 @@ def test_a_concatenated_text_is_a_chunk_of_its_own() -> None:
     graph["both"] = examples.node("ConditioningConcat", conditioning_to=["positive", 0], conditioning_from=["sky", 0])
     assert made(graph)[0].prompt == "a red circle BREAK a sky"
     graph["model"]["inputs"]["ckpt_name"] = "sd3"
-    assert "ConditioningConcat" in refusal(graph)
+    nodes = nodes_of(graph)
+    joined = nodes[nodes["sampler"].inputs["positive"]]
+    assert joined.name == "encoded_concat"
+    assert [nodes[joined.inputs[name]].prompt for name in ("first", "second")] == ["a red circle", "a sky"]
 
 
 def test_an_image_is_scaled_and_cut_to_the_middle() -> None:
@@ -326,10 +341,13 @@ def test_outpainting_paints_the_added_space_and_fades_into_the_image() -> None:
 def test_a_second_sampler_with_the_same_model_continues_the_run() -> None:
     (request,) = made(examples.two_samplers("xl"))
     assert (request.model, request.steps, request.seed) == ("xl", 8, 5)
-    assert "the pool runs no refiner" in refusal(examples.two_samplers("shapes"))
+    nodes = nodes_of(examples.two_samplers("shapes"))
+    first, rest = nodes["sampler"], nodes["rest"]
+    assert (first.request.model, first.last_step, first.keeps_noise, first.adds_noise) == ("xl", 6, True, True)
+    assert (rest.request.model, rest.first_step, rest.last_step, rest.adds_noise) == ("shapes", 6, 0, False)
     graph = examples.two_samplers("xl")
     graph["rest"]["inputs"]["start_at_step"] = 5
-    assert "add_noise" in refusal(graph)
+    assert nodes_of(graph)["rest"].first_step == 5
 
 
 def test_a_second_pass_over_a_scaled_image() -> None:
@@ -338,7 +356,8 @@ def test_a_second_pass_over_a_scaled_image() -> None:
     assert request.hires is not None
     assert (request.hires.scale, request.hires.via, request.hires.steps) == (1.5, "image", 16)
     graph["saved"]["inputs"]["images"] = ["bigger", 0]
-    assert "after they were scaled" in refusal(graph)
+    bigger = nodes_of(graph)["bigger"]
+    assert (bigger.name, bigger.inputs) == ("image_scale_by", {"image": "decoded"})
 
 
 def test_an_upscaler_enlarges_the_output_or_the_start_of_a_second_pass() -> None:
@@ -364,7 +383,9 @@ def test_an_upscaler_enlarges_the_output_or_the_start_of_a_second_pass() -> None
     assert (hires.upscaler, hires.scale, hires.via) == ("4x-sharp", 2.0, "image")
     graph["bigger"]["inputs"]["image"] = ["large", 0]
     graph["again"]["inputs"]["pixels"] = ["bigger", 0]
-    assert "the factor of its upscaler is not known" in refusal(graph)
+    nodes = nodes_of(graph)
+    assert (nodes["large"].upscale.model, nodes["bigger"].inputs["image"]) == ("4x-sharp", "large")
+    assert (nodes["again"].kind, nodes["again"].model) == ("encode", "shapes")
 
 
 def test_an_edit_reads_the_image_as_a_reference() -> None:
@@ -389,6 +410,56 @@ def test_a_subgraph_of_the_editor(shown: int | None, steps: int) -> None:
     first, second = made(graph)
     assert (first.steps, first.prompt, first.negative, first.loras) == (steps, "a red circle", "blurry", ())
     assert (first.seed, second.seed) == (5, 6)
+
+
+def test_names_of_the_editor_are_followed_and_its_own_nodes_are_left_out() -> None:
+    """Templates are the values of widgets, a SetNode is read by its name, and notes and groups do nothing."""
+    workflow = examples.editor_format(12, None)
+    prompt = api_format(workflow)
+    (text_id, *_) = [node_id for node_id, each in prompt.items() if each["class_type"] == "CLIPTextEncode"]
+    place = next(place for place, each in enumerate(workflow["nodes"]) if str(each["id"]) == text_id)
+    text_node = workflow["nodes"][place]
+    text_node["title"] = "Subject"
+    text_node["widgets_values"] = ["100% of %Size.width% pixels, %Nothing.here%"]
+    workflow["nodes"] += [
+        {"id": 901, "type": "EmptyLatentImage", "title": "Size", "widgets_values": [64, 32, 1]},
+        {"id": 902, "type": "Fast Groups Muter (rgthree)", "widgets_values": ["x"]},
+        {"id": 903, "type": "SaveImage", "mode": 2, "widgets_values": ["muted"]},
+        {"id": 904, "type": "PrimitiveInt", "widgets_values": [7, "randomize"]},
+    ]
+    (clip,) = [each["link"] for each in text_node["inputs"] if each["name"] == "clip"]
+    (link,) = [each for each in workflow["links"] if each[0] == clip]
+    begin = link[1:3]
+    workflow["nodes"].append(
+        {"id": 905, "type": "SetNode", "widgets_values": ["encoder"], "inputs": [{"name": "CLIP", "link": 801}]}
+    )
+    workflow["nodes"].append({"id": 906, "type": "GetNode", "widgets_values": ["encoder"]})
+    workflow["links"].append([801, *begin, 905, 0, "CLIP"])
+    link[1:3] = [906, 0]
+    workflow["groups"] = [{"title": "all", "bounding": [0, 0, 9, 9]}]
+    found = api_format(workflow)
+    assert found[text_id]["inputs"]["text"] == "100% of 64 pixels, %Nothing.here%"
+    assert found[text_id]["inputs"]["clip"] == prompt[text_id]["inputs"]["clip"]
+    assert found["904"]["inputs"] == {"value": 7}
+    assert set(found) == {*prompt, "901", "904"}
+
+
+def test_all_problems_of_a_workflow_of_the_editor_are_in_one_answer() -> None:
+    workflow = examples.editor_format(12, None)
+    workflow["nodes"] += [
+        {"id": 901, "type": "EmptyLatentImage", "widgets_values": [64, 32, 1, 5, "new"]},
+        {"id": 902, "type": "Unheard Of", "widgets_values": []},
+        {"id": 903, "type": "Another", "widgets_values": []},
+    ]
+    with pytest.raises(WorkflowRejected) as refused:
+        api_format(workflow)
+    assert {error.node_id: error.kind for error in refused.value.errors} == {
+        "901": "invalid_prompt", "902": "missing_node_type", "903": "missing_node_type",
+    }  # fmt: skip
+    assert "found 2 more values (5, 'new'), expected values of width, height, batch_size" in str(refused.value)
+    workflow["nodes"] = [each for each in workflow["nodes"] if each["id"] not in (902, 903)]
+    with pytest.raises(WorkflowRejected, match=r"node 901 .EmptyLatentImage.: the order of its widgets"):
+        api_format(workflow)
 
 
 def test_subgraphs_that_contain_themselves_are_refused() -> None:

@@ -9,10 +9,12 @@ import pytest
 from PIL import Image
 
 from modelpool.actors.http.comfy.comfy_export import api_format
-from modelpool.actors.http.comfy.comfy_graph import PoolNames, WorkflowRejected, outputs_of, requests_of
+from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.http.comfy.test_comfy_api import GRAPH, changed
 
@@ -65,9 +67,10 @@ def test_an_advanced_sampler_starts_at_its_step() -> None:
     (request,) = made(graph)
     assert (request.seed, request.first_step(), request.steps) == (3, 5, 8)
     inputs["end_at_step"] = 6
-    assert "without leftover noise" in rejected(graph).errors[0].details
-    inputs["return_with_leftover_noise"] = "enable"
-    assert "noise is left" in rejected(graph).errors[0].details
+    for leaves_noise in ("disable", "enable"):
+        inputs["return_with_leftover_noise"] = leaves_noise
+        node = made(graph)[0].workflow.nodes["6"]
+        assert (node.first_step, node.last_step, node.keeps_noise) == (5, 6, leaves_noise == "enable")
 
 
 def test_masks_mark_what_is_transparent() -> None:
@@ -98,8 +101,11 @@ def test_a_second_sampler_on_scaled_latents_is_a_second_pass() -> None:
     assert request.hires is not None
     assert (request.hires.scale, request.hires.steps, request.seed) == (2.0, 16, 11)
     again["inputs"]["cfg"] = 2.0
-    with pytest.raises(NodeUnsupported, match="cfg"):
-        made(graph)
+    (request,) = made(graph)
+    nodes = request.workflow.nodes
+    assert [nodes[name].request.cfg for name in ("6", "13")] == [5.0, 2.0]
+    assert (nodes["13"].inputs["latent"], nodes["12"].inputs["samples"]) == ("12", "6")
+    assert [nodes[name].request.seed for name in ("6", "13")] == [11, 9]
 
 
 def test_all_uses_of_images_have_a_bound_in_pixels() -> None:
@@ -164,7 +170,7 @@ def test_controlnets_guidance_and_layers_become_fields() -> None:
         ({"steps": [8]}, "invalid_input_type"),
         ({"steps": "0"}, "value_smaller_than_min"),
         ({"cfg": 500.0}, "value_bigger_than_max"),
-        ({"denoise": 0.5}, "unsupported_value"),
+        ({"denoise": 0.00001}, "unsupported_value"),
     ],
 )
 def test_wrong_inputs_are_named(inputs: dict[str, Any], kind: str) -> None:
@@ -249,4 +255,6 @@ def test_a_lora_has_the_strengths_of_its_node_on_model_and_clip() -> None:
     strengths = [(lora.strength, lora.text_strength) for lora in made(graph)[0].loras]
     assert strengths == [(0.75, 0.25), (0.5, 0.0)]
     graph["4"]["inputs"]["clip"] = ["1", 1]
-    assert "the LoRAs of its text encoder must be those of positive" in str(rejected(graph).errors)
+    nodes = made(graph)[0].workflow.nodes
+    loras = [nodes[nodes["6"].inputs[name]].loras for name in ("positive", "negative")]
+    assert [[lora.strength for lora in each] for each in loras] == [[0.25], []]

@@ -125,7 +125,7 @@ def test_a_part_of_a_run_from_a_image_keeps_what_its_mask_keeps(sampler: str) ->
     expected = run(whole, None, "flow")
     first = changed_work(whole, switch=4)
     parts = (whole, first, changed_work(first, low_noise=True))
-    assert [part.schedule.steps_run for part in parts] == [5, 2, 3]
+    assert [part.steps_run for part in parts] == [5, 2, 3]
     part = partial_run_of((first,), (NOTHING,), CPU)
     halfway = sampler_states(run(first, part, "flow"), part.memory)
     second = changed_work(first, low_noise=True)
@@ -151,7 +151,7 @@ def test_a_run_that_no_other_has_a_part_in_is_complete() -> None:
     for work in (WORK, changed_work(WORK, low_noise=True), changed_work(WORK, first_step=2)):
         part = partial_run_of((work,), (NOTHING,), CPU)
         assert (part.begin, part.end, part.done, part.latent_BCHW) == (0, STEPS - work.schedule.first_step, 0, None)
-    assert changed_work(WORK, low_noise=True).schedule.span == (0, STEPS)
+    assert changed_work(WORK, low_noise=True).span == (0, STEPS)
 
 
 def interrupted(work: SampleParams, kind: str, pauses: Sequence[int], told: list[tuple[int, int]]) -> Tensor:
@@ -166,9 +166,9 @@ def interrupted(work: SampleParams, kind: str, pauses: Sequence[int], told: list
         latents = run(work, part, kind, told)
         if not part.paused:
             return latents
-        assert told[-1] == (part.done, work.schedule.steps_run) == (step, work.schedule.steps_run)
+        assert told[-1] == (part.done, work.steps_run) == (step, work.steps_run)
         states = pickle.loads(pickle.dumps(run_states(part, work)))
-        assert {(state.step, state.steps) for state in states} == {(part.done, work.schedule.steps_run)}
+        assert {(state.step, state.steps) for state in states} == {(part.done, work.steps_run)}
     raise AssertionError("it never ended")
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_stops_at_a_step_and_resumes_is_the_same_run(sampler: str, ki
     """At each single step, and after every step; steps are counted on."""
     for changes in ({}, {"first_step": 2, "conditions": (StartCondition(), MaskCondition())}):
         work = changed_work(WORK, sampler=sampler, **changes)
-        expected, count = run(work, None, kind), work.schedule.steps_run
+        expected, count = run(work, None, kind), work.steps_run
         for pauses in (*[(step,) for step in range(1, count)], tuple(range(1, count))):
             told = list[tuple[int, int]]()
             assert torch.equal(interrupted(work, kind, pauses, told), expected), (sampler, kind, pauses)

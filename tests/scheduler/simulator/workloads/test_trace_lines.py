@@ -114,7 +114,8 @@ def test_nothing_that_a_job_is_made_of_is_left_out() -> None:
         JobSpec: {"job_id", "tasks", "wanted", "given", "priority", "user", "deadline", "batch"},
         TaskSpec: {
             *("task_id", "stage", "uses", "activation_bytes", "run_seconds", "needs", "divisions"),
-            *("counted_bytes", "together", "input_names", "options", "batch_size", "degrees"),
+            *("counted_bytes", "together", "input_names", "options", "batch_size", "is_kept"),
+            "degrees",
         },
         ComponentUse: {"component", "scratch_bytes", "patch_digest", "patched_bytes", "passes", "adapters"},
         ComponentSpec: {"key", "role", "weight_bytes", "upload_bytes", "fetch_bytes", "fetch_key"},

@@ -1,0 +1,461 @@
+"""Adds the tasks of a request, or of one sampling run of a workflow, to the tasks of a job.
+
+A request with the model's defaults becomes stage parameters, which become tasks. Pure functions of a request and a
+catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from modelpool.actors.graph.common.graph_catalog import GraphCatalog
+from modelpool.actors.graph.common.input_ids import input_image_id, input_video_id
+from modelpool.actors.graph.common.output_shape import output_shape_of
+from modelpool.actors.graph.common.sampling_runs import (
+    SamplingRun,
+    StageTask,
+    sampling_passes,
+    start_image_task,
+)
+from modelpool.actors.graph.common.stage_request import StageRequest
+from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
+from modelpool.actors.graph.features.control_graph import control_inputs
+from modelpool.actors.graph.features.control_video_graph import control_video_task
+from modelpool.actors.graph.features.decode_tiles_graph import add_decode, with_tiles
+from modelpool.actors.graph.features.decoder_graph import check_decodes, decoder_params
+from modelpool.actors.graph.features.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
+from modelpool.actors.graph.features.image_prompt_graph import appended_tokens, image_prompt_inputs
+from modelpool.actors.graph.features.lora_graph import check_lora_texts
+from modelpool.actors.graph.features.music_graph import lyrics_of, music_lengths, text_of
+from modelpool.actors.graph.features.reference_graph import (
+    NO_REFERENCES,
+    ReferenceInputs,
+    text_with_images,
+)
+from modelpool.actors.graph.features.upscale_graph import enlarged_to, upscale_params
+from modelpool.actors.graph.features.vision_graph import (
+    first_frame_task,
+    image_context_lengths,
+    unread_text_warnings,
+    vision_images,
+)
+from modelpool.actors.graph.sample_graph import sample_params
+from modelpool.actors.request.gpu_fields import gpus_of_work
+from modelpool.actors.request.image_fields import Region
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.families.parts.text_reading import image_names
+from modelpool.pool.inference.sampling.sampler_names import OWN_STEPS
+from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.lora_texts import NEGATIVE as NEGATIVE_TEXT
+from modelpool.pool.values.core.lora_texts import PROMPT, acts_for, region_text
+from modelpool.pool.values.core.refs import loras_of_text, unread_text_strengths
+from modelpool.pool.values.core.sample_conditions import condition_inputs
+from modelpool.pool.values.core.stage_params import (
+    ControlVideoCondition,
+    DecodeParams,
+    EncodeImageParams,
+    EncodeParams,
+    FaceCondition,
+    LoraRef,
+    MaskCondition,
+    ModelRef,
+    SampleParams,
+    StartCondition,
+    StepPart,
+    VisionEncodeParams,
+)
+from modelpool.pool.values.core.task_inputs import (
+    CONTROL_VIDEO,
+    FACE_VIDEO,
+    IMAGE,
+    IMAGE_EMBEDS,
+    LATENT,
+    LYRICS,
+    MASK,
+    MASKED_IMAGE,
+    NEGATIVE,
+    POSITIVE,
+    PRIOR,
+    REFERENCE,
+    REGION,
+    REGION_MASK,
+    SAMPLER_STATE,
+    START,
+    WITHOUT_IMAGES,
+    numbered,
+)
+from modelpool.pool.values.core.written_tokens import WrittenTokens
+from modelpool.pool.values.specs.spec import JobId, Role, Stage, TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFromNodes:
+    """What a sampling run of a workflow reads from other nodes, in the place of what its request has.
+
+    texts       encoded texts, each with its number of tokens, by `POSITIVE` and `NEGATIVE`
+    start       the start latent, to which noise is added
+    mask        where the latent is regenerated
+    first_step  steps of the schedule that are left out
+    part        of the steps; None: all from `first_step` on
+    """
+
+    texts: Mapping[str, tuple[TaskId, int]]
+    start: TaskId | None = None
+    mask: TaskId | None = None
+    first_step: int = 0
+    part: StepPart | None = None
+
+
+class RequestTasks:
+    """Builds the tasks of one stage of a request and of everything that it depends on."""
+
+    def __init__(
+        self,
+        catalog: GraphCatalog,
+        stage: StageRequest,
+        tasks: TaskCollector | None = None,
+        read: ReadFromNodes | None = None,
+    ) -> None:
+        """Tasks are added to `tasks`, by default to none of others. `read`: it is one sampling run of a workflow."""
+        self._catalog = catalog
+        self._stage = stage
+        self._request = stage.request
+        self._model = catalog.find_model(stage.request.model)
+        self._defaults = catalog.model_defaults(self._model)
+        self._facts = self._defaults.sampling
+        self._passes = sampling_passes(self._request, self._model, self._defaults)
+        size, gpus = stage.request.batch, gpus_of_work(stage.request.gpus)
+        self._tasks = TaskCollector(catalog, size if isinstance(size, int) else 1, gpus) if tasks is None else tasks
+        self._read = read
+        self.warnings: dict[str, None] = {}
+        #: LoRAs of the request that have an effect, for any component
+        self.loras: tuple[LoraRef, ...] = ()
+
+    def build(self, job_id: JobId, given: frozenset[TaskId] = frozenset()) -> JobGraph:
+        """Return the tasks of the stage, except those in `given`. Raises UserError."""
+        match self._stage.stage:
+            case Stage.ENCODE:
+                wanted, _ = self._encode(self._request, self._named(self._request.prompt))
+            case Stage.SAMPLE:
+                wanted, _ = self._sample(self._passes[-1])
+            case Stage.DECODE:
+                wanted = self._decode()
+        return self._tasks.job(job_id, wanted, given, tuple(self.warnings))
+
+    def encoded(self, is_negative: bool = False) -> tuple[TaskId, int]:
+        """Add the encoding of the prompt of the request, or of its negative prompt; return the task, and the number of
+        tokens. Raises UserError."""
+        if is_negative:
+            text = self._named(self._request.negative, 0, "negative")
+            return self._encode(self._request, text, is_negative=True, name=NEGATIVE_TEXT)
+        return self._encode(self._request, self._named(self._request.prompt))
+
+    def sampled(self) -> tuple[TaskId, SampleParams]:
+        """Add the sampling run of a workflow; return its task and its work. Raises UserError."""
+        assert self._read is not None, "a request is built as a whole"
+        run = replace(self._passes[0], first_step=self._read.first_step, is_second=self._read.start is not None)
+        if self._read.start is None and self._request.image is not None:
+            run = replace(run, first_step=self._read.first_step or self._passes[0].first_step)
+        if self._read.part is not None and self._facts.low_noise is not None:
+            raise unusable_field("last_step", self._read.part.last_step, "0 for a model with two experts")
+        return self._sample(run)
+
+    def _add(self, task: StageTask) -> TaskId:
+        return self._tasks.add(task.work, task.needs)
+
+    def _encode(
+        self,
+        request: GenerateRequest,
+        text: str,
+        references: ReferenceInputs = NO_REFERENCES,
+        embeds: Sequence[TaskId] = (),
+        is_negative: bool = False,
+        name: str = PROMPT,
+        writes: WrittenTokens | None = None,
+        is_lyrics: bool = False,
+    ) -> tuple[TaskId, int]:
+        """Add the encoding of a text, or of lyrics, by the model of `request` with its LoRAs that act for the text of
+        this name, and with image embeddings where the text encoder reads images. Return the task, and the number of
+        tokens that the diffusion model reads. `writes` are the tokens of the image that the text encoder writes for the
+        text."""
+        catalog = self._catalog
+        model = self._model if request.model == self._request.model else catalog.find_model(request.model)
+        roles = tuple(role for role in catalog.components(model) if role.is_text_encoder)
+        if not roles:
+            raise unusable_field("model", request.model, "a model that reads prompts")
+        loras = self._loras(request, model, roles, name)
+        if is_negative:
+            is_negative = catalog.model_defaults(model).sampling.words_negative
+        text = text if is_lyrics else text_of(request, text, self._facts, self._request)
+        named = () if is_lyrics else catalog.embeddings.of(text, self._files_of_loras(request))
+        images = (references.seen, references.numbered)
+        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *images, writes, is_lyrics)
+        tokenized = catalog.tokenize(work)
+        task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
+        return task, tokenized.length
+
+    def _texts(
+        self,
+        work: SampleParams,
+        regions: Sequence[Region] = (),
+        references: ReferenceInputs = NO_REFERENCES,
+    ) -> dict[str, tuple[TaskId, int]]:
+        """Add the encoding of the texts that `work` reads: the prompt, the negative prompt, and the prompts of
+        `regions`. Return them by name; none for a model that reads only images.
+
+        Where texts name reference images, these alone are the negative text, and the negative prompt is the text of
+        the prediction without an image."""
+        if not self._facts.reads_text:
+            return {}
+        embeds = [self._add(each) for each in references.embeds]
+        request, positive, negative = self._request, self._stage.positive_request, self._stage.negative
+        image_embeds = embeds or self._image_embeds(is_model_input=False)
+        named_images = len(request.references) if self._facts.names_images else 0
+        writes = None
+        # inputs of the negative prompt
+        negative_references, negative_embeds, negative_image_embeds = references, embeds, image_embeds
+        if self._facts.writes_tokens:
+            writes = WrittenTokens(work.shape.width, work.shape.height, work.seed)
+            # without an image to write, no reference images are read
+            negative_references, negative_embeds, negative_image_embeds = NO_REFERENCES, [], []
+        prompt = self._named(positive.prompt)
+        given = {} if self._read is None else dict(self._read.texts)
+        texts = {
+            POSITIVE: given.pop(POSITIVE, None)
+            or self._encode(positive, prompt, references, image_embeds, writes=writes)
+        }
+        if self._facts.reads_lyrics:
+            texts[LYRICS] = self._encode(positive, lyrics_of(positive), is_lyrics=True)
+        unguided = (NEGATIVE,) if work.reads_negative and not self._facts.learned_negative else ()
+        if work.reads_negative and named_images:
+            images = image_names(named_images)
+            texts[NEGATIVE] = self._encode(request, images, references, is_negative=True, name=NEGATIVE_TEXT)
+            unguided = (WITHOUT_IMAGES,) if work.guidance.without_image else ()
+            usual = "" if self._facts.defaults is None else self._facts.defaults.negative
+            if not unguided and self._stage.negative_prompt not in ("", usual):
+                reason = f"model {self._model.name!r} reads it with image_cfg above 1 only, as it has references"
+                self.warnings[f"negative: ignored, {reason}"] = None
+        for name in unguided:
+            if name in given:
+                texts[name] = given[name]
+                continue
+            if negative is not None:
+                text = self._named(negative.prompt, 0)
+                texts[name] = self._encode(negative, text, negative_references, negative_image_embeds)
+                continue
+            embedded = negative_embeds or self._image_embeds(is_model_input=False, is_negative=True)
+            text = self._named(request.negative, 0, "negative")
+            texts[name] = self._encode(request, text, negative_references, embedded, True, NEGATIVE_TEXT)
+        for number, region in enumerate(regions):
+            text, name = self._named(region.prompt), region_text(number)
+            encoded = self._encode(request, text, references, image_embeds, name=name, writes=writes)
+            texts[numbered(REGION, number)] = encoded
+        return texts
+
+    def _named(self, text: str, count: int | None = None, field: str = "prompt") -> str:
+        """Return `text` with the names of `count` reference images, by default all, for models that read names."""
+        if not self._facts.names_images:
+            return text
+        return text_with_images(text, len(self._request.references) if count is None else count, field)
+
+    def _sample(self, one_pass: SamplingRun) -> tuple[TaskId, SampleParams]:
+        """Add the sampling of one pass; return the last task and its work."""
+        runs = expert_runs(one_pass)
+        if self._facts.low_noise is not None:
+            self.warnings |= dict.fromkeys(expert_lora_warnings(runs))
+        *before, last = runs
+        resumed: dict[str, TaskId] = {}
+        for run in before:
+            resumed = {SAMPLER_STATE: self._sample_run(run, resumed)[0]}
+        return self._sample_run(last, resumed)
+
+    def _sample_run(self, run: SamplingRun, resumed: Mapping[str, TaskId]) -> tuple[TaskId, SampleParams]:
+        """Add one sampling run, which resumes from the task in `resumed` if there is one."""
+        loras = self._loras(self._request, self._model, (run.role,))
+        work, references = sample_params(run, loras, self._catalog)
+        if self._read is not None:
+            work = _as_read(work, self._read, self._model)
+        check_lora_texts(self._request.loras, work)
+        guided = work.reads_negative
+        texts_set = self._stage.positive_request.prompt, self._stage.negative_prompt
+        self.warnings |= dict.fromkeys(unread_text_warnings(run, *texts_set, guided))
+        started = self._start_inputs(run, work)
+        texts = self._texts(work, self._request.regions, references)
+        needs = {name: task for name, (task, _) in texts.items()} | started
+        if work.has(ControlVideoCondition):
+            needs[CONTROL_VIDEO] = self._add(control_video_task(self._request, self._model, work.shape, self._facts))
+        if work.has(FaceCondition):
+            needs[FACE_VIDEO] = input_video_id(self._request.face_video)
+        for embeds in self._image_embeds():
+            needs[IMAGE_EMBEDS] = embeds
+        needs |= _numbered(REFERENCE, [self._add(each) for each in references.encodes])
+        for number, region in enumerate(self._request.regions):
+            if region.mask is not None:
+                needs[numbered(REGION_MASK, number)] = input_image_id(region.mask, is_mask=True)
+        for name, control in control_inputs(run, work.controls):
+            needs[name] = self._add(control) if isinstance(control, StageTask) else control
+        if work.image_prompts:
+            for name, states in image_prompt_inputs(self._request, self._catalog.image_prompts):
+                needs[name] = self._add(states) if isinstance(states, StageTask) else states
+            if tokens := appended_tokens(work.image_prompts):
+                task, length = texts[POSITIVE]
+                texts[POSITIVE] = (task, length + tokens)
+        missing = set(condition_inputs(work.conditions)) - needs.keys()
+        assert not missing, f"{work} reads {sorted(missing)}, which nothing provides"
+        lengths = image_context_lengths(self._facts, guided) or [length for _, length in texts.values()]
+        lengths = music_lengths(lengths) if self._facts.reads_lyrics else lengths
+        return self._tasks.add(work, {**needs, **resumed}, lengths), work
+
+    def _start_inputs(self, run: SamplingRun, work: SampleParams) -> dict[str, TaskId]:
+        """Add what sampling starts from; return the tasks and inputs by name."""
+        request, found = self._request, dict[str, TaskId]()
+        read = self._read
+        if read is not None and read.mask is not None:
+            found[MASK] = read.mask
+        if work.image is not None:
+            found[IMAGE] = self._first_image(run, work)
+        elif read is not None and read.start is not None:
+            found[START] = read.start
+        elif work.has(StartCondition):
+            found[START] = self._first_pass(run) if run.is_second else self._add(start_image_task(run))
+        if request.mask is not None:
+            found[MASK] = input_image_id(request.mask, is_mask=True)
+            if self._facts.inpaints:
+                found[MASKED_IMAGE] = self._add(start_image_task(run, is_masked=True))
+        return found
+
+    def _first_image(self, run: SamplingRun, work: SampleParams) -> TaskId:
+        """Add the image that the model of `work` reads."""
+        if self._facts.image_concat is not None and self._facts.image_concat.is_pixels:
+            return input_image_id(self._request.image)
+        begins = None if self._facts.video is None else self._facts.video.begins
+        return self._add(first_frame_task(run, begins, work.shape.frames, work.image_numbers.image_noise))
+
+    def _first_pass(self, run: SamplingRun) -> TaskId:
+        """Add the first pass, from which `run` starts: its latent, or the latent of its image."""
+        need, work = self._sample(self._passes[0])
+        assert self._request.hires is not None, "a second pass is that of hires"
+        if self._request.hires.via == "latent":
+            return need
+        pixels = self._add_decode(_decode_params(self._model, work), {LATENT: need})
+        size = run.size(run.scale)
+        if self._request.hires.upscaler is not None:
+            upscaler = self._catalog.upscalers.find(self._request.hires.upscaler)
+            enlarged = enlarged_to(upscaler, (work.shape.width, work.shape.height), size)
+            pixels = self._tasks.add(enlarged, {IMAGE: pixels})
+        return self._tasks.add(EncodeImageParams(self._model, *size), {IMAGE: pixels})
+
+    def _image_embeds(self, is_model_input: bool = True, is_negative: bool = False) -> list[TaskId]:
+        """Add the embeddings of the images that the vision encoder reads, if the model (`is_model_input`), or else its
+        text encoder, reads them; of no image for a negative prompt."""
+        vision_use, video = self._facts.vision_use, self._facts.video
+        if vision_use is None or vision_use.is_model_input is not is_model_input:
+            return []
+        images = () if is_negative else vision_images(self._request)
+        work = VisionEncodeParams(self._model, 1 if video is None else video.images_encoded)
+        return [self._tasks.add(work, _numbered(IMAGE, images))]
+
+    def _decode(self) -> TaskId:
+        stage, catalog = self._stage, self._catalog
+        if stage.latent is not None:
+            check_decodes(self._model.name, self._facts)
+            shape = output_shape_of(stage.latent.cells, self._model.name, self._defaults)
+            return self._decoded(DecodeParams(self._model, shape), {LATENT: stage.latent.task_id})
+        model = catalog.find_model(stage.vae_model) if stage.vae_model else self._model
+        need, sample = self._sample(self._passes[-1])
+        if self._facts.is_prior_stage:
+            need, sample = self._second_stage(need, sample)
+            model = sample.model
+        pastes = self._request.mask is not None and self._request.paste
+        needs = {LATENT: need}
+        if pastes:
+            needs |= {
+                IMAGE: input_image_id(self._request.image),
+                MASK: input_image_id(self._request.mask, is_mask=True),
+            }
+        return self._decoded(_decode_params(model, sample, pastes), needs)
+
+    def _decoded(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
+        """Add the decoding of the output, and its upscaling."""
+        task = self._add_decode(work, needs)
+        upscale = self._request.upscale
+        if upscale is None:
+            return task
+        upscaler = self._catalog.upscalers.find(upscale.model)
+        return self._tasks.add(upscale_params(upscale, upscaler, work.shape), {IMAGE: task})
+
+    def _add_decode(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
+        """Add a decode with the tiles of the request."""
+        model = self._catalog.model_defaults(work.model)
+        return add_decode(self._tasks, with_tiles(work, self._request, self._facts), needs, model)
+
+    def _second_stage(self, prior: TaskId, work: SampleParams) -> tuple[TaskId, SampleParams]:
+        """Add the sampling of the decoder of a two-stage model, on the result of `prior`, which did `work`."""
+        decoder = self._request.decoder
+        name = "" if self._stage.vae_model == self._request.model else self._stage.vae_model
+        model = self._catalog.find_decoder(self._model, name if decoder is None else decoder.model or name)
+        second = decoder_params(model, work, decoder, self._catalog.model_defaults(model).sampling)
+        texts = self._texts(second)
+        needs = {**{name: task for name, (task, _) in texts.items()}, PRIOR: prior}
+        return self._tasks.add(second, needs, [length for _, length in texts.values()]), second
+
+    def _loras(
+        self, request: GenerateRequest, model: ModelRef, roles: Sequence[Role], text: str = ""
+    ) -> tuple[LoraRef, ...]:
+        """Return the LoRAs of `request` that change one of these components of `model`; for text encoders those that
+        act for the text of this name."""
+        check_expert_loras(request.loras, model.name, self._catalog.model_defaults(model).sampling)
+        found = self._files_of_loras(request)
+        if request is self._request:
+            self.loras = found
+        for lora in found:
+            problem = self._catalog.lora_warning(model, lora)
+            if problem is not None:
+                self.warnings[f"LoRA {lora.name!r} on model {model.name!r}: {problem}"] = None
+        if roles[0].is_text_encoder:
+            acting = [each for each in found if acts_for(each.only, text)]
+            for lora in unread_text_strengths(acting):
+                problem = f"its strength {lora.text_strength:g} on the text encoders is not used: this use begins at"
+                reason = (
+                    f"{lora.start:g} of the schedule, after another one, and texts are encoded before the first step"
+                )
+                self.warnings[f"LoRA {lora.name!r}: {problem} {reason}"] = None
+            applied = loras_of_text(acting)
+        else:
+            applied = [each.for_diffusion_model() for each in found]
+        return tuple(lora for lora in applied if any(self._catalog.touches(model, role, lora) for role in roles))
+
+    def _files_of_loras(self, request: GenerateRequest) -> tuple[LoraRef, ...]:
+        """Return the LoRAs of `request` that have an effect, with all their strengths."""
+        chosen = (lora for lora in request.loras if lora.has_effect)
+        return tuple(each.applied(self._catalog.find_lora(each.name, each.strength)) for each in chosen)
+
+
+def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> SampleParams:
+    """Return the work of a sampling run with what it reads from other nodes. Raises UnusableField."""
+    schedule = work.schedule
+    if schedule.sampler in OWN_STEPS and read.part is not None:
+        expected = f"0, with noise added and none kept: sampler {schedule.sampler} places its own steps"
+        raise unusable_field("last_step", read.part.last_step, expected)
+    if read.first_step > schedule.steps:
+        raise unusable_field("first_step", read.first_step, f"up to the number of steps, {schedule.steps}")
+    if read.mask is not None:
+        if read.start is None:
+            raise UnusableField(f"mask: model {model.name!r} has no start latent that it could keep a part of")
+        work = replace(work, conditions=(*work.conditions, MaskCondition()))
+    part = read.part
+    if part is not None and 0 < part.last_step <= read.first_step:
+        raise unusable_field("last_step", part.last_step, f"more than the first step, {read.first_step}")
+    if part is not None and part.last_step >= schedule.steps:
+        part = replace(part, last_step=0, keeps_noise=False)
+    return replace(work, part=None if part == StepPart() else part)
+
+
+def _decode_params(model: ModelRef, sample: SampleParams, pastes: bool = False) -> DecodeParams:
+    return DecodeParams(model, replace(sample.shape, leading=sample.leading_kept), pastes)
+
+
+def _numbered(name: str, tasks: Sequence[TaskId]) -> dict[str, TaskId]:
+    """Return several inputs of a kind by name."""
+    return {numbered(name, number): task for number, task in enumerate(tasks)}

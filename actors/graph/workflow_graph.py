@@ -1,0 +1,389 @@
+"""Builds the tasks of a workflow: each node becomes the tasks that a request with the same work has, so that equal
+parts of workflows and requests are computed once. Pure functions of a request and a catalog.
+
+A node is computed from the values of the nodes that it reads: the task of each, its kind and its size, which are known
+before anything runs. Errors name the node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
+
+from modelpool.actors.graph.all_features import check_request, with_defaults
+from modelpool.actors.graph.common.graph_catalog import GraphCatalog
+from modelpool.actors.graph.common.input_ids import input_image_id
+from modelpool.actors.graph.common.output_shape import quality_of
+from modelpool.actors.graph.common.stage_request import StageRequest
+from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
+from modelpool.actors.graph.features.decoder_graph import check_decodes
+from modelpool.actors.graph.features.prompt_syntax import prompt_warnings
+from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.graph.features.reference_graph import edit_model_warnings
+from modelpool.actors.graph.features.schedule_guidance import sampler_warnings
+from modelpool.actors.graph.features.upscale_graph import upscale_params
+from modelpool.actors.graph.pass_workflow import workflow_of_passes
+from modelpool.actors.graph.request_tasks import ReadFromNodes, RequestTasks
+from modelpool.actors.graph.workflow_recipe import workflow_recipe
+from modelpool.actors.request.bounds import over_bound, reworded
+from modelpool.actors.request.field_table import SIZE_STEP
+from modelpool.actors.request.image_fields import TaskImage, skipped_steps
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, IMAGE_FORMATS, VIDEO_FORMATS
+from modelpool.actors.request.workflow_fields import (
+    DecodeNode,
+    EncodeNode,
+    ImageNode,
+    OperationNode,
+    SampleNode,
+    TextNode,
+    UpscaleNode,
+    Workflow,
+)
+from modelpool.pool.inference.operations.operate import operation_named
+from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Size
+from modelpool.pool.values.core import task_inputs
+from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.sampling_facts import ModelDefaults
+from modelpool.pool.values.core.stage_params import (
+    DecodeParams,
+    EncodeImageParams,
+    ModelRef,
+    OperationParams,
+    OutputShape,
+    SettingValue,
+    StepPart,
+)
+from modelpool.pool.values.specs.spec import JobId, Stage, TaskId
+
+#: bytes of the results of all nodes of a workflow together
+MAX_INTERMEDIATE_BYTES = 8 << 30
+#: bytes of a cell of a latent: 16 channels of float32; some families have more, and larger cells
+_CELL_BYTES = 64
+_NO_SIZE = Size(0, 0)
+#: the image and the mask that an inpainting model reads; other models do not read them
+_INPAINTED = ("inpaint_image", "inpaint_mask")
+_SAMPLE_INPUTS = "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeValue:
+    """The result of a node.
+
+    kind    of `pool.inference.operations.operation`
+    task    that computes it, or an image of the user
+    size    in pixels, or in cells of a latent
+    tokens  of an encoded text
+    shape   of what a latent is decoded to
+    model   that a latent is of
+    """
+
+    kind: str
+    task: TaskId
+    size: Size = _NO_SIZE
+    tokens: int = 0
+    shape: OutputShape | None = None
+    model: ModelRef | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """About the bytes of the result."""
+        bytes_of_one = {IMAGE: 3, MASK: 1, LATENT: _CELL_BYTES}.get(self.kind, 0)
+        return self.size.width * self.size.height * self.size.count * bytes_of_one
+
+
+def build_workflow(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) -> tuple[Recipe, JobGraph]:
+    """Build the recipe (without versions) and the task graph of a request with a workflow or with passes. Its seed must
+    be set, and its images must be in the pool. Raises UserError that names the node."""
+    workflow = workflow_of_passes(request) if request.workflow is None else request.workflow
+    builder = _WorkflowTasks(catalog, request, workflow)
+    value = builder.build()
+    graph = builder.tasks.job(job_id, value.task, frozenset(), tuple(builder.warnings))
+    kind, formats = _output_formats(value)
+    if request.format is not None and request.format not in formats:
+        raise unusable_field("format", request.format, f"{' or '.join(formats)}: the workflow makes {kind}")
+    file_format = request.format or formats[0]
+    quality = quality_of(request.quality, file_format) or 0
+    shape = value.shape or OutputShape(value.size.width, value.size.height, value.size.frames)
+    return workflow_recipe(request, workflow, builder.resolved, graph, shape, (file_format, quality)), graph
+
+
+def _output_formats(value: NodeValue) -> tuple[str, tuple[str, ...]]:
+    """Return what a workflow makes, for messages, and its file formats. Raises UnusableField for what is no output."""
+    if value.kind == AUDIO:
+        return "audio", AUDIO_FORMATS
+    if value.kind != IMAGE:
+        raise unusable_field("workflow.output", f"a node that makes a value of kind {value.kind}", "an image or audio")
+    return ("a video", VIDEO_FORMATS) if value.size.frames else ("an image", IMAGE_FORMATS)
+
+
+class _WorkflowTasks:
+    """The tasks of the nodes of one workflow."""
+
+    def __init__(self, catalog: GraphCatalog, request: GenerateRequest, workflow: Workflow) -> None:
+        self._catalog = catalog
+        self._request = request
+        self._workflow = workflow
+        self._values: dict[str, NodeValue] = {}
+        self.tasks = TaskCollector(catalog, keeps=True)
+        self.warnings: dict[str, None] = {}
+        #: the requests of sampling nodes with the defaults of their models, by node
+        self.resolved: dict[str, GenerateRequest] = {}
+
+    def build(self) -> NodeValue:
+        """Add the tasks of all nodes that the output depends on; return the value of the output. Raises UserError."""
+        total_bytes = 0
+        for node_id, node in self._workflow.in_order:
+            try:
+                value = self._value(node_id, node)
+            except UserError as problem:
+                raise _at_node(node_id, problem) from problem
+            self._values[node_id] = value
+            total_bytes += value.size_bytes
+            if total_bytes > MAX_INTERMEDIATE_BYTES:
+                found = f"more than {MAX_INTERMEDIATE_BYTES} bytes in the results of its nodes up to node {node_id}"
+                raise over_bound("workflow", found, f"up to {MAX_INTERMEDIATE_BYTES}")
+        value = self._values[self._workflow.output]
+        if value.task not in self.tasks:
+            raise unusable_field("workflow.output", self._workflow.output, "a node that computes something")
+        return value
+
+    def _value(self, node_id: str, node: Any) -> NodeValue:
+        match node:
+            case TextNode():
+                return self._text(node)
+            case ImageNode():
+                return _given(node)
+            case EncodeNode():
+                return self._encode(node)
+            case SampleNode():
+                return self._sample(node_id, node)
+            case DecodeNode():
+                return self._decode(node)
+            case UpscaleNode():
+                return self._upscale(node)
+            case OperationNode():
+                return self._operate(node)
+        raise AssertionError(f"a node of an unknown kind: {node}")
+
+    def _read(self, node: Any, name: str, kind: str) -> NodeValue:
+        """Return the value that a node reads under a name. Raises UnusableField for none, and for another kind."""
+        value = self._optional(node, name, kind)
+        if value is None:
+            raise UnusableField(f"{name}: missing; expected a node that makes a value of kind {kind}")
+        return value
+
+    def _optional(self, node: Any, name: str, kind: str) -> NodeValue | None:
+        """Return the value that a node reads under a name; None for none. Raises UnusableField for another kind."""
+        if name not in node.inputs:
+            return None
+        value = self._values[node.inputs[name]]
+        if value.kind != kind:
+            raise unusable_field(name, f"node {node.inputs[name]}, of kind {value.kind}", f"a value of kind {kind}")
+        return value
+
+    def _model(self, name: str) -> tuple[ModelRef, ModelDefaults]:
+        model = self._catalog.find_model(name)
+        return model, self._catalog.model_defaults(model)
+
+    def _text(self, node: TextNode) -> NodeValue:
+        check_inputs(node, ())
+        name = "negative" if node.is_negative else "prompt"
+        fields: dict[str, Any] = {"model": node.model, "prompt": "", "loras": node.loras, "clip_skip": node.clip_skip}
+        request = GenerateRequest(**{**fields, name: node.prompt})
+        tasks = RequestTasks(self._catalog, StageRequest(Stage.ENCODE, request), self.tasks)
+        task, tokens = tasks.encoded(node.is_negative)
+        self.warnings |= tasks.warnings
+        return NodeValue(ENCODED, task, tokens=tokens)
+
+    def _encode(self, node: EncodeNode) -> NodeValue:
+        check_inputs(node, ("image", "mask"))
+        image, mask = self._read(node, "image", IMAGE), self._optional(node, "mask", MASK)
+        if image.size.frames:
+            raise unusable_field("image", f"{image.size.frames} frames", "one image")
+        model, defaults = self._model(node.model)
+        width, height = whole_cells(image.size, defaults)
+        needs = {task_inputs.IMAGE: image.task, **({} if mask is None else {task_inputs.MASK: mask.task})}
+        task = self.tasks.add(EncodeImageParams(model, width, height, hides=mask is not None), needs)
+        return _latent(task, OutputShape(width, height), model, defaults)
+
+    def _sample(self, node_id: str, node: SampleNode) -> NodeValue:
+        model, defaults = self._model(node.request.model)
+        facts = defaults.sampling
+        if facts.is_prior_stage or facts.is_decoder_stage:
+            raise unusable_field("model", node.request.model, "a model with one stage, in a workflow")
+        texts = {
+            name: (value.task, value.tokens)
+            for name in (task_inputs.POSITIVE, task_inputs.NEGATIVE)
+            if (value := self._optional(node, name, ENCODED)) is not None
+        }
+        start, mask = self._optional(node, "latent", LATENT), self._optional(node, "mask", MASK)
+        request = self._with_nodes(node, start)
+        if facts.inpaints and {*_INPAINTED} <= node.inputs.keys():
+            shown = {
+                name: self._task_image(node, place) for name, place in zip(("image", "mask"), _INPAINTED, strict=True)
+            }
+            request, mask = request.model_copy(update=shown), None
+        check_request(request, facts)
+        request = with_defaults(request, model, defaults)
+        self.resolved[node_id] = request
+        first_step, part = node.first_step, StepPart(node.last_step, node.adds_noise, node.keeps_noise)
+        if node.strength is not None:
+            first_step = skipped_steps("strength", node.strength, request.steps, facts.rounds_steps_up)
+        read = ReadFromNodes(
+            texts, None if start is None else start.task, None if mask is None else mask.task, first_step, part
+        )
+        tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
+        task, work = tasks.sampled()
+        self.warnings |= tasks.warnings
+        self.warnings |= dict.fromkeys(edit_model_warnings(request, facts, model))
+        self.warnings |= dict.fromkeys(sampler_warnings(request, facts))
+        if facts.reads_text:
+            self.warnings |= dict.fromkeys(prompt_warnings(request))
+        return _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
+
+    def _with_nodes(self, node: SampleNode, start: NodeValue | None) -> GenerateRequest:
+        """Return the request of a node with its seed, the size of its start latent, and the images of other nodes."""
+        request = node.request
+        changed: dict[str, Any] = {} if request.seed is not None else {"seed": self._request.seed}
+        if start is not None:
+            assert start.shape is not None, "a latent has a shape"
+            for name, side in (("width", start.shape.width), ("height", start.shape.height)):
+                if (own := getattr(request, name)) not in (None, side):
+                    raise unusable_field(name, own, f"{side}, that of the start latent, or none")
+                changed[name] = side or None
+            if start.shape.frames:
+                changed |= {"frames": start.shape.frames, "frame_rate": start.shape.frame_rate}
+        others = ("positive", "negative", "latent", "mask", *_INPAINTED)
+        images = {name: self._task_image(node, name) for name in node.inputs if name not in others}
+        parts: dict[str, Any] = {}
+        for name, image in images.items():
+            field, _, place = name.partition(".")
+            if name in ("image", "last_image"):
+                parts[name] = image
+            elif field == "reference" and place.isdecimal():
+                parts[field] = (*parts.get(field, ()), image)
+            elif field in ("controls", "image_prompts"):
+                number, _, what = place.partition(".")
+                known = list(parts.get(field, getattr(request, field)))
+                if not number.isdecimal() or int(number) >= len(known) or what not in ("", "mask"):
+                    raise unusable_field("inputs", name, f"a number of one of its {field}")
+                known[int(number)] = known[int(number)].model_copy(update={what or "image": image})
+                parts[field] = tuple(known)
+            else:
+                raise unusable_field("inputs", name, _SAMPLE_INPUTS)
+        if len(parts.get("reference", ())) == 1:
+            parts["reference"] = parts["reference"][0]
+        if "image" in parts:
+            image = parts["image"]
+            for name, side in (("width", image.width), ("height", image.height)):
+                if getattr(request, name) is None and name not in changed:
+                    changed[name] = max(SIZE_STEP, side // SIZE_STEP * SIZE_STEP)
+        return request.model_copy(update={**changed, **parts})
+
+    def _task_image(self, node: SampleNode, name: str) -> TaskImage:
+        value = self._read(node, name, MASK if name.endswith("mask") else IMAGE)
+        if value.size.frames:
+            raise unusable_field(name, f"{value.size.frames} frames", "one image")
+        return TaskImage(value.task, value.size.width, value.size.height)
+
+    def _decode(self, node: DecodeNode) -> NodeValue:
+        check_inputs(node, ("latent",))
+        latent = self._read(node, "latent", LATENT)
+        model, defaults = self._model(node.model)
+        check_decodes(model.name, defaults.sampling)
+        shape = latent.shape
+        assert shape is not None, "a latent has a shape"
+        task = self.tasks.add(DecodeParams(model, shape), {task_inputs.LATENT: latent.task})
+        size = Size(shape.width, shape.height, shape.frames)
+        return NodeValue(AUDIO if shape.seconds and not shape.frames else IMAGE, task, size, shape=shape)
+
+    def _upscale(self, node: UpscaleNode) -> NodeValue:
+        check_inputs(node, ("image",))
+        image = self._read(node, "image", IMAGE)
+        upscaler = self._catalog.upscalers.find(node.upscale.model)
+        shape = OutputShape(image.size.width, image.size.height, image.size.frames)
+        work = upscale_params(node.upscale, upscaler, shape)
+        task = self.tasks.add(work, {task_inputs.IMAGE: image.task})
+        size = Size(work.out_width, work.out_height, image.size.frames)
+        return NodeValue(IMAGE, task, size, shape=_resized(image.shape, size))
+
+    def _operate(self, node: OperationNode) -> NodeValue:
+        operation = operation_named(node.name)
+        check_inputs(node, tuple(operation.inputs))
+        read = {
+            name: value
+            for name, kind in operation.inputs.items()
+            if (value := self._optional(node, name, kind)) is not None
+        }
+        if missing := sorted(set(operation.inputs) - set(read) - operation.optional):
+            raise UnusableField(f"{operation.name}: missing inputs {', '.join(missing)}")
+        like = next((value for value in read.values() if value.kind == operation.result), None)
+        latent = next((value for value in read.values() if value.model is not None), None)
+        settings = dict(node.settings)
+        if latent is not None and latent.model is not None:
+            known = {one.name for one in dataclasses.fields(operation.params)}
+            own = {"downscale": self._model(latent.model.name)[1].downscale}
+            settings |= {name: value for name, value in own.items() if name in known and name not in settings}
+        params = operation.params_of(settings)
+        size = operation.size_of(params, {name: value.size for name, value in read.items()})
+        work = OperationParams(operation.name, settings_of(params))
+        task = self.tasks.add(work, {name: value.task for name, value in read.items()})
+        tokens = sum(value.tokens for value in read.values()) if "concat" in operation.name else 0
+        tokens = tokens or (0 if like is None else like.tokens)
+        if operation.result != LATENT or like is None or like.model is None or like.shape is None:
+            shape = None if like is None or operation.result == LATENT else _resized(like.shape, size)
+            return NodeValue(operation.result, task, size, tokens, shape)
+        _, defaults = self._model(like.model.name)
+        sides = size.width * defaults.downscale, size.height * defaults.downscale
+        shape = replace(like.shape, width=sides[0], height=sides[1])
+        return NodeValue(LATENT, task, size, shape=shape, model=like.model)
+
+
+def settings_of(params: Any) -> tuple[tuple[str, SettingValue], ...]:
+    """Return all parameters of an operation by name, sorted: numbers that are equal are written equally."""
+    found = ((one.name, one.type, getattr(params, one.name)) for one in dataclasses.fields(params))
+    return tuple(sorted((name, float(value) if kind == "float" else value) for name, kind, value in found))
+
+
+def _at_node(node_id: str, problem: UserError) -> UserError:
+    """Return an error of a node, which names it."""
+    message = f"node {node_id}: {problem}"
+    return UnknownName(message) if isinstance(problem, UnknownName) else reworded(problem, message)
+
+
+def whole_cells(size: Size, defaults: ModelDefaults) -> tuple[int, int]:
+    """Return the width and height of the largest image within `size` that a model encodes. Raises UnusableField if
+    there is none."""
+    step = defaults.sampling.side_multiple or max(SIZE_STEP, defaults.downscale)
+    width, height = size.width // step * step, size.height // step * step
+    if not width or not height:
+        raise unusable_field("image", f"{size.width}x{size.height}", f"sides of at least {step}")
+    return width, height
+
+
+def check_inputs(node: Any, known: tuple[str, ...]) -> None:
+    """Raise UnusableField for an input that a node does not read."""
+    if unknown := sorted(set(node.inputs) - set(known)):
+        raise unusable_field("inputs", ", ".join(unknown), ", ".join(known) or "none")
+
+
+def _given(node: ImageNode) -> NodeValue:
+    """Return an image, or a mask, of the user."""
+    check_inputs(node, ())
+    is_mask, source = node.kind == "mask", node.source
+    task = input_image_id(source, is_mask)
+    return NodeValue(MASK if is_mask else IMAGE, task, Size(source.width, source.height))
+
+
+def _latent(task: TaskId, shape: OutputShape, model: ModelRef, defaults: ModelDefaults) -> NodeValue:
+    size = Size(shape.width // defaults.downscale, shape.height // defaults.downscale, shape.frames)
+    return NodeValue(LATENT, task, size, shape=shape, model=model)
+
+
+def _resized(shape: OutputShape | None, size: Size) -> OutputShape | None:
+    """Return the shape of images of another size; None if nothing else is known of them."""
+    if shape is None or not size.width:
+        return None
+    return replace(shape, width=size.width, height=size.height, frames=size.frames)

@@ -1,0 +1,119 @@
+"""Evaluates the nodes of a workflow that have no tensors: values, texts, numbers, reroutes and switches. Pure.
+
+Links to them are replaced with what they give: a value, or a link to another node. What cannot be computed, because a
+setting is wrong or comes from a node with tensors, stays as it is: the check of the workflow then names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_node_types import (
+    ANY,
+    EDITOR_INPUTS,
+    WIDGET_TYPES,
+    NodeInput,
+    NodeType,
+    NodeUnsupported,
+    converted,
+)
+from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected, link_of
+
+#: characters of the texts that the nodes of a workflow compute, all together
+MAX_COMPUTED_CHARACTERS = 1 << 22
+
+
+def evaluated(nodes: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """Return the nodes of `order` with the values of nodes without tensors. Each is behind its sources in `order`, so
+    that every node is evaluated once, whatever the graph. Raises WorkflowRejected for too much text."""
+    found: dict[str, Mapping[str, Any]] = {}
+    outputs: dict[str, tuple[Any, ...]] = {}
+    characters = 0
+    for node_id in order:
+        node = nodes[node_id]
+        kind = NODE_TYPES[node["class_type"]]
+        inputs = _with_values(nodes, node, kind, outputs)
+        found[node_id] = {"class_type": node["class_type"], "inputs": inputs}
+        given = _outputs_of(found[node_id], kind) if _is_linked(nodes, found[node_id]) else None
+        if given is None:
+            continue
+        outputs[node_id] = given
+        characters += sum(len(value) for value in given if isinstance(value, str))
+        if characters > MAX_COMPUTED_CHARACTERS:
+            message = f"prompt: found more than {MAX_COMPUTED_CHARACTERS} characters in the texts that nodes compute"
+            raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
+    return found
+
+
+def _with_values(
+    nodes: Mapping[str, Mapping[str, Any]],
+    node: Mapping[str, Any],
+    kind: NodeType,
+    outputs: Mapping[str, tuple[Any, ...]],
+) -> dict[str, Any]:
+    """Return the inputs of a node, in which links to values of the right type are these values."""
+    inputs = dict(node["inputs"])
+    types = {given.name: given.type for given in kind.inputs}
+    for name in inputs:
+        link = link_of(node, name)
+        if link is None or link[0] not in outputs or not 0 <= link[1] < len(outputs[link[0]]):
+            continue
+        made = NODE_TYPES[nodes[link[0]]["class_type"]].outputs[link[1]]
+        if ANY in (made, types.get(name, ANY)) or made == types[name]:
+            inputs[name] = outputs[link[0]][link[1]]
+    return inputs
+
+
+def _is_linked(nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> bool:
+    """Whether all links of a node begin at an output."""
+    links = [link for name in node["inputs"] if (link := link_of(node, name)) is not None]
+    return all(
+        source in nodes and 0 <= slot < len(NODE_TYPES[nodes[source]["class_type"]].outputs) for source, slot in links
+    )
+
+
+def _outputs_of(node: Mapping[str, Any], kind: NodeType) -> tuple[Any, ...] | None:
+    """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated."""
+    inputs = node["inputs"]
+    if kind.name in PASSING_NODES:
+        settings = _settings(node, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
+        there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)
+        chosen = None if settings is None else PASSING_NODES[kind.name](settings, there)
+        return None if chosen is None or chosen not in inputs else (inputs[chosen],)
+    if kind.name not in COMPUTED_NODES:
+        return None
+    settings = _settings(node, kind.inputs)
+    try:
+        return None if settings is None else kind.build(settings)
+    except (NodeUnsupported, ArithmeticError):
+        return None
+
+
+def _settings(node: Mapping[str, Any], wanted: Sequence[NodeInput]) -> dict[str, Any] | None:
+    """Return the written values of a node in their types, and the defaults of others; None if one is linked, missing
+    or wrong."""
+    found: dict[str, Any] = {}
+    # next to an unknown name, a setting that is missing is more likely misspelt than left out
+    names = {given.name for given in NODE_TYPES[node["class_type"]].inputs}
+    has_unknown = bool(set(node["inputs"]) - names - EDITOR_INPUTS)
+    for given in wanted:
+        if given.name not in node["inputs"]:
+            if not given.may_be_missing or (given.is_required and has_unknown):
+                return None
+            found[given.name] = given.default
+            continue
+        if link_of(node, given.name) is not None:
+            return None
+        try:
+            value = converted(given, node["inputs"][given.name])
+        except ValueError:
+            return None
+        if given.type in ("INT", "FLOAT") and not given.least <= value <= given.most:
+            return None
+        if given.type == "COMBO" and value not in given.choices:
+            return None
+        found[given.name] = value
+    return found

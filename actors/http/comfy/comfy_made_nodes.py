@@ -1,0 +1,346 @@
+"""`MadeNodes`: the nodes of a workflow of the pool that the nodes of a ComfyUI workflow become, one after the other.
+
+A node of ComfyUI has its id here too; where it becomes several nodes, the others have its id, a slash, and a word.
+Images of the user are read when the workflow is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, check_parts, file_stem
+from modelpool.actors.http.comfy.comfy_request_fields import (
+    clip_skip,
+    has_distilled_guidance,
+    lora_fields,
+    prompt_text,
+    region_fields,
+    shift_of,
+)
+from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value
+from modelpool.actors.http.comfy.comfy_values import (
+    AnyImage,
+    AnyLatent,
+    AnyMask,
+    BlankLatent,
+    ClipValue,
+    ImageFile,
+    MaskFile,
+    ModelValue,
+    NodeImage,
+    NodeLatent,
+    NodeMask,
+    NoiseLevels,
+    TextValue,
+)
+from modelpool.actors.request.bounds import MAX_LORAS
+from modelpool.actors.request.workflow_fields import MAX_NODES
+from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
+
+#: operations that put images together, and the one that takes some of them
+_BATCHES, _OF_BATCH = ("image_batch", "image_repeat"), "image_from_batch"
+#: of ComfyUI's node that grows masks, and of the masks of this module
+_GROWN = {"tapered": True}
+
+
+class MadeNodes:
+    """The nodes of one workflow. `families` are the titles of the families of models, by their names."""
+
+    def __init__(self, families: Mapping[str, str]) -> None:
+        self._families = families
+        #: fields of nodes, with `ImageFile` and `MaskFile` for images of the user
+        self.fields: dict[str, dict[str, Any]] = {}
+        #: images of a batch, by the node that samples them
+        self.counts: dict[str, int] = {}
+        self._known: dict[Any, str] = {}
+
+    def add(self, node_id: str, kind: str, inputs: Mapping[str, str], **fields: Any) -> str:
+        """Add a node, and return its id: a free one, beginning with this. Raises NodeUnsupported for too many."""
+        check_parts("workflow", "nodes", len(self.fields) + 1, MAX_NODES)
+        while node_id in self.fields:
+            node_id += "'"
+        self.fields[node_id] = {"kind": kind, "inputs": dict(inputs), **fields}
+        return node_id
+
+    def image(self, value: AnyImage) -> str:
+        """Return the node of an image, which is added for one of the user."""
+        if isinstance(value, NodeImage):
+            return value.node
+        if value not in self._known:
+            self._known[value] = self.add(f"image-{len(self._known)}", "image", {}, image=value)
+        return self._known[value]
+
+    def mask(self, value: AnyMask) -> str:
+        """Return the node of a mask, which is added for one of the user."""
+        if isinstance(value, NodeMask):
+            return value.node
+        if value not in self._known:
+            self._known[value] = self.add(f"mask-{len(self._known)}", "mask", {}, mask=value)
+        return self._known[value]
+
+    def operate(
+        self,
+        node_id: str,
+        operation: str,
+        result: type[NodeImage | NodeMask | NodeLatent],
+        values: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> NodeImage | NodeMask | NodeLatent:
+        """Return what an operation makes of values, by the names of its inputs. Raises NodeUnsupported."""
+        inputs: dict[str, str] = {}
+        counts, samplers, models = {1}, [""], [""]
+        for name, value in values.items():
+            if isinstance(value, BlankLatent):
+                raise NodeUnsupported(f"{name}: expected latents of an image or of a sampler, found empty ones")
+            if isinstance(value, NodeLatent):
+                inputs[name] = value.node
+                models.append(value.model)
+            elif isinstance(value, ImageFile | NodeImage):
+                inputs[name] = self.image(value)
+            else:
+                inputs[name] = self.mask(value)
+            counts.add(getattr(value, "count", 1))
+            samplers.append(getattr(value, "sampler", ""))
+        made = self.add(node_id, "operation", inputs, name=operation, settings=dict(settings))
+        count, sampler = max(counts), next((each for each in samplers if each), "")
+        if len(counts - {1}) > 1:
+            raise NodeUnsupported(f"found batches of {', '.join(map(str, sorted(counts)))} images, expected equal ones")
+        if result is NodeMask:
+            return NodeMask(made)
+        if result is NodeImage:
+            return NodeImage(made, count, sampler)
+        model = next((each for each in models if each), "")
+        masks = [value.mask for value in values.values() if isinstance(value, NodeLatent)]
+        return NodeLatent(made, model, next(iter(masks), None), count=count, sampler=sampler)
+
+    def is_batch(self, node: str) -> bool:
+        """Whether a node makes several images that were put together, as the frames of one result."""
+        waiting = [node]
+        for each in waiting:
+            fields = self.fields[each]
+            name = fields.get("name", "")
+            if name in _BATCHES or (name == _OF_BATCH and fields["settings"]["length"] > 1):
+                return True
+            if fields["kind"] in ("operation", "upscale") and name != _OF_BATCH:
+                waiting += (source for source in fields["inputs"].values() if source not in waiting)
+        return False
+
+    def grown(self, node_id: str, mask: AnyMask, pixels: int) -> AnyMask:
+        """Return a mask that is grown by so many pixels."""
+        if not pixels:
+            return mask
+        made = self.operate(node_id, "mask_grow", NodeMask, {"mask": mask}, {"pixels": pixels, **_GROWN})
+        assert isinstance(made, NodeMask), "the result of an operation on masks"
+        return made
+
+    def encode(self, node_id: str, image: AnyImage, model: str, hidden: AnyMask | None = None) -> NodeLatent:
+        """Return the latents of an image; the part under `hidden` is grey before, and is regenerated."""
+        inputs = {"image": self.image(image)} | ({} if hidden is None else {"mask": self.mask(hidden)})
+        made = self.add(node_id, "encode", inputs, model=model)
+        count, sampler = (image.count, image.sampler) if isinstance(image, NodeImage) else (1, "")
+        return NodeLatent(made, model, hidden, image if hidden is None else None, count, sampler)
+
+    def decode(self, node_id: str, latent: AnyLatent, model: str) -> NodeImage:
+        """Return the images of latents, by the VAE of a model, "" for their own. Raises NodeUnsupported."""
+        if isinstance(latent, BlankLatent):
+            raise NodeUnsupported("samples: expected latents of an image or of a sampler, found empty ones")
+        if not (model := model or latent.model):
+            raise NodeUnsupported("vae: no model is known that the VAE is of; expected that of a checkpoint")
+        self.settle(latent.node, model)
+        made = self.add(node_id, "decode", {"latent": latent.node}, model=model)
+        return NodeImage(made, latent.count, latent.sampler)
+
+    def upscale(self, node_id: str, image: AnyImage, upscaler: str) -> NodeImage:
+        """Return images that an upscaler enlarges."""
+        made = self.add(node_id, "upscale", {"image": self.image(image)}, upscale={"model": upscaler})
+        return NodeImage(made, *((image.count, image.sampler) if isinstance(image, NodeImage) else ()))
+
+    def settle(self, node: str, model: str) -> None:
+        """Have the images that latents are encoded from encoded by the VAE of a model, where none is named."""
+        waiting = [node]
+        for each in waiting:
+            fields = self.fields[each]
+            if fields["kind"] == "encode" and not fields["model"]:
+                fields["model"] = model
+            if fields["kind"] in ("encode", "operation"):
+                waiting += (source for source in fields["inputs"].values() if source not in waiting)
+
+    def sample(
+        self, given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: AnyLatent, stops: Mapping[str, Any]
+    ) -> NodeLatent:
+        """Return the latents of a sampling run. `given` has model, positive, negative, cfg, sampler_name and node_id.
+        Raises NodeUnsupported."""
+        model: ModelValue = given["model"]
+        positive, negative, node_id = given["positive"], given["negative"], given["node_id"]
+        _check_texts(positive, negative, given["cfg"])
+        check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
+        fields, inputs = self._run_fields(model, positive, given["cfg"], levels, seed), dict[str, str]()
+        chosen = sampler_value(given["sampler_name"])
+        fields |= {"sampler": chosen.name, "eta": chosen.eta, "s_noise": chosen.s_noise}
+        size = (start.width, start.height) if isinstance(start, BlankLatent) else None
+        if isinstance(start, BlankLatent):
+            fields |= {"width": start.width, "height": start.height}
+            fields |= {"frames": start.frames} if start.frames else {}
+            inputs |= {} if start.image is None else {"image": self.image(start.image)}
+        else:
+            self.settle(start.node, model.name)
+            inputs["latent"] = start.node
+            if start.mask is not None:
+                inputs["mask"] = self.mask(start.mask)
+        is_guided = given["cfg"] != 1 or chosen.name.endswith(UNGUIDED_SAMPLERS)
+        self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
+        self._add_images(fields, inputs, positive, size)
+        first = levels.steps - levels.run_steps
+        made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
+        self.counts[made] = start.count
+        return NodeLatent(made, model.name, count=start.count, sampler=node_id)
+
+    def _run_fields(
+        self, model: ModelValue, positive: TextValue, cfg: float, levels: NoiseLevels, seed: int
+    ) -> dict[str, Any]:
+        """Return the fields of model, noise levels, guidance and seed."""
+        family = self._families.get(model.name, "")
+        fields: dict[str, Any] = {"model": model.name, "seed": seed, "cfg": cfg}
+        if levels.sigmas:
+            fields["sigmas"] = levels.sigmas
+        else:
+            fields |= {"steps": levels.steps, "schedule": levels.schedule}
+        if levels.beta is not None:
+            fields |= dict(zip(("beta_alpha", "beta_beta"), levels.beta, strict=True))
+        if positive.guidance is not None:
+            fields["cfg"] = positive.guidance
+        elif has_distilled_guidance(family):
+            if cfg != 1:
+                raise NodeUnsupported(f"cfg: found {cfg:g}, expected 1: the model reads its guidance scale")
+            del fields["cfg"]  # the scale that the model was made for
+        if model.options:
+            fields["options"] = dict(model.options)
+        if model.sampling is not None and (shift := shift_of(model.sampling, family, (None, None))):
+            fields["shift"] = shift
+        return fields
+
+    def _add_texts(
+        self,
+        node_id: str,
+        fields: dict[str, Any],
+        inputs: dict[str, str],
+        texts: tuple[TextValue, TextValue],
+        model: ModelValue,
+        is_guided: bool,
+    ) -> None:
+        """Add the texts of a run: as fields where they are encoded by its model with its LoRAs, else as nodes."""
+        positive, negative = texts
+        read = texts if is_guided else (positive,)
+        family = self._families.get(model.name, "")
+        plain = all(_is_plain(text, model) for text in read if not text.is_zero or text is positive)
+        same = negative.is_zero or not is_guided or _same_encoders(positive.clip, negative.clip)
+        if plain and same and not (is_guided and negative.is_zero) and not positive.is_zero:
+            fields["prompt"] = prompt_text(positive, family)
+            fields["negative"] = prompt_text(negative, family) if is_guided else ""
+            fields["loras"] = tuple(lora_fields(lora, positive.clip) for lora in model.loras)
+            fields["clip_skip"] = clip_skip(positive, family)
+            return
+        if positive.references or positive.regions or positive.image_prompts:
+            problem = "texts with images or for parts of the image, next to one of another encoder, or set to zero"
+            raise NodeUnsupported(f"positive, negative: found {problem}; expected texts of one encoder")
+        fields["loras"] = tuple({"name": lora.name, "strength": lora.strength} for lora in model.loras)
+        inputs["positive"] = self._text(f"{node_id}/positive", positive, model.name, is_negative=False)
+        if is_guided:
+            inputs["negative"] = self._text(f"{node_id}/negative", negative, model.name, is_negative=True)
+
+    def _text(self, node_id: str, text: TextValue, model: str, is_negative: bool) -> str:
+        """Return the node of an encoded text; it is added once for equal texts."""
+        key = "text", text.text, text.appended, text.clip, text.changed, text.is_zero, model, is_negative
+        if key in self._known:
+            return self._known[key]
+        if text.changed is not None:
+            inputs = {
+                name: self._text(f"{node_id}/{name}", each, model, is_negative) for name, each in text.changed.texts
+            }
+            settings = dict(text.changed.settings)
+            made = self.add(node_id, "operation", inputs, name=text.changed.operation, settings=settings)
+        else:
+            made = self._plain_text(node_id, text, model, is_negative and not text.is_zero)
+        if text.is_zero:
+            made = self.add(f"{node_id}/zero", "operation", {"text": made}, name="encoded_zero", settings={})
+        self._known[key] = made
+        return made
+
+    def _plain_text(self, node_id: str, text: TextValue, model: str, is_negative: bool) -> str:
+        name = text.clip.name or model
+        family = self._families.get(name, "")
+        key = "plain", text.text, text.appended, text.clip, name, is_negative
+        if key not in self._known:
+            loras = [{"name": lora.name, "strength": lora.text_strength} for lora in text.clip.loras]
+            fields = {"prompt": prompt_text(text, family), "clip_skip": clip_skip(text, family)}
+            kept = [lora for lora in loras if lora["strength"]]
+            self._known[key] = self.add(node_id, "text", {}, model=name, **fields, loras=kept, is_negative=is_negative)
+        return self._known[key]
+
+    def _add_images(
+        self, fields: dict[str, Any], inputs: dict[str, str], text: TextValue, size: tuple[int, int] | None
+    ) -> None:
+        """Add the images that condition a run."""
+        if text.video is not None:
+            fields |= text.video.fields()
+            inputs |= {name: self.image(image) for name, image in text.video.images().items()}
+        for number, use in enumerate(text.controls):
+            inputs[f"controls.{number}"] = self.image(use.image)
+        if text.controls:
+            fields["controls"] = [
+                {
+                    "model": file_stem(use.net.name),
+                    "mode": use.net.mode or None,
+                    "strength": use.strength,
+                    "start": use.start,
+                    "end": use.end,
+                }
+                for use in text.controls
+            ]
+        for number, prompt in enumerate(text.image_prompts):
+            inputs[f"image_prompts.{number}"] = self.image(prompt.image)
+        if text.image_prompts:
+            fields["image_prompts"] = [{"model": use.model, "strength": use.strength} for use in text.image_prompts]
+        for number, image in enumerate(text.references):
+            inputs[f"reference.{number}"] = self.image(image)
+        if text.inpainted is not None:
+            inputs["inpaint_image"] = self.image(text.inpainted.image)
+            inputs["inpaint_mask"] = self.mask(text.inpainted.mask)
+        if text.regions:
+            if size is None:
+                raise NodeUnsupported("texts for parts of the image: expected latents that began empty")
+            if any(isinstance(region.mask, NodeMask) for region in text.regions):
+                raise NodeUnsupported("texts for parts of the image: expected areas, or masks of loaded images")
+            fields["regions"] = [region_fields(region, size) for region in text.regions]
+
+
+def _same_encoders(one: ClipValue, other: ClipValue) -> bool:
+    return one.loras == other.loras and one.last_layer == other.last_layer and one.padding == other.padding
+
+
+def _is_plain(text: TextValue, model: ModelValue) -> bool:
+    """Whether a text is encoded by a model with its LoRAs, and changed by nothing."""
+    if text.is_zero or text.changed is not None:
+        return False
+    clips = (text.clip, *(region.clip for region in text.regions))
+    loras = frozenset(model.loras)
+    return all(clip.name in ("", model.name) and loras.issuperset(clip.loras) for clip in clips)
+
+
+def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
+    """Raise NodeUnsupported for texts that a sampling run cannot have."""
+    if positive.is_partial or (negative.is_partial and cfg != 1):
+        raise NodeUnsupported("positive, negative: expected a text without an area besides those with one")
+    if negative.regions and cfg != 1:
+        raise NodeUnsupported("negative: expected one text; areas are only supported in positive")
+    for name in ("controls", "references", "image_prompts"):
+        if getattr(negative, name) and getattr(negative, name) != getattr(positive, name):
+            raise NodeUnsupported(f"negative: its {name} must be those of positive")
+    if positive.guidance is not None and cfg != 1:
+        raise NodeUnsupported(f"cfg: found {cfg:g}, expected 1 with FluxGuidance")
+
+
+def is_of_user(value: Any) -> bool:
+    """Whether a field of a node is an image or a mask of the user."""
+    return isinstance(value, ImageFile | MaskFile)

@@ -1,0 +1,81 @@
+"""Fields of requests from the values of ComfyUI's nodes: LoRAs, texts, regions and noise levels. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy.comfy_values import ClipValue, LoraUse, ModelSampling, RegionUse, TextValue
+from modelpool.pool.values.core.shift_by_size import ShiftBySize
+
+#: families that read CLIP one layer before the last by default, by the beginning of their title
+_PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
+#: families with text encoders of CLIP only, by the beginning of their title
+_CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
+#: the family that reads the words of T5 and one padding token, and the padding and length that mean that
+_UNPADDED, _WITHOUT_PADDING = "Chroma", (1, 0)
+#: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
+_DISTILLED = ("Flux dev", "Flux fill", "Flux control")
+#: patches of the latents of a small and of a large image, between which ModelSamplingFlux interpolates, and the side of
+#: a patch in pixels; and the exponents that Flux dev has there. Source: the configuration of Flux dev's scheduler
+_SHIFT_TOKENS, _PATCH_SIDE, _FLUX_EXPONENTS = (256, 4096), 16, (0.5, 1.15)
+
+
+def lora_fields(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
+    """Return a LoRA of a request; the text encoders `clip` may come from a node before it."""
+    on_text = use.text_strength if use in clip.loras else 0.0
+    fields = {"name": use.name, "strength": use.strength}
+    return fields if on_text == use.strength else {**fields, "text_strength": on_text}
+
+
+def prompt_text(text: TextValue, family: str) -> str:
+    """Return a text with those that are appended to it, which CLIP reads on their own. Raises NodeUnsupported."""
+    padding = text.clip.padding
+    if padding is not None and (padding != _WITHOUT_PADDING or not family.startswith(_UNPADDED)):
+        found = f"min_padding {padding[0]} and min_length {padding[1]} with {family or 'this model'}"
+        raise NodeUnsupported(f"T5TokenizerOptions: found {found}, expected 1 and 0 with {_UNPADDED}")
+    if text.appended and not family.startswith(_CLIP_ONLY):
+        raise NodeUnsupported("ConditioningConcat: expected a model whose text encoders are CLIP's")
+    return " BREAK ".join((text.text, *text.appended))
+
+
+def region_fields(region: RegionUse, size: tuple[int, int]) -> dict[str, Any]:
+    """Return a region of a request for an image of `size`, with its mask as a value of nodes. Raises
+    NodeUnsupported."""
+    fields = {"prompt": region.text, "strength": region.strength}
+    if region.mask is not None:
+        return {**fields, "mask": region.mask}
+    factors = (*size, *size) if region.in_shares else (1, 1, 1, 1)
+    left, top, width, height = (round(side * factor) for side, factor in zip(region.box, factors, strict=True))
+    width, height = min(width, size[0] - left), min(height, size[1] - top)
+    if width < 1 or height < 1:
+        raise NodeUnsupported(f"area: found one outside of the image of {size[0]}x{size[1]}")
+    return {**fields, "box": (left, top, width, height)}
+
+
+def shift_of(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> float:
+    """Return the shift that a node sets for images of `size`; 0 if it is the one that the model has by itself."""
+    if sampling.size is None:
+        return sampling.shift
+    if family.startswith(_DISTILLED) and (sampling.exponents, sampling.size) == (_FLUX_EXPONENTS, size):
+        return 0.0
+    width, height = sampling.size
+    by_size = ShiftBySize(_SHIFT_TOKENS, sampling.exponents)
+    return math.exp(by_size.exponent(width * height // _PATCH_SIDE**2))
+
+
+def clip_skip(text: TextValue, family: str) -> int:
+    """Return the layers that are skipped besides those that the family skips. Raises NodeUnsupported."""
+    if text.clip.last_layer is None:
+        return 0
+    by_family = 1 if family.startswith(_PENULTIMATE) else 0
+    skipped = -text.clip.last_layer - 1 - by_family
+    if skipped < 0:
+        raise NodeUnsupported(f"stop_at_clip_layer: found {text.clip.last_layer}, expected {-1 - by_family} or less")
+    return skipped
+
+
+def has_distilled_guidance(family: str) -> bool:
+    """Whether models of a family read the guidance scale as an input."""
+    return family.startswith(_DISTILLED)

@@ -1,0 +1,296 @@
+"""ComfyUI nodes of values: primitives, texts, numbers, and switches that pass one of their inputs on. Pure.
+
+They have no tensors: `comfy_evaluation` computes them before a workflow is compiled. Custom nodes are here under their
+own names, with what their public descriptions say; what depends on files, times or settings of a server is none of
+them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from modelpool.actors.http.comfy.comfy_expressions import number_of
+from modelpool.actors.http.comfy.comfy_node_types import (
+    ANY,
+    MAX_SEED,
+    NodeInput,
+    NodeType,
+    NodeUnsupported,
+    combo,
+    link,
+    number,
+    text,
+    whole,
+)
+from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
+
+_INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
+#: the input that a node passes on, from its settings and the names of its inputs that are there
+Choice: TypeAlias = Callable[[Mapping[str, Any], tuple[str, ...]], str | None]
+_PARTS_OF_TEXT = ("text_a", "text_b", "text_c", "text_d")
+_SWITCHED = 10
+
+
+def _value(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["value"],)
+
+
+def _written(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the first input of a node with a single one."""
+    return (next(value for name, value in given.items() if name != "node_id"),)
+
+
+def _need_room(characters: int) -> None:
+    if characters > MAX_PROMPT_CHARACTERS:
+        raise NodeUnsupported(f"its text has {characters} characters, expected up to {MAX_PROMPT_CHARACTERS}")
+
+
+def _joined(delimiter: str, parts: list[str]) -> str:
+    _need_room(sum(map(len, parts)) + len(delimiter) * max(0, len(parts) - 1))
+    return delimiter.join(parts)
+
+
+def _concatenated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (_joined(given["delimiter"], [given["string_a"], given["string_b"]]),)
+
+
+def _substring(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["string"][given["start"] : given["end"]],)
+
+
+def _length(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (len(given["string"]),)
+
+
+def _cased(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    change = {
+        "UPPERCASE": str.upper,
+        "lowercase": str.lower,
+        "Capitalize": str.capitalize,
+        "Title Case": str.title,
+    }[given["mode"]]
+    found = change(given["string"])
+    _need_room(len(found))
+    return (found,)
+
+
+def _trimmed(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return ({"Both": str.strip, "Left": str.lstrip, "Right": str.rstrip}[given["mode"]](given["string"]),)
+
+
+def _replacement(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (_replaced(given["string"], given["find"], given["replace"]),)
+
+
+def _replaced(whole_text: str, find: str, new: str) -> str:
+    _need_room(len(whole_text) + whole_text.count(find) * (len(new) - len(find)))
+    return whole_text.replace(find, new)
+
+
+def _contains(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    found, part = _in_case(given, "string", "substring")
+    return (part in found,)
+
+
+def _compared(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    one, other = _in_case(given, "string_a", "string_b")
+    if given["mode"] == "Equal":
+        return (one == other,)
+    return (one.startswith(other) if given["mode"] == "Starts With" else one.endswith(other),)
+
+
+def _in_case(given: Mapping[str, Any], *names: str) -> list[str]:
+    return [given[name] if given["case_sensitive"] else given[name].lower() for name in names]
+
+
+def _four_texts(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(given.get(name) or "" for name in ("text", "text_b", "text_c", "text_d"))
+
+
+def _concatenated_parts(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Parts that are missing are left out; with `clean_whitespace`, they are trimmed, and empty ones are left out."""
+    parts = [given[name] for name in _PARTS_OF_TEXT if given.get(name) is not None]
+    if given["clean_whitespace"] == "true":
+        parts = [part.strip() for part in parts if part.strip()]
+    return (_joined(given["delimiter"].replace("\\n", "\n"), parts),)
+
+
+def _shown(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["text"],)
+
+
+def _found_and_replaced(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (_replaced(given["text"], given["find"], given["replace"]),)
+
+
+def _random_line(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the line that Python's random numbers choose for the seed."""
+    return (random.Random(given["seed"]).choice(given["text"].split("\n")),)
+
+
+def _without_newlines(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["string"].replace("\n", "") if given["strip_newlines"] else given["string"],)
+
+
+def _calculated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    found = number_of(given["expression"], _numbers(given, "abc"))
+    return int(found), float(found)
+
+
+def _rounded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    found = number_of(given["value"], _numbers(given, "ab"))
+    return round(found), float(found)
+
+
+def _numbers(given: Mapping[str, Any], names: str) -> dict[str, Any]:
+    found = {name: 0 if given.get(name) is None else given[name] for name in names}
+    if wrong := [name for name, value in found.items() if not isinstance(value, int | float)]:
+        raise NodeUnsupported(f"{', '.join(wrong)}: expected numbers")
+    return found
+
+
+def _passed_on(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A node that is still there when the workflow is compiled: its choice failed."""
+    raise NodeUnsupported(
+        "its choice is not known: expected settings that are written, or computed from written values, and a link "
+        "to what they choose"
+    )
+
+
+def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str) -> NodeType:
+    return NodeType(name, "values", inputs, outputs, build)
+
+
+def _flag(name: str, default: bool = False) -> NodeInput:
+    return NodeInput(name, "BOOLEAN", default)
+
+
+def _any(*names: str) -> tuple[NodeInput, ...]:
+    return tuple(link(name, ANY, is_required=False) for name in names)
+
+
+_INTEGER, _NUMBER = (whole("value", 0, *_INT),), (number("value", 0.0, *_FLOAT),)
+_CORE = (
+    _row("PrimitiveInt", _INTEGER, _value, "INT"),
+    _row("PrimitiveFloat", _NUMBER, _value, "FLOAT"),
+    _row("PrimitiveString", (text("value"),), _value, "STRING"),
+    _row("PrimitiveStringMultiline", (text("value"),), _value, "STRING"),
+    _row("PrimitiveBoolean", (_flag("value"),), _value, "BOOLEAN"),
+    _row(
+        "StringConcatenate", (text("string_a"), text("string_b"), text("delimiter", "", False)), _concatenated, "STRING"
+    ),
+    _row("StringSubstring", (text("string"), whole("start", 0, *_INT), whole("end", 0, *_INT)), _substring, "STRING"),
+    _row("StringLength", (text("string"),), _length, "INT"),
+    _row(
+        "CaseConverter",
+        (text("string"), combo("mode", ("UPPERCASE", "lowercase", "Capitalize", "Title Case"))),
+        _cased,
+        "STRING",
+    ),
+    _row("StringTrim", (text("string"), combo("mode", ("Both", "Left", "Right"))), _trimmed, "STRING"),
+    _row("StringReplace", (text("string"), text("find"), text("replace")), _replacement, "STRING"),
+    _row("StringContains", (text("string"), text("substring"), _flag("case_sensitive", True)), _contains, "BOOLEAN"),
+    _row(
+        "StringCompare",
+        (
+            text("string_a"),
+            text("string_b"),
+            combo("mode", ("Starts With", "Ends With", "Equal")),
+            _flag("case_sensitive", True),
+        ),
+        _compared,
+        "BOOLEAN",
+    ),
+)
+_CUSTOM = (
+    _row("Text Multiline", (text("text"),), _written, "STRING"),
+    _row("Text _O", (text("text"),), _written, "STRING"),
+    _row(
+        "Text to Console", (text("text"), text("label", "Text Output", False)), lambda given: (given["text"],), "STRING"
+    ),
+    _row("ShowText|pysssss", (text("text"),), _written, "STRING"),
+    _row(
+        "Text String",
+        (text("text"), *(text(name, "", False) for name in ("text_b", "text_c", "text_d"))),
+        _four_texts,
+        *["STRING"] * 4,
+    ),
+    _row(
+        "Text Concatenate",
+        (
+            text("delimiter", ", "),
+            combo("clean_whitespace", ("true", "false")),
+            *(NodeInput(name, "STRING", is_required=False) for name in _PARTS_OF_TEXT),
+        ),
+        _concatenated_parts,
+        "STRING",
+    ),
+    _row("Text Find and Replace", (text("text"), text("find"), text("replace")), _found_and_replaced, "STRING"),
+    _row("Text Random Line", (text("text"), whole("seed", 0, 0, MAX_SEED)), _random_line, "STRING"),
+    _row("INTConstant", _INTEGER, _value, "INT"),
+    _row("FloatConstant", _NUMBER, _value, "FLOAT"),
+    _row("StringConstant", (text("string"),), _written, "STRING"),
+    _row("StringConstantMultiline", (text("string"), _flag("strip_newlines", True)), _without_newlines, "STRING"),
+    _row("JWInteger", _INTEGER, _value, "INT"),
+    _row("JWFloat", _NUMBER, _value, "FLOAT"),
+    _row("JWString", (text("text"),), _written, "STRING"),
+    _row("easy int", _INTEGER, _value, "INT"),
+    _row("easy float", _NUMBER, _value, "FLOAT"),
+    _row("easy string", (text("value"),), _value, "STRING"),
+    _row("easy boolean", (_flag("value"),), _value, "BOOLEAN"),
+    _row("Seed (rgthree)", (whole("seed", 0, 0, MAX_SEED),), _written, "INT"),
+    _row("CR Seed", (whole("seed", 0, 0, MAX_SEED),), _written, "INT"),
+    _row("MathExpression|pysssss", (text("expression"), *_any("a", "b", "c")), _calculated, "INT", "FLOAT"),
+    _row("SimpleMath+", (text("value"), *_any("a", "b")), _rounded, "INT", "FLOAT"),
+)
+_PASSING = (
+    _row("ComfySwitchNode", (_flag("switch"), *_any("on_false", "on_true")), _passed_on, ANY),
+    _row("LazySwitchKJ", (_flag("switch"), *_any("on_false", "on_true")), _passed_on, ANY),
+    _row("Switch any [Crystools]", (_flag("boolean", True), *_any("on_true", "on_false")), _passed_on, ANY),
+    _row("Any Switch (rgthree)", _any(*(f"any_{place:02}" for place in range(1, _SWITCHED + 1))), _passed_on, ANY),
+    _row(
+        "ImpactSwitch",
+        (
+            whole("select", 1, 1, 999),
+            NodeInput("sel_mode", "BOOLEAN", False, is_required=False),
+            *_any(*(f"input{place}" for place in range(1, _SWITCHED + 1))),
+        ),
+        _passed_on,
+        ANY,
+    ),
+    _row("CR Image Input Switch", (whole("Input", 1, 1, 2), *_any("image1", "image2")), _passed_on, ANY),
+    _row("CR Text Input Switch", (whole("Input", 1, 1, 2), *_any("text1", "text2")), _passed_on, ANY),
+)
+
+
+def _only(given: Mapping[str, Any], there: tuple[str, ...]) -> str | None:
+    return there[0] if there else None
+
+
+def _by_flag(name: str) -> Choice:
+    return lambda given, there: "on_true" if given[name] else "on_false"
+
+
+def _by_number(name: str, prefix: str) -> Choice:
+    return lambda given, there: f"{prefix}{given[name]}"
+
+
+#: the nodes that pass one of their inputs on
+PASSING_NODES: Mapping[str, Choice] = MappingProxyType(
+    {
+        "ComfySwitchNode": _by_flag("switch"),
+        "LazySwitchKJ": _by_flag("switch"),
+        "Switch any [Crystools]": _by_flag("boolean"),
+        "Any Switch (rgthree)": _only,
+        "ImpactSwitch": _by_number("select", "input"),
+        "CR Image Input Switch": _by_number("Input", "image"),
+        "CR Text Input Switch": _by_number("Input", "text"),
+    }
+)
+_COMPUTED = (*_CORE, *_CUSTOM)
+VALUE_NODES = (*_COMPUTED, *_PASSING)
+#: names of the nodes that are computed from written values
+COMPUTED_NODES = frozenset(row.name for row in _COMPUTED)

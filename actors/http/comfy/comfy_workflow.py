@@ -1,0 +1,204 @@
+"""What a ComfyUI workflow generates: requests without a workflow where these can say it, else requests with one.
+
+Both are one walk over the nodes, with other values. Pure: images are read by a given function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_evaluation import evaluated
+from modelpool.actors.http.comfy.comfy_graph import (
+    KnownGraph,
+    OutputNode,
+    PoolNames,
+    WorkflowOutput,
+    input_errors,
+    known_nodes,
+    node_error,
+    node_values,
+    nodes_in_order,
+    output_nodes,
+    plain_requests,
+    request_outputs,
+    sources_of,
+)
+from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
+from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported
+from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS
+from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
+from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
+from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.workflow_fields import SampleNode, Workflow
+
+#: seeds are below this, and continue at 0
+_SEEDS = 2**64
+#: kinds of errors of nodes that a workflow of the pool may not have
+_MAY_BE_WORKFLOW = "unsupported_value"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOutput:
+    """A node that saves or previews images, or sends them to web sockets (`is_sent`), and the nodes that make them."""
+
+    node_id: str
+    is_preview: bool
+    image: NodeImage
+    nodes: MadeNodes
+    is_sent: bool = False
+
+    @property
+    def sampler_id(self) -> str:
+        """The node that samples, for progress; the output itself if none does."""
+        return self.image.sampler or self.node_id
+
+    @property
+    def made(self) -> tuple[Any, ...]:
+        """What it saves: equal for nodes that save the same images."""
+        return id(self.nodes), self.image.node, self.image.saved
+
+    @property
+    def count(self) -> int:
+        """The number of its images."""
+        return self.image.count
+
+
+def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
+    """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
+    nodes = known_nodes(prompt)
+    outputs = output_nodes(nodes)
+    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs))
+
+    def plain(wanted: Sequence[str]) -> tuple[OutputNode, ...]:
+        found = request_outputs(nodes, wanted, names)
+        return tuple(replace(each, as_graph=partial(_graph_output, nodes, each.node_id, names)) for each in found)
+
+    try:
+        return plain(outputs)
+    except WorkflowRejected as rejected:
+        if any(error.kind != _MAY_BE_WORKFLOW for error in rejected.errors) or not rejected.errors:
+            raise
+    graphs = {each.node_id: each for each in _graph_outputs(nodes, outputs, names)}
+    if len(outputs) == 1:
+        return tuple(graphs.values())
+    found: list[OutputNode] = []
+    for node_id in outputs:  # an output that is one request is that request, whatever else the workflow makes
+        try:
+            found += plain([node_id])
+        except WorkflowRejected:
+            found.append(graphs[node_id])
+    return tuple(found)
+
+
+def requests_of(output: OutputNode, names: PoolNames, read_image: ReadImage | WorkflowImages) -> list[GenerateRequest]:
+    """Return a request for each image of an output: the images of a batch have seeds that count up. Outputs that share
+    a `WorkflowImages` share its bound. Raises UserError, also of `read_image`."""
+    images = read_image if isinstance(read_image, WorkflowImages) else WorkflowImages(read_image)
+    if isinstance(output, WorkflowOutput):
+        try:
+            return plain_requests(output, names, images)
+        except NodeUnsupported as problem:
+            try:
+                assert output.as_graph is not None, "outputs are those of `outputs_of`"
+                output = output.as_graph()
+            except WorkflowRejected:
+                raise problem from None
+    assert isinstance(output, GraphOutput), "an output without a request has a workflow"
+    return _workflow_requests(output, images)
+
+
+def _graph_output(nodes: Mapping[str, Mapping[str, Any]], output: str, names: PoolNames) -> GraphOutput:
+    """Return what one output of a workflow generates. Raises WorkflowRejected."""
+    return _graph_outputs(nodes, [output], names)[0]
+
+
+def _graph_outputs(
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames
+) -> tuple[GraphOutput, ...]:
+    """Return what outputs of a workflow generate, as workflows of the pool. Raises WorkflowRejected."""
+    graph, made = KnownGraph(nodes, names), MadeNodes(names.models)
+    errors: list[NodeError] = []
+    for node_id in nodes_in_order(graph, outputs):
+        node = nodes[node_id]
+        kind = NODE_TYPES[node["class_type"]]
+        found = list(input_errors(graph, node_id, node, kind))
+        if not found and all(source in graph.values for source in sources_of(node)):
+            build = OPERATION_BUILDERS.get(kind.name) or WORKFLOW_NODES.get(kind.name, kind.build)
+            try:
+                graph.values[node_id] = build({**node_values(graph, node, kind), "node_id": node_id, "nodes": made})
+            except NodeUnsupported as problem:
+                found.append(node_error(node_id, node, _MAY_BE_WORKFLOW, "not supported by the pool", str(problem)))
+            except ArithmeticError:
+                message = "its numbers together have no finite result"
+                found.append(node_error(node_id, node, _MAY_BE_WORKFLOW, "not supported by the pool", message))
+        errors += found
+    if errors:
+        raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", errors)
+    kinds = {node_id: nodes[node_id]["class_type"] for node_id in outputs}
+    return tuple(
+        GraphOutput(
+            node_id,
+            kinds[node_id] in PREVIEW_NODES,
+            graph.values[node_id][0],
+            made,
+            kinds[node_id] == "SaveImageWebsocket",
+        )
+        for node_id in outputs
+    )
+
+
+def _workflow_requests(output: GraphOutput, images: WorkflowImages) -> list[GenerateRequest]:
+    """Return a request for each image of an output, with a workflow."""
+    needed = _needed(output)
+    read: dict[Any, Any] = {}
+    nodes = {node_id: _with_images(output.nodes.fields[node_id], images, read) for node_id in needed}
+    workflow = Workflow(nodes=nodes, output=output.image.node)
+    found = []
+    for place in range(output.count):
+        each = _with_seeds(workflow, output.nodes.counts, place)
+        *_, last = (0, *(node.request.seed or 0 for node in each.samplings))
+        file = {} if output.image.saved is None else output.image.saved.fields()
+        found.append(GenerateRequest(workflow=each, seed=last, **file))
+    return found
+
+
+def _needed(output: GraphOutput) -> list[str]:
+    """Return the nodes that an output depends on."""
+    waiting = [output.image.node]
+    known = set(waiting)
+    for node_id in waiting:
+        for source in output.nodes.fields[node_id]["inputs"].values():
+            if source not in known:
+                known.add(source)
+                waiting.append(source)
+    return waiting
+
+
+def _with_seeds(workflow: Workflow, counts: Mapping[str, int], place: int) -> Workflow:
+    """Return the workflow of the image at `place` of a batch: samplers of a batch have seeds that count up."""
+    changed = {}
+    for node_id, node in workflow.nodes.items():
+        if isinstance(node, SampleNode) and (more := place % counts.get(node_id, 1)):
+            seed = ((node.request.seed or 0) + more) % _SEEDS
+            changed[node_id] = node.model_copy(update={"request": node.request.model_copy(update={"seed": seed})})
+    return workflow.changed_at(changed)
+
+
+def _with_images(value: Any, images: WorkflowImages, read: dict[Any, Any]) -> Any:
+    """Return the fields of a node with its images and masks read, each once."""
+    match value:
+        case ImageFile() | MaskFile():
+            if value not in read:
+                read[value] = read_steps(value, images) if isinstance(value, ImageFile) else read_mask(value, images)
+            return read[value]
+        case dict():
+            return {name: _with_images(each, images, read) for name, each in value.items()}
+        case list():
+            return [_with_images(each, images, read) for each in value]
+    return value

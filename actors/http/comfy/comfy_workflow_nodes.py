@@ -1,0 +1,367 @@
+"""The nodes of ComfyUI as nodes of workflows of the pool, where one request cannot say what they ask for. Pure.
+
+A builder gets the inputs of a node, its id as "node_id", and the nodes made so far as "nodes". Kinds of nodes without a
+builder here have the same values as in requests: models, LoRAs, texts, samplers, noise levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
+from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, check_parts
+from modelpool.actors.http.comfy.comfy_sampling_nodes import denoised_levels, repeated
+from modelpool.actors.http.comfy.comfy_values import (
+    AnyImage,
+    AnyLatent,
+    BlankLatent,
+    ChangedText,
+    ControlUse,
+    ImageFile,
+    ImageScale,
+    InpaintedImage,
+    MaskFile,
+    NodeImage,
+    NodeLatent,
+    NodeMask,
+    NoiseLevels,
+    TextValue,
+)
+from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES
+
+#: the outputs of a node, from its inputs
+Builder: TypeAlias = Callable[[Mapping[str, Any]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRow:
+    """A node of ComfyUI that is an operation of the pool.
+
+    operation  its name
+    result     of NodeImage, NodeMask or NodeLatent
+    inputs     inputs of the operation, each with the input of the node that it reads; missing ones are left out
+    settings   settings of the operation, each with the input of the node that has its value
+    constants  settings that the node has no input for
+    """
+
+    operation: str
+    result: type[NodeImage | NodeMask | NodeLatent]
+    inputs: Mapping[str, str]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the outputs of a node."""
+        nodes: MadeNodes = given["nodes"]
+        values = {name: given[source] for name, source in self.inputs.items() if given.get(source) is not None}
+        settings = {name: given[source] for name, source in self.settings.items() if given.get(source) is not None}
+        return (nodes.operate(given["node_id"], self.operation, self.result, values, {**settings, **self.constants}),)
+
+
+def _sampled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    levels = denoised_levels(given["scheduler"], given["steps"], given["denoise"])
+    return (_run(given, given["seed"], levels, given["latent_image"]),)
+
+
+def _sampled_advanced(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    steps, start, end = given["steps"], given["start_at_step"], min(given["end_at_step"], given["steps"])
+    levels = NoiseLevels(given["scheduler"], steps, max(0, steps - start))
+    seed = given["noise_seed"]
+    adds_noise, keeps_noise = given["add_noise"] == "enable", given["return_with_leftover_noise"] == "enable"
+    stops = {"last_step": end if end < steps else 0, "adds_noise": adds_noise, "keeps_noise": keeps_noise}
+    if start >= end:
+        levels = replace(levels, run_steps=0)
+    return (_run(given, seed, levels, given["latent_image"], stops),)
+
+
+def _sampled_by_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    guider = given["guider"]
+    of_guider = {"model": guider.model, "positive": guider.positive, "negative": guider.negative, "cfg": guider.cfg}
+    known = {**of_guider, "sampler_name": given["sampler"], "node_id": given["node_id"], "nodes": given["nodes"]}
+    return _custom(known, given["noise"], given["sigmas"], given["latent_image"])
+
+
+def _sampled_by_parts(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    noise = given["noise_seed"] if given["add_noise"] else None
+    return _custom({**given, "sampler_name": given["sampler"]}, noise, given["sigmas"], given["latent_image"])
+
+
+def _custom(given: Mapping[str, Any], noise: int | None, levels: NoiseLevels, start: AnyLatent) -> tuple[Any, ...]:
+    """Return the outputs of a sampler of parts: a part of noise levels that ends above 0 keeps its noise."""
+    stops = {"last_step": levels.last_step, "adds_noise": noise is not None, "keeps_noise": bool(levels.last_step)}
+    made = _run(given, noise or 0, levels, start, stops)
+    return made, made
+
+
+def _run(
+    given: Mapping[str, Any],
+    seed: int,
+    levels: NoiseLevels,
+    start: AnyLatent,
+    stops: Mapping[str, Any] = MappingProxyType({}),
+) -> AnyLatent:
+    """Return the latents of a sampler; its start, if it runs no step."""
+    nodes: MadeNodes = given["nodes"]
+    if not levels.run_steps:
+        if isinstance(start, BlankLatent):
+            raise NodeUnsupported("latent_image: empty latents that are not denoised show nothing")
+        return start
+    return nodes.sample(given, seed, levels, start, stops)
+
+
+def _disabled_noise(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (None,)
+
+
+def _split_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return _split(given["sigmas"], given["step"])
+
+
+def _split_levels_by_share(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    levels: NoiseLevels = given["sigmas"]
+    end = levels.last_step or levels.steps
+    run = end - (levels.steps - levels.run_steps)
+    return _split(levels, max(0, run - round(run * given["denoise"])))
+
+
+def _split(levels: NoiseLevels, step: int) -> tuple[Any, ...]:
+    """Return noise levels up to a step, and from it on."""
+    first, end = levels.steps - levels.run_steps, levels.last_step or levels.steps
+    place = min(first + step, end)
+    high = replace(levels, last_step=place if place < levels.steps else 0, run_steps=levels.run_steps if step else 0)
+    return high, replace(levels, run_steps=levels.steps - place)
+
+
+def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    return (nodes.encode(given["node_id"], given["pixels"], given["vae"].name),)
+
+
+def _encoded_for_inpainting(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    mask = nodes.grown(f"{given['node_id']}/mask", given["mask"], given["grow_mask_by"])
+    return (nodes.encode(given["node_id"], given["pixels"], given["vae"].name, mask),)
+
+
+def _decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    return (nodes.decode(given["node_id"], given["samples"], given["vae"].name),)
+
+
+def _upscaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    return (nodes.upscale(given["node_id"], given["image"], given["upscale_model"]),)
+
+
+def _saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    image = given["images"]
+    if isinstance(image, ImageFile):
+        raise NodeUnsupported("images: expected images that are generated or changed, found those of LoadImage")
+    nodes: MadeNodes = given["nodes"]
+    if nodes.is_batch(image.node):
+        raise NodeUnsupported(
+            "images: found images that are put together, which is one output; expected a node that saves an animation, "
+            "or one image of them"
+        )
+    return (image,)
+
+
+def _repeated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    latent = given["samples"]
+    if isinstance(latent, NodeLatent):
+        check_parts("amount", "images", latent.count * given["amount"], MAX_PARTS * 4)
+        return (replace(latent, count=latent.count * given["amount"]),)
+    return repeated(given)
+
+
+def _with_noise_mask(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not isinstance(given["samples"], NodeLatent):
+        raise NodeUnsupported("samples: empty latents are regenerated everywhere; expected others")
+    return (replace(given["samples"], mask=given["mask"]),)
+
+
+def _latent_scaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    latent, width, height = given["samples"], given["width"], given["height"]
+    if isinstance(latent, BlankLatent):
+        width = width or round(latent.width * height / latent.height)
+        height = height or round(latent.height * width / latent.width)
+        return (replace(latent, width=width or latent.width, height=height or latent.height),)
+    settings = {"width": width, "height": height, "method": given["upscale_method"], "crop": given["crop"] == "center"}
+    nodes: MadeNodes = given["nodes"]
+    values = {"samples": latent}
+    return (nodes.operate(given["node_id"], "latent_upscale_to_pixels", NodeLatent, values, settings),)
+
+
+def _latent_scaled_by(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    latent, factor = given["samples"], given["scale_by"]
+    if isinstance(latent, BlankLatent):
+        return (replace(latent, width=round(latent.width * factor), height=round(latent.height * factor)),)
+    nodes: MadeNodes = given["nodes"]
+    settings = {"factor": factor, "method": given["upscale_method"]}
+    return (nodes.operate(given["node_id"], "latent_upscale_by", NodeLatent, {"samples": latent}, settings),)
+
+
+def _scaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    width, height, image = given["width"], given["height"], given["image"]
+    if not width and not height:
+        return (image,)
+    crops = given["crop"] == "center"
+    if isinstance(image, ImageFile):
+        return (_with_step(image, ImageScale(given["upscale_method"], size=(width, height), crops=crops)),)
+    settings = {"width": width, "height": height, "method": given["upscale_method"], "crop": crops}
+    nodes: MadeNodes = given["nodes"]
+    return (nodes.operate(given["node_id"], "image_scale", NodeImage, {"image": image}, settings),)
+
+
+def _scaled_by_factor(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    image, factor = given["image"], given["scale_by"]
+    if isinstance(image, ImageFile):
+        return (_with_step(image, ImageScale(given["upscale_method"], factor=factor)),)
+    nodes: MadeNodes = given["nodes"]
+    settings = {"factor": factor, "method": given["upscale_method"]}
+    return (nodes.operate(given["node_id"], "image_scale_by", NodeImage, {"image": image}, settings),)
+
+
+def _with_step(image: ImageFile, step: ImageScale) -> ImageFile:
+    return replace(image, steps=(*image.steps, step))
+
+
+def _inverted(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    mask, nodes = given["mask"], given["nodes"]
+    if isinstance(mask, MaskFile) and not mask.grown:
+        return (replace(mask, inverted=not mask.inverted),)
+    return (nodes.operate(given["node_id"], "mask_invert", NodeMask, {"mask": mask}, {}),)
+
+
+def _grown(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    return (nodes.grown(given["node_id"], given["mask"], given["expand"]),)
+
+
+def _mask_of_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    image, nodes = given["image"], given["nodes"]
+    if isinstance(image, ImageFile):
+        return (MaskFile(image, given["channel"][0].upper()),)
+    settings = {"channel": given["channel"]}
+    return (nodes.operate(given["node_id"], "mask_from_image", NodeMask, {"image": image}, settings),)
+
+
+def _joined(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    first, second = given["conditioning_to"], given["conditioning_from"]
+    return (_changed(first, "encoded_concat", {"first": first, "second": second}),)
+
+
+def _averaged(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    first, second = given["conditioning_to"], given["conditioning_from"]
+    settings = {"strength": given["conditioning_to_strength"]}
+    return (_changed(first, "encoded_average", {"first": first, "second": second}, settings),)
+
+
+def _changed(
+    like: TextValue, operation: str, texts: Mapping[str, TextValue], settings: Mapping[str, float] | None = None
+) -> TextValue:
+    """Return a text that an operation makes; what else conditions is that of `like`. Raises NodeUnsupported."""
+    for text in texts.values():
+        if text.regions or text.references or text.image_prompts:
+            raise NodeUnsupported("conditioning: expected texts for the whole image, without images")
+    change = ChangedText(operation, tuple(texts.items()), tuple((settings or {}).items()))
+    return replace(like, text="", appended=(), is_zero=False, changed=change)
+
+
+def _with_reference(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    latent = given["latent"]
+    if latent is None:
+        return (given["conditioning"],)
+    if not isinstance(latent, NodeLatent) or latent.image is None or latent.mask is not None:
+        raise NodeUnsupported("latent: expected the latents of an image, from VAEEncode")
+    return (_referring(given["conditioning"], latent.image),)
+
+
+def _encoded_with_images(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    images = [given.get(name) for name in ("image", "image1", "image2", "image3")]
+    return (_referring(TextValue(given["prompt"], given["clip"]), *[image for image in images if image is not None]),)
+
+
+def _referring(value: TextValue, *images: AnyImage) -> TextValue:
+    references = (*value.references, *images)
+    check_parts("conditioning", "reference images", len(references), MAX_REFERENCES)
+    return replace(value, references=references)
+
+
+def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["image"],)
+
+
+def _control(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    use = ControlUse(given["control_net"], given["image"], given["strength"], 0.0, 1.0)
+    return (_with_control(given["conditioning"], use),)
+
+
+def _control_of_both(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    span = given["start_percent"], given["end_percent"]
+    use = ControlUse(given["control_net"], given["image"], given["strength"], *span)
+    return _with_control(given["positive"], use), _with_control(given["negative"], use)
+
+
+def _with_control(value: TextValue, use: ControlUse) -> TextValue:
+    check_parts("conditioning", "ControlNets", len(value.controls) + 1, MAX_PARTS)
+    return replace(value, controls=(*value.controls, use))
+
+
+def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    latent = nodes.encode(given["node_id"], given["pixels"], given["vae"].name)
+    if given["noise_mask"] is not False:
+        latent = replace(latent, mask=given["mask"])
+    shown = InpaintedImage(given["pixels"], given["mask"])
+    return replace(given["positive"], inpainted=shown), replace(given["negative"], inpainted=shown), latent
+
+
+def _operation(name: str, inputs: Mapping[str, str], **settings: str) -> Builder:
+    """Return the builder of a node that changes one image."""
+    return OperationRow(name, NodeImage, inputs, settings).build
+
+
+#: builders by the kind of node
+WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
+    {
+        "KSampler": _sampled,
+        "KSamplerAdvanced": _sampled_advanced,
+        "SamplerCustomAdvanced": _sampled_by_guider,
+        "SamplerCustom": _sampled_by_parts,
+        "DisableNoise": _disabled_noise,
+        "SplitSigmas": _split_levels,
+        "SplitSigmasDenoise": _split_levels_by_share,
+        "VAEEncode": _encoded,
+        "VAEEncodeTiled": _encoded,
+        "VAEEncodeForInpaint": _encoded_for_inpainting,
+        "VAEDecode": _decoded,
+        "VAEDecodeTiled": _decoded,
+        "InpaintModelConditioning": _inpaint_conditioning,
+        "RepeatLatentBatch": _repeated,
+        "SetLatentNoiseMask": _with_noise_mask,
+        "LatentUpscale": _latent_scaled,
+        "LatentUpscaleBy": _latent_scaled_by,
+        "ImageScale": _scaled,
+        "ImageScaleBy": _scaled_by_factor,
+        "ImageUpscaleWithModel": _upscaled,
+        "InvertMask": _inverted,
+        "GrowMask": _grown,
+        "ImageToMask": _mask_of_image,
+        "ConditioningConcat": _joined,
+        "ConditioningAverage": _averaged,
+        "ReferenceLatent": _with_reference,
+        "TextEncodeQwenImageEdit": _encoded_with_images,
+        "TextEncodeQwenImageEditPlus": _encoded_with_images,
+        "CLIPVisionEncode": _seen,
+        "ControlNetApply": _control,
+        "ControlNetApplyAdvanced": _control_of_both,
+        "ControlNetApplySD3": _control_of_both,
+        "SaveImage": _saved,
+        "PreviewImage": _saved,
+        "SaveImageWebsocket": _saved,
+    }
+)

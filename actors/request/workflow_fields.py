@@ -1,0 +1,353 @@
+"""`Workflow`: a graph of nodes that a request computes instead of a single image: texts, images, samplings, decodings,
+upscalings and operations, each with the nodes that it reads. Parsed and validated once.
+
+A node has one result. Its `inputs` name the nodes that it reads, by what they are for it. What each kind of node
+computes is in `actors.graph.workflow_graph`. Torch-free, ray-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, field_validator, model_validator
+
+from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters, over_bound
+from modelpool.actors.request.field_table import SIZE_STEP
+from modelpool.actors.request.image_fields import TaskImage, checked_image
+from modelpool.actors.request.lora_fields import LoraChoice, parse_loras
+from modelpool.actors.request.number_fields import STEPS
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.strict import Strict
+from modelpool.actors.request.upscale_fields import Upscale
+from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
+from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
+
+#: nodes of a workflow, and nodes behind one another
+MAX_NODES, MAX_DEPTH = 1000, 250
+#: inputs and settings of one node; characters of an id of a node
+MAX_NODE_INPUTS, MAX_NODE_ID = 64, 200
+#: sampling steps of all nodes together
+MAX_WORKFLOW_STEPS = 20_000
+#: fields of a request that a node that samples cannot have: they belong to the request around the workflow
+_OUTER_FIELDS = (
+    *("priority", "user", "deadline", "n", "id", "metadata", "line", "preview", "format", "quality", "batch"),
+    *("hires", "upscale", "passes", "workflow", "decoder", "video", "video_mask", "face_video"),
+)
+_Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+_Inputs: TypeAlias = dict[str, Annotated[str, Field(min_length=1, max_length=MAX_NODE_ID)]]
+
+
+class _Node(Strict):
+    """A node. `inputs` are the ids of the nodes that it reads, by name."""
+
+    inputs: _Inputs = Field(default_factory=dict, max_length=MAX_NODE_INPUTS)
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the name of each file that it names."""
+        return iter(())
+
+
+class TextNode(_Node):
+    """A text, encoded by the text encoders of a model. `is_negative`: as a negative prompt, which some families encode
+    in another way. `loras` are those that act on the text encoders."""
+
+    kind: Literal["text"]
+    model: _Name
+    prompt: str = ""
+    loras: tuple[LoraChoice, ...] = ()
+    clip_skip: Annotated[int, Field(ge=0, le=30)] = 0
+    is_negative: bool = False
+
+    @field_validator("prompt")
+    @classmethod
+    def _prompt(cls, value: str) -> str:
+        check_characters("prompt", value, MAX_PROMPT_CHARACTERS)
+        return value
+
+    @field_validator("loras", mode="before")
+    @classmethod
+    def _loras(cls, value: Any) -> Any:
+        return parse_loras(value)
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the name of each file that it names."""
+        yield "model", self.model
+        yield from (("lora", lora.name) for lora in self.loras)
+
+
+class ImageNode(_Node):
+    """An image, or a mask, of the user."""
+
+    kind: Literal["image", "mask"]
+    #: an `ImageSource` of `actors.request.image_fields` after validation; the other one is None
+    image: Any = None
+    mask: Any = None
+
+    @field_validator("image", "mask", mode="before")
+    @classmethod
+    def _image(cls, value: Any, info: Any) -> Any:
+        return checked_image(info.field_name, value, is_mask=info.field_name == "mask")
+
+    @model_validator(mode="after")
+    def _one(self) -> ImageNode:
+        other = self.mask if self.kind == "image" else self.image
+        if self.source is None or other is not None:
+            raise UnusableField(f"{self.kind}: expected this field alone in a node of kind {self.kind}")
+        return self
+
+    @property
+    def source(self) -> Any:
+        """The image or the mask."""
+        return self.image if self.kind == "image" else self.mask
+
+
+class EncodeNode(_Node):
+    """The latent of "image" with the VAE of a model, in its size; "mask": where pixels become grey before."""
+
+    kind: Literal["encode"]
+    model: _Name
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the name of each file that it names."""
+        yield "model", self.model
+
+
+class SampleNode(_Node):
+    """A sampling run.
+
+    request      model, LoRAs, texts, sampler, size and everything else as in a request; its seed, if it sets none, is
+                 that of the request around the workflow
+    inputs       positive, negative: encoded texts instead of the prompts of `request`; latent: the start latent, of
+                 which the size follows; mask: where the latent is regenerated; image, last_image, reference.N,
+                 controls.N, controls.N.mask, image_prompts.N: images for these fields of `request`; inpaint_image,
+                 inpaint_mask: what a model reads that was trained for inpainting, and no other one
+    first_step   steps at the start of the schedule that are left out
+    last_step    the run ends when so many steps are done; 0: all
+    adds_noise   whether noise is added to the start latent
+    keeps_noise  whether the noise that is left at `last_step` stays
+    strength     fraction of the schedule that is run, instead of `first_step`
+    """
+
+    kind: Literal["sample"]
+    request: GenerateRequest
+    first_step: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
+    last_step: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
+    adds_noise: bool = True
+    keeps_noise: bool = False
+    strength: Annotated[float | None, Field(gt=0, le=1)] = None
+
+    @field_validator("request", mode="before")
+    @classmethod
+    def _with_nodes(cls, value: Any, info: Any) -> Any:
+        """Add what other nodes provide to the fields: an empty prompt, and images."""
+        if not isinstance(value, Mapping):
+            return value
+        found: dict[str, Any] = {"prompt": "", **value}
+        for name, source in info.data.get("inputs", {}).items():
+            field, _, place = name.partition(".")
+            image = TaskImage(f"node {source}", SIZE_STEP, SIZE_STEP)
+            if name == "image":
+                found.setdefault(name, image)
+            elif field in ("controls", "image_prompts") and place.isdecimal():
+                found[field] = _with_image(found.get(field), int(place), image)
+        return found
+
+    @model_validator(mode="after")
+    def _own_fields(self) -> SampleNode:
+        if found := sorted(self.request.model_fields_set.intersection(_OUTER_FIELDS)):
+            raise unusable_field("request", ", ".join(found), "fields of one sampling run")
+        if self.request.mask is not None and "image" in self.inputs:
+            raise UnusableField("mask: expected an input of the node, as its image is one")
+        if self.strength is not None and self.first_step:
+            raise unusable_field("first_step", self.first_step, "it or strength, not both")
+        if self.last_step and self.last_step <= self.first_step:
+            raise unusable_field("last_step", self.last_step, f"more than first_step, {self.first_step}")
+        return self
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the name of each file that it names."""
+        yield "model", self.request.model
+        yield from (("lora", lora.name) for lora in self.request.loras)
+        yield from (("controlnet", control.model) for control in self.request.controls)
+        yield from (("image_prompt", prompt.model) for prompt in self.request.image_prompts)
+
+
+def _with_image(parts: Any, number: int, image: TaskImage) -> Any:
+    """Return the parts of a field with the image of one of them; as they are if there is no such part."""
+    if not isinstance(parts, list | tuple) or number >= len(parts) or not isinstance(parts[number], Mapping):
+        return parts
+    return [{"image": image, **part} if place == number else part for place, part in enumerate(parts)]
+
+
+class DecodeNode(_Node):
+    """The pixels of "latent", with the VAE of a model."""
+
+    kind: Literal["decode"]
+    model: _Name
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the name of each file that it names."""
+        yield "model", self.model
+
+
+class UpscaleNode(_Node):
+    """An "image", enlarged by an upscaler."""
+
+    kind: Literal["upscale"]
+    upscale: Upscale
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the name of each file that it names."""
+        yield "upscaler", self.upscale.model
+
+
+class OperationNode(_Node):
+    """An operation of `pool.inference.operations`: a change without a model, with its settings."""
+
+    kind: Literal["operation"]
+    name: _Name
+    settings: dict[str, Any] = Field(default_factory=dict, max_length=MAX_NODE_INPUTS)
+
+    @field_validator("settings")
+    @classmethod
+    def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return {name: _plain_setting(name, each) for name, each in value.items()}
+
+
+def _plain_setting(name: str, value: Any) -> Any:
+    """Return a setting that ids are made of: a number, a text, or a tuple of numbers. Raises UnusableField."""
+    if isinstance(value, list | tuple):
+        if len(value) > MAX_PROMPT_CHARACTERS or not all(type(each) in (int, float) for each in value):
+            raise unusable_field(f"settings.{name}", type(value).__name__, "a list of numbers")
+        return tuple(value)
+    if isinstance(value, str):
+        check_characters(f"settings.{name}", value, MAX_NAME_CHARACTERS)
+    if not isinstance(value, bool | int | float | str):
+        raise unusable_field(f"settings.{name}", type(value).__name__, "a number, a text, or a list of numbers")
+    return value
+
+
+WorkflowNode: TypeAlias = Annotated[
+    TextNode | ImageNode | EncodeNode | SampleNode | DecodeNode | UpscaleNode | OperationNode,
+    Field(discriminator="kind"),
+]
+
+
+class Workflow(Strict):
+    """A graph of nodes, by their ids, and the node with the result, `output`."""
+
+    nodes: dict[Annotated[str, Field(min_length=1, max_length=MAX_NODE_ID)], WorkflowNode]
+    output: str
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _not_too_many(cls, value: Any) -> Any:
+        """Refuse too many nodes before any is read."""
+        if isinstance(value, Mapping) and len(value) > MAX_NODES:
+            raise over_bound("workflow.nodes", counted(len(value), "node"), f"up to {MAX_NODES}")
+        return value
+
+    @model_validator(mode="after")
+    def _connected(self) -> Workflow:
+        if self.output not in self.nodes:
+            raise unusable_field("workflow.output", self.output[:MAX_NODE_ID], "the id of a node")
+        for node_id, node in self.nodes.items():
+            for name, source in node.inputs.items():
+                if source not in self.nodes:
+                    raise unusable_field(f"node {node_id}: {name}", source[:MAX_NODE_ID], "the id of a node")
+        steps = sum(STEPS.parse("steps", node.request.steps) for node in self.samplings)
+        if steps > MAX_WORKFLOW_STEPS:
+            raise over_bound("workflow", counted(steps, "step"), f"up to {MAX_WORKFLOW_STEPS} in all nodes together")
+        if not any(True for _, node in self.in_order for _ in node.names()):
+            raise UnusableField("workflow: expected a node with a model or an upscaler before its output")
+        return self
+
+    @property
+    def in_order(self) -> tuple[tuple[str, Any], ...]:
+        """The nodes that the output depends on, each after the nodes that it reads. Raises UnusableField for a node
+        that depends on itself, and OverBound for too many behind one another."""
+        return tuple((node_id, self.nodes[node_id]) for node_id in self._order)
+
+    @cached_property
+    def _order(self) -> tuple[str, ...]:
+        """The ids of these nodes: a copy with other nodes has the same."""
+        depths: dict[str, int] = {}
+        visiting: set[str] = set()
+        stack = [self.output]
+        while stack:
+            node_id = stack[-1]
+            sources = self.nodes[node_id].inputs.values()
+            waiting = [source for source in sources if source not in depths]
+            if node_id in depths:
+                stack.pop()
+            elif waiting:
+                visiting.add(node_id)
+                if found := visiting.intersection(waiting):
+                    raise UnusableField(f"node {min(found)}: it depends on itself")
+                stack.extend(waiting)
+            else:
+                depths[node_id] = 1 + max((depths[source] for source in sources), default=0)
+                visiting.discard(stack.pop())
+                if depths[node_id] > MAX_DEPTH:
+                    raise over_bound("workflow", f"more than {MAX_DEPTH} nodes behind one another", f"{MAX_DEPTH}")
+        return tuple(depths)
+
+    @property
+    def samplings(self) -> Iterator[SampleNode]:
+        """The nodes that sample and that the output depends on, in order."""
+        return (node for _, node in self.in_order if isinstance(node, SampleNode))
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the name of each file that a node names."""
+        for node in self.nodes.values():
+            yield from node.names()
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Yield the place and the text of each text of its nodes."""
+        for node_id, node in self.nodes.items():
+            if isinstance(node, TextNode):
+                yield f"node {node_id}: prompt", node.prompt
+            elif isinstance(node, SampleNode):
+                yield from ((f"node {node_id}: {name}", text) for name, text in node.request.texts())
+
+    @property
+    def shown_fields(self) -> dict[str, Any]:
+        """The fields of a request that describe the output for users: those of the last sampling run, else its first
+        model alone."""
+        samplings = tuple(self.samplings)
+        if not samplings:
+            name = next(name for _, node in self.in_order for _, name in node.names())
+            return {"model": name, "prompt": ""}
+        last, prompts = samplings[-1], dict[str, str]()
+        for name in ("positive", "negative"):
+            text = self.nodes.get(last.inputs.get(name, ""))
+            if isinstance(text, TextNode):
+                prompts[name] = text.prompt
+        request = last.request
+        names = ("steps", "cfg", "sampler", "schedule", "sigmas")
+        shown = {name: getattr(request, name) for name in names if name in request.model_fields_set}
+        return {
+            "model": request.model,
+            "prompt": prompts.get("positive", request.prompt),
+            "negative": prompts.get("negative", request.negative),
+            **shown,
+        }
+
+    def changed_at(self, changes: Mapping[str, Any]) -> Workflow:
+        """Return the workflow with other nodes under some ids; they are valid."""
+        return self.model_copy(update={"nodes": {**self.nodes, **changes}}) if changes else self
+
+    def without_seed(self) -> bool:
+        """Whether a sampling run takes the seed of the request."""
+        return any(node.request.seed is None for node in self.samplings)
+
+
+def checked_workflow(value: Any) -> Workflow:
+    """Return a workflow that is one, or a mapping of its fields. Raises UserError."""
+    if isinstance(value, Workflow):
+        return value
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise unusable_field("workflow", type(value).__name__, 'a mapping, {"nodes": {ID: NODE}, "output": ID}')
+    return Workflow(**value)

@@ -1,0 +1,26 @@
+"""Predictions for the texts of guidance on several groups of members: each group makes some, and all get all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from modelpool.pool.inference.gang.gang_group import GangGroup
+
+
+def spread_over_branches(group: GangGroup, calls: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    """Return the results of `calls`, which are of one shape and dtype, in order; the groups take turns in calling them.
+    One tensor goes each way for each turn."""
+    count, own = group.layout.branches, group.layout.branch_of(group.gang.rank)
+    found: list[Tensor] = []
+    made: Tensor | None = None
+    for begin in range(0, len(calls), count):
+        if begin + own < len(calls):
+            made = calls[begin + own]()
+        else:
+            assert made is not None, "the first groups have a call in every round"
+            made = torch.zeros_like(made)
+        found += group.among_branches(made)
+    return found[: len(calls)]

@@ -1,0 +1,219 @@
+"""`GangGroup`: the process group of a gang. Members meet, agree after each step, exchange tensors and leave.
+
+Every failure of another member is a `GangBroken` with the members that are suspected: those that said nothing at the
+store of the leader within `SEEN_SECONDS`. A member that ends for a reason of its own says so first.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from modelpool.pool.devices.torch_api.process_groups import PrefixStore, abandon_group, backend_for, set_timeout
+from modelpool.pool.inference.gang.gang_layout import GangLayout
+from modelpool.pool.inference.gang.meeting_store import reach_store
+from modelpool.pool.values.core.gang_errors import GangBroken
+from modelpool.pool.values.specs.gang import Gang
+
+#: limit of the wait for the other members: they may still end their last run, or load weights
+MEET_SECONDS = 120.0
+#: limit of an operation before the first step was measured: weights may stream from a disk
+FIRST_SECONDS = 120.0
+#: least limit of an operation afterwards
+LEAST_SECONDS = 2.0
+#: an operation may take this many times as long as the longest step so far
+STEP_FACTOR = 2.0
+#: after a failure, members say within this time that they are there
+SEEN_SECONDS = 0.6
+_POLL_SECONDS = 0.01
+
+_HERE, _LEFT, _SEEN = "here", "left", "seen"
+_FAILURES = (RuntimeError, dist.DistError)
+_T = TypeVar("_T")
+
+
+class GangGroup:
+    """One member's end of the group of a gang, for one run. Used in the thread of the run."""
+
+    def __init__(self, gang: Gang, layout: GangLayout, device: torch.device) -> None:
+        self.gang, self.layout, self.device = gang, layout, device
+        self._store: PrefixStore | None = None
+        #: all members, on their hosts: what they agree about never waits for a device
+        self._hosts: dist.ProcessGroup | None = None
+        self._branch: dist.ProcessGroup | None = None
+        self._part: dist.ProcessGroup | None = None
+        #: whether tensors go over the host: gloo computes there only
+        self._stages = device.type not in ("cpu", "cuda")
+
+    def meet(self, should_stop: Callable[[], bool], seconds: float = MEET_SECONDS) -> bool:
+        """Meet the other members and form the group. Returns False if `should_stop` says so before; raises GangBroken
+        if some do not come within `seconds`."""
+        gang = self.gang
+        ranks = range(gang.degree)
+        with self._failing_as_broken():
+            self._store = reach_store(gang)
+            self._store.set(f"{_HERE}/{gang.rank}", "1")
+            deadline = time.monotonic() + seconds
+            while missing := [rank for rank in ranks if not self._store.check([f"{_HERE}/{rank}"])]:
+                if should_stop():
+                    return False
+                self._raise_if_left()
+                if time.monotonic() > deadline:
+                    names = ", ".join(gang.members[rank] for rank in missing)
+                    raise GangBroken(f"{names} did not come within {seconds:.0f} s", tuple(missing))
+                time.sleep(_POLL_SECONDS)
+            limit = datetime.timedelta(seconds=FIRST_SECONDS)
+            dist.init_process_group(
+                backend_for(self.device), store=self._store, rank=gang.rank, world_size=gang.degree, timeout=limit
+            )
+            self._hosts = dist.new_group(backend="gloo", timeout=limit)
+            for members in self.layout.branch_ranks():  # every member makes every group
+                group = dist.new_group(members, timeout=limit) if len(members) > 1 else None
+                self._branch = group if gang.rank in members else self._branch
+            for members in self.layout.part_ranks():
+                group = dist.new_group(members, timeout=limit) if len(members) > 1 else None
+                self._part = group if gang.rank in members else self._part
+        return True
+
+    @staticmethod
+    def decline(gang: Gang, reason: str) -> None:
+        """Tell the other members that this one does not come to the next run of the gang. Never raises."""
+        _within(lambda: reach_store(gang, SEEN_SECONDS).set(f"{_LEFT}/{gang.rank}", reason), 2 * SEEN_SECONDS)
+
+    def leave(self, reason: str = "") -> None:
+        """Leave the group, whatever the others do; `reason` is why it ends for this member, empty if it is over.
+        Idempotent, never raises."""
+        if reason and self._store is not None:
+            store = self._store
+            _within(lambda: store.set(f"{_LEFT}/{self.gang.rank}", reason), SEEN_SECONDS)
+        with suppress(*_FAILURES):
+            abandon_group()
+        self._store = self._hosts = self._branch = self._part = None
+
+    def agree(self, numbers: Sequence[float]) -> Tensor:
+        """Return the numbers of all members, float64 [members, numbers]. Raises GangBroken."""
+        own = torch.tensor(list(numbers), dtype=torch.float64)
+        found = [torch.empty_like(own) for _ in range(self.gang.degree)]
+        with self._failing_as_broken():
+            dist.all_gather(found, own, group=self._hosts)
+        return torch.stack(found)
+
+    def tell(self, value: _T) -> list[_T]:
+        """Return the values of all members, by rank. Raises GangBroken."""
+        found: list[Any] = [None] * self.gang.degree
+        with self._failing_as_broken():
+            dist.all_gather_object(found, value, group=self._hosts)
+        return found
+
+    def allow(self, step_seconds: float) -> None:
+        """Limit operations from now on by the longest step so far, of any member."""
+        seconds = max(LEAST_SECONDS, STEP_FACTOR * step_seconds)
+        for group in (self._hosts, self._branch, self._part):
+            if group is not None:
+                set_timeout(group, seconds)
+
+    def among_branches(self, own: Tensor) -> list[Tensor]:
+        """Return the tensors of the members at this place of each group of texts, all of one shape. Raises
+        GangBroken."""
+        if self._part is None:
+            return [own]
+        sent = self._sent(own)
+        found = [torch.empty_like(sent) for _ in range(self.layout.branches)]
+        with self._failing_as_broken():
+            dist.all_gather(found, sent, group=self._part)
+        return [self._received(each) for each in found]
+
+    def among_parts(self, own: Tensor) -> list[Tensor]:
+        """Return the tensors of the members of this group of texts, all of one shape. Raises GangBroken."""
+        if self._branch is None:
+            return [own]
+        sent = self._sent(own)
+        found = [torch.empty_like(sent) for _ in range(self.layout.parts)]
+        with self._failing_as_broken():
+            dist.all_gather(found, sent, group=self._branch)
+        return [self._received(each) for each in found]
+
+    def exchange(self, sent: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+        """Send a tensor to each member of this group of texts; return what each sent here, flat, of `numbers` values.
+        Raises GangBroken."""
+        assert self._branch is not None, "tokens are exchanged among several"
+        flat = self._sent(torch.cat([each.reshape(-1) for each in sent]))
+        found = flat.new_empty(sum(numbers))
+        with self._failing_as_broken():
+            dist.all_to_all_single(found, flat, list(numbers), [each.numel() for each in sent], group=self._branch)
+        return list(self._received(found).split(list(numbers)))
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        return (tensor.to("cpu") if self._stages else tensor).contiguous()
+
+    def _received(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device) if self._stages else tensor
+
+    @contextmanager
+    def _failing_as_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except _FAILURES as failed:
+            raise self._broken(failed) from failed
+
+    def _broken(self, failed: BaseException) -> GangBroken:
+        """Return the error for a failed operation: who is suspected, and why."""
+        found = _within(self._unseen, 2 * SEEN_SECONDS)
+        suspects, reasons = found if found is not None else ((0,), [])
+        if not suspects:
+            return GangBroken(f"a gang has ended: {_short(failed)}")
+        names = ", ".join(f"{self.gang.members[rank]} (rank {rank})" for rank in suspects)
+        why = "; ".join(reasons) or _short(failed)
+        return GangBroken(f"{names} does not take part any more: {why}", suspects)
+
+    def _unseen(self) -> tuple[tuple[int, ...], list[str]]:
+        """Say that this member is there; return the members that are not, or have left, with their reasons."""
+        if self._store is None:
+            return (0,), []
+        store, ranks = self._store, range(self.gang.degree)
+        store.set(f"{_SEEN}/{self.gang.rank}", "1")
+        deadline = time.monotonic() + SEEN_SECONDS
+        while True:
+            left = [rank for rank in ranks if store.check([f"{_LEFT}/{rank}"])]
+            unseen = [rank for rank in ranks if rank not in left and not store.check([f"{_SEEN}/{rank}"])]
+            if not unseen or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        reasons = [store.get(f"{_LEFT}/{rank}").decode() for rank in left]
+        return tuple(sorted({*left, *unseen} - {self.gang.rank})), reasons
+
+    def _raise_if_left(self) -> None:
+        """Raise GangBroken if a member has left already."""
+        store = self._store
+        assert store is not None, "members have met at the store"
+        left = tuple(rank for rank in range(self.gang.degree) if store.check([f"{_LEFT}/{rank}"]))
+        if left:
+            why = "; ".join(store.get(f"{_LEFT}/{rank}").decode() for rank in left)
+            raise GangBroken(f"{self.gang.members[left[0]]} (rank {left[0]}) does not take part: {why}", left)
+
+
+def _short(failed: BaseException) -> str:
+    return str(failed).splitlines()[0][:200] if str(failed) else type(failed).__name__
+
+
+def _within(ask: Callable[[], _T], seconds: float) -> _T | None:
+    """Return `ask()`, or None if it fails or takes longer: a store in a stopped process does not answer, and torch
+    waits for it. Its thread ends with the connection then."""
+    answer: list[_T] = []
+
+    def answer_it() -> None:
+        with suppress(*_FAILURES):
+            answer.append(ask())
+
+    thread = threading.Thread(target=answer_it, name="gang store", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answer[0] if answer else None

@@ -1,0 +1,173 @@
+"""Applies the plan of a family (`pool.values.core.sequence_plan`) to a module for the steps of a run, and checks that
+all of it acts: an entry that does not is an error, since the image would be wrong without one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modelpool.pool.inference.gang.gang_group import GangGroup
+from modelpool.pool.inference.gang.token_exchange import TokenExchange, TokenShares, joined_shares
+from modelpool.pool.values.core.sequence_plan import Gather, SequencePlan, Split, SplitAttention
+from modelpool.pool.weights.ops.attention_calls import current_kernels, routed
+
+
+class PlanUnfit(ValueError):
+    """A plan that does not fit a module. The message names the entry."""
+
+
+@contextmanager
+def divided_tokens(module: nn.Module, plan: SequencePlan, group: GangGroup) -> Iterator[None]:
+    """Divide the tokens of `module` among the members of a group while it is entered. Raises PlanUnfit if an entry
+    names no module; a call of the module raises it if an entry did not act."""
+    split = _DividedCall(plan, group)
+    with ExitStack() as undoing:
+        for hook in split.hooks(module):
+            undoing.callback(hook.remove)
+        undoing.enter_context(routed(split.attention))
+        yield
+
+
+class _DividedCall:
+    """The state of one call of a module, and the hooks that change it."""
+
+    def __init__(self, plan: SequencePlan, group: GangGroup) -> None:
+        self._plan, self._group = plan, group
+        self._part = group.layout.part_of(group.gang.rank)
+        self._shares = TokenShares(group.layout.parts, {})
+        self.attention = TokenExchange(group, self._shares, current_kernels())
+        #: entries that have acted in the current call
+        self._acted: set[object] = set()
+
+    def hooks(self, module: nn.Module) -> Iterator[Any]:
+        """Yield the handles of all hooks, as each is in place."""
+        yield module.register_forward_pre_hook(self._begin, prepend=True)
+        for split in self._plan.splits:
+            for found in modules_at(module, split.module):
+                yield found.register_forward_pre_hook(self._splitting(found, split), with_kwargs=True)
+        for gather in self._plan.gathers:
+            for found in modules_at(module, gather.module):
+                yield found.register_forward_hook(self._gathering(gather))
+        for divided in self._plan.attention:
+            for found in modules_at(module, divided.module):
+                yield found.register_forward_pre_hook(self._entering(divided))
+                yield found.register_forward_hook(self._leaving(divided), always_call=True)
+        yield module.register_forward_hook(self._end)
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._shares.totals.clear()
+        self._acted.clear()
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Check that every entry has acted."""
+        done = {(entry.module, entry.argument) for entry in self._acted if isinstance(entry, Split)}
+        idle: list[object] = [split for split in self._plan.splits if (split.module, split.argument) not in done]
+        idle += [entry for entry in (*self._plan.gathers, *self._plan.attention) if entry not in self._acted]
+        if idle:
+            raise PlanUnfit(f"{type(module).__name__}: found no use of {idle[0]}, expected one in each call")
+
+    def _splitting(self, module: nn.Module, split: Split) -> Any:
+        names = list(inspect.signature(type(module).forward).parameters)[1:]
+        argument, _, place = split.argument.partition(".")
+        if argument not in names:
+            raise PlanUnfit(f"{type(module).__name__}: found no input {argument!r}, expected {split}")
+        position = names.index(argument)
+
+        def own(given: Any) -> Any:
+            if not place or given is None:
+                return self._own(given, split)
+            each = list(given)
+            each[int(place)] = self._own(each[int(place)], split)
+            return tuple(each)
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            if argument in kwargs:
+                return args, {**kwargs, argument: own(kwargs[argument])}
+            if position < len(args):
+                return (*args[:position], own(args[position]), *args[position + 1 :]), kwargs
+            self._acted.add(split)  # it has its default
+            return args, kwargs
+
+        return hook
+
+    def _own(self, given: Any, split: Split) -> Any:
+        """The share of this member in an input."""
+        if isinstance(given, (tuple, list)):
+            return tuple(self._own(each, split) for each in given)
+        if given is None or given.dim() == split.whole:
+            self._acted.add(split)
+            return given
+        if split.dims not in (0, given.dim()):
+            return given
+        self._acted.add(split)
+        found, totals = given.shape[split.dim], self._shares.totals
+        if found == 1 and any(totals.get(segment, 1) != 1 for segment in split.segments):  # for all tokens
+            return given
+        if len(split.segments) == 1:
+            total = totals.setdefault(split.segments[0], found)
+        else:
+            total = sum(totals[segment] for segment in split.segments)
+        if found != total:
+            raise PlanUnfit(f"found {found} tokens in {split}, expected {total}")
+        kept, begin = [], 0
+        for segment in split.segments:
+            shares = self._shares.share(segment)
+            kept.append(given.narrow(split.dim, begin + sum(shares[: self._part]), shares[self._part]))
+            begin += sum(shares)
+        return kept[0] if len(kept) == 1 else torch.cat(kept, split.dim)
+
+    def _gathering(self, gather: Gather) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> Any:
+            self._acted.add(gather)
+            lengths = self._shares.share(gather.segment)
+            if isinstance(output, Tensor):
+                return self._joined(output, lengths, gather)
+            made = list(output)
+            made[gather.place] = self._joined(made[gather.place], lengths, gather)
+            return tuple(made)
+
+        return hook
+
+    def _joined(self, own: Tensor, lengths: list[int], gather: Gather) -> Tensor:
+        if own.shape[gather.dim] != lengths[self._part]:
+            expected = f"{lengths[self._part]} in {gather}"
+            raise PlanUnfit(f"found {own.shape[gather.dim]} tokens, expected {expected}")
+        return joined_shares(self._group, own, lengths, gather.dim)
+
+    def _entering(self, divided: SplitAttention) -> Any:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.attention.segments = divided.queries, divided.keys
+            self.attention.calls = 0
+
+        return hook
+
+    def _leaving(self, divided: SplitAttention) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self.attention.segments = None
+            if self.attention.calls:
+                self._acted.add(divided)
+            elif output is not None:
+                raise PlanUnfit(f"{type(module).__name__}: found no attention inside, expected it for {divided}")
+
+        return hook
+
+
+def modules_at(module: nn.Module, name: str) -> Sequence[nn.Module]:
+    """Return the modules with a name of a plan. Raises PlanUnfit if there are none."""
+    if not name:
+        return [module]
+    if ".-1" in f".{name}":
+        stem, _, rest = f".{name}".partition(".-1")
+        last = len(list(module.get_submodule(stem[1:]).children())) - 1
+        name = f"{stem[1:]}.{last}{rest}"
+    pattern = re.compile(re.escape(name).replace(r"\*", r"\d+"))
+    found = [each for path, each in module.named_modules() if pattern.fullmatch(path)]
+    if not found:
+        raise PlanUnfit(f"{type(module).__name__}: found no module {name!r}, expected one to divide tokens at")
+    return found

@@ -1,0 +1,1 @@
+"""Pure functions over results: images, masks, latents, encoded texts and audio."""

@@ -1,0 +1,202 @@
+"""Scales images: to a size, by a factor, to a number of pixels, to a longest side, to the nearest of some sizes.
+
+All sizes are rounded to whole pixels with halves to the even number, as Python's `round` does, and are at least 1.
+A crop first cuts off sides that are too long (`resampling.centre_box`); without one the image is stretched.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from modelpool.pool.inference.operations.operation import (
+    IMAGE,
+    MAX_SIDE,
+    Inputs,
+    Operation,
+    Size,
+    Sizes,
+    need,
+    need_one_of,
+)
+from modelpool.pool.inference.operations.pixel_levels import as_pixels, frames_of, image_like, levels
+from modelpool.pool.inference.operations.resampling import IMAGE_METHODS, centre_box, resampled
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.stage_params import ImagePixels, PixelArray, VideoFrames
+
+#: pixels of a megapixel, as ComfyUI's nodes count
+MEGAPIXEL = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleToSize:
+    """Scale to this width and height; one that is 0 follows from the other, and with both 0 nothing changes. `crop`
+    first cuts off sides that are too long, at the centre."""
+
+    width: int
+    height: int
+    method: str = "bilinear"
+    crop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleByFactor:
+    """Scale both sides by a factor. `cut`: parts of a pixel are cut off, instead of rounded."""
+
+    factor: float
+    method: str = "bilinear"
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleToPixels:
+    """Scale by sqrt(megapixels * 1024 * 1024 / pixels). With a `multiple` above 1, sides are rounded to multiples."""
+
+    megapixels: float
+    multiple: int = 1
+    method: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleToLongest:
+    """Scale so that the longest side has this number of pixels."""
+
+    longest: int
+    method: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleWithin:
+    """Scale to the largest size with the same proportions within a width and a height; 0 is any."""
+
+    width: int
+    height: int
+    method: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleToNearest:
+    """Scale, with a centre crop, to the size with the ratio of sides that is nearest to the image's; of equally near
+    ones to the first. `sizes` are width and height of each, one behind the other."""
+
+    sizes: tuple[int, ...]
+    method: str = "bilinear"
+
+
+def size_wanted(size: Size, width: int, height: int, least: int = 1) -> Size:
+    """Return a size in which a side that is 0 follows from the other; both sides are at least `least`, unless both are
+    0 and nothing changes."""
+    if not width and not height:
+        return size
+    wide = width or round(size.width * height / size.height)
+    high = height or round(size.height * width / size.width)
+    return Size(max(least, wide), max(least, high), size.frames)
+
+
+def factored(size: Size, factor: float, multiple: int = 1) -> Size:
+    """Return a size after both sides were multiplied and rounded."""
+    width, height = (max(1, round(side * factor / multiple)) * multiple for side in (size.width, size.height))
+    return Size(width, height, size.frames)
+
+
+def _to_size(params: ScaleToSize, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("width", params.width, 0, MAX_SIDE)
+    need("height", params.height, 0, MAX_SIDE)
+    return size_wanted(sizes["image"], params.width, params.height)
+
+
+def _by_factor(params: ScaleByFactor, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("factor", params.factor, 0.001, 1000)
+    size = sizes["image"]
+    if params.cut:
+        return Size(max(1, int(size.width * params.factor)), max(1, int(size.height * params.factor)), size.frames)
+    return factored(size, params.factor)
+
+
+def _to_pixels(params: ScaleToPixels, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("megapixels", params.megapixels, 0.001, 1000)
+    need("multiple", params.multiple, 1, MAX_SIDE)
+    size = sizes["image"]
+    return factored(size, math.sqrt(params.megapixels * MEGAPIXEL / (size.width * size.height)), params.multiple)
+
+
+def _to_longest(params: ScaleToLongest, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("longest", params.longest, 1, MAX_SIDE)
+    size = sizes["image"]
+    if size.height > size.width:
+        return Size(max(1, round(size.width * params.longest / size.height)), params.longest, size.frames)
+    return Size(params.longest, max(1, round(size.height * params.longest / size.width)), size.frames)
+
+
+def _within(params: ScaleWithin, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("width", params.width, 0, MAX_SIDE)
+    need("height", params.height, 0, MAX_SIDE)
+    size = sizes["image"]
+    limits = ((params.width, size.width), (params.height, size.height))
+    return factored(size, min((wanted / side for wanted, side in limits if wanted), default=1.0))
+
+
+def _to_nearest(params: ScaleToNearest, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    if not params.sizes or len(params.sizes) % 2:
+        raise UnusableField(f"sizes: found {len(params.sizes)} numbers, expected width and height of at least one size")
+    for side in params.sizes:
+        need("sizes", side, 1, MAX_SIDE)
+    size = sizes["image"]
+    pairs = zip(params.sizes[::2], params.sizes[1::2], strict=True)
+    width, height = min(pairs, key=lambda each: abs(size.width / size.height - each[0] / each[1]))
+    return Size(width, height, size.frames)
+
+
+def scaled(
+    image: ImagePixels | VideoFrames, width: int, height: int, method: str, crops: bool = False
+) -> ImagePixels | VideoFrames:
+    """Return an image in another size. "lanczos" is Pillow's filter on the 8-bit values, which averages when it makes
+    an image smaller; the other methods are `resampling.resampled` on levels."""
+    frames_THWC = frames_of(image)
+    if crops:
+        left, top, wide, high = centre_box(frames_THWC.shape[2], frames_THWC.shape[1], width, height)
+        frames_THWC = frames_THWC[:, top : top + high, left : left + wide]
+    if frames_THWC.shape[1:3] != (height, width):
+        frames_THWC = np.stack([_frame(frame_HWC, width, height, method) for frame_HWC in frames_THWC])
+    return image_like(image, frames_THWC)
+
+
+def _frame(frame_HWC: PixelArray, width: int, height: int, method: str) -> PixelArray:
+    if method == "lanczos":
+        if frame_HWC.shape[-1] == 3:
+            return np.asarray(Image.fromarray(frame_HWC).resize((width, height), Image.Resampling.LANCZOS))
+        planes = [Image.fromarray(np.ascontiguousarray(plane_HW)) for plane_HW in np.moveaxis(frame_HWC, -1, 0)]
+        return np.stack([np.asarray(one.resize((width, height), Image.Resampling.LANCZOS)) for one in planes], axis=-1)
+    colours_CHW = np.moveaxis(levels(frame_HWC), -1, 0)
+    return np.moveaxis(as_pixels(resampled(colours_CHW, width, height, method)), 0, -1)
+
+
+def _row(name: str, params: type[Any], size: Any) -> Operation:
+    def run(given: Any, inputs: Inputs) -> ImagePixels | VideoFrames:
+        image = inputs["image"]
+        frames_THWC = frames_of(image)
+        wanted = size(given, {"image": Size(frames_THWC.shape[2], frames_THWC.shape[1])})
+        crops = getattr(given, "crop", False) or isinstance(given, ScaleToNearest)
+        return scaled(image, wanted.width, wanted.height, given.method, crops)
+
+    return Operation(name, params, {"image": IMAGE}, IMAGE, run, size)
+
+
+IMAGE_SCALING = (
+    _row("image_scale", ScaleToSize, _to_size),
+    _row("image_scale_by", ScaleByFactor, _by_factor),
+    _row("image_scale_to_pixels", ScaleToPixels, _to_pixels),
+    _row("image_scale_to_longest", ScaleToLongest, _to_longest),
+    _row("image_scale_within", ScaleWithin, _within),
+    _row("image_scale_to_nearest", ScaleToNearest, _to_nearest),
+)

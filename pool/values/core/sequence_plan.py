@@ -1,0 +1,74 @@
+"""How the tokens of a model are divided among the members of a gang (sequence parallelism). Torch-free.
+
+Each member computes a share of each segment of tokens ("image", "text"). Inside an attention that reads all of them,
+members exchange tokens for heads (Ulysses), so that each computes some heads for all tokens, and back. What is not
+named in a plan is computed by every member, complete.
+
+Names of modules are below the diffusion model, "" is itself; "*" stands for any one number, "-1" for the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """An input of a module of which each member keeps its share of the tokens. Nothing is split if it is None; a
+    dimension of 1 is for all tokens, and stays.
+
+    module    its name
+    argument  the name of the input: a tensor, or some with equal dimensions; "name.1" is the second of them
+    dim       the dimension of the tokens
+    segments  the segments whose tokens it has, one behind the other
+    dims      the dimensions of an input that is split so, where there are others; 0: of any
+    whole     the dimensions of one that is for all tokens; 0: there is none
+    """
+
+    module: str
+    argument: str
+    dim: int
+    segments: tuple[str, ...]
+    dims: int = 0
+    whole: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """An output of a module in which the shares of all members are joined.
+
+    place  of the output, if the module has several
+    """
+
+    module: str
+    dim: int
+    segment: str
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SplitAttention:
+    """The attention modules whose members are divided.
+
+    module   their name
+    queries  the segments of the queries, in any order; () if every member has all of them
+    keys     the segments of the keys
+    """
+
+    module: str
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """Where the tokens of a model are split and joined, and which attention reads the tokens of all members. Attention
+    that is not named reads only what its member has.
+
+    reads_images  whether it holds with an image that a video begins with
+    """
+
+    splits: tuple[Split, ...]
+    gathers: tuple[Gather, ...]
+    attention: tuple[SplitAttention, ...]
+    reads_images: bool = False

@@ -1,0 +1,42 @@
+"""How much of the pool's GPU time runs have needed lately, and how much may be spent on sharing runs. Pure arithmetic.
+
+A run on several GPUs takes more GPU time than on one. That costs nothing while GPUs would be idle otherwise, and makes
+others wait under load. So a run may take as many times its GPU time as keeps the pool below `MOST_LOAD`, if all work
+took so much more.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+#: time over which the load is averaged
+AVERAGED_SECONDS = 300.0
+#: load up to which GPU time is spent on sharing runs
+MOST_LOAD = 0.9
+
+
+class GangLoad:
+    """The average part of GPU time that runs needed, each counted as on one GPU."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._since = 0.0
+        self.load = 0.0
+
+    def pass_time(self, at: float, workers: int, busy: float) -> None:
+        """Account for the time until `at`, which never falls: of `workers`, `busy` ran something. The part of shared
+        runs that one GPU would not have needed is not counted in `busy`."""
+        seconds = at - self._at
+        if seconds <= 0.0:
+            return
+        self._at = at
+        if not workers:
+            return
+        self._since += seconds
+        weight = seconds / max(seconds, min(self._since, AVERAGED_SECONDS + seconds))
+        self.load += weight * (busy / workers - self.load)
+
+    @property
+    def most_times(self) -> float:
+        """How many times the GPU time of a run on one GPU a shared run may take."""
+        return MOST_LOAD / self.load if self.load > 0.0 else inf

@@ -1,0 +1,148 @@
+"""Nodes without tensors are computed before a workflow is compiled: what they give is as if it were written; what
+cannot be computed is named, and nothing grows without bound."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from modelpool.actors.http.comfy.comfy_evaluation import evaluated
+from modelpool.actors.http.comfy.comfy_expressions import number_of
+from modelpool.actors.http.comfy.comfy_graph import KnownGraph, PoolNames, nodes_in_order
+from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
+from modelpool.actors.request.requests import GenerateRequest
+from tests.actors.http.comfy.comfy_examples import Graph, basic, node
+
+NAMES = PoolNames({"shapes": "Stable Diffusion 1", "xl": "Stable Diffusion XL"}, ["light"])
+
+
+def made(graph: Graph) -> GenerateRequest:
+    """The request of a workflow with one output."""
+    (output,) = outputs_of(graph, NAMES)
+    (request,) = requests_of(output, NAMES, lambda name: pytest.fail(f"reads {name}"))
+    return request
+
+
+def errors(graph: Graph) -> dict[str, list[str]]:
+    """The details of the errors, by node."""
+    with pytest.raises(WorkflowRejected) as found:
+        outputs_of(graph, NAMES)
+    nodes = found.value.as_json()["node_errors"]
+    return {node_id: [each["details"] for each in one["errors"]] for node_id, one in nodes.items()}
+
+
+def given(kind: str, slot: int = 0, **inputs: Any) -> Any:
+    """What a node without tensors gives to an input that takes everything."""
+    graph = {"value": node(kind, **inputs), "end": node("Any Switch (rgthree)", any_01=["value", slot])}
+    order = nodes_in_order(KnownGraph(graph, NAMES), ["end"])
+    return evaluated(graph, order)["end"]["inputs"]["any_01"]
+
+
+def test_values_of_nodes() -> None:
+    cases: list[tuple[Any, Any]] = [
+        (given("StringConcatenate", string_a="a", string_b="b", delimiter="-"), "a-b"),
+        (given("StringSubstring", string="abcdef", start=1, end=-1), "bcde"),
+        (given("StringLength", string="abc"), 3),
+        (given("CaseConverter", string="a red Cat", mode="Title Case"), "A Red Cat"),
+        (given("StringTrim", string="  a ", mode="Left"), "a "),
+        (given("StringReplace", string="a cat", find="cat", replace="dog"), "a dog"),
+        (given("StringContains", string="A Cat", substring="cat", case_sensitive=False), True),
+        (given("StringCompare", string_a="cat", string_b="c", mode="Starts With", case_sensitive=True), True),
+        (given("Text String", 3, text="a", text_d="d"), "d"),
+        (
+            given("Text Concatenate", delimiter="\\n", clean_whitespace="true", text_a=" a ", text_b=" ", text_d="d"),
+            "a\nd",
+        ),
+        (given("Text Random Line", text="one\ntwo\nthree", seed=3), "one"),
+        (given("StringConstantMultiline", string="a\nb", strip_newlines=True), "ab"),
+        (given("MathExpression|pysssss", 1, expression="a / 2 ** b", a=10, b=2), 2.5),
+        (given("MathExpression|pysssss", expression="iif(a > 3, max(a, 7), 1)", a=4), 7),
+        (given("SimpleMath+", value="round(a * 1.5)", a=3), 4),
+        (given("PrimitiveBoolean", value="true"), True),
+    ]
+    for number, (found, wanted) in enumerate(cases):
+        assert found == wanted, number
+        assert type(found) is type(wanted), number
+
+
+def test_a_value_through_texts_numbers_switches_and_reroutes_is_as_if_it_were_written() -> None:
+    graph = basic(steps=["many", 0], model=["which", 0])
+    graph["positive"]["inputs"]["text"] = ["text", 0]
+    graph["subject"] = node("Text Multiline", text="circle")
+    graph["text"] = node("StringConcatenate", string_a="a red", string_b=["routed", 0], delimiter=" ")
+    graph["routed"] = node("Any Switch (rgthree)", any_02=["subject", 0])
+    graph["half"] = node("PrimitiveInt", value=4)
+    graph["many"] = node("MathExpression|pysssss", expression="a * 2", a=["half", 0])
+    graph["flag"] = node("StringContains", string=["text", 0], substring="red", case_sensitive=True)
+    graph["xl"] = node("CheckpointLoaderSimple", ckpt_name="xl")
+    graph["which"] = node("ComfySwitchNode", switch=["flag", 0], on_true=["model", 0], on_false=["xl", 0])
+    request = made(graph)
+    assert request == made(basic())
+    assert (request.prompt, request.steps, request.model) == ("a red circle", 8, "shapes")
+    graph["flag"]["inputs"]["substring"] = "blue"
+    for name in ("positive", "negative"):
+        graph[name]["inputs"]["clip"] = ["xl", 1]
+    graph["decoded"]["inputs"]["vae"] = ["xl", 2]
+    assert made(graph).model == "xl"
+
+
+def test_what_cannot_be_computed_is_named_where_it_is() -> None:
+    choice = node("ImpactSwitch", select=3, input1=["model", 0], input2=["model", 0])
+    assert list(errors({**basic(model=["choice", 0]), "choice": choice})) == ["choice"]
+    wrong = node("MathExpression|pysssss", expression="__import__('os')", a=1)
+    found = errors({**basic(steps=["many", 0]), "many": wrong})
+    assert found == {"many": ["expression: found Call, expected numbers, names, operators, and abs, ceil, floor, int, "
+                              "float, max, min, round, sqrt, iif"]}  # fmt: skip
+    by_zero = node("SimpleMath+", value="1 / a", a=0)
+    assert list(errors({**basic(steps=["many", 0]), "many": by_zero})) == ["many"]
+    text = node("PrimitiveString", value="8")
+    assert errors({**basic(steps=["many", 0]), "many": text}) == {"sampler": ["steps: found STRING, expected INT"]}
+    many = node("PrimitiveInt", value=0)
+    assert errors({**basic(steps=["many", 0]), "many": many}) == {"sampler": ["steps: found 0, expected at least 1"]}
+    loop = {**basic(model=["one", 0]), "one": node("Any Switch (rgthree)", any_01=["two", 0])}
+    loop["two"] = node("Any Switch (rgthree)", any_01=["one", 0])
+    assert list(errors(loop)) == ["two"]
+
+
+def test_expressions_are_arithmetic_of_bounded_numbers() -> None:
+    assert number_of("-a ** 2 // 3 + int(7.9) % 4", {"a": 5}) == -25 // 3 + 3
+    for expression in (
+        "9**999",
+        "2.0**255*9",
+        "a.b",
+        "[1]",
+        "'a'",
+        "(" * 300,
+        "lambda: 1",
+        "a if b else 1",
+        "1 +",
+        "x",
+    ):
+        with pytest.raises((NodeUnsupported, ArithmeticError)):
+            number_of(expression, {"a": 1})
+    assert math.isclose(number_of("sqrt(2) * float(3)", {}), math.sqrt(2) * 3)
+
+
+def test_texts_that_double_are_refused_at_once() -> None:
+    graph = basic()
+    graph["t0"] = node("PrimitiveString", value="x" * 60_000)
+    for place in range(1, 900):
+        before = [f"t{max(0, place - 1) if place < 3 else 1}", 0]
+        graph[f"t{place}"] = node("StringConcatenate", string_a=before, string_b="y", delimiter="")
+    graph["last"] = node("Any Switch (rgthree)", **{f"any_{place + 1:02}": [f"t{place}", 0] for place in range(10)})
+    graph["joined"] = node("Text Concatenate", delimiter="", clean_whitespace="false", text_a=["t898", 0])
+    for place in range(100, 899):
+        graph[f"t{place + 1}"]["inputs"]["string_a"] = [f"t{place}", 0]
+    graph["positive"]["inputs"]["text"] = ["joined", 0]
+    with pytest.raises(WorkflowRejected, match="characters in the texts that nodes compute") as found:
+        outputs_of(graph, NAMES)
+    assert found.value.is_over_bound
+    doubled = basic()
+    doubled["t0"] = node("PrimitiveString", value="x" * 100_000)
+    doubled["t1"] = node("StringReplace", string=["t0", 0], find="x", replace="yy")
+    doubled["positive"]["inputs"]["text"] = ["t1", 0]
+    assert errors(doubled) == {"t1": ["its text has 200000 characters, expected up to 131072"]}

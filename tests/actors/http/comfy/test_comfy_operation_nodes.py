@@ -1,0 +1,150 @@
+"""Every node that is an operation becomes a workflow with the operation that it names, with valid settings, of images,
+masks and latents that are generated; and of images of the user, where requests without a workflow read these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from modelpool.actors.http.comfy.comfy_graph import PoolNames
+from modelpool.actors.http.comfy.comfy_node_types import WIDGET_TYPES
+from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS
+from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.workflow_fields import OperationNode
+from modelpool.pool.inference.operations.operate import operation_named
+from modelpool.pool.inference.operations.operation import IMAGE, LATENT, MASK, Size
+from tests.actors.http.comfy.comfy_examples import Graph, basic, node
+
+NAMES = PoolNames({"shapes": "Stable Diffusion 1"}, [])
+#: settings that differ from the defaults of a node, where these are refused
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ImageResize+": {"interpolation": "lanczos", "method": "keep proportion", "width": 32, "height": 0},
+    "Image Resize": {"supersample": "false", "mode": "resize"},
+    "EmptyImage": {"color": 0x102030},
+    "Latent Upscale by Factor (WAS)": {"align": "false", "mode": "bislerp"},
+}
+#: nodes with the sizes of latents and images here, so that settings fit
+SIDE = 64
+
+
+def requests(graph: Graph) -> list[GenerateRequest]:
+    read = lambda name: Image.new("RGBA", (SIDE, SIDE), (255, 0, 0, 128))  # noqa: E731
+    return [one for output in outputs_of(graph, NAMES) for one in requests_of(output, NAMES, read)]
+
+
+def graph_of(name: str) -> Graph:
+    """A workflow in which a node reads what a sampler made, and leads to an image."""
+    graph = basic()
+    graph["again"] = node("LatentFlip", samples=["sampler", 0], flip_method="y-axis: horizontally")
+    graph["pixels"] = node("ImageFlip", image=["decoded", 0], flip_method="x-axis: vertically")
+    graph["mask"] = node("ImageToMask", image=["decoded", 0], channel="red")
+    graph["other"] = node("InvertMask", mask=["mask", 0])
+    known = {"IMAGE": [["decoded", 0], ["pixels", 0]], "MASK": [["mask", 0], ["other", 0]]}
+    known["LATENT"] = [["sampler", 0], ["again", 0]]
+    kind, inputs = NODE_TYPES[name], dict[str, Any]()
+    for given in kind.inputs:
+        if given.type in WIDGET_TYPES:
+            inputs[given.name] = SETTINGS.get(name, {}).get(given.name, given.default)
+        else:
+            inputs[given.name] = known[given.type].pop(0)
+    graph["subject"] = node(name, **inputs)
+    ends = {
+        "IMAGE": node("ImageInvert", image=["subject", 0]),
+        "MASK": node("MaskToImage", mask=["subject", 0]),
+        "LATENT": node("VAEDecode", samples=["subject", 0], vae=["model", 2]),
+    }
+    if kind.is_output:
+        graph["subject"]["inputs"]["mask"] = ["mask", 0]
+        del graph["saved"]
+        return graph
+    graph["end"] = ends[kind.outputs[0]]
+    if "Batch" in name and name != "ImageFromBatch":
+        graph["saved"] = node("SaveAnimatedWEBP", images=["end", 0], filename_prefix="a", fps=4.0, lossless=True)
+        return graph
+    # what has no model before it is put on an image that has one
+    graph["together"] = node(
+        "ImageBlend", image1=["decoded", 0], image2=["end", 0], blend_factor=0.5, blend_mode="screen"
+    )
+    graph["saved"]["inputs"]["images"] = ["together", 0]
+    return graph
+
+
+def test_every_node_is_an_operation_with_valid_settings() -> None:
+    wrong: list[Any] = []
+    for name in OPERATION_BUILDERS:
+        (request,) = requests(graph_of(name))
+        assert request.workflow is not None
+        nodes = request.workflow.nodes
+        made = [each for key, each in nodes.items() if key.partition("/")[0] == "subject"]
+        if not made or not all(isinstance(each, OperationNode) for each in made):
+            wrong.append((name, made))
+        for each in nodes.values():
+            if isinstance(each, OperationNode):
+                operation = operation_named(each.name)
+                params = operation.params_of(each.settings)
+                sides = {LATENT: Size(8, 8), IMAGE: Size(SIDE, SIDE), MASK: Size(SIDE, SIDE)}
+                sizes = {one: sides[kind] for one, kind in operation.inputs.items() if one in each.inputs}
+                operation.size_of(params, sizes)
+                missing = set(operation.inputs) - set(each.inputs) - operation.optional
+                if missing or set(each.inputs) - set(operation.inputs):
+                    wrong.append((name, each.name, sorted(each.inputs)))
+    assert not wrong
+
+
+def test_settings_reach_the_operation() -> None:
+    graph = graph_of("ImageCrop")
+    graph["subject"]["inputs"] |= {"x": 3, "y": 5, "width": 20, "height": 10}
+    (request,) = requests(graph)
+    assert request.workflow is not None
+    crop = request.workflow.nodes["subject"]
+    assert isinstance(crop, OperationNode)
+    assert (crop.name, crop.settings) == ("image_crop", {"x": 3, "y": 5, "width": 20, "height": 10})
+
+
+def test_images_that_are_put_together_are_saved_as_an_animation_or_one_by_one() -> None:
+    graph = graph_of("ImageBatch")
+    (request,) = requests(graph)
+    assert (request.format, request.quality) == ("webp", 100)
+    graph["saved"] = node("SaveImage", images=["end", 0], filename_prefix="a")
+    with pytest.raises(WorkflowRejected, match="images: found images that are put together"):
+        requests(graph)
+    graph["one"] = node("ImageFromBatch", image=["end", 0], batch_index=1, length=1)
+    graph["saved"]["inputs"]["images"] = ["one", 0]
+    (request,) = requests(graph)
+    assert request.format is None
+    (preview,) = outputs_of(graph_of("MaskPreview"), NAMES)
+    assert preview.is_preview
+
+
+def test_images_of_the_user_stay_in_requests_without_a_workflow() -> None:
+    graph = basic(latent_image=["encoded", 0], denoise=0.5)
+    graph["loaded"] = node("LoadImage", image="a.png")
+    graph["cropped"] = node("ImageCrop", image=["loaded", 0], x=0, y=0, width=64, height=32)
+    graph["encoded"] = node("VAEEncode", pixels=["cropped", 0], vae=["model", 2])
+    (request,) = requests(graph)
+    assert request.workflow is None
+    assert request.image.pixels.shape == (32, 64, 3)
+    graph["cropped"] = node("ImageFlip", image=["loaded", 0], flip_method="x-axis: vertically")
+    (request,) = requests(graph)
+    assert request.workflow is not None, "no request says that an image is flipped"
+
+
+def test_what_a_node_cannot_do_is_refused_by_its_setting() -> None:
+    cases = {
+        "ImageResize+": ({"condition": "upscale if smaller"}, "condition, multiple_of: found upscale if smaller, 0"),
+        "Image Resize": ({"supersample": "true"}, "supersample, resampling: expected false, and lanczos"),
+        "GrowMaskWithBlur": ({"lerp_alpha": 0.5}, "lerp_alpha: expected 1.0"),
+        "Latent Upscale by Factor (WAS)": ({"align": "true", "factor": 1.5}, "align: found true with the factor 1.5"),
+    }
+    for name, (settings, message) in cases.items():
+        graph = graph_of(name)
+        graph["subject"]["inputs"] |= settings
+        with pytest.raises(WorkflowRejected) as found:
+            outputs_of(graph, NAMES)
+        (error,) = found.value.as_json()["node_errors"]["subject"]["errors"]
+        assert message in error["details"], name

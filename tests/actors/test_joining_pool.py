@@ -1,0 +1,45 @@
+"""Requests that join a running pass, through the whole pool: workers on threads, real engines, simulated GPUs.
+
+Proves: requests with other steps, samplers and guidance scales that wait while a pass runs join it, each ends by
+itself, and has the bytes that it has alone with its batch size.
+"""
+
+from __future__ import annotations
+
+from modelpool import GenerateRequest, ModelPool, PoolConfig
+from tests.actors.loop_connection import open_real_pool
+from tests.actors.unchanged_outputs import ROOT
+
+SIZE = 4
+CONFIG = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(workers=1, device="sim", vram="64MiB")
+WANTED = [
+    GenerateRequest(
+        model="shapes",
+        prompt="a red circle",
+        seed=seed,
+        steps=3 + 2 * (seed % 3),
+        cfg=2.0 + seed % 4,
+        sampler=("euler", "dpmpp_2m", "heun")[seed % 3],
+        batch=SIZE,
+    )
+    for seed in range(7)
+]
+
+
+def pixels_of(pool: ModelPool, wanted: list[GenerateRequest]) -> tuple[list[bytes], list[str]]:
+    """The pixels of each, and why its sampling was started."""
+    jobs = pool.submit(wanted, output=False)
+    found = {image.index: image.pixels.tobytes() for image in jobs.images()}
+    assert jobs.failures == ()
+    tasks = [task for index in range(len(wanted)) for task in pool.history(f"{jobs.id}-{index}").tasks]
+    notes = [attempt.why.note for task in tasks for attempt in task.attempts]
+    return [found[index] for index in range(len(wanted))], notes
+
+
+def test_requests_join_a_pass_and_have_their_bytes() -> None:
+    with open_real_pool(CONFIG) as pool:
+        alone = [pixels_of(pool, [request])[0][0] for request in WANTED]
+    with open_real_pool(CONFIG) as pool:
+        together, notes = pixels_of(pool, WANTED)
+    assert together == alone, [place for place, one in enumerate(alone) if one != together[place]]
+    assert sum("joins the pass" in note for note in notes) >= len(WANTED) - SIZE, notes

@@ -1,0 +1,123 @@
+"""Runs that real processes share: the same latents as on one worker, and nobody left behind when a member ends."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.pool.families.definitions.test_ltx2 import SOUNDING
+from tests.pool.families.test_videos_from_images import CONCATENATED, KEPT
+from tests.pool.families.tiny_relatives import ALL_FAMILIES
+from tests.pool.families.tiny_transformers import TinyFamily
+from tests.pool.inference.gang.members import Answer, Members, Wish, members
+
+#: of the largest value: tokens are summed in another order, which guidance enlarges
+TOLERANCE = 1e-5
+#: of a step, at least, in runs that somebody ends
+STEP_SECONDS = 0.1
+
+
+def assert_shared(alone: Answer, shared: list[Answer], *, exact: bool = False) -> None:
+    """All members have the latent of one worker."""
+    assert not any(each.error for each in (alone, *shared)), [each.error for each in (alone, *shared)]
+    for each in shared:
+        np.testing.assert_array_equal(each.latent, shared[0].latent)
+    if exact:
+        np.testing.assert_array_equal(shared[0].latent, alone.latent)
+    else:
+        assert alone.latent is not None
+        largest = float(np.abs(alone.latent).max())
+        np.testing.assert_allclose(shared[0].latent, alone.latent, atol=TOLERANCE * largest, rtol=0)
+
+
+def test_two_workers_share_a_run_and_survive_each_other(tmp_path: Path) -> None:
+    """Tokens with a LoRA, texts of guidance byte for byte, other weights on one member, a kill, a stop: after each, a
+    member alone makes the bytes that it made before."""
+    with members(3, tmp_path, ALL_FAMILIES["wan_t2v"]) as pool:
+        alone = {texts: pool.alone(Wish(None, texts=texts)) for texts in (1, 2)}
+        assert_shared(alone[2], pool.sample(Wish(None), [0, 1]), exact=True)
+        assert_shared(alone[1], pool.sample(Wish(None, texts=1)))  # 3 members: shares of unequal length
+        patched = pool.alone(Wish(None, texts=1, lora=True))
+        assert patched.latent is not None
+        assert not np.array_equal(patched.latent, alone[1].latent)
+        assert_shared(patched, pool.sample(Wish(None, texts=1, lora=True), [0, 2]))
+
+        _one_member_differs(pool)
+        _ended(pool, signal.SIGSTOP, 1, alone[2])
+        _ended(pool, signal.SIGKILL, 2, alone[2])
+
+
+def _one_member_differs(pool: Members) -> None:
+    for place, gang in enumerate(pool.gangs()):
+        pool.each[place].ask(Wish(gang, patched=place == 1))
+    for answer in pool.answers():
+        assert "GangsDiffer: gpu-1 (rank 1) has other patched weights" in answer.error, answer.error
+
+
+def _ended(pool: Members, number: int, place: int, alone: Answer) -> None:
+    """A member is killed or stopped in the middle of a run: the other one suspects it, in time, and has the state after
+    the last complete step."""
+    pool.begin(Wish(None, steps=60, step_seconds=STEP_SECONDS / 10), [0, place])
+    time.sleep(1.5)
+    began = time.monotonic()
+    pool.each[place].signal(number)
+    (broken,) = pool.answers([0])
+    assert broken.error.startswith("GangBroken"), broken.error
+    assert broken.suspects == (1,)
+    assert f"gpu-{place}" in broken.error
+    assert broken.state is not None
+    assert 0 < broken.state.step < broken.state.steps
+    assert time.monotonic() - began < 60.0, "as after the first timeout, which is for loading"
+    np.testing.assert_array_equal(pool.alone(Wish(None)).latent, alone.latent)
+    if number == signal.SIGSTOP:
+        pool.each[place].signal(signal.SIGCONT)
+        (continued,) = pool.answers([place])
+        assert continued.error.startswith("GangBroken"), continued.error
+        np.testing.assert_array_equal(pool.alone(Wish(None), place).latent, alone.latent)
+
+
+#: by name: the family, what it samples, and whether two members that divide two texts make its bytes
+SHARED: dict[str, tuple[TinyFamily, Wish]] = {
+    **{
+        name: (ALL_FAMILIES[name], Wish(None))
+        for name in ("flux_dev", "flux2", "qwen_image", "wan_t2v", "z_image", "ltxv", "hunyuan_video")
+    },
+    "hunyuan_video_15": (ALL_FAMILIES["hunyuan_video_15"], Wish(None)),
+    "ltx2": (SOUNDING, Wish(None)),
+    "ltx2 from an image": (SOUNDING, Wish(None, begins=True)),
+    "ltxv from an image": (ALL_FAMILIES["ltxv"], Wish(None, begins=True)),
+    "wan22_ti2v from an image": (KEPT, Wish(None, begins=True)),
+    "wan22_i2v, the first of two experts": (CONCATENATED, Wish(None, begins=True, switch=2)),
+}
+
+
+@pytest.mark.nightly(usually="tests/pool/inference/gang/test_gang_runs.py")
+@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("name", SHARED)
+def test_each_family_with_a_plan_makes_the_same_on_several_workers(name: str, degree: int, tmp_path: Path) -> None:
+    """Resident and streamed, with and without a LoRA, with one text and with guidance, of which two members that divide
+    the texts make the bytes."""
+    family, wanted = SHARED[name]
+    for streams in (False, True):
+        with members(degree, tmp_path, family, streams=streams) as pool:
+            guided = pool.texts() > 1
+            for texts in (1, 2) if guided else (1,):
+                for lora in (False, True):
+                    wish = replace(wanted, texts=texts, lora=lora)
+                    alone = pool.alone(wish)
+                    assert_shared(alone, pool.sample(wish), exact=texts == degree == 2)
+                    np.testing.assert_array_equal(pool.alone(wish).latent, alone.latent)
+
+
+@pytest.mark.nightly(usually="tests/pool/inference/gang/test_gang_runs.py")
+@pytest.mark.parametrize("name", ["chroma", "sd35_large", "mochi"])
+def test_texts_of_families_without_a_plan_are_divided_byte_for_byte(name: str, tmp_path: Path) -> None:
+    with members(2, tmp_path, ALL_FAMILIES[name]) as pool:
+        assert_shared(pool.alone(Wish(None)), pool.sample(Wish(None)), exact=True)
+        (answer, _) = pool.sample(Wish(None, texts=1))
+        assert "UnusableField: gpus: found 2" in answer.error
