@@ -87,7 +87,7 @@ COMMANDS: Mapping[str, tuple[Part, ...]] = {
     # what is off by default, or takes long
     "features": (
         Part("overlap sdxl", 1.0, ("sdxl",)),
-        Part("captures", 1.0),
+        Part("captures", 2.5),
         Part("soak", 1.5),
         Part("compiled sdxl", 3.0, ("sdxl",)),
         Part("sampling flux_fp8", 2.0, ("flux_fp8",)),
