@@ -75,7 +75,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """See `pool.engine.engine.EngineFacts`."""
+    """See `pool.engine.engine_capacity.EngineFacts`."""
 
     capacity_bytes: int = 1 << 30
     link_bytes_per_second: float = 1e9

@@ -110,7 +110,7 @@ from modelpool.pool.values.specs.spec import (
 from modelpool.pool.weights.plan.eviction_plan import Residency
 
 if TYPE_CHECKING:
-    from modelpool.pool.engine.engine import EngineFacts
+    from modelpool.pool.engine.engine_capacity import EngineFacts
     from modelpool.pool.engine.open_pass import Joining
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,5 @@
 """Imports every module of the pool, and runs every architecture and family with tiny models on the CPU:
-`python -m benchmarks.gpu.all_families --out FOLDER`, in an environment like that of a GPU machine
-(scripts/test_gpu_versions).
+`python -m benchmarks.gpu.all_families --out FOLDER`, with the versions of a GPU machine (scripts/test_gpu_versions).
 
 Ends with an error if a module cannot be imported, or a result is wrong. `table.md` in FOLDER has the results.
 """

@@ -34,9 +34,7 @@ FIGURES = (
     Figure("8-bit floats against 16-bit ones", ('images per second, products = "auto"',)),
     Figure("Rounds of soak", ("jobs", "growth of memory")),
     Figure("Pinned pages of a file", ("copy from pages of a file",)),
-    Figure(
-        "Host memory of 1, 2 and 4 workers", ("host memory of the weights with 1", "host memory of the weights with 2")
-    ),
+    Figure("Host memory of 1, 2 and 4 workers", ("host memory of the weights",)),
     Figure("Cost of asking for free memory", ("asking for free memory",)),
 )
 

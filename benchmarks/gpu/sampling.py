@@ -41,6 +41,8 @@ TURNS = 3
 BATCHES = (2, 4)
 #: images per second relative to diffusers; half resident relative to fully resident; a LoRA switch, seconds
 LEAST_RATE, MOST_HALF, MOST_SWITCH_SECONDS = 1.0, 1.1, 0.3
+#: compiling cannot be interrupted: it is not begun with less time, on any device
+COMPILE_SECONDS = 45.0
 #: of the plan, at the median, that the measured peak should be
 LEAST_OF_PLAN = 0.95
 #: models for which the names in the LoRAs of `write_lora` are those of published files, so that diffusers reads them
@@ -103,10 +105,10 @@ def run_compiled(record: Record, setting: Setting, model: str) -> None:
     path, extent, dtype = opened(record, setting, model)
     texts = _texts(setting, path)
     rate = 0.0
-    with record.attempting("diffusers compiled", least_seconds=_least(setting, 20.0)):
+    with record.attempting("diffusers compiled", least_seconds=COMPILE_SECONDS):
         rate = measure_compiled_pipeline(record, setting, path, dtype, extent, texts)
     _empty(setting)
-    with record.attempting("engine compiled", least_seconds=_least(setting, 20.0)):
+    with record.attempting("engine compiled", least_seconds=COMPILE_SECONDS):
         measure_compiled(record, setting, path, extent, texts, rate)
 
 
@@ -135,6 +137,9 @@ def measure_settings(
     with LoRAs applied at run time, those of a switch."""
     expected: np.ndarray[Any, np.dtype[np.float32]] | None = None
     for name, chosen in SETTINGS.items():
+        if chosen.get("compiles") and setting.device != "cuda":
+            record.skip(f"sampling, {name}", "only on CUDA")
+            continue
         with record.attempting(name, least_seconds=_least(setting, 5 * default_seconds + 5)):
             engine = open_engine(setting.device, **chosen)
             try:

@@ -30,6 +30,7 @@ from modelpool.pool.devices.vram_policy import (
     reserve_for,
     rules_for,
 )
+from modelpool.pool.devices.workspaces import workspace_bytes
 from modelpool.pool.engine.load_devices import (
     diffusion_first_place,
     diffusion_rest_place,
@@ -58,6 +59,7 @@ class DiagnosisSettings:
     policy: VramPolicy | None = None
     reserve_bytes: int | None = None
     on_windows: bool = False
+    on_wsl: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ def _diagnose_device(
         _attention(capabilities),
         _packed(capabilities),
         *_copies(device.kind, host),
+        *_beside_plans(capabilities, wanted.on_wsl),
     )
     return DeviceDiagnosis(device, free_bytes, reserve_bytes, room_bytes, policy.value, is_used, findings)
 
@@ -281,6 +284,21 @@ def _copies(kind: DeviceKind, host: HostMemory) -> Sequence[Finding]:
     return (
         Finding("copies", ahead, "weights that do not fit stream in while the card computes"),
         Finding("staging", staging, why),
+    )
+
+
+def _beside_plans(capabilities: DeviceCapabilities, on_wsl: bool) -> Sequence[Finding]:
+    """Memory that plans leave out, and how the allocator takes memory."""
+    kind = capabilities.kind
+    if kind is not DeviceKind.CUDA:
+        return ()
+    left_out = format_bytes(workspace_bytes(kind, capabilities.generation, capabilities.total_bytes, {}))
+    segments = Finding("memory segments", "growing", "models of different sizes leave no gaps")
+    if on_wsl:
+        segments = Finding("memory segments", "of fixed size", "the driver of WSL may refuse segments that grow")
+    return (
+        Finding("workspaces", f"{left_out}, out of what a worker may use", "cuBLAS has one on each stream"),
+        segments,
     )
 
 

@@ -8,7 +8,6 @@ give equal results. Not thread-safe, except for the hooks of a run.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -30,10 +29,11 @@ from modelpool.pool.devices.device_kinds import DeviceKind, OpenDevice
 from modelpool.pool.devices.opening import measure_link, open_with_room, usable_bytes
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
-from modelpool.pool.devices.vram_policy import VramPolicy, capacity_bytes, choose_policy, reserve_for, rules_for
+from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
 from modelpool.pool.devices.workspaces import workspace_bytes
 from modelpool.pool.engine.all_run_parts import RUN_PARTS
 from modelpool.pool.engine.batching import batch_hooks, batch_task, padded, run_batch
+from modelpool.pool.engine.engine_capacity import EngineCapacity, EngineFacts
 from modelpool.pool.engine.image_stages import (
     begin_decode_images,
     decode_image_part,
@@ -62,7 +62,7 @@ from modelpool.pool.models.loading.assembled_checkpoint import members_of
 from modelpool.pool.models.loading.open_model import Component, OpenModel
 from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.models.text.embeddings import Embedding, read_embedding
-from modelpool.pool.values.core.errors import format_bytes, unusable_field
+from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.fast_path import FastPath, FastPaths
 from modelpool.pool.values.core.joining import why_not_joining
@@ -113,8 +113,6 @@ from modelpool.pool.weights.patches.patch_set import PatchSet
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.pool.weights.vram.attached_patchers import AttachedPatchers
 from modelpool.pool.weights.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
-
-_LOG = logging.getLogger(__name__)
 
 #: cached textual inversions; each is some tens of KiB
 MAX_EMBEDDINGS = 64
@@ -167,20 +165,6 @@ class EngineSettings:
         return self.fast_paths or FastPaths(FastPath(self.compiles, self.cuda_graphs))
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """Capacity, link speed and name of the device of an engine.
-
-    capacity_bytes  for weights, scratch and activations together: what plans distribute
-    overhead_bytes  memory of the engine beside that: copies ahead of use, workspaces of libraries
-    """
-
-    capacity_bytes: int
-    link_bytes_per_second: float
-    device_name: str
-    overhead_bytes: int = 0
-
-
 class Engine:
     """Runs tasks on one GPU. Open with `Engine.open`, end with `close`."""
 
@@ -206,11 +190,12 @@ class Engine:
         self._memory_format = memory_format
         self._loras_at_run_time = loras_at_run_time
         self._products = products
-        self._facts = facts
-        self._reserve_bytes = reserve_bytes
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
         self.vram = VramManager(
             facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes, graphs
+        )
+        self._capacity = EngineCapacity(
+            device, self.vram, facts, reserve_bytes, may_grow=not capabilities.shares_host_memory
         )
         self._pipeline = pipeline
         kernels = AttentionKernels(attention_priority(capabilities), attention)
@@ -287,25 +272,7 @@ class Engine:
 
     def introduce(self) -> EngineFacts:
         """Return the capacity of this engine and the speed of its link."""
-        return self._facts
-
-    def _grow(self) -> None:
-        """Take memory that other processes have given back since this engine was opened; the next residency has the
-        new capacity. Not where device memory is the host's: what is free there changes all the time."""
-        if self._capabilities.shares_host_memory or not self._device.memory.grow():
-            return
-        room_bytes = capacity_bytes(None, self._device.memory.total_bytes(), self._reserve_bytes)
-        grown_bytes = room_bytes - self._facts.overhead_bytes - self._facts.capacity_bytes
-        if grown_bytes > 0:
-            now_bytes = self._facts.capacity_bytes + grown_bytes
-            self._facts = replace(self._facts, capacity_bytes=now_bytes)
-            self.vram.capacity_bytes = now_bytes
-            _LOG.info(
-                "other processes have freed memory of %s: plans use %s now, %s before",
-                self._facts.device_name,
-                format_bytes(now_bytes),
-                format_bytes(now_bytes - grown_bytes),
-            )
+        return self._capacity.facts
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
@@ -401,7 +368,7 @@ class Engine:
         resume: RunState | None,
         gang: Gang | None = None,
     ) -> TaskRun[tuple[Result, ...]]:
-        self._grow()
+        self._capacity.grow()
         if fresh:
             self._runner.release_pending()
             self.vram.unload_all()
@@ -445,7 +412,7 @@ class Engine:
         What does not fit is left out, and loads nothing if the policy keeps no weights between runs. Returns the bytes
         on the bus. Raises RanOutOfMemory, OutOfHostMemory, or a UserError about a file. Residency is exact afterwards.
         """
-        self._grow()
+        self._capacity.grow()
         patchers = dict.fromkeys(self.patcher(model, role) for role in roles)
         wanted = [use for patcher in patchers for use in with_dependents(patcher, 1)]
         return self._runner.load(wanted, kept, should_stop)
@@ -591,7 +558,7 @@ class Engine:
         if isinstance(work := members[0].work, DecodeParams) and work.joins:
             image, cost = _joined(work, members[0].inputs, batch_hooks(members))
             return (image,), cost
-        self._grow()
+        self._capacity.grow()
         patchers = self._used_by(members[0].work)
         return self._runner.run(self._run_of(members, patchers, needed_next))
 

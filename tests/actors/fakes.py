@@ -293,7 +293,7 @@ class FakeCatalog:
 
 @dataclass(frozen=True)
 class Facts:
-    """See `pool.engine.engine.EngineFacts`."""
+    """See `pool.engine.engine_capacity.EngineFacts`."""
 
     capacity_bytes: int
     link_bytes_per_second: float

@@ -13,7 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,10 @@ import torch
 from benchmarks.full_size import FULL_SIZE, MODEL, TEXT, write_model
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import model_switch, overlap, sampling, soak, tiny_models, worker_memory
-from benchmarks.gpu.__main__ import PARTS, Part, run_parts, seconds_for
+from benchmarks.gpu.__main__ import COMMANDS, PARTS, Part, run_parts, seconds_for
+from benchmarks.gpu.device_facts import cores_of
 from benchmarks.gpu.engine_jobs import EngineJobs, Extent, open_engine
+from benchmarks.gpu.figures import FIGURES, figures_table, missing_figures
 from benchmarks.gpu.measurements import Measurement, OutOfTime, Record, read_measurements
 from benchmarks.gpu.part import part_named
 from benchmarks.gpu.setting import Setting
@@ -69,6 +73,7 @@ def test_a_part_that_crashes_or_hangs_ends_alone(tmp_path: Path, monkeypatch: py
         return [sys.executable, "-S", "-c", first + codes[part.name]]
 
     monkeypatch.setattr(command, "LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(command, "GRACE_SECONDS", 0.0)
     parts = [Part("crashes", 1), Part("hangs", 1), Part("works", 8)]
     models.mkdir()
     run_parts(parts, 20 / 60, tmp_path, models, command_of)
@@ -113,7 +118,7 @@ def test_a_part_needs_the_packages_of_its_own_module_only(monkeypatch: pytest.Mo
     for module in ("tiny_models", "worker_memory", "pool_jobs"):
         monkeypatch.setitem(sys.modules, f"benchmarks.gpu.{module}", None)
     for part in PARTS:
-        if part.name in ("zoo", "families", "memory", "pool"):
+        if part.name in ("zoo", "families", "precision", "memory", "pool"):
             with pytest.raises(ImportError):
                 part_named(part.name)
         else:
@@ -121,10 +126,51 @@ def test_a_part_needs_the_packages_of_its_own_module_only(monkeypatch: pytest.Mo
 
 
 def test_every_part_has_its_share_and_what_is_left_over() -> None:
-    first = seconds_for(PARTS[0], PARTS[1:], 480)
-    assert 0 < first < 480 / 4
-    assert seconds_for(PARTS[-1], (), 33) == 33
+    for parts in COMMANDS.values():
+        first = seconds_for(parts[0], parts[1:], 570)
+        assert 0 < first < 570 / 2
+        assert seconds_for(parts[-1], (), 33) == 33
     assert {part.name.partition(" ")[2] for part in PARTS} - {""} == FULL_SIZE.keys()
+
+
+def test_a_part_that_takes_longer_keeps_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: parent and child counted time differently, the child from when it had imported everything, so
+    that parts were ended with no figure."""
+    monkeypatch.setattr(command, "LEAST_SECONDS", 0.1)
+    ends: list[float] = []
+
+    def command_of(part: Part, part_ends_at: float, rows_path: Path) -> Sequence[str]:
+        ends.append(part_ends_at - time.monotonic())
+        late = f"import time; time.sleep(max(0, {part_ends_at} - time.monotonic()) + 0.1); "
+        row = json.dumps(asdict(Measurement(part.name, "late", 1.0)))
+        return [sys.executable, "-S", "-c", late + f"open({str(rows_path)!r}, 'a').write({row!r} + chr(10))"]
+
+    (tmp_path / "models").mkdir()
+    monkeypatch.setattr(command, "END_SECONDS", 0.0)
+    run_parts([Part("late", 1), Part("last", 3)], 10 / 60, tmp_path, tmp_path / "models", command_of)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [part["outcome"] for part in results["parts"]] == ["done", "done"]
+    assert len(results["measurements"]) == 2
+    assert 1 < ends[0] < 2.5, "a quarter of the time but for the end of the run"
+    assert ends[1] < 7, "the time of the first part is not given again"
+
+
+def test_each_figure_of_a_visit_has_measurements_of_that_name() -> None:
+    """By the text of the parts: a figure of which nothing has the name would be missing after the visit."""
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks" / "gpu").glob("*.py")
+                   if path.name != "figures.py")  # fmt: skip
+    assert len(FIGURES) == 15
+    begins = [begin for figure in FIGURES for begin in figure.begins]
+    assert [begin for begin in begins if begin not in text] == []
+    row = Measurement("device", "asking for free memory", 12.0, "us")
+    assert "device, asking for free memory: 12 us" in figures_table([row])
+    assert figures_table([row]).count("not measured in this run") == 14
+    assert "asking for free memory" not in missing_figures([row])
+
+
+def test_processors_of_a_node_are_read() -> None:
+    assert cores_of("0-3,8\n") == {0, 1, 2, 3, 8}
+    assert cores_of("\n") == set()
 
 
 def test_errors_are_rows_and_a_part_stops_in_time(tmp_path: Path) -> None:

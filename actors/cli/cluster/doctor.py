@@ -7,6 +7,7 @@ Starts nothing and allocates no GPU memory.
 from __future__ import annotations
 
 import dataclasses
+import platform
 import sys
 from collections.abc import Iterable
 from enum import Enum
@@ -178,6 +179,7 @@ def views(report: Report) -> list[RenderableType]:
 
 def _requested_settings(settings: PoolOptions) -> DiagnosisSettings:
     from modelpool.actors.cli.terminal.open_pool import settings_for
+    from modelpool.pool.devices.allocator_settings import is_wsl
     from modelpool.pool.devices.kind_names import DeviceKind
     from modelpool.pool.engine.diagnosis import DiagnosisSettings
 
@@ -188,6 +190,7 @@ def _requested_settings(settings: PoolOptions) -> DiagnosisSettings:
         policy=pool.policy,
         reserve_bytes=pool.reserve_bytes,
         on_windows=sys.platform == "win32",
+        on_wsl=is_wsl(platform.release()),
     )
 
 

@@ -117,10 +117,10 @@ def test_an_engine_reports_memory_that_it_has_taken(monkeypatch: pytest.MonkeyPa
         assert before_bytes == engine.device.memory.total_bytes() - MIB, "workspaces are not planned with"
         monkeypatch.setattr(SimMemory, "grow", lambda self: True)
         monkeypatch.setattr(SimMemory, "total_bytes", lambda self: 3 * (1 << 30))
-        engine._grow()
+        engine._capacity.grow()
         assert engine.residency().capacity_bytes == engine.introduce().capacity_bytes == 3 * (1 << 30) - MIB
         monkeypatch.setattr(SimMemory, "total_bytes", lambda self: GIB)
-        engine._grow()
+        engine._capacity.grow()
         assert engine.residency().capacity_bytes == 3 * (1 << 30) - MIB, "never less"
     finally:
         engine.close()

@@ -67,6 +67,10 @@ def test_a_large_card() -> None:
     assert "nvfp4" not in said(one, "quantized weights")[0]
     assert said(one, "copies")[0].startswith("2 streams")
     assert said(one, "staging")[0] == "through 128.0 MiB of pinned memory"
+    assert said(one, "workspaces")[0] == "36.4 MiB, out of what a worker may use"
+    assert said(one, "memory segments")[0] == "growing"
+    on_wsl = used(diagnose(machine(read_nvml(FakeNvml()), cuda=ada), DiagnosisSettings(on_wsl=True)))
+    assert said(on_wsl, "memory segments")[0] == "of fixed size"
 
 
 def test_an_old_card() -> None:

@@ -28,7 +28,8 @@ from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import StreamingUploader, StreamOrder, Uploader
 from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.engine.engine import Engine, EngineFacts
+from modelpool.pool.engine.engine import Engine
+from modelpool.pool.engine.engine_capacity import EngineFacts
 from modelpool.pool.values.core.errors import DoesNotFit
 from modelpool.pool.values.core.stage_params import Encoded, Latent, RunHooks, SampleParams
 from modelpool.pool.values.specs.spec import OomStep, Role, TaskSpec

@@ -1,0 +1,56 @@
+"""The memory with which an engine plans, which may grow while it runs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from modelpool.pool.devices.device_kinds import OpenDevice
+from modelpool.pool.devices.vram_policy import capacity_bytes
+from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.weights.vram.vram_manager import VramManager
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Capacity, link speed and name of the device of an engine.
+
+    capacity_bytes  for weights, scratch and activations together: what plans distribute
+    overhead_bytes  memory of the engine beside that: copies ahead of use, workspaces of libraries
+    """
+
+    capacity_bytes: int
+    link_bytes_per_second: float
+    device_name: str
+    overhead_bytes: int = 0
+
+
+class EngineCapacity:
+    """The facts of an engine on an open device, `reserve_bytes` of which are for other programs."""
+
+    def __init__(
+        self, device: OpenDevice, vram: VramManager, facts: EngineFacts, reserve_bytes: int, may_grow: bool
+    ) -> None:
+        """`may_grow` is False where device memory is the host's: what is free there changes all the time."""
+        self.facts = facts
+        self._device, self._vram, self._reserve_bytes, self._may_grow = device, vram, reserve_bytes, may_grow
+
+    def grow(self) -> None:
+        """Take memory that other processes have given back since the device was opened; the next residency has the new
+        capacity."""
+        if not self._may_grow or not self._device.memory.grow():
+            return
+        room_bytes = capacity_bytes(None, self._device.memory.total_bytes(), self._reserve_bytes)
+        before, now_bytes = self.facts, room_bytes - self.facts.overhead_bytes
+        if now_bytes <= before.capacity_bytes:
+            return
+        self.facts = replace(before, capacity_bytes=now_bytes)
+        self._vram.capacity_bytes = now_bytes
+        _LOG.info(
+            "other processes have freed memory of %s: plans use %s now, %s before",
+            before.device_name,
+            format_bytes(now_bytes),
+            format_bytes(before.capacity_bytes),
+        )
