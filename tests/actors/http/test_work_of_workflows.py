@@ -17,10 +17,9 @@ from modelpool.actors.http.comfy.comfy_graph import (
     MAX_OUTPUT_NODES,
     PoolNames,
     WorkflowOutput,
-    outputs_of,
-    requests_of,
 )
 from modelpool.actors.http.comfy.comfy_prompts import ComfyPrompts, Prompt, Socket
+from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.image_fields import MAX_PARTS
