@@ -272,11 +272,13 @@ class SavedAs:
 
 @dataclass(frozen=True, slots=True)
 class ChangedText:
-    """Encoded texts that an operation changes: its name, settings, and the texts that it reads, by name."""
+    """Encoded texts that an operation changes: its name, settings, and the texts that it reads, by name; and how many
+    texts it is made of."""
 
     operation: str
     texts: tuple[tuple[str, TextValue], ...]
     settings: tuple[tuple[str, float], ...] = ()
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

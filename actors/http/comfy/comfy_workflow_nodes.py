@@ -32,6 +32,8 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES
 
+#: texts that one conditioning is made of
+_MOST_TEXTS = 100
 #: the outputs of a node, from its inputs
 Builder: TypeAlias = Callable[[Mapping[str, Any]], tuple[Any, ...]]
 
@@ -267,7 +269,10 @@ def _changed(
     for text in texts.values():
         if text.regions or text.references or text.image_prompts:
             raise NodeUnsupported("conditioning: expected texts for the whole image, without images")
-    change = ChangedText(operation, tuple(texts.items()), tuple((settings or {}).items()))
+    # a graph is no tree: a text that is put together with itself has twice the parts, each time
+    parts = sum(1 if text.changed is None else text.changed.parts for text in texts.values())
+    check_parts("conditioning", "texts one behind another", parts, _MOST_TEXTS)
+    change = ChangedText(operation, tuple(texts.items()), tuple((settings or {}).items()), parts)
     return replace(like, text="", appended=(), is_zero=False, changed=change)
 
 

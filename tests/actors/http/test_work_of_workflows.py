@@ -15,12 +15,11 @@ import pytest
 from modelpool.actors.http.comfy.comfy_graph import (
     MAX_LISTED_LEVELS,
     MAX_OUTPUT_NODES,
+    OutputNode,
     PoolNames,
-    WorkflowOutput,
-    outputs_of,
-    requests_of,
 )
 from modelpool.actors.http.comfy.comfy_prompts import ComfyPrompts, Prompt, Socket
+from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.image_fields import MAX_PARTS
@@ -151,7 +150,7 @@ def test_what_is_within_the_bounds_is_built() -> None:
     assert len(regions) == 15
 
 
-def prompt_of(outputs: tuple[WorkflowOutput, ...], graph: dict[str, Any]) -> Prompt:
+def prompt_of(outputs: tuple[OutputNode, ...], graph: dict[str, Any]) -> Prompt:
     total = sum(output.count for output in outputs)
     submission = HttpSubmission("s", "", "comfyui", total, lambda: None, False)
     return Prompt.of(1, "p", None, graph, {}, outputs, submission)
