@@ -41,6 +41,7 @@ from tests.pool.zoo import build, store_in
 
 INDEX = 62  # of a simulated device that no other test uses
 MIB = 1 << 20
+TRIES = 6
 IDS_BL = ((1, 4, 9, 49, 0),)
 
 
@@ -291,11 +292,15 @@ def test_nothing_is_read_or_used_again_too_early(catalog: Catalog, monkeypatch: 
 def test_every_missing_wait_is_found(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     missed = []
     for fault, (work, kind, caller, every) in FAULTS.items():
-        checker = StreamChecker(over=0.0)
-        checker.leave_out(kind, caller, every)
-        play(work, checker, catalog, monkeypatch)
-        assert checker.left_out > 0, f"nothing calls {kind} in {caller}: the fault is not planted"
-        missed += [] if checker.findings else [fault]
+        for _ in range(TRIES):  # a thread of its own copies ahead, and may happen to wait elsewhere
+            checker = StreamChecker(over=0.0)
+            checker.leave_out(kind, caller, every)
+            play(work, checker, catalog, monkeypatch)
+            assert checker.left_out > 0, f"nothing calls {kind} in {caller}: the fault is not planted"
+            if checker.findings:
+                break
+        else:
+            missed.append(fault)
     assert not missed
 
 
