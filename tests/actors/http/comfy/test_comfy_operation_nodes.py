@@ -188,3 +188,20 @@ def test_masks_of_a_batch_are_a_batch() -> None:
     graph = batch_of(3, "MaskToImage", mask=["mask", 0])
     graph["mask"] = node("ImageToMask", image=BATCH, channel="red")
     assert len(requests(graph)) == 3
+
+
+@each_case("part", ["ConditioningCombine", "ConditioningSetAreaPercentage"])
+def test_a_text_that_is_made_of_others_is_no_empty_text_for_a_part(part: str) -> None:
+    """Texts for parts of the image are encoded by themselves: an average would have been an empty text."""
+    graph = basic()
+    texts = {"conditioning_to": ["positive", 0], "conditioning_from": ["negative", 0]}
+    graph["average"] = node("ConditioningAverage", **texts, conditioning_to_strength=0.5)
+    if part == "ConditioningCombine":
+        graph["part"] = node(part, conditioning_1=["positive", 0], conditioning_2=["average", 0])
+    else:
+        graph["area"] = node(part, conditioning=["average", 0], width=0.5, height=1.0, x=0.0, y=0.0, strength=1.0)
+        graph["part"] = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["area", 0])
+    graph["sampler"]["inputs"]["positive"] = ["part", 0]
+    with pytest.raises(WorkflowRejected) as found:
+        requests(graph)
+    assert [error.node_id for error in found.value.errors] == ["part" if part == "ConditioningCombine" else "area"]
