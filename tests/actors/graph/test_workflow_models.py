@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.operations.latent_edits import VaeScale
@@ -136,3 +137,21 @@ def test_a_node_shares_its_run_and_tiles_its_decode() -> None:
     works = works_of(request_of(nodes))
     assert [each.gpus for each in works if isinstance(each, SampleParams)] == [2]
     assert [each.tile for each in works if isinstance(each, DecodeParams)] == [128]
+
+
+def test_a_mask_of_a_workflow_may_be_black_as_other_nodes_may_invert_it() -> None:
+    """The alpha channel of an opaque photo is such a mask. 0 and 1 are still read as no mask."""
+    black, odd = np.zeros((64, 64), np.uint8), np.ones((64, 64), np.uint8)
+    nodes = {"m": {"kind": "mask", "mask": black}, "i": operation("mask_invert", {"mask": "m"})}
+    run = sampling("s", strength=0.5)
+    more = {**BASE, **nodes, "s2": {**run, "inputs": {"latent": "s", "mask": "i"}}}
+    request = request_of({**more, "d": {**BASE["d"], "inputs": {"latent": "s2"}}})
+    brought, refs = InputImages(lambda result: result).bring(request)
+    assert len(refs) == 1 and works_of(brought)
+    wrong = request_of({**more, "m": {"kind": "mask", "mask": odd}})
+    with pytest.raises(UserError, match="node m: found 'a mask whose brightest pixel is 1"):
+        InputImages(lambda result: result).bring(wrong)
+    with pytest.raises(UserError, match="regions.mask"):
+        InputImages(lambda result: result).bring(
+            GenerateRequest(**REQUEST, regions=[{"mask": black, "prompt": "q"}])
+        )
