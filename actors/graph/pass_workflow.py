@@ -20,7 +20,9 @@ from modelpool.actors.request.workflow_fields import (
 )
 
 #: fields of the whole request, which its first run does not have
-_OUTER = frozenset(("passes", "upscale", "n", "seed", "format", "quality", "batch", "paste", *QOS_FIELDS, *LABEL_FIELDS))
+_OUTER = frozenset(
+    ("passes", "upscale", "n", "seed", "format", "quality", "batch", "paste", *QOS_FIELDS, *LABEL_FIELDS)
+)
 #: fields of all its decodes
 _DECODES = ("vae_tile", "vae_frames")
 #: fields that a pass takes from the request; and those of them that a pass with another model does not take
@@ -40,7 +42,9 @@ _PASS_FIELDS = ("loras", "prompt", "negative", "steps", "cfg", "sampler", "sched
 
 def workflow_of_passes(request: GenerateRequest) -> Workflow:
     """Return the workflow of a request with passes. Raises UserError."""
-    first = _node_request({name: getattr(request, name) for name in request.model_fields_set.difference(_OUTER, _DECODES)})
+    first = _node_request(
+        {name: getattr(request, name) for name in request.model_fields_set.difference(_OUTER, _DECODES)}
+    )
     nodes: dict[str, Any] = {"base": SampleNode(kind="sample", request=first)}
     latent, model = "base", request.model
     for number, each in enumerate(request.passes, start=1):

@@ -195,8 +195,11 @@ class _WorkflowTasks:
         return model, self._catalog.model_defaults(model)
 
     def _check_latent(self, name: str, latent: NodeValue, model: ModelRef) -> None:
-        """Raise UnusableField for a latent that means another image for the VAE of `model`."""
-        if latent.model is None or latent.model.name == model.name:
+        """Raise UnusableField for a latent of no model, and for one that means another image for the VAE of `model`."""
+        if latent.model is None:
+            expected = "that of a run or of an image; a run without a latent begins with noise"
+            raise unusable_field(name, "an empty latent, of no model", expected)
+        if latent.model.name == model.name:
             return
         found, expected = (self._model(each.name)[1].latent for each in (latent.model, model))
         if found is None or expected is None or _kind_of_latents(found) == _kind_of_latents(expected):
@@ -367,7 +370,9 @@ class _WorkflowTasks:
         }
         if missing := sorted(set(operation.inputs) - set(read) - operation.optional):
             raise UnusableField(f"{operation.name}: missing inputs {', '.join(missing)}")
-        like = next((value for value in read.values() if value.kind == operation.result), None)
+        alike = [value for value in read.values() if value.kind == operation.result]
+        # an empty latent has no model
+        like = next((value for value in alike if value.model is not None), alike[0] if alike else None)
         params = self._params(node, operation, read)
         size = operation.size_of(params, {name: value.size for name, value in read.items()})
         work = OperationParams(operation.name, settings_of(params))

@@ -124,7 +124,9 @@ class InputImages:
             return region
         return region.model_copy(update={"mask": self._bring_area("regions.mask", region.mask, refs)})
 
-    def _bring_workflow_mask(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage | TaskImage:
+    def _bring_workflow_mask(
+        self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]
+    ) -> InputImage | TaskImage:
         """Return the mask of a node of a workflow, as `_bring_area`; it may be black: other nodes may invert it."""
         return self._bring_area(name, source, refs, may_be_black=True)
 

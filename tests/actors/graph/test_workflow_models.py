@@ -99,7 +99,9 @@ def test_operations_that_depend_on_the_scale_have_that_of_the_vae(
     given: Any = {key: Latent(one if source == "s" else other) for key, source in inputs.items()}
     of_vae: Any = {key: Latent(scale.to_vae(value.samples_CHW)) for key, value in given.items()}
     found, plain, in_vae = operate(work, given), operate(of_sd1, given), operate(of_sd1, of_vae)
-    assert isinstance(found, Latent) and isinstance(plain, Latent) and isinstance(in_vae, Latent)
+    assert isinstance(found, Latent)
+    assert isinstance(plain, Latent)
+    assert isinstance(in_vae, Latent)
     expected = scale.to_model(in_vae.samples_CHW)
     np.testing.assert_allclose(found.samples_CHW, expected, atol=1e-5)
     assert np.abs(plain.samples_CHW - expected).max() > 0.01, "the scale is no detail"
@@ -109,9 +111,20 @@ def test_fields_of_a_request_with_passes_act_on_each_run() -> None:
     passes = [{"scale": 2.0, "via": "image", "strength": 0.5}]
     plain = {**REQUEST, "seed": 3, "passes": passes}
     tiled = [each for each in works_of(GenerateRequest(**plain, vae_tile=128)) if isinstance(each, DecodeParams)]
-    assert {each.tile for each in tiled} == {128} and len({each.shape.width for each in tiled}) == 2
+    assert {each.tile for each in tiled} == {128}
+    assert len({each.shape.width for each in tiled}) == 2
     shared = [each for each in works_of(GenerateRequest(**plain, gpus=2)) if isinstance(each, SampleParams)]
     assert [each.gpus for each in shared] == [2, 2]
+    control = {"model": "canny", "image": np.full((64, 64, 3), 90, np.uint8)}
+    given = GenerateRequest(**plain, controls=[control])
+    brought, _ = InputImages(lambda result: result).bring(given)
+    guided = [each for each in works_of(brought) if isinstance(each, SampleParams)]
+    assert [[one.name for one in each.controls] for each in guided] == [["canny"], ["canny"]]
+    own_image = {"image": np.full((64, 64, 3), 90, np.uint8), "strength": 0.5, "controls": [{"model": "canny"}]}
+    brought, _ = InputImages(lambda result: result).bring(GenerateRequest(**plain, **own_image))
+    graph = build_graph(brought, JobId("x"), Catalog(SD1, SD1))[1]
+    reading = [task for task in graph.job.tasks if isinstance(graph.works[task.task_id], SampleParams)]
+    assert all(any("control" in name for name in task.input_names) for task in reading)
     sigmas = [5.0, 3.0, 2.0, 1.0]
     own = {**{name: value for name, value in plain.items() if name != "steps"}, "sigmas": sigmas}
     levels = [each.schedule.sigmas for each in works_of(GenerateRequest(**own)) if isinstance(each, SampleParams)]
@@ -147,11 +160,10 @@ def test_a_mask_of_a_workflow_may_be_black_as_other_nodes_may_invert_it() -> Non
     more = {**BASE, **nodes, "s2": {**run, "inputs": {"latent": "s", "mask": "i"}}}
     request = request_of({**more, "d": {**BASE["d"], "inputs": {"latent": "s2"}}})
     brought, refs = InputImages(lambda result: result).bring(request)
-    assert len(refs) == 1 and works_of(brought)
+    assert len(refs) == 1
+    assert works_of(brought)
     wrong = request_of({**more, "m": {"kind": "mask", "mask": odd}})
     with pytest.raises(UserError, match="node m: found 'a mask whose brightest pixel is 1"):
         InputImages(lambda result: result).bring(wrong)
-    with pytest.raises(UserError, match="regions.mask"):
-        InputImages(lambda result: result).bring(
-            GenerateRequest(**REQUEST, regions=[{"mask": black, "prompt": "q"}])
-        )
+    with pytest.raises(UserError, match=r"regions\.mask"):
+        InputImages(lambda result: result).bring(GenerateRequest(**REQUEST, regions=[{"mask": black, "prompt": "q"}]))

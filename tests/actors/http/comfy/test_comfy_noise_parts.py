@@ -35,9 +35,7 @@ def sampler(sigmas: list[Any], latent: list[Any], noise: str) -> dict[str, Any]:
 def split(*, step: int, steps: int = 8, denoise: float = 1.0, **more: Any) -> Graph:
     """Two samplers, with the levels before and from a step; `more` are further nodes, or others."""
     graph = basic()
-    graph["guider"] = node(
-        "CFGGuider", model=["model", 0], positive=["positive", 0], negative=["negative", 0], cfg=4.0
-    )
+    graph["guider"] = node("CFGGuider", model=["model", 0], positive=["positive", 0], negative=["negative", 0], cfg=4.0)
     graph["chosen"] = node("KSamplerSelect", sampler_name="euler")
     graph["noise"], graph["none"] = node("RandomNoise", noise_seed=5), node("DisableNoise")
     graph["levels"] = node("BasicScheduler", model=["model", 0], scheduler="normal", steps=steps, denoise=denoise)
@@ -51,8 +49,11 @@ FIRST = {"decoded": node("VAEDecode", samples=["first", 0], vae=["model", 2])}
 CLEAN = {"decoded": node("VAEDecode", samples=["first", 1], vae=["model", 2])}
 SHARE = {"split": node("SplitSigmasDenoise", sigmas=["levels", 0], denoise=0.25)}
 #: the first part is split once more, and both of its parts are run
-NESTED = {"again": node("SplitSigmas", sigmas=["split", 0], step=2),
-          "before": sampler(["again", 0], ["blank", 0], "noise"), "first": sampler(["again", 1], ["before", 0], "none")}  # fmt: skip
+NESTED = {
+    "again": node("SplitSigmas", sigmas=["split", 0], step=2),
+    "before": sampler(["again", 0], ["blank", 0], "noise"),
+    "first": sampler(["again", 1], ["before", 0], "none"),
+}
 EMPTY_MIDDLE = NESTED | {"again": node("SplitSigmas", sigmas=["split", 0], step=6)}
 
 
