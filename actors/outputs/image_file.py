@@ -138,8 +138,8 @@ def write_layers(path: str | Path, layers_THWC: PixelArray, recipe: Recipe) -> P
 
 
 def write_animation(path: str | Path, frames_THWC: PixelArray, frames_per_second: float, recipe: Recipe) -> Path:
-    """Write frames to `path`, an animated WebP, atomically, as `encode_animation` encodes them. Returns the path. Raises
-    OutputFailed naming the file if it cannot be written."""
+    """Write frames to `path`, an animated WebP, atomically, as `encode_animation` encodes them. Returns the path.
+    Raises OutputFailed naming the file if it cannot be written."""
     return _written(Path(path), encode_animation(frames_THWC, frames_per_second, recipe))
 
 

@@ -100,8 +100,8 @@ def _custom(given: Mapping[str, Any], noise: int | None, levels: NoiseLevels, st
         return made, made
     clean = {**given, "node_id": f"{given['node_id']}/denoised"}
     denoised = _run(clean, noise or 0, levels, start, {**stops, "keeps_noise": False})
-    assert isinstance(made, NodeLatent) and isinstance(denoised, NodeLatent), "the result of a run"
-    return made, replace(denoised, sampler=made.sampler)
+    assert isinstance(denoised, NodeLatent), "the result of a run"
+    return made, replace(denoised, sampler=given["node_id"])
 
 
 def _run(
