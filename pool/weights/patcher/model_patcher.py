@@ -308,6 +308,11 @@ class ModelPatcher:
         """Whether `modules_with_flops` costs nothing. Counting is a run on the meta device, of up to some seconds."""
         return self._weights.has_counted_flops
 
+    @property
+    def host_parameters(self) -> Mapping[str, Tensor]:
+        """Every parameter on the host, by its full name. Must not be written to."""
+        return self._weights.host_parameters
+
     def resident_modules(self) -> frozenset[str]:
         """Names of the modules that are on the device now."""
         return self._weights.resident_modules

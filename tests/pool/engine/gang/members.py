@@ -261,11 +261,12 @@ def _nothing() -> Iterator[None]:
 
 @contextmanager
 def _changed(whole: Whole, loras: Any) -> Iterator[None]:
-    """Change one weight of the diffusion model where it is."""
+    """Change one weight of the diffusion model where it is: on the device, or on the host if it streams."""
     patcher = whole.engine.patcher(whole.model, Role.DIFFUSION_MODEL, loras)
     modules = dict(patcher.module.named_modules())
-    name = next(name for name in sorted(patcher.resident_modules()) if hasattr(modules[name], "weight"))
-    weight = patcher.module.get_submodule(name).weight
+    resident = [name for name in sorted(patcher.resident_modules()) if hasattr(modules[name], "weight")]
+    hosts = patcher.host_parameters
+    weight = modules[resident[0]].weight if resident else hosts[min(name for name in hosts if "weight" in name)]
     before = weight.detach().clone()
     with torch.no_grad():
         weight.add_(0.01)

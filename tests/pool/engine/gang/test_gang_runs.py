@@ -52,6 +52,13 @@ def test_two_workers_share_a_run_and_survive_each_other(tmp_path: Path) -> None:
         _ended(pool, signal.SIGKILL, 2, alone[2])
 
 
+def test_a_member_with_other_weights_that_stream_is_named(tmp_path: Path) -> None:
+    """Only the identity of streamed weights was compared: another file under the same name made a wrong image without
+    an error."""
+    with members(2, tmp_path, ALL_FAMILIES["flux_dev"], streams=True) as pool:
+        _one_member_differs(pool)
+
+
 def _one_member_differs(pool: Members) -> None:
     for place, gang in enumerate(pool.gangs()):
         pool.each[place].ask(Wish(gang, patched=place == 1))
