@@ -53,6 +53,7 @@ class Wish:
     gpus          `SampleParams.gpus`
     begins        whether a video begins with an image
     switch        steps of the first of two experts, which ends with its state
+    stops_after   seconds after which this member is asked to stop, as by another controller; 0: never
     """
 
     gang: Gang | None
@@ -64,6 +65,7 @@ class Wish:
     gpus: int = ANY_GPUS
     begins: bool = False
     switch: int = 0
+    stops_after: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ def _serve(pipe: Connection, folder: Path, family: Any, streams: bool, device: s
 
 def _answer(whole: Whole, texts: tuple[Encoded, ...], wish: Wish) -> Answer:
     loras = (whole.catalog.find_lora("style", 1.0),) if wish.lora else ()
-    hooks = RunHooks(lambda done, steps: None, _slow(wish.step_seconds))
+    hooks = RunHooks(lambda done, steps: None, _slow(wish.step_seconds, wish.stops_after))
     began = time.monotonic()
     whole.gang, whole.gpus = wish.gang, wish.gpus
     try:
@@ -244,12 +246,13 @@ def _beginning(whole: Whole) -> Latent:
     return made
 
 
-def _slow(seconds: float) -> Callable[[], bool]:
+def _slow(seconds: float, stops_after: float = 0.0) -> Callable[[], bool]:
     """A `should_stop` that takes its time: it is asked at layers and steps."""
+    began = time.monotonic()
 
     def should_stop() -> bool:
         time.sleep(seconds)
-        return False
+        return 0.0 < stops_after < time.monotonic() - began
 
     return should_stop
 

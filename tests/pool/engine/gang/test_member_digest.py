@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,7 +41,8 @@ def test_every_input_counts(name: str, one: Result, other: Result, whole: Whole)
     work = whole.sampling(1)
     found = {request_digest([work], [TaskInputs({name: each})], []) for each in (one, one, other)}
     assert len(found) == 2
-    assert request_digest([work], [], []) != request_digest([replace(work, seed=work.seed + 1)], [], [])
+    others = [replace(work, seed=work.seed + 1)]
+    assert request_digest([work], [TaskInputs()], []) != request_digest(others, [TaskInputs()], [])
 
 
 def test_weights_on_the_host_count_wherever_they_are_resident(whole: Whole) -> None:
