@@ -20,8 +20,8 @@ from modelpool.scheduler.model.estimates import Estimate
 from modelpool.scheduler.model.pool_memory import RememberedGangs
 from modelpool.scheduler.model.run_kinds import RunKind, RunKinds
 
-#: seconds until the workers of a gang have found each other, before each run (published for NCCL; 0.03 to 0.8 s measured
-#: with gloo)
+#: seconds until the workers of a gang have found each other, before each run (published for NCCL; 0.03 to 0.8 s with
+#: gloo, measured)
 FORMING_SECONDS = 0.8
 #: steps of the published figures, and what each takes longer than its share on two GPUs, and with each doubling
 _SHORT_STEP, _LONG_STEP = 0.24, 1.75

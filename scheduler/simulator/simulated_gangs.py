@@ -65,8 +65,9 @@ class SimulatedGangs:
         costs = []
         for part in parts:
             meeting_seconds = met_seconds - part.work.cost.load_seconds
-            seconds = {"run_seconds": meeting_seconds + run_seconds, "meeting_seconds": meeting_seconds}
-            costs.append(replace(part.work.cost, **seconds))
+            costs.append(
+                replace(part.work.cost, run_seconds=meeting_seconds + run_seconds, meeting_seconds=meeting_seconds)
+            )
         return costs
 
 

@@ -41,7 +41,7 @@ def request_digest(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], 
 
 
 def _update(found: Any, value: Any) -> None:
-    """Add all that a result consists of. Raises TypeError for a value that has no digest: it would count for nothing."""
+    """Add all that a result consists of. Raises TypeError for a value without a digest: it would count for nothing."""
     if isinstance(value, np.ndarray):
         found.update(repr((value.shape, value.dtype.str)).encode())
         found.update(value.tobytes())

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.weights.options.callbacks import Callback, CallbackPoint, Callbacks
