@@ -369,14 +369,18 @@ class Shell:
         return self.feed(Uncordoned(self.tick(), NodeId(place), WorkerId(place)))
 
     def restart(self, name: str, seconds: float = 30.0) -> list[Command]:
-        at = self.tick()
-        self.leave_by[f"restart {name}"] = at + seconds
+        at, worker = self.tick(), self.state.worker_table.workers.get(WorkerId(name))
+        if worker is not None and worker.live and worker.wanted:  # else the order is ignored, and an earlier one stands
+            self.leave_by[f"restart {name}"] = at + seconds
         return self.feed(RestartRequested(at, WorkerId(name), at + seconds))
 
     def lacks(self, name: str, *components: ComponentKey) -> list[Command]:
         """Let the run there end because its machine lacks these files."""
-        self._tell_earlier(self.running[WorkerId(name)].command)
-        run = self.running.pop(WorkerId(name))
+        run = self.running[WorkerId(name)]
+        self._tell_earlier(run.command)
+        if self.running.get(WorkerId(name)) is not run:
+            return []  # those events took time, and a deadline by which it had to end passed
+        del self.running[WorkerId(name)]
         error = RunError(RunErrorKind.FILE_UNAVAILABLE, f"/models/{components[0]}: no such file", components=components)
         report = _report(run.command, self.up[WorkerId(name)][1], RunCost(), error)
         self.up[WorkerId(name)] = (run.command.incarnation, report.residency)
