@@ -9,8 +9,8 @@ A pass with a fixed batch size takes as long with a free row as without: the row
    the first task that waits and fits there, it is within the share window of that task, and no task of another kind is
    urgent. Nor has that first task, if it is another one, waited longer than the share window: tasks of one user have
    no virtual starts. So a pass ends when others have waited longer than that, however many more could join.
-3. Nothing joins a worker that ends, that an operator keeps free, that was sent tasks to run afterwards, or that stops
-   all of its tasks.
+3. Nothing joins a worker that ends, that an operator keeps free, that was sent tasks to run afterwards, or that was
+   asked to stop one of its tasks. That one leaves at its next step; if it does not, the pass hangs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def takes_joining(worker: Worker, running: Iterable[Task]) -> bool:
     """Rule 3: return whether tasks may join the run of a worker, of the tasks `running`, now."""
     if not worker.free_rows or worker.queue or worker.drain_deadline is not None or not worker.takes_tasks:
         return False
-    return not all(task.is_stopping for task in running)
+    return not any(task.is_stopping for task in running)
 
 
 def joining_task(query: PlacementQuery, worker: Worker, may_start: Callable[[Task], bool]) -> Task | None:
