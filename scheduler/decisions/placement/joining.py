@@ -7,9 +7,10 @@ A pass with a fixed batch size takes as long with a free row as without: the row
 2. A task that ends with the pass, or before it, costs nobody anything. One that makes the pass longer has precedence as
    a batch mate has (`scheduler.decisions.placement.batching`, rule 2): its priority is no lower than the priority of
    the first task that waits and fits there, it is within the share window of that task, and no task of another kind is
-   urgent. So a pass ends when others have waited longer than that, however many more could join.
-3. Nothing joins a worker that ends, that an operator keeps free, that was sent tasks to run afterwards, or that stops
-   all of its tasks.
+   urgent. Nor has that first task, if it is another one, waited longer than the share window: tasks of one user have
+   no virtual starts. So a pass ends when others have waited longer than that, however many more could join.
+3. Nothing joins a worker that ends, that an operator keeps free, that was sent tasks to run afterwards, or that was
+   asked to stop one of its tasks. That one leaves at its next step; if it does not, the pass hangs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def takes_joining(worker: Worker, running: Iterable[Task]) -> bool:
     """Rule 3: return whether tasks may join the run of a worker, of the tasks `running`, now."""
     if not worker.free_rows or worker.queue or worker.drain_deadline is not None or not worker.takes_tasks:
         return False
-    return not all(task.is_stopping for task in running)
+    return not any(task.is_stopping for task in running)
 
 
 def joining_task(query: PlacementQuery, worker: Worker, may_start: Callable[[Task], bool]) -> Task | None:
@@ -65,6 +66,8 @@ def _may_join(query: PlacementQuery, task: Task, worker: Worker) -> bool:
         return False
     oldest = query.backlog.oldest(worker.capacity_bytes or 0)
     if oldest is None or oldest.priority > task.priority or has_urgent_task(query, task, worker):
+        return False
+    if oldest is not task and oldest.waited_seconds(query.at) > query.config.share_window_seconds:
         return False
     window_seconds = query.config.share_window_seconds * query.workers.count
     return task.virtual_start <= max(oldest.virtual_start, share_window_end(oldest.order, window_seconds))
