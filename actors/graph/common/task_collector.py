@@ -10,7 +10,7 @@ from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.pool.families.gang_support import DEGREES, gang_obstacle
 from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
-from modelpool.pool.values.core.joining import pass_key
+from modelpool.pool.values.core.joining import pass_key, why_single
 from modelpool.pool.values.core.stage_params import (
     ANY_GPUS,
     DecodeParams,
@@ -29,7 +29,6 @@ from modelpool.pool.values.core.stage_params import (
     role_of,
     stage_of,
     task_id,
-    why_alone,
 )
 from modelpool.pool.values.specs.spec import (
     ComponentKey,
@@ -150,7 +149,7 @@ class TaskCollector:
         """Return `work` with the batch size of its forward passes, and that size."""
         if self._batch_size == 1 or not isinstance(work, SampleParams | DecodeParams):
             return work, 1
-        if reason := why_alone(work):
+        if reason := why_single(work, self._catalog.model_defaults(work.model).sampling):
             raise runs_alone(unusable_field("batch", self._batch_size, f"1: {reason}"), reason)
         return replace(work, batch_size=self._batch_size), self._batch_size
 

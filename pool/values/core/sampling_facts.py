@@ -428,6 +428,9 @@ class SamplingFacts:
                     about as many pixels as the output
     learned_negative  it is guided against a state that it has learned, and reads no negative prompt
     sequence        how several GPUs divide its tokens; None: they cannot
+    routes_tokens   the values of tokens choose their experts, each of which computes the tokens of all images of a
+                    forward pass in one product: it rounds by how many there are, so images have other bits beside
+                    others, also in passes of one size
     """
 
     prediction: Prediction = Prediction.NOISE
@@ -457,6 +460,7 @@ class SamplingFacts:
     reference_side: int = 0
     learned_negative: bool = False
     sequence: SequencePlan | None = None
+    routes_tokens: bool = False
 
     @property
     def reads_lyrics(self) -> bool:
