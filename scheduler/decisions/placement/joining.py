@@ -59,16 +59,21 @@ def _candidates(query: PlacementQuery, worker: Worker) -> Iterator[Task]:
 def _may_join(query: PlacementQuery, task: Task, worker: Worker) -> bool:
     if task.held_back or not may_share(task) or query.costs.extra_seconds(task.spec, task.cost_class, worker) != 0.0:
         return False
-    end = worker.expected_end
-    if end is not None and query.at + joining_seconds(query, task, worker) <= end + SAME_END_SECONDS:
+    if not makes_longer(query, task, worker):
         return True
     oldest = query.backlog.oldest(worker.capacity_bytes or 0)
     if oldest is None or oldest.priority > task.priority or has_urgent_task(query, task, worker):
         return False
-    if oldest is not task and oldest.waited_seconds(query.at) > query.config.share_window_seconds:
+    if oldest is not task and (oldest.overdue or oldest.waited_seconds(query.at) > query.config.share_window_seconds):
         return False
     window_seconds = query.config.share_window_seconds * query.workers.count
     return task.virtual_start <= max(oldest.virtual_start, share_window_end(oldest.order, window_seconds))
+
+
+def makes_longer(query: PlacementQuery, task: Task, worker: Worker) -> bool:
+    """Return whether the pass that `worker` runs ends later with `task`, as far as is known."""
+    end = worker.expected_end
+    return end is None or query.at + joining_seconds(query, task, worker) > end + SAME_END_SECONDS
 
 
 def joining_seconds(query: PlacementQuery, task: Task, worker: Worker) -> float:
