@@ -40,7 +40,8 @@ from modelpool.scheduler.model.messages import (
 )
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 
-#: seconds of a round of TetriServe. Of 2, 5 and 10, the best here: each change costs the time to form a gang
+#: seconds of a round of TetriServe: several steps of a video, and long against the 0.8 s in which a gang is formed. No
+#: other length was measured
 ROUND_SECONDS = 5.0
 #: part of the requests that `super_p95` may treat as long
 TAIL_QUOTA = 0.1

@@ -216,6 +216,8 @@ class Engine:
         self._models: dict[str, OpenModel] = {}
         self._patchers: dict[ComponentKey, ModelPatcher] = {}
         self._previews = PreviewMaker()
+        #: of the current run in a gang: until all members had met
+        self._meeting_seconds = 0.0
         shared = (device.torch_device, capabilities, self._tools, self._patchers, self.vram)
         self._controls = AttachedPatchers(*shared, Role.CONTROLNET, control_key, OpenControlNet)
         self._image_prompts = AttachedPatchers(*shared, Role.IMAGE_PROMPT, image_prompt_key, OpenImagePrompt)
@@ -311,11 +313,12 @@ class Engine:
             return results[0], cost
         from modelpool.pool.engine.gang.gang_run import told_if_absent
 
+        self._meeting_seconds = 0.0
         with told_if_absent(gang):
             results, cost = self._runner.run(
                 self._prepared(task, work, inputs, hooks, fresh, needed_next, resume, gang)
             )
-        return results[0], cost
+        return results[0], replace(cost, meeting_seconds=self._meeting_seconds)
 
     def begin(
         self,
@@ -694,7 +697,7 @@ class Engine:
                 sampling = partial(sample_batch, sampled, inputs, patchers[0], latent)
                 if members[0].gang is None:
                     return sampling(hooks, division, facts, resources)
-                return _sampled_in_gang(members[0].gang, sampled[0], sampling, hooks, facts, resources)
+                return self._sampled_in_gang(members[0].gang, sampled[0], sampling, hooks, facts, resources)
             case VisionEncodeParams():
                 vision_use = use_of(works[0], family.sampling)
                 assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"
@@ -707,22 +710,25 @@ class Engine:
             case DecodeParams():
                 return decode_images(_all_of(works, DecodeParams), inputs, patchers[0], latent, hooks, division)
 
+    def _sampled_in_gang(
+        self,
+        gang: Gang,
+        work: SampleParams,
+        sampling: Callable[..., RunResults],
+        hooks: RunHooks,
+        facts: SamplingFacts,
+        resources: RunResources,
+    ) -> RunResults:
+        """Sample in a gang. Only such runs import its code, and torch's for process groups."""
+        from modelpool.pool.engine.gang.gang_run import sample_in_gang
 
-def _sampled_in_gang(
-    gang: Gang,
-    work: SampleParams,
-    sampling: Callable[..., RunResults],
-    hooks: RunHooks,
-    facts: SamplingFacts,
-    resources: RunResources,
-) -> RunResults:
-    """Sample in a gang. Only such runs import its code, and torch's for process groups."""
-    from modelpool.pool.engine.gang.gang_run import sample_in_gang
+        def shared(own_hooks: RunHooks, part: PreparePart) -> RunResults:
+            return sampling(own_hooks, None, facts, resources, (*RUN_PARTS, part))
 
-    def shared(own_hooks: RunHooks, part: PreparePart) -> RunResults:
-        return sampling(own_hooks, None, facts, resources, (*RUN_PARTS, part))
+        def met(seconds: float) -> None:
+            self._meeting_seconds = seconds
 
-    return sample_in_gang(gang, work.texts if work.reads_negative else 1, shared, hooks)
+        return sample_in_gang(gang, work.texts if work.reads_negative else 1, shared, hooks, met)
 
 
 def _operated(work: OperationParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:

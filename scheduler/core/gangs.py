@@ -8,7 +8,8 @@ Every member gets the same task with its own rank, and ends by itself. Rules
 3. The cause of a broken run is the first error of a member's own; else a loss; else what members say of each other.
 4. After a loss, the task resumes on as many of the workers that are left as it may; after running out of memory, on
    one worker, with the measures of `scheduler.core.recovery`, or on more than before if it never runs on one. A run
-   that broke twice without a cause runs on one worker.
+   that broke twice without a cause runs on one worker. A break is no failure of the task if the run had done a step:
+   each costs at most a step, and their number is limited by the steps.
 5. A request to stop a run goes to all of its members. A member that does not end within `stop_grace_seconds` after
    another one has ended without success, or the first one with it, hangs: its worker is ended.
 6. Every member's GPU-seconds are charged to the user of the task.
@@ -96,6 +97,7 @@ class Gangs:
             payer=task.payer,
             lead=decision.worker.worker_id,
             left={member.worker_id: None for member in members},
+            first_step=0 if task.kept is None else task.kept.step,
         )
         self.runs[gang.gang_id] = gang
         task.degree, task.resume_degree = len(members), 0
@@ -295,6 +297,10 @@ class Gangs:
             failure = GangFailure(failure.worker_id, RunError(RunErrorKind.CANCELLED, failure.error.message))
             kind = RunErrorKind.CANCELLED
         self._change_degrees(gang, task, kind)
+        if kind is RunErrorKind.GANG_BROKEN and task.kept is not None and task.kept.step > gang.first_step:
+            self._story.note(task, f"{failure.error.kind.value} on {failure.worker_id}: {failure.error.message}")
+            self._recovery.stopped(task, task.kept)
+            return
         task.worker_id = failure.worker_id
         cause = failure.cause or LossCause.CRASH
         self._recovery.ended_badly(task, failure.error, self._demand.at, cause=cause, may_pin=False)

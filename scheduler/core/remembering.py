@@ -39,6 +39,7 @@ def memory_of(state: SchedulerState, at: float) -> PoolMemory:
         state.costs.run_kinds.remembered(),
         state.costs.remembered_patches(),
         tuple(_cordons(state.worker_table.cordons, at)),
+        state.costs.gang_times.remembered(),
     )
 
 
@@ -54,6 +55,7 @@ def remember(state: SchedulerState, memory: PoolMemory, gap_seconds: float) -> N
         account.seconds += each.seconds
         account.load_seconds = account.load_seconds or each.load_seconds
     state.costs.run_kinds.remember(memory.runs)
+    state.costs.gang_times.remember(memory.gangs, state.costs.run_kinds)
     state.costs.remember_patches(memory.patches)
     _remember_cordons(state, memory.cordons, gap_seconds)
     if state.autoscaler is not None:

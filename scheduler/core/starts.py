@@ -341,9 +341,12 @@ class Starts:
         if self._worker_table.open_passes and self._demand.backlog.count:
             self._joins.join_ready(self._query)
 
-    def _join(self, decision: PlacementDecision, makes_longer: bool) -> None:
-        """Send a task to the worker, which runs a pass that it joins and perhaps makes longer."""
-        self._leave_backlog(decision.task, decision.worker, makes_longer)
+    def _join(self, decision: PlacementDecision, passes_over: bool) -> None:
+        """Send a task to the worker, which runs a pass that it joins."""
+        if passes_over:
+            self._leave_backlog(decision.task, decision.worker)
+        else:
+            self._demand.backlog.remove(decision.task)
         self._assign(decision.task, decision)
 
     def _start_gang(self, decision: PlacementDecision) -> None:
@@ -360,12 +363,10 @@ class Starts:
             needed = [with_pins(of_one, worker, pins, index) for of_one, worker in zip(needed, workers, strict=True)]
         self.gang_starts.gangs.start(decision, needed)
 
-    def _leave_backlog(self, task: Task, worker: Worker, delays_others: bool = True) -> None:
+    def _leave_backlog(self, task: Task, worker: Worker) -> None:
         """Take a task that goes to the worker out of the backlog."""
         workers = float(self._worker_table.worker_index.count)
-        if not delays_others:
-            workers = inf  # what it passes over starts no later for it: that does not count
-        elif worker.spec is not None and worker.spec.node in self._worker_table.worker_index.restricted:
+        if worker.spec is not None and worker.spec.node in self._worker_table.worker_index.restricted:
             workers = inf  # what it passes over may be what this machine cannot run: that does not count
         elif worker.held_for is not None:
             workers = inf  # nor what would take longer than this worker may

@@ -31,6 +31,7 @@ class GangRun:
     payer      the user who is charged
     lead       the member that stands for the run in the tables
     left       the members that have not ended
+    first_step  of the state that it resumed from; 0: it began anew
     failures   ends without success, in the order in which they came
     kept       the state with the most steps that a member ended with
     is_broken  a member ended without success though nobody had asked the run to stop
@@ -45,6 +46,7 @@ class GangRun:
     payer: UserId
     lead: WorkerId
     left: dict[WorkerId, None]
+    first_step: int = 0
     failures: list[GangFailure] = field(default_factory=list)
     kept: KeptState | None = None
     is_broken: bool = False

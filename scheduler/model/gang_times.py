@@ -11,15 +11,17 @@ Wan. `prior_seconds` interpolates that, between the two step lengths and over th
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from math import log, log2
 from typing import TypeAlias
 
 from modelpool.pool.values.specs.spec import TaskSpec
 from modelpool.scheduler.model.estimates import Estimate
-from modelpool.scheduler.model.run_kinds import RunKind
+from modelpool.scheduler.model.pool_memory import RememberedGangs
+from modelpool.scheduler.model.run_kinds import RunKind, RunKinds
 
-#: seconds until the workers of a gang have found each other, if they were not together in their last run (published for
-#: NCCL; 0.03 to 0.8 s measured with gloo)
+#: seconds until the workers of a gang have found each other, before each run (published for NCCL; 0.03 to 0.8 s with
+#: gloo, measured)
 FORMING_SECONDS = 0.8
 #: steps of the published figures, and what each takes longer than its share on two GPUs, and with each doubling
 _SHORT_STEP, _LONG_STEP = 0.24, 1.75
@@ -63,6 +65,28 @@ class GangTimes:
     def learn(self, kind: RunKind, gpu: str, size: int, degree: int, measured: float) -> None:
         """A run on `degree` GPUs took `measured` times the prior estimate for one."""
         key = (kind, gpu, size, degree)
+        self._estimate(key).add(measured)
+
+    def ratio(self, kind: RunKind, gpu: str, size: int, degree: int) -> float | None:
+        """Return the measured multiple; None if nothing was measured."""
+        estimate = self._learned.get((kind, gpu, size, degree))
+        return None if estimate is None else estimate.value
+
+    def remembered(self) -> tuple[RememberedGangs, ...]:
+        """Return what was measured, the last used last."""
+        return tuple(
+            RememberedGangs(kind.stage, kind.components, gpu, size, degree, estimate.measurements)
+            for (kind, gpu, size, degree), estimate in self._learned.items()
+        )
+
+    def remember(self, gangs: Iterable[RememberedGangs], kinds: RunKinds) -> None:
+        """Take over what an earlier core has measured, where nothing was measured since."""
+        for each in gangs:
+            key = (kinds.kind(each.stage, each.components), each.gpu, each.size, each.degree)
+            self._estimate(key).fill(each.ratios)
+
+    def _estimate(self, key: _Key) -> Estimate:
+        """Return the estimate of a key, which is the last used one now."""
         estimate = self._learned.get(key)
         if estimate is None:
             estimate = self._learned[key] = Estimate()
@@ -70,9 +94,4 @@ class GangTimes:
                 self._learned.popitem(last=False)
         else:
             self._learned.move_to_end(key)
-        estimate.add(measured)
-
-    def ratio(self, kind: RunKind, gpu: str, size: int, degree: int) -> float | None:
-        """Return the measured multiple; None if nothing was measured."""
-        estimate = self._learned.get((kind, gpu, size, degree))
-        return None if estimate is None else estimate.value
+        return estimate

@@ -64,6 +64,18 @@ class RememberedRuns(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class RememberedGangs(WireValue):
+    """The latest ratios of measured to expected seconds on one GPU, of runs of a size class on `degree` GPUs."""
+
+    stage: Stage
+    components: tuple[ComponentKey, ...]
+    gpu: str
+    size: int
+    degree: int
+    ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RememberedPatches(WireValue):
     """The latest seconds of a switch of patches on a device, besides moving bytes."""
 
@@ -104,9 +116,10 @@ class PoolMemory(WireValue):
     runs: tuple[RememberedRuns, ...] = ()
     patches: tuple[RememberedPatches, ...] = ()
     cordons: tuple[RememberedCordon, ...] = ()
+    gangs: tuple[RememberedGangs, ...] = ()
 
 
 def learned_only(memory: PoolMemory) -> PoolMemory:
     """Return what stays true when the pool has ended: what was measured, without money, shares and back-offs."""
     groups = tuple(RememberedGroup(group.name, group.starts) for group in memory.groups)
-    return PoolMemory(groups=groups, runs=memory.runs, patches=memory.patches)
+    return PoolMemory(groups=groups, runs=memory.runs, patches=memory.patches, gangs=memory.gangs)

@@ -225,7 +225,13 @@ class VirtualCluster(Generic[CoreT_co]):
                 batch.share(at)
                 if report.has_state:
                     batch.cut(at, [run], machine.host.stop(at, report.worker_id))
-                    cost = replace(run.cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
+                    met_seconds = min(run.cost.meeting_seconds, run.load_seconds)
+                    cost = replace(
+                        run.cost,
+                        load_seconds=run.load_seconds - met_seconds,
+                        run_seconds=run.run_seconds + met_seconds,
+                        meeting_seconds=met_seconds,
+                    )
                     report = replace(report, cost=cost)
                     self.states[report.task_id] = max(report.step, self.states.get(report.task_id, 0))
                 if not batch.rank:
@@ -514,13 +520,13 @@ class VirtualCluster(Generic[CoreT_co]):
                 kind = RunErrorKind.GANG_BROKEN
             batch = part.machine.batch = RunningBatch(
                 self.now,
-                cost.load_seconds,
-                cost.run_seconds,
+                cost.load_seconds + cost.meeting_seconds,
+                cost.run_seconds - cost.meeting_seconds,
                 part.work.moves,
                 gang=command.members,
                 rank=part.command.rank,
             )
-            span = RunSpan(self.now, batch.loaded_at, cost.run_seconds, first_step, steps)
+            span = RunSpan(self.now, batch.loaded_at, batch.run_seconds, first_step, steps)
             one = part.command.run
             report = TaskReport(
                 task_id=one.task_id,

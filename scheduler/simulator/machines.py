@@ -30,7 +30,7 @@ from modelpool.pool.values.specs.spec import (
 )
 from modelpool.pool.weights.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes
 from modelpool.pool.weights.plan.preload_plan import PreloadPlan, RunningLease, plan_preload
-from modelpool.scheduler.model.messages import GangMember, LoadWeights, Preload, RunTask
+from modelpool.scheduler.model.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.simulator.batches import RunningBatch
 from modelpool.scheduler.simulator.eviction_policies import EvictionQuery, WorkerMemory
 from modelpool.scheduler.simulator.hosts import FileRead, Host, SimulatedNode, StorageReads, summed
@@ -118,8 +118,6 @@ class Machine:
     preload: tuple[OverlappedPreload, ...] = ()
     #: a load without a run
     load: SimulatedLoad | None = None
-    #: the members of the last gang that it took part in
-    last_gang: tuple[GangMember, ...] = ()
 
     @property
     def residency_after(self) -> Residency:

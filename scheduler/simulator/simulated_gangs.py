@@ -59,15 +59,16 @@ class SimulatedGangs:
     def costs(self, parts: Sequence[GangPart], task: TaskSpec, remaining: float) -> list[RunCost]:
         """Return the cost of each part of a run that begins now; `task` is what is left of it, the fraction `remaining`
         of its steps."""
-        members = parts[0].command.members
-        slowest_seconds = max(part.work.cost.load_seconds for part in parts)
-        if not all(part.machine.last_gang == members for part in parts):
-            slowest_seconds += FORMING_SECONDS
+        met_seconds = max(part.work.cost.load_seconds for part in parts) + FORMING_SECONDS
         alone_seconds = max(part.work.cost.run_seconds for part in parts)
         run_seconds = self._seconds(task, alone_seconds, len(parts), remaining)
+        costs = []
         for part in parts:
-            part.machine.last_gang = members
-        return [replace(part.work.cost, load_seconds=slowest_seconds, run_seconds=run_seconds) for part in parts]
+            meeting_seconds = met_seconds - part.work.cost.load_seconds
+            costs.append(
+                replace(part.work.cost, run_seconds=meeting_seconds + run_seconds, meeting_seconds=meeting_seconds)
+            )
+        return costs
 
 
 def members_besides(members: Sequence[GangMember], machine: Machine) -> list[GangMember]:

@@ -60,6 +60,7 @@ from modelpool.scheduler.model.messages import (
 from modelpool.scheduler.model.pool_memory import (
     PoolMemory,
     RememberedCordon,
+    RememberedGangs,
     RememberedPatches,
     RememberedRuns,
     RememberedSize,
@@ -192,7 +193,8 @@ def eventful(config: SchedulerConfig, seed: int, is_shared: bool = False) -> Str
         RememberedCordon(NodeId("gone"), NO_WORKER, 1.0, 2.0),
     )
     patches = (RememberedPatches("H100", (1.2,)),)
-    memory = PoolMemory(deadlines_met=1, users=users, runs=(runs,), patches=patches, cordons=cordons)
+    gangs = (RememberedGangs(Stage.SAMPLE, (), "H100", 20, 2, (0.6,)),)
+    memory = PoolMemory(deadlines_met=1, users=users, runs=(runs,), patches=patches, cordons=cordons, gangs=gangs)
     cluster.post(Remembered(last / 4, memory, 5.0))
     for number, gpu in enumerate(gpus):
         key = rng.choice(what.models).components[0].key

@@ -161,6 +161,8 @@ class Running:
     is_doomed: bool = False
     #: its place in the gang that shares the run; None if it runs alone
     rank: int | None = None
+    #: the members of that gang
+    degree: int = 1
 
     @property
     def members(self) -> list[Running]:
@@ -197,6 +199,8 @@ class Shell:
     revoked: list[RunTask] = field(default_factory=list)
     #: results that live workers made and still have
     made: dict[WorkerId, set[TaskId]] = field(default_factory=dict)
+    #: of each worker that has come up
+    nodes: dict[WorkerId, NodeId] = field(default_factory=dict)
     #: loads that the shell owes an answer for; of a worker that is up
     loading: dict[WorkerId, LoadWeights] = field(default_factory=dict)
     #: reports of members of gangs that have no result: all but the first members
@@ -305,6 +309,7 @@ class Shell:
         if worker_id in self.state.worker_table.workers and incarnation >= latest:
             self._gone(worker_id)
             self.up[worker_id] = (incarnation, Residency(capacity_bytes, entries or ()))
+            self.nodes[worker_id] = NodeId(node)
         spec = WorkerSpec(
             worker_id, incarnation, capacity_bytes, link, device, NodeId(node), overlaps_decode=self.overlaps_decode
         )
@@ -340,10 +345,19 @@ class Shell:
 
     def is_time_up(self, worker_id: WorkerId) -> bool:
         """Whether the deadline has passed by which the operator wants the runs of a worker to have ended."""
-        worker = self.state.worker_table.workers.get(worker_id)  # None: it is not wanted any more, and ends
-        spec = None if worker is None else worker.spec
-        places = (worker_id, "" if spec is None else spec.node, f"restart {worker_id}")
+        # the core may have forgotten one that is not wanted any more
+        places = (worker_id, self.nodes.get(worker_id, NodeId("")), f"restart {worker_id}")
         return any(self.leave_by.get(place, inf) <= self.at for place in places)
+
+    def may_share(self, task_id: TaskId) -> bool:
+        """Whether several workers may share the run of a task."""
+        return self.tasks[task_id].degrees != (1,)
+
+    def _is_left_alone(self, run: Running) -> bool:
+        """Whether another member of the gang of a run has ended."""
+        now = [one.command for one in self.running.values() if one.rank is not None]
+        number = (run.command.task_id, run.command.attempt)
+        return run.rank is not None and [(one.task_id, one.attempt) for one in now].count(number) < run.degree
 
     @property
     def is_deadline_next(self) -> bool:
@@ -355,14 +369,18 @@ class Shell:
         return self.feed(Uncordoned(self.tick(), NodeId(place), WorkerId(place)))
 
     def restart(self, name: str, seconds: float = 30.0) -> list[Command]:
-        at = self.tick()
-        self.leave_by[f"restart {name}"] = at + seconds
+        at, worker = self.tick(), self.state.worker_table.workers.get(WorkerId(name))
+        if worker is not None and worker.live and worker.wanted:  # else the order is ignored, and an earlier one stands
+            self.leave_by[f"restart {name}"] = at + seconds
         return self.feed(RestartRequested(at, WorkerId(name), at + seconds))
 
     def lacks(self, name: str, *components: ComponentKey) -> list[Command]:
         """Let the run there end because its machine lacks these files."""
-        self._tell_earlier(self.running[WorkerId(name)].command)
-        run = self.running.pop(WorkerId(name))
+        run = self.running[WorkerId(name)]
+        self._tell_earlier(run.command)
+        if self.running.get(WorkerId(name)) is not run:
+            return []  # those events took time, and a deadline by which it had to end passed
+        del self.running[WorkerId(name)]
         error = RunError(RunErrorKind.FILE_UNAVAILABLE, f"/models/{components[0]}: no such file", components=components)
         report = _report(run.command, self.up[WorkerId(name)][1], RunCost(), error)
         self.up[WorkerId(name)] = (run.command.incarnation, report.residency)
@@ -635,10 +653,8 @@ class Shell:
                     members = [] if run is None else run.members
                     # the core may believe in a run that was revoked, and end the worker because that one does not stop
                     is_mistaken = any(one.worker_id == command.worker_id for one in self.revoked)
-                    is_asked = is_mistaken or all(one.stop_requested or one.rank is not None for one in members)
-                    # one that is not wanted any more is forgotten with its machine, whose deadline has passed
-                    is_known = command.worker_id in self.state.worker_table.workers
-                    is_asked = is_asked or self.is_time_up(command.worker_id) or not is_known
+                    is_asked = is_mistaken or all(one.stop_requested or self._is_left_alone(one) for one in members)
+                    is_asked = is_asked or self.is_time_up(command.worker_id)
                     assert is_asked, f"{command}: nobody asked them to stop"
                     self._gone(command.worker_id)
             case RunTask():
@@ -792,7 +808,7 @@ class Shell:
             assert all(one.command.task_id == run.task_id for one in others), f"{command}: the first ones run others"
             assert all(one.command.attempt == run.attempt for one in others), f"{command}: another attempt"
         self._run(run, is_part=command.rank > 0)
-        self.running[run.worker_id].rank = command.rank
+        self.running[run.worker_id].rank, self.running[run.worker_id].degree = command.rank, len(command.members)
 
     def _bring(self, command: Preload) -> None:
         """Weights come beside a run, as far as its time goes. Tasks that are told of wait; what the run holds stays."""

@@ -33,14 +33,16 @@ from modelpool.pool.weights.patcher.out_of_memory import exhausted_memory, relea
 Sampling: TypeAlias = Callable[[RunHooks, PreparePart], RunResults]
 
 
-def sample_in_gang(gang: Gang, texts: int, sampling: Sampling, hooks: RunHooks) -> RunResults:
+def sample_in_gang(
+    gang: Gang, texts: int, sampling: Sampling, hooks: RunHooks, on_met: Callable[[float], None]
+) -> RunResults:
     """Return the results of a sampling run that this worker shares, equal on every member. `texts` are those for which
-    the model is evaluated in each step.
+    the model is evaluated in each step. `on_met` gets the seconds from when this member was ready until all had met.
 
     A request to stop or to pause ends the run of all members after the same step. Raises Stopped; GangBroken with the
     state after the last complete step; GangsDiffer.
     """
-    run = _SharedRun(gang, texts, hooks)
+    run = _SharedRun(gang, texts, hooks, on_met)
     try:
         return sampling(run.hooks, run.part)
     except GangBroken as broken:
@@ -76,8 +78,8 @@ def told_if_absent(gang: Gang) -> Iterator[None]:
 class _SharedRun:
     """The state of one member in a run of its gang."""
 
-    def __init__(self, gang: Gang, texts: int, hooks: RunHooks) -> None:
-        self._gang, self._hooks = gang, hooks
+    def __init__(self, gang: Gang, texts: int, hooks: RunHooks, on_met: Callable[[float], None]) -> None:
+        self._gang, self._hooks, self._on_met = gang, hooks, on_met
         self._layout = layout_of(gang.degree, texts)
         self._group: GangGroup | None = None
         self._stops = self._pauses = False
@@ -108,11 +110,13 @@ class _SharedRun:
 
         @contextmanager
         def shared(module: nn.Module) -> Iterator[None]:
+            ready = time.monotonic()
             group = GangGroup(self._gang, self._layout, run.model.device)
             self._group = group
             if not group.meet(self._hooks.should_stop):
                 raise Stopped("stopped before its gang has met")
             self._expect_equal(run, module, group)
+            self._on_met(time.monotonic() - ready)
             with ExitStack() as entered:
                 entered.enter_context(run.model.thawed())  # compiled blocks call torch's attention
                 if self._layout.branches > 1:

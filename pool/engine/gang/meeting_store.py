@@ -1,4 +1,8 @@
-"""The store of a worker at which the members of a gang meet: one for all gangs that it leads, each with a prefix."""
+"""The store of a worker at which the members of a gang meet: one for all gangs that it leads, each with a prefix.
+
+It lives as long as the worker. A member may still look at it for a while after the leader has ended, so the keys of the
+last `KEPT_GANGS` gangs stay, and the leader deletes older ones when it comes to its next.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,11 @@ from modelpool.pool.values.specs.gang import Gang
 
 #: limit of the answer of a store that is reached, and of the wait for a value that another member sets
 STORE_SECONDS = 60.0
+#: gangs with keys in a store, the current one included: runs of a leader follow each other, and members that are late
+#: are ended after `SchedulerConfig.stop_grace_seconds`
+KEPT_GANGS = 16
+#: the number of gangs that the leader has come to, and below it the id of each that is kept
+_LED = "led"
 
 
 def open_store(host: str) -> TCPStore:
@@ -23,5 +32,19 @@ def reach_store(gang: Gang, seconds: float = STORE_SECONDS) -> PrefixStore:
     host, _, port = gang.address.rpartition(":")
     limit = datetime.timedelta(seconds=seconds)
     store = TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
+    if gang.leads:
+        _forget_older(store, gang.gang_id)
     own = PrefixStore(gang.gang_id, store)
     return PrefixStore(str(own.add(f"runs/{gang.rank}", 1)), own)
+
+
+def _forget_older(store: TCPStore, gang_id: str) -> None:
+    """Delete what the store has of all gangs before the last ones, of which `gang_id` is the newest."""
+    newest, key = store.add(_LED, 1), f"{_LED}/{{}}".format
+    store.set(key(newest), gang_id)
+    if newest <= KEPT_GANGS:
+        return
+    oldest = key(newest - KEPT_GANGS)
+    prefix = f"{store.get(oldest).decode()}/"
+    for found in [oldest, *(name for name in store.list_keys() if name.startswith(prefix))]:
+        store.delete_key(found)

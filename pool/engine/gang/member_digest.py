@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +20,11 @@ from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.weights.ops.packed import PackedWeight
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
-#: values of each weight that are compared: as many places from end to end
+#: values of each weight on the device that are compared: as many places from end to end
 SAMPLED = 61
+#: of each weight on the host, where a place may be a read from a disk
+SAMPLED_ON_HOST = 4
+_ON_HOST = " on the host"
 
 
 def request_digest(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], resumed: Sequence[RunState]) -> str:
@@ -27,31 +34,72 @@ def request_digest(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], 
         found.update(repr(work).encode())
         for name in sorted(read):
             found.update(name.encode())
-            for array in getattr(read[name], "arrays", ()):
-                found.update(array.tobytes())
+            _update(found, read[name])
     for state in resumed:
-        found.update(repr((state.step, state.steps)).encode())
-        for array in state.arrays:
-            found.update(array.tobytes())
+        _update(found, state)
     return found.hexdigest()[:16]
 
 
+def _update(found: Any, value: Any) -> None:
+    """Add all that a result consists of. Raises TypeError for a value without a digest: it would count for nothing."""
+    if isinstance(value, np.ndarray):
+        found.update(repr((value.shape, value.dtype.str)).encode())
+        found.update(value.tobytes())
+    elif is_dataclass(value):
+        found.update(type(value).__name__.encode())
+        for each in fields(value):
+            found.update(each.name.encode())
+            _update(found, getattr(value, each.name))
+    elif isinstance(value, Mapping):
+        for name in sorted(value):
+            found.update(repr(name).encode())
+            _update(found, value[name])
+    elif isinstance(value, tuple | list):
+        found.update(repr(len(value)).encode())
+        for one in value:
+            _update(found, one)
+    elif value is None or isinstance(value, str | bytes | bool | int | float | np.generic | Enum):
+        found.update(repr(value).encode())
+    else:
+        raise TypeError(f"found a {type(value).__name__}, expected values with a digest")
+
+
 def weight_digests(model: ModelPatcher, module: nn.Module) -> dict[str, str]:
-    """Return a digest for the identity of the weights with their patches, under "", and one for some values of each
-    weight that is on the device with its patches, by name. What streams is compared by the identity alone."""
-    found = {"": f"{model.key} {model.patches.digest}"}
+    """Return a digest for the identity of the weights with their patches, under "", and by name one for some values of
+    each weight on the host, which every member has, and of each that is on the device, with its patches. What streams
+    is computed from the weights on the host, whatever is resident elsewhere."""
+    found = {"": f"{model.key} {model.patches.digest} {model.compute_dtype}"}
     resident = model.resident_modules()
-    sampled: dict[str, Tensor] = {}
+    on_device: dict[str, Tensor] = {}
     for name, weight in module.named_parameters():
-        if name.rpartition(".")[0] in resident and not isinstance(weight.data, PackedWeight) and weight.numel():
-            flat = weight.detach().reshape(-1)
-            sampled[name] = flat[:: max(1, flat.numel() // SAMPLED)].to(torch.float32)
-    if sampled:
-        values = torch.cat(list(sampled.values())).to("cpu")
-        pieces = values.split([each.numel() for each in sampled.values()])
-        for name, piece in zip(sampled, pieces, strict=True):
-            found[name] = hashlib.sha256(piece.numpy().tobytes()).hexdigest()[:16]
+        if name.rpartition(".")[0] in resident:
+            on_device |= {f"{name}{part}": _sampled(each, SAMPLED) for part, each in _parts(weight.data)}
+    on_host = {
+        f"{name}{part}{_ON_HOST}": _sampled(each, SAMPLED_ON_HOST)
+        for name, host in model.host_parameters.items()
+        for part, each in _parts(host)
+    }
+    for sampled in (on_device, on_host):
+        if sampled:
+            values = torch.cat(list(sampled.values())).to("cpu")
+            pieces = values.split([each.numel() for each in sampled.values()])
+            for name, piece in zip(sampled, pieces, strict=True):
+                found[name] = hashlib.sha256(piece.numpy().tobytes()).hexdigest()[:16]
     return found
+
+
+def _parts(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a weight consists of, each with a suffix of its name."""
+    if isinstance(weight, PackedWeight):
+        yield from ((f" ({part})", each) for part, each in weight.parts.items())
+    else:
+        yield "", weight
+
+
+def _sampled(tensor: Tensor, places: int) -> Tensor:
+    """Some values from end to end, float32."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // places)].to(torch.float32)
 
 
 def expect_equal(gang: Gang, requests: Sequence[str], weights: Sequence[Mapping[str, str]]) -> None:

@@ -148,12 +148,8 @@ class _GuidedStep:
         # times the inverse: dividing by a number may round differently on another device
         scaled_BCHW = x_BCHW * input_scale(sigma, self._call.table.sigma_data, self._call.prediction)
         noises: dict[int, Tensor] = {}
-
-        def predicted_for(batch: Batch) -> Tensor:
-            self._prepare(batch, sigma)
-            copies = _repeated(scaled_BCHW, len(batch.context_BLD))
-            return self._predict(copies, sigma, batch.context_BLD, batch)
-
+        # no function of this one: the frame of an error keeps the function, and the tensors that it reads with it
+        predicted_for = partial(self._predicted_for, scaled_BCHW, sigma)
         for batch, predicted in self._of_each(self._batches, predicted_for):
             noises |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
         cond_BCHW = self._regions.combine(noises)
@@ -165,6 +161,10 @@ class _GuidedStep:
         if self._without_image in noises:
             guided_BCHW = self._guider.guide_by_image(guided_BCHW, noises[UNCOND], noises[self._without_image])
         return self._clean(x_BCHW, guided_BCHW, sigma)
+
+    def _predicted_for(self, scaled_BCHW: Tensor, sigma: float, batch: Batch) -> Tensor:
+        self._prepare(batch, sigma)
+        return self._predict(_repeated(scaled_BCHW, len(batch.context_BLD)), sigma, batch.context_BLD, batch)
 
     def predict_with_functions(self, x_BCHW: Tensor, sigma: float) -> Tensor:
         """Return the guided prediction as a clean latent, through the sampler functions of the options."""
@@ -250,14 +250,13 @@ class _GuidedStep:
         same = len(conditions) == len(self._conditions) and all(map(_is, conditions, self._conditions))
         predictions: dict[int, Tensor] = {}
         wanted = self._batches if same else batches(conditions, self._call.max_batch)
-
-        def predicted_for(batch: Batch) -> Tensor:
-            self._prepare(batch, sigma)
-            return self._predict_clean(_repeated(x_BCHW, len(batch.context_BLD)), sigma, batch)
-
-        for batch, predicted in self._of_each(wanted, predicted_for):
+        for batch, predicted in self._of_each(wanted, partial(self._clean_for, x_BCHW, sigma)):
             predictions |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
         return [predictions.get(place, torch.zeros_like(x_BCHW)) for place in range(len(conditions))]
+
+    def _clean_for(self, x_BCHW: Tensor, sigma: float, batch: Batch) -> Tensor:
+        self._prepare(batch, sigma)
+        return self._predict_clean(_repeated(x_BCHW, len(batch.context_BLD)), sigma, batch)
 
     def _predict_clean(self, x_BCHW: Tensor, sigma: float, batch: Batch) -> Tensor:
         """Return the clean predictions of one batch, through the wrappers around a model call."""

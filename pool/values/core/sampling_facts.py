@@ -8,12 +8,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from modelpool.pool.values.core.sequence_plan import SequencePlan
 from modelpool.pool.values.core.shift_by_size import ExponentByRoot as ExponentByRoot
 from modelpool.pool.values.core.shift_by_size import ShiftByRoot as ShiftByRoot
 from modelpool.pool.values.core.shift_by_size import ShiftBySize as ShiftBySize
 from modelpool.pool.values.core.shift_by_size import ShiftBySizeAndSteps as ShiftBySizeAndSteps
+
+if TYPE_CHECKING:
+    from modelpool.pool.values.core.family_facts import LatentFacts
 
 
 class Prediction(Enum):
@@ -536,6 +540,7 @@ class ModelDefaults:
     cell.
 
     extent  width, height and frames of the only videos that it generates; None for other models
+    latent  layout and scale of its latents; None if they are not known
     """
 
     width: int
@@ -543,6 +548,7 @@ class ModelDefaults:
     sampling: SamplingFacts
     downscale: int = 8
     extent: tuple[int, int, int] | None = None
+    latent: LatentFacts | None = None
 
 
 #: defaults of a plain diffusion model: SD1

@@ -374,6 +374,8 @@ class RunCost(WireValue):
     peer_bytes                  fetched from other nodes before the run
     fetch_seconds               until the files of the run were on the node's disk, not part of load_seconds
     steps_before, steps         of a sampling run that resumed: the steps that earlier runs had done, and all of them
+    meeting_seconds             of a run that workers share: the part of run_seconds until all of them had loaded their
+                                weights and found each other
     """
 
     load_seconds: float = 0.0
@@ -395,6 +397,7 @@ class RunCost(WireValue):
     fetch_seconds: float = 0.0
     steps_before: int = 0
     steps: int = 0
+    meeting_seconds: float = 0.0
 
     @property
     def whole(self) -> RunCost:

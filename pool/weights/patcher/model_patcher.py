@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.weights.options.callbacks import Callback, CallbackPoint, Callbacks
@@ -307,6 +307,11 @@ class ModelPatcher:
     def has_counted_flops(self) -> bool:
         """Whether `modules_with_flops` costs nothing. Counting is a run on the meta device, of up to some seconds."""
         return self._weights.has_counted_flops
+
+    @property
+    def host_parameters(self) -> Mapping[str, Tensor]:
+        """Every parameter on the host, by its full name. Must not be written to."""
+        return self._weights.host_parameters
 
     def resident_modules(self) -> frozenset[str]:
         """Names of the modules that are on the device now."""

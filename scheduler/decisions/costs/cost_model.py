@@ -77,12 +77,13 @@ MOST_SPARE_ESTIMATES = 64
 
 
 def times_prior(task: TaskSpec, cost: RunCost, link_bytes_per_second: float) -> float | None:
-    """Run time as a multiple of its prior estimate, for an undivided run of all steps without streaming over this link.
-    None if one of the two is unknown."""
-    if task.run_seconds <= 0 or cost.run_seconds <= 0:
+    """Run time as a multiple of its prior estimate, for an undivided run of all steps without streaming over this link,
+    and without the wait for others that share it. None if one of the two is unknown."""
+    run_seconds = cost.run_seconds - cost.meeting_seconds
+    if task.run_seconds <= 0 or run_seconds <= 0:
         return None
     streaming_seconds = cost.streamed_bytes / link_bytes_per_second
-    computing_seconds = max(cost.run_seconds - streaming_seconds, LEAST_COMPUTING * cost.run_seconds)
+    computing_seconds = max(run_seconds - streaming_seconds, LEAST_COMPUTING * run_seconds)
     slowdown = 1.0 if cost.division is None else cost.division.slowdown
     return computing_seconds / (task.run_seconds * cost.remaining * slowdown)
 

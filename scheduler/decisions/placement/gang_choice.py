@@ -3,15 +3,15 @@
 Rules
 1. The workers are on one machine and of one kind.
 2. Of the numbers of GPUs that the task may have, the one counts with which it should complete soonest: the slowest
-   load of a member, the time until they have found each other (`FORMING_SECONDS`, none for the workers of the last such
-   run), and the run. Of two, the larger one must be sooner by `LEAST_GAIN`.
+   load of a member, the time until they have found each other (`FORMING_SECONDS`: a group is formed for each run), and
+   the run. Of two, the larger one must be sooner by `LEAST_GAIN`.
 3. Only GPUs that nothing else waits for are used, and only as much GPU time as the load leaves (`GangLoad`): under load
    a run has one GPU.
 4. A task that would miss its deadline gets the least number of GPUs with which it meets it, whatever waits. One that
    misses it anyway is treated as if it had none.
 5. A task that continues after a loss, or with another number of GPUs (`Task.resume_degree`), gets as many of them as
    are idle, whatever waits: it had them.
-6. Among workers of a machine, those come first that shared the last run, then those with least to load.
+6. Of the workers of a machine, those with least to load are taken; of equal ones, those that shared the last run.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _members(workers: Sequence[tuple[Worker, float]], degree: int) -> tuple[tupl
     kept = _last_together(workers, degree)
     if kept is not None:
         kept_extra = max([extra for worker, extra in workers if worker in kept])
-        if kept_extra <= extra_seconds + FORMING_SECONDS:
-            return kept, kept_extra
+        if kept_extra <= extra_seconds:
+            return kept, kept_extra + FORMING_SECONDS
     return members, extra_seconds + FORMING_SECONDS
 
 

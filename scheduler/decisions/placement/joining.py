@@ -59,21 +59,24 @@ def _candidates(query: PlacementQuery, worker: Worker) -> Iterator[Task]:
 def _may_join(query: PlacementQuery, task: Task, worker: Worker) -> bool:
     if task.held_back or not may_share(task) or query.costs.extra_seconds(task.spec, task.cost_class, worker) != 0.0:
         return False
-    if not makes_longer(query, task, worker):
+    if ends_with_pass(query, task, worker):
         return True
+    passed = query.backlog.passed_by(task, worker.capacity_bytes or 0)
+    if passed is not None and passed.overdue:  # of the same kind, and it may not join itself
+        return False
     oldest = query.backlog.oldest(worker.capacity_bytes or 0)
     if oldest is None or oldest.priority > task.priority or has_urgent_task(query, task, worker):
         return False
-    if oldest is not task and (oldest.overdue or oldest.waited_seconds(query.at) > query.config.share_window_seconds):
+    if oldest is not task and oldest.waited_seconds(query.at) > query.config.share_window_seconds:
         return False
     window_seconds = query.config.share_window_seconds * query.workers.count
     return task.virtual_start <= max(oldest.virtual_start, share_window_end(oldest.order, window_seconds))
 
 
-def makes_longer(query: PlacementQuery, task: Task, worker: Worker) -> bool:
-    """Return whether the pass that `worker` runs ends later with `task`, as far as is known."""
+def ends_with_pass(query: PlacementQuery, task: Task, worker: Worker) -> bool:
+    """Whether the pass that `worker` runs takes no longer with `task`: nobody waits for it."""
     end = worker.expected_end
-    return end is None or query.at + joining_seconds(query, task, worker) > end + SAME_END_SECONDS
+    return end is not None and query.at + joining_seconds(query, task, worker) <= end + SAME_END_SECONDS
 
 
 def joining_seconds(query: PlacementQuery, task: Task, worker: Worker) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.pool_plan import _MESSAGES, _PARTS, plan_pool, worker_kind
 from modelpool.actors.graph.common.stage_request import StageRequest
+from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.wire.message_fields import message_fields
 from modelpool.actors.worker.wire.messages import (
     PreviewMade,
@@ -27,7 +29,9 @@ from modelpool.actors.worker.wire.messages import (
 )
 from modelpool.pool.values.core.results import Encoded, RunState, SamplerState
 from modelpool.pool.values.core.stage_params import DecodeParams, PreloadRequest, SamplingSchedule
-from modelpool.pool.values.specs.spec import ComponentKey, ComponentUse, Stage, TaskReport, WorkerId
+from modelpool.pool.values.core.stopping import stop_if_asked
+from modelpool.pool.values.specs.gang import Gang
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentUse, NodeId, Stage, TaskReport, WorkerId
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.kept_states import state_id
 from modelpool.scheduler.model.node_groups import NodeGroup
@@ -110,6 +114,62 @@ def test_workers_outlive_several_controllers_and_are_not_restarted() -> None:
         with ModelPool(found[-1], lambda: None, None) as pool:
             assert pool.status().restarts == 0
         assert sum(len(line.fleet.threads) for line in found) == 2, "no worker was started again"
+
+
+class SharingEngine(FakeEngine):
+    """Shares runs. The first run of a gang goes on until it is asked to stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gangs: list[Gang] = []
+
+    def run(self, *args: Any, **named: Any) -> Any:
+        if len(args) < 8:
+            return super().run(*args, **named)
+        *alone, gang = args
+        self.gangs.append(gang)
+        while gang.gang_id.startswith("1/"):
+            time.sleep(0.01)
+            stop_if_asked(alone[3].should_stop)
+        return super().run(*alone)
+
+
+def test_the_members_of_a_gang_stop_for_the_next_controller_and_share_its_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    introduction = GpuWorker._introduction
+    monkeypatch.setattr(GpuWorker, "_introduction", lambda *args: replace(introduction(*args), node=NodeId("n1")))
+    engines: list[SharingEngine] = []
+    request = GenerateRequest(model="shapes", prompt="a circle", seed=1, steps=2, cfg=3.0, gpus=2)
+
+    def engine() -> SharingEngine:
+        engines.append(SharingEngine())
+        return engines[-1]
+
+    first = LoopConnection(2, engine)
+    first.controller._most_gpus = 2
+    pool = ModelPool(first, lambda: None, None)
+    pool.wait_ready(60)
+    pool.submit([request])
+    while sum(len(each.gangs) for each in engines) < 2:
+        time.sleep(0.01)
+    first.lose()
+    second = LoopConnection(2, engine, predecessor=first)
+    second.controller._most_gpus = 2
+    try:
+        with ModelPool(second, lambda: None, None) as pool:
+            pool.wait_ready(60)
+            image = next(pool.submit([request]).images())
+            assert pool.status().restarts == 0
+        alone = rendered(second, 1)  # nobody is left in a gang
+    finally:
+        second.end()
+        first.end()
+    assert image.pixels.size
+    assert len(alone) == len(MODELS)
+    found = [[(gang.gang_id.partition("/")[0], gang.degree) for gang in each.gangs] for each in engines]
+    assert found == [[("1", 2), ("2", 2)]] * 2, "the workers of the first controller share the runs of the second"
+    assert {gang.rank for each in engines for gang in each.gangs if gang.gang_id.startswith("2/")} == {0, 1}
 
 
 @dialogue

@@ -206,6 +206,22 @@ def test_a_run_that_breaks_twice_without_a_cause_goes_on_alone() -> None:
     assert run.resume
 
 
+def test_a_run_that_broke_after_a_step_has_not_failed() -> None:
+    """Each break was a failure: after three members that were stopped for a while, a job was lost."""
+    shell = pool("ab")
+    commands = shell.submit(video("j", (2,)))
+    for step in range(1, STEPS):
+        assert len(names(commands)) == 2, step
+        shell.finish("a", RunErrorKind.GANG_BROKEN, step=step)
+        commands = shell.finish("b", RunErrorKind.GANG_BROKEN, step=step)
+    assert next(iter(shell.state.demand.tasks.values())).failures == 0
+    for _ in range(shell.config.max_attempts):
+        assert shell.outcome("j") is None
+        shell.finish("a", RunErrorKind.GANG_BROKEN, step=STEPS - 1)
+        shell.finish("b", RunErrorKind.GANG_BROKEN)
+    assert shell.outcome("j") is Outcome.FAILED, "it does not go on"
+
+
 def test_workers_are_held_for_a_run_that_needs_several_and_short_runs_fill_the_gap() -> None:
     shell = pool("ab", send_ahead_seconds=0.0)
     for seed in (1, 2):

@@ -18,6 +18,7 @@ from modelpool.scheduler.model.messages import LossCause, Remembered
 from modelpool.scheduler.model.node_groups import AutoscalingConfig, NodeGroup
 from modelpool.scheduler.model.pool_memory import (
     PoolMemory,
+    RememberedGangs,
     RememberedGroup,
     RememberedPatches,
     RememberedRuns,
@@ -67,6 +68,17 @@ memories = st.builds(
             ),
         )
     ),
+    gangs=st.tuples(
+        st.builds(
+            RememberedGangs,
+            st.just(Stage.SAMPLE),
+            st.just(("a", "b")),
+            st.just("H100"),
+            st.just(20),
+            st.sampled_from([2, 4]),
+            ratios,
+        )
+    ),
     patches=st.tuples(st.builds(RememberedPatches, st.just("H100"), ratios.filter(lambda found: min(found) > 0.1))),
 )
 
@@ -93,7 +105,7 @@ def test_a_core_remembers_all_of_the_memory_of_the_one_before(memory: PoolMemory
         memory.deadlines_met,
         memory.deadlines_missed,
     )
-    assert (again.runs, again.patches) == (memory.runs, memory.patches)
+    assert (again.runs, again.patches, again.gangs) == (memory.runs, memory.patches, memory.gangs)
     (group,), (before,) = again.groups, memory.groups
     assert (group.starts, group.failures, group.crashes, group.reason) == (
         before.starts,
@@ -108,6 +120,7 @@ def test_a_core_remembers_all_of_the_memory_of_the_one_before(memory: PoolMemory
         assert math.isclose(group.blocked_seconds, before.blocked_seconds, abs_tol=1e-6)
     learned = learned_only(memory)
     assert (learned.spent, learned.users, learned.deadlines_met) == (0.0, (), 0)
+    assert learned.gangs == memory.gangs
     assert learned.groups == (RememberedGroup("small", before.starts),)
 
 

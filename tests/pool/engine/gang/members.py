@@ -53,6 +53,7 @@ class Wish:
     gpus          `SampleParams.gpus`
     begins        whether a video begins with an image
     switch        steps of the first of two experts, which ends with its state
+    stops_after   seconds after which this member is asked to stop, as by another controller; 0: never
     """
 
     gang: Gang | None
@@ -64,6 +65,7 @@ class Wish:
     gpus: int = ANY_GPUS
     begins: bool = False
     switch: int = 0
+    stops_after: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ def _serve(pipe: Connection, folder: Path, family: Any, streams: bool, device: s
 
 def _answer(whole: Whole, texts: tuple[Encoded, ...], wish: Wish) -> Answer:
     loras = (whole.catalog.find_lora("style", 1.0),) if wish.lora else ()
-    hooks = RunHooks(lambda done, steps: None, _slow(wish.step_seconds))
+    hooks = RunHooks(lambda done, steps: None, _slow(wish.step_seconds, wish.stops_after))
     began = time.monotonic()
     whole.gang, whole.gpus = wish.gang, wish.gpus
     try:
@@ -244,12 +246,13 @@ def _beginning(whole: Whole) -> Latent:
     return made
 
 
-def _slow(seconds: float) -> Callable[[], bool]:
+def _slow(seconds: float, stops_after: float = 0.0) -> Callable[[], bool]:
     """A `should_stop` that takes its time: it is asked at layers and steps."""
+    began = time.monotonic()
 
     def should_stop() -> bool:
         time.sleep(seconds)
-        return False
+        return 0.0 < stops_after < time.monotonic() - began
 
     return should_stop
 
@@ -261,11 +264,12 @@ def _nothing() -> Iterator[None]:
 
 @contextmanager
 def _changed(whole: Whole, loras: Any) -> Iterator[None]:
-    """Change one weight of the diffusion model where it is."""
+    """Change one weight of the diffusion model where it is: on the device, or on the host if it streams."""
     patcher = whole.engine.patcher(whole.model, Role.DIFFUSION_MODEL, loras)
     modules = dict(patcher.module.named_modules())
-    name = next(name for name in sorted(patcher.resident_modules()) if hasattr(modules[name], "weight"))
-    weight = patcher.module.get_submodule(name).weight
+    resident = [name for name in sorted(patcher.resident_modules()) if hasattr(modules[name], "weight")]
+    hosts = patcher.host_parameters
+    weight = modules[resident[0]].weight if resident else hosts[min(name for name in hosts if "weight" in name)]
     before = weight.detach().clone()
     with torch.no_grad():
         weight.add_(0.01)

@@ -48,8 +48,16 @@ def test_two_workers_share_a_run_and_survive_each_other(tmp_path: Path) -> None:
         assert_shared(patched, pool.sample(Wish(None, texts=1, lora=True), [0, 2]))
 
         _one_member_differs(pool)
+        _another_controller(pool, alone[2])
         _ended(pool, signal.SIGSTOP, 1, alone[2])
         _ended(pool, signal.SIGKILL, 2, alone[2])
+
+
+def test_a_member_with_other_weights_that_stream_is_named(tmp_path: Path) -> None:
+    """Only the identity of streamed weights was compared: another file under the same name made a wrong image without
+    an error."""
+    with members(2, tmp_path, ALL_FAMILIES["flux_dev"], streams=True) as pool:
+        _one_member_differs(pool)
 
 
 def _one_member_differs(pool: Members) -> None:
@@ -57,6 +65,18 @@ def _one_member_differs(pool: Members) -> None:
         pool.each[place].ask(Wish(gang, patched=place == 1))
     for answer in pool.answers():
         assert "GangsDiffer: gpu-1 (rank 1) has other patched weights" in answer.error, answer.error
+
+
+def _another_controller(pool: Members, alone: Answer) -> None:
+    """One member after the other serves another controller, and its run stops: all leave after the same step, one that
+    waits for a part that was never sent stops too, and the next gang makes the same."""
+    slow = Wish(None, steps=60, step_seconds=STEP_SECONDS / 10)
+    for place, gang in enumerate(pool.gangs()):
+        pool.each[place].ask(replace(slow, texts=1, gang=gang, stops_after=1.0 if place == 1 else 0.0))
+    assert [answer.error.partition(":")[0] for answer in pool.answers()] == ["Stopped"] * 3
+    pool.each[0].ask(replace(slow, gang=pool.gangs([0, 1])[0], stops_after=0.3))
+    assert pool.each[0].value().error.startswith("Stopped"), "it waits for the other one"
+    assert_shared(alone, pool.sample(Wish(None), [0, 1]), exact=True)
 
 
 def _ended(pool: Members, number: int, place: int, alone: Answer) -> None:
