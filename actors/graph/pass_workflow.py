@@ -20,15 +20,21 @@ from modelpool.actors.request.workflow_fields import (
 )
 
 #: fields of the whole request, which its first run does not have
-_OUTER = frozenset(("passes", "upscale", "n", "seed", "format", "quality", "batch", *QOS_FIELDS, *LABEL_FIELDS))
+_OUTER = frozenset(
+    ("passes", "upscale", "n", "seed", "format", "quality", "batch", "paste", *QOS_FIELDS, *LABEL_FIELDS)
+)
+#: fields of all its decodes
+_DECODES = ("vae_tile", "vae_frames")
 #: fields that a pass takes from the request; and those of them that a pass with another model does not take
 _OF_REQUEST = (
     *("prompt", "negative", "steps", "cfg", "sampler", "schedule", "eta", "s_noise", "s_churn", "clip_skip"),
-    *("loras", "shift", "options"),
+    *("loras", "shift", "options", "gpus", "controls", "image_prompts", "reference", "reference_as", "image_cfg"),
 )
-_OF_MODEL = ("loras", "shift", "options")
+_OF_MODEL = ("loras", "shift", "options", "controls", "image_prompts", "reference", "reference_as", "image_cfg")
 #: fields that noise levels follow from: of a run that continues another one they are the other's
 _LEVELS = ("steps", "schedule", "sigmas", "shift", "beta_alpha", "beta_beta")
+#: settings of a schedule, which a pass with the same one takes
+_SCHEDULE = ("beta_alpha", "beta_beta")
 #: fields with images that are checked, and may be in the pool already
 _CHECKED = frozenset(("image", "strength", "reference", "controls", "image_prompts", "regions"))
 _PASS_FIELDS = ("loras", "prompt", "negative", "steps", "cfg", "sampler", "schedule", "shift", "options", "seed")
@@ -36,17 +42,24 @@ _PASS_FIELDS = ("loras", "prompt", "negative", "steps", "cfg", "sampler", "sched
 
 def workflow_of_passes(request: GenerateRequest) -> Workflow:
     """Return the workflow of a request with passes. Raises UserError."""
-    first = _node_request({name: getattr(request, name) for name in request.model_fields_set - _OUTER})
+    first = _node_request(
+        {name: getattr(request, name) for name in request.model_fields_set.difference(_OUTER, _DECODES)}
+    )
     nodes: dict[str, Any] = {"base": SampleNode(kind="sample", request=first)}
     latent, model = "base", request.model
     for number, each in enumerate(request.passes, start=1):
         latent, model = _add_pass(nodes, number, each, request, (latent, model))
-    nodes["image"] = DecodeNode(kind="decode", model=model, inputs={"latent": latent})
+    nodes["image"] = _decode(request, model, latent)
     output = "image"
     if request.upscale is not None:
         nodes["enlarged"] = UpscaleNode(kind="upscale", upscale=request.upscale, inputs={"image": "image"})
         output = "enlarged"
     return Workflow(nodes=nodes, output=output)
+
+
+def _decode(request: GenerateRequest, model: str, latent: str) -> DecodeNode:
+    tiles = {name: value for name in _DECODES if (value := getattr(request, name)) is not None}
+    return DecodeNode(kind="decode", model=model, inputs={"latent": latent}, **tiles)
 
 
 def _add_pass(
@@ -57,9 +70,19 @@ def _add_pass(
     model, name = wanted.model or request.model, f"pass-{number}"
     taken = _OF_REQUEST if model == request.model else tuple(each for each in _OF_REQUEST if each not in _OF_MODEL)
     fields = {each: getattr(request, each) for each in taken if each in request.model_fields_set}
+    if "controls" in fields:  # a control without an image reads the image of the request, which a pass does not have
+        fields["controls"] = tuple(
+            each if each.image is not None else each.model_copy(update={"image": request.image})
+            for each in request.controls
+        )
     fields |= {each: value for each in _PASS_FIELDS if (value := getattr(wanted, each)) is not None}
-    if wanted.schedule is None and wanted.sampler is not None:
+    if (wanted.schedule, wanted.sampler) == (None, None):
+        fields |= {each: getattr(request, each) for each in _SCHEDULE if each in request.model_fields_set}
+    elif wanted.schedule is None:
         fields.pop("schedule", None)  # the schedule of the request may not be that of another sampler
+    if request.sigmas and (wanted.steps, wanted.schedule) == (None, None):
+        fields |= {"sigmas": request.sigmas}
+        fields.pop("schedule", None)
     if wanted.start_step is not None:
         last = nodes[latent]
         assert isinstance(last, SampleNode), "each pass follows a sampling run"
@@ -73,13 +96,20 @@ def _add_pass(
         nodes[name] = node
         return name, model
     own = _node_request({"model": model, "prompt": request.prompt, **fields})
-    source = _scaled(nodes, name, wanted, (latent, model_before), model)
+    source = _scaled(nodes, name, wanted, (latent, model_before), model, request)
     strength = DEFAULT_PASS_STRENGTH if wanted.strength is None else wanted.strength
     nodes[name] = SampleNode(kind="sample", request=own, inputs={"latent": source}, strength=strength)
     return name, model
 
 
-def _scaled(nodes: dict[str, WorkflowNode], name: str, wanted: Pass, before: tuple[str, str], model: str) -> str:
+def _scaled(
+    nodes: dict[str, WorkflowNode],
+    name: str,
+    wanted: Pass,
+    before: tuple[str, str],
+    model: str,
+    request: GenerateRequest,
+) -> str:
     """Add the nodes that scale the latent, or the decoded image, before a pass; return the node of the latent."""
     latent, model_before = before
     settings: dict[str, Any] = {"method": "bilinear"}
@@ -97,7 +127,7 @@ def _scaled(nodes: dict[str, WorkflowNode], name: str, wanted: Pass, before: tup
         )
         return f"{name}-latent"
     image = f"{name}-decoded"
-    nodes[image] = DecodeNode(kind="decode", model=model_before, inputs={"latent": latent})
+    nodes[image] = _decode(request, model_before, latent)
     if wanted.upscaler is not None:
         upscale = Upscale(model=wanted.upscaler, scale=wanted.scale)
         nodes[f"{name}-enlarged"] = UpscaleNode(kind="upscale", upscale=upscale, inputs={"image": image})

@@ -125,8 +125,8 @@ class RequestTasks:
         self._defaults = catalog.model_defaults(self._model)
         self._facts = self._defaults.sampling
         self._passes = sampling_passes(self._request, self._model, self._defaults)
-        size, gpus = stage.request.batch, gpus_of_work(stage.request.gpus)
-        self._tasks = TaskCollector(catalog, size if isinstance(size, int) else 1, gpus) if tasks is None else tasks
+        size, self._gpus = stage.request.batch, gpus_of_work(stage.request.gpus)
+        self._tasks = TaskCollector(catalog, size if isinstance(size, int) else 1) if tasks is None else tasks
         self._read = read
         self.warnings: dict[str, None] = {}
         #: LoRAs of the request that have an effect, for any component
@@ -305,7 +305,7 @@ class RequestTasks:
         assert not missing, f"{work} reads {sorted(missing)}, which nothing provides"
         lengths = image_context_lengths(self._facts, guided) or [length for _, length in texts.values()]
         lengths = music_lengths(lengths) if self._facts.reads_lyrics else lengths
-        return self._tasks.add(work, {**needs, **resumed}, lengths), work
+        return self._tasks.add(work, {**needs, **resumed}, lengths, self._gpus), work
 
     def _start_inputs(self, run: SamplingRun, work: SampleParams) -> dict[str, TaskId]:
         """Add what sampling starts from; return the tasks and inputs by name."""
@@ -398,7 +398,7 @@ class RequestTasks:
         second = decoder_params(model, work, decoder, self._catalog.model_defaults(model).sampling)
         texts = self._texts(second)
         needs = {**{name: task for name, (task, _) in texts.items()}, PRIOR: prior}
-        return self._tasks.add(second, needs, [length for _, length in texts.values()]), second
+        return self._tasks.add(second, needs, [length for _, length in texts.values()], self._gpus), second
 
     def _loras(
         self, request: GenerateRequest, model: ModelRef, roles: Sequence[Role], text: str = ""

@@ -8,6 +8,7 @@ before anything runs. Errors name the node.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from modelpool.actors.graph.common.input_ids import input_image_id
 from modelpool.actors.graph.common.output_shape import quality_of
 from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
+from modelpool.actors.graph.features.decode_tiles_graph import add_decode, with_tiles
 from modelpool.actors.graph.features.decoder_graph import check_decodes
 from modelpool.actors.graph.features.prompt_syntax import prompt_warnings
 from modelpool.actors.graph.features.recipe import Recipe
@@ -41,10 +43,13 @@ from modelpool.actors.request.workflow_fields import (
     UpscaleNode,
     Workflow,
 )
+from modelpool.pool.inference.operations.latent_edits import VaeScale
 from modelpool.pool.inference.operations.operate import operation_named
-from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Size
+from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Operation, Size
+from modelpool.pool.inference.operations.resampling import SLERP
 from modelpool.pool.values.core import task_inputs
 from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
     DecodeParams,
@@ -98,6 +103,8 @@ def build_workflow(request: GenerateRequest, job_id: JobId, catalog: GraphCatalo
     be set, and its images must be in the pool. Raises UserError that names the node."""
     workflow = workflow_of_passes(request) if request.workflow is None else request.workflow
     builder = _WorkflowTasks(catalog, request, workflow)
+    if request.passes and request.regions:
+        builder.warnings["regions: passes do not read them, the first run alone does"] = None
     value = builder.build()
     graph = builder.tasks.job(job_id, value.task, frozenset(), tuple(builder.warnings))
     kind, formats = _output_formats(value)
@@ -187,6 +194,23 @@ class _WorkflowTasks:
         model = self._catalog.find_model(name)
         return model, self._catalog.model_defaults(model)
 
+    def _check_latent(self, name: str, latent: NodeValue, model: ModelRef) -> None:
+        """Raise UnusableField for a latent of no model, and for one that means another image for the VAE of `model`."""
+        if latent.model is None:
+            expected = "that of a run or of an image; a run without a latent begins with noise"
+            raise unusable_field(name, "an empty latent, of no model", expected)
+        if latent.model.name == model.name:
+            return
+        found, wanted = (self._model(each.name)[1].latent for each in (latent.model, model))
+        if found is None or wanted is None or _kind_of_latents(found) == _kind_of_latents(wanted):
+            return
+        raise unusable_field(
+            name,
+            f"a latent of model {latent.model.name!r}",
+            f"one with the layout and the scale of model {model.name!r}; an image passes between other models: decode "
+            "the latent with its own model, and encode the image",
+        )
+
     def _text(self, node: TextNode) -> NodeValue:
         check_inputs(node, ())
         name = "negative" if node.is_negative else "prompt"
@@ -219,6 +243,8 @@ class _WorkflowTasks:
             if (value := self._optional(node, name, ENCODED)) is not None
         }
         start, mask = self._optional(node, "latent", LATENT), self._optional(node, "mask", MASK)
+        if start is not None:
+            self._check_latent("latent", start, model)
         request = self._with_nodes(node, start)
         if facts.inpaints and {*_INPAINTED} <= node.inputs.keys():
             shown = {
@@ -293,9 +319,12 @@ class _WorkflowTasks:
         latent = self._read(node, "latent", LATENT)
         model, defaults = self._model(node.model)
         check_decodes(model.name, defaults.sampling)
+        self._check_latent("latent", latent, model)
         shape = latent.shape
         assert shape is not None, "a latent has a shape"
-        task = self.tasks.add(DecodeParams(model, shape), {task_inputs.LATENT: latent.task})
+        tiles = GenerateRequest(model=node.model, prompt="", vae_tile=node.vae_tile, vae_frames=node.vae_frames)
+        work = with_tiles(DecodeParams(model, shape), tiles, defaults.sampling)
+        task = add_decode(self.tasks, work, {task_inputs.LATENT: latent.task}, defaults)
         size = Size(shape.width, shape.height, shape.frames)
         return NodeValue(AUDIO if shape.seconds and not shape.frames else IMAGE, task, size, shape=shape)
 
@@ -309,6 +338,28 @@ class _WorkflowTasks:
         size = Size(work.out_width, work.out_height, image.size.frames)
         return NodeValue(IMAGE, task, size, shape=_resized(image.shape, size))
 
+    def _params(self, node: OperationNode, operation: Operation, read: Mapping[str, NodeValue]) -> Any:
+        """Return the parameters of an operation, with the size of a cell and the scale of the latents that it reads.
+        Raises UnusableField, also for latents of different kinds."""
+        latents = {name: value for name, value in read.items() if value.model is not None}
+        settings, model = dict(node.settings), next((value.model for value in latents.values()), None)
+        if model is None:
+            return operation.params_of(settings)
+        for name, value in latents.items():
+            self._check_latent(name, value, model)
+        known = {one.name for one in dataclasses.fields(operation.params)}
+        defaults = self._model(model.name)[1]
+        if "downscale" in known:
+            settings.setdefault("downscale", defaults.downscale)
+        params = operation.params_of(settings)
+        # scaling is the same in both scales, but for the method that turns vectors
+        depends = "scale" in known and getattr(params, "method", SLERP) == SLERP
+        if depends and not params.scale and defaults.latent is not None:
+            scale = VaeScale.of(defaults.latent)
+            # with a factor alone, all these operations are the same in both scales
+            params = replace(params, scale=scale.numbers) if scale.shift or scale.means else params
+        return params
+
     def _operate(self, node: OperationNode) -> NodeValue:
         operation = operation_named(node.name)
         check_inputs(node, tuple(operation.inputs))
@@ -319,14 +370,10 @@ class _WorkflowTasks:
         }
         if missing := sorted(set(operation.inputs) - set(read) - operation.optional):
             raise UnusableField(f"{operation.name}: missing inputs {', '.join(missing)}")
-        like = next((value for value in read.values() if value.kind == operation.result), None)
-        latent = next((value for value in read.values() if value.model is not None), None)
-        settings = dict(node.settings)
-        if latent is not None and latent.model is not None:
-            known = {one.name for one in dataclasses.fields(operation.params)}
-            own = {"downscale": self._model(latent.model.name)[1].downscale}
-            settings |= {name: value for name, value in own.items() if name in known and name not in settings}
-        params = operation.params_of(settings)
+        alike = [value for value in read.values() if value.kind == operation.result]
+        # an empty latent has no model
+        like = next((value for value in alike if value.model is not None), alike[0] if alike else None)
+        params = self._params(node, operation, read)
         size = operation.size_of(params, {name: value.size for name, value in read.items()})
         work = OperationParams(operation.name, settings_of(params))
         task = self.tasks.add(work, {name: value.task for name, value in read.items()})
@@ -339,6 +386,11 @@ class _WorkflowTasks:
         sides = size.width * defaults.downscale, size.height * defaults.downscale
         shape = replace(like.shape, width=sides[0], height=sides[1])
         return NodeValue(LATENT, task, size, shape=shape, model=like.model)
+
+
+def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:
+    """Return what is equal for models that read each other's latents."""
+    return latent.channels, latent.downscale, latent.cells, VaeScale.of(latent)
 
 
 def settings_of(params: Any) -> tuple[tuple[str, SettingValue], ...]:

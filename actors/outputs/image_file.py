@@ -87,7 +87,7 @@ def encode_animation(
     """Encode frames (uint8 RGB) as an animated WebP that repeats without end, in the quality of `recipe`, with these
     texts. Each frame lasts whole milliseconds, and the total is as long as at the exact rate; it has no sound. Equal
     neighbours are one frame that lasts as long as both. Raises UnusableField if the format cannot hold the texts."""
-    quality = recipe.quality or DEFAULT_QUALITY[recipe.ending]
+    quality = recipe.quality or DEFAULT_QUALITY["webp"]
     exif, xmp = exif_of(_storable(parameters_text(recipe))), xmp_of(json.dumps(recipe.as_json()), labels.as_text())
     images, buffer = [Image.fromarray(np.ascontiguousarray(pixels_HWC)) for pixels_HWC in frames_THWC], io.BytesIO()
     ends = [round(1000 * place / frames_per_second) for place in range(len(images) + 1)]
@@ -134,11 +134,21 @@ def write_layers(path: str | Path, layers_THWC: PixelArray, recipe: Recipe) -> P
     whole = Path(path)
     if whole.suffix.lower() != f".{IMAGE_FORMAT}":
         raise unknown_name("format of layers", whole.suffix or str(path), [f".{IMAGE_FORMAT}"])
+    return _written(whole, encode_layers(layers_THWC, recipe))
+
+
+def write_animation(path: str | Path, frames_THWC: PixelArray, frames_per_second: float, recipe: Recipe) -> Path:
+    """Write frames to `path`, an animated WebP, atomically, as `encode_animation` encodes them. Returns the path.
+    Raises OutputFailed naming the file if it cannot be written."""
+    return _written(Path(path), encode_animation(frames_THWC, frames_per_second, recipe))
+
+
+def _written(path: Path, content: bytes) -> Path:
     try:
-        write_atomically(whole, encode_layers(layers_THWC, recipe))
+        write_atomically(path, content)
     except OSError as error:
-        raise OutputFailed(f"{whole}: cannot be written ({error.strerror or error})") from error
-    return whole
+        raise OutputFailed(f"{path}: cannot be written ({error.strerror or error})") from error
+    return path
 
 
 def _png_texts(recipe: Recipe, labels: Labels) -> PngImagePlugin.PngInfo:

@@ -290,7 +290,11 @@ _ROWS = (
         "number. `modelpool batch` and `modelpool submit` use `auto` for lines without it.",
         1,
         check=WholeOrWord(Whole(1, MAX_BATCH), AUTO_BATCH),
-        option=Option("--batch", "N", "Images per forward pass, padded if fewer wait; auto: as measured (default: 1)."),
+        option=Option(
+            "--batch",
+            "N",
+            "Images per forward pass, padded if fewer wait; auto: as measured (default: 1, for job files auto).",
+        ),
     ),
     RequestField(
         "vae_tile",

@@ -30,7 +30,8 @@ class Pass(Strict):
     """A sampling run on the result of the run before it. What it leaves out is as in the request.
 
     model, loras, prompt, negative, steps, cfg, sampler, schedule, shift, options, seed  as in a request; a pass with
-                a model of its own has no LoRAs, options and shift of the request
+                a model of its own has no LoRAs, options, shift, ControlNets, image prompts and reference images of the
+                request
     strength    denoising strength: the fraction of the schedule that it runs, at its end; default: 0.5
     start_step  instead: the run before it stops before this step, from 0, with its noise, and the pass continues (a
                 refiner). Both have the same noise levels, and latents of the same kind

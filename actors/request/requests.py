@@ -334,6 +334,8 @@ class GenerateRequest(Strict):
             )
         if self.passes and (found := [name for name in WITHOUT_PASSES if getattr(self, name) is not None]):
             raise UnusableField(f"passes cannot be combined with {', '.join(found)}")
+        if self.passes and self.batch not in (1, AUTO_BATCH):
+            raise unusable_field("batch", self.batch, "1 with passes, of which each is a forward pass by itself")
         return self
 
     def first_step(self, rounds_up: bool = False) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters, over_bound
-from modelpool.actors.request.field_table import SIZE_STEP
+from modelpool.actors.request.field_table import REQUEST_FIELDS, SIZE_STEP
 from modelpool.actors.request.image_fields import TaskImage, checked_image
 from modelpool.actors.request.lora_fields import LoraChoice, parse_loras
 from modelpool.actors.request.number_fields import STEPS
@@ -34,6 +34,7 @@ MAX_WORKFLOW_STEPS = 20_000
 _OUTER_FIELDS = (
     *("priority", "user", "deadline", "n", "id", "metadata", "line", "preview", "format", "quality", "batch"),
     *("hires", "upscale", "passes", "workflow", "decoder", "video", "video_mask", "face_video"),
+    *("paste", "vae_tile", "vae_frames"),
 )
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Inputs: TypeAlias = dict[str, Annotated[str, Field(min_length=1, max_length=MAX_NODE_ID)]]
@@ -182,10 +183,17 @@ def _with_image(parts: Any, number: int, image: TaskImage) -> Any:
 
 
 class DecodeNode(_Node):
-    """The pixels of "latent", with the VAE of a model."""
+    """The pixels of "latent", with the VAE of a model, in tiles as in a request."""
 
     kind: Literal["decode"]
     model: _Name
+    vae_tile: int | None = None
+    vae_frames: int | None = None
+
+    @field_validator("vae_tile", "vae_frames", mode="before")
+    @classmethod
+    def _tile(cls, value: Any, info: Any) -> Any:
+        return REQUEST_FIELDS[info.field_name].checked(value)
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield the kind and the name of each file that it names."""

@@ -24,6 +24,10 @@ Call: TypeAlias = tuple[RunRequest, tuple[Result, ...]]
 End: TypeAlias = tuple[TaskReport, Result | None]
 
 
+class PassIsOver(RuntimeError):
+    """Runs that should begin a pass that is over. The message has its number."""
+
+
 class Members(Protocol):
     """Runs passes, prepares runs for them, and reports these."""
 
@@ -95,7 +99,7 @@ class RunningPass:
         with self._changed:
             if self._waiting:
                 return self._waiting.popleft()
-            self._is_over = not going_on
+            self._is_over = self._is_closed or not going_on
             return None
 
     def _tell(self, end: End) -> None:
@@ -121,15 +125,16 @@ class Passes:
     def run(self, number: int, requests: Sequence[RunRequest], *inputs: Result) -> None:
         """Run a pass that begins with these requests, until nobody is in it: others may `join` it at each step, and
         `next_over` has their ends. `inputs` are the inputs of the first request, then of the second, and so on. Raises
-        OlderEpoch."""
+        OlderEpoch, and PassIsOver if nobody would hear of their ends."""
         epoch, rest = requests[0].epoch, iter(inputs)
         self._lease.check(epoch)
         running = self._find(number, epoch)
-        for request in requests:
-            running.join(request, tuple(islice(rest, input_count(request))))
         with self._lock:
             if self._expected is running:
                 self._expected = None
+        for request in requests:
+            if not running.join(request, tuple(islice(rest, input_count(request)))):
+                raise PassIsOver(f"pass {number}: found one that is over, expected one that has not begun")
         try:
             self._members.run(running, requests[0].needed_next)
         finally:

@@ -229,7 +229,7 @@ class Catalog:
         if facts.video is not None and (extent := opened.extent) is not None:
             size = extent[:2]
             facts = replace(facts, video=replace(facts.video, frames=extent[2]))
-        return ModelDefaults(*size, facts, opened.latent.downscale, extent)
+        return ModelDefaults(*size, facts, opened.latent.downscale, extent, opened.latent)
 
     def batched_work(self, model: ModelRef) -> BatchedWork:
         """Return what the gain of batches depends on: facts of the files, and of the kind of the devices."""

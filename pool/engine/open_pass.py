@@ -45,8 +45,8 @@ class Joining(Protocol):
         """A member has left. Called once for each that was taken."""
 
 
-class Abandoned(Exception):
-    """Ends the thread of a row, as the pass has failed."""
+class Abandoned(BaseException):
+    """Ends the thread of a row, as the pass has failed. No Exception: what a row runs may catch those."""
 
 
 class _Row:
@@ -68,8 +68,9 @@ class _Row:
         """Run until it calls the model, or ends."""
         work = self._on_stream(lambda: self._run(module))
         context = contextvars.copy_context()
-        self._thread = threading.Thread(target=lambda: context.run(work), name=f"row {self.member.task.task_id}")
-        self._thread.start()
+        thread = threading.Thread(target=lambda: context.run(work), name=f"row {self.member.task.task_id}")
+        thread.start()
+        self._thread = thread  # one that did not start cannot be joined
         self._waits.acquire()
 
     def go_on(self, answer: Tensor | None) -> None:
@@ -78,8 +79,10 @@ class _Row:
         self._may_go.release()
         self._waits.acquire()
 
-    def join(self) -> None:
-        """Wait for the end of its thread. Call it after the end of the row."""
+    def end(self) -> None:
+        """End the thread, and wait for it: a row that waits for the model is abandoned."""
+        if self.call is not None:
+            self.go_on(None)
         if self._thread is not None:
             self._thread.join()
 
@@ -89,8 +92,10 @@ class _Row:
         except Exception as error:
             release_frames(error)
             self.outcome = error
+        except BaseException as error:  # such as an exit that a library asks for: nobody else would tell of the row
+            self.outcome = RuntimeError(f"the run of {self.member.task.task_id} was ended by {error!r}")
         finally:
-            self._answer = None
+            self.call = self._answer = None
             self._waits.release()
 
     def _ask(self, call: CallInputs) -> Tensor:
@@ -153,9 +158,13 @@ class OpenPass:
 
     def end(self, member: BatchMember, outcome: Outcome) -> None:
         """A member leaves."""
-        self.members.remove(member)
+        self._leaves(member)
         self._loads.pop(id(member), None)
         self.joining.ended(member, outcome)
+
+    def _leaves(self, member: BatchMember) -> None:
+        """`member` is not run again."""
+        self.members = [each for each in self.members if each is not member]
 
     def fail(self, outcome_of: Callable[[BatchMember], Outcome]) -> None:
         """End all members after an attempt that failed."""
@@ -209,9 +218,7 @@ class OpenPass:
                     self._step(first, module, rows)
         finally:
             for row in rows:
-                if row.call is not None:
-                    row.go_on(None)
-                row.join()
+                row.end()
 
     def _prepared(self, members: Sequence[BatchMember]) -> tuple[list[PreparedRun], list[BatchMember]]:
         """Return the runs of `members`, without those that cannot be prepared: they end."""
@@ -242,20 +249,21 @@ class OpenPass:
         """Tell the outcomes of the rows that have ended; return the others. Those of the last ones wait for the cost of
         the pass."""
         left = [row for row in rows if row.call is not None]
+        failed: Exception | None = None
         for row in rows:
             if row.call is None:
-                row.join()
+                row.end()
                 outcome = row.outcome
                 assert outcome is not None, "a row that calls nothing has ended"
-                if isinstance(outcome, Exception):
-                    if not _is_own(outcome):
-                        raise outcome
+                if not isinstance(outcome, Exception):
+                    self._leaves(row.member)
+                    self._last.append((row.member, outcome, self.clock() - row.began_at))
+                elif _is_own(outcome):
                     self.end(row.member, outcome)
-                    continue
-                self._last.append((row.member, outcome, self.clock() - row.began_at))
-        for member, _, _ in self._last:
-            if member in self.members:
-                self.members.remove(member)
+                else:
+                    failed = outcome
+        if failed is not None:  # those that are done have left: what begins again does so without them
+            raise failed
         if left:
             self._tell_last(RunCost())
         return left

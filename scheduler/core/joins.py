@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from modelpool.scheduler.decisions.placement.joining import joining_seconds, joining_task, takes_joining
+from modelpool.scheduler.decisions.placement.joining import ends_with_pass, joining_seconds, joining_task, takes_joining
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.jobs import Task
@@ -24,10 +24,11 @@ class Joins:
         self,
         worker_table: WorkerTable,
         demand: Demand,
-        assign: Callable[[PlacementDecision], None],
+        assign: Callable[[PlacementDecision, bool], None],
         out: list[Command],
     ) -> None:
-        """`assign` takes a task out of the backlog and assigns it to the worker."""
+        """`assign` takes a task out of the backlog and assigns it to the worker; its second argument is whether the
+        pass takes longer for it, so that it goes before the tasks that have waited longer."""
         self._worker_table = worker_table
         self._demand = demand
         self._assign = assign
@@ -50,7 +51,7 @@ class Joins:
         note = f"joins the pass of {worker.task_id}"
         decision = make_decision(query, task, worker, PlacementRule.RESIDENT, note)
         end = query.at + joining_seconds(query, task, worker)
-        self._assign(decision)
+        self._assign(decision, not ends_with_pass(query, task, worker))
         self._worker_table.joined_pass(worker, task.name, end)
         self._out.append(
             RunTask(

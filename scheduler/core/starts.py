@@ -341,9 +341,12 @@ class Starts:
         if self._worker_table.open_passes and self._demand.backlog.count:
             self._joins.join_ready(self._query)
 
-    def _join(self, decision: PlacementDecision) -> None:
+    def _join(self, decision: PlacementDecision, passes_over: bool) -> None:
         """Send a task to the worker, which runs a pass that it joins."""
-        self._leave_backlog(decision.task, decision.worker)
+        if passes_over:
+            self._leave_backlog(decision.task, decision.worker)
+        else:
+            self._demand.backlog.remove(decision.task)
         self._assign(decision.task, decision)
 
     def _start_gang(self, decision: PlacementDecision) -> None:

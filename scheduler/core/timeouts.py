@@ -29,13 +29,19 @@ class Timeouts:
         self._out = out
 
     def time_up_at(self, task: Task) -> float:
-        """Time of the next action on a running task that has not ended by then; infinity for one that
-        has no timeout and was not asked to stop. Equal for all tasks of a run, which stops when all were asked to."""
+        """Time of the next action on the run of a task, if it has not ended by then; infinity for one that has no
+        timeout and was not asked to stop. Equal for all tasks of a run, which stops when all were asked to: those that
+        joined later are asked later."""
         assert task.worker_id is not None, f"{task.name} runs nowhere"
         worker = self._worker_table.workers[task.worker_id]
-        requested_at = [self._demand.tasks[name].stop_requested_at for name in worker.task_ids]
-        if inf not in requested_at:
-            return max(requested_at) + self._config.stop_grace_seconds
+        tasks = [self._demand.tasks[name] for name in worker.task_ids]
+        going_on = [task for task in tasks if task.stop_requested_at == inf]
+        if not going_on:
+            return max(task.stop_requested_at for task in tasks) + self._config.stop_grace_seconds
+        return min(self._timeout_at(task, worker) for task in going_on)
+
+    def _timeout_at(self, task: Task, worker: Worker) -> float:
+        """Time at which a task has run for too long; infinity if it has no timeout."""
         if self._config.run_timeout_seconds is None:
             return inf
         return task.started_at + max(worker.members, task.spec.batch_size) * self._config.run_timeout_seconds
@@ -53,7 +59,7 @@ class Timeouts:
                 hanging.append((worker, message))
                 continue
             for task in tasks:
-                if worker.pass_key and (task.stop_requested_at < inf or at < self.time_up_at(task)):
+                if worker.pass_key and (task.stop_requested_at < inf or at < self._timeout_at(task, worker)):
                     continue  # it was asked before, or joined later
                 task.timed_out_at = at
                 self._story.note(task, f"asked to stop after {ran_seconds:.0f} s")

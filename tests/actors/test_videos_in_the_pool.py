@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from modelpool import AudioResult, VideoResult
 from modelpool.actors.graph.features.recipe import RecipeLowNoise
 from modelpool.actors.outputs.file_content import read_sound
+from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.output_file import read_video_recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
@@ -38,6 +40,10 @@ def test_a_video_is_frames_and_their_rate_and_a_file_that_says_how_it_was_made(t
     assert read_video_recipe(made.path) == made.recipe
     copy = made.save(tmp_path / "copy.gif")
     assert read_video_recipe(copy) == made.recipe
+    animation = made.save(tmp_path / "copy.webp")
+    assert read_recipe(animation) == made.recipe
+    with Image.open(animation) as opened:
+        assert (opened.format, getattr(opened, "n_frames", 1)) == ("WEBP", 5)
 
 
 def test_a_video_has_its_sound_in_python_and_in_its_file(tmp_path: Path) -> None:

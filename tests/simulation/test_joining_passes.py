@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.joining import BEGIN_AT, SHAPES, UNET, Shape, sample_job, serve
 from modelpool.pool.values.core.errors import GIB
-from modelpool.pool.values.specs.spec import ComponentSpec, JobId, Role, RunErrorKind, WorkerId
+from modelpool.pool.values.specs.spec import ComponentSpec, JobId, Role, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
@@ -30,6 +30,10 @@ from modelpool.scheduler.model.messages import (
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.simulator.workloads.generators import all_at_once
+from modelpool.scheduler.simulator.workloads.mix import Mix
+from modelpool.scheduler.simulator.workloads.models import InventedModel
+from tests.simulation.test_shared_runs import fixed
 
 
 def test_joining_is_never_worse_than_waiting_for_whole_runs() -> None:
@@ -97,3 +101,34 @@ def test_everybody_comes_to_an_end(seed: int) -> None:
     assert sum(command.enters for command in sent) > jobs // 4
     assert any(command.enters and command.resume for command in sent), "a stopped one joins another pass at its step"
     assert any(isinstance(command, StopTask) and command.keep_state for _, command in cluster.commands)
+
+
+def test_what_waits_for_a_pass_waits_for_the_share_window_and_one_run_at_most() -> None:
+    """One user sends requests all the time to one GPU, and each image is decoded there. Found: a decode waited for as
+    many joins as may overtake it, 94 s where a run takes 10 s: tasks of one user have no virtual starts, and the window
+    held for several users only. It costs no throughput."""
+    size, jobs = 4, 120
+    what = Mix([InventedModel("m", diffusion_bytes=2 * GIB)], steps=(10, 20, 30, 50))
+    ends = {}
+    for joins in (False, True):
+        state = SchedulerState(SchedulerConfig(story_length=None, joins=joins))
+        cluster = VirtualCluster(state, [SimulatedGpu(WorkerId("a"), 40 * GIB, 10.0 * GIB)])
+        cluster.start(what.components)
+        for number, submission in enumerate(what.submissions(all_at_once(jobs), Random(1))):
+            job = fixed(submission.job, size)
+            tasks = tuple(
+                replace(task, needs=(), input_names=()) if task.stage is Stage.SAMPLE else task
+                for task in job.tasks
+                if task.stage is not Stage.ENCODE
+            )
+            cluster.post(Submitted(submission.at + 0.8 * number, replace(job, tasks=tasks, batch="")))
+        cluster.run()
+        assert not cluster.errors
+        sampled = {run.job_id: run for run in cluster.runs if run.stage is Stage.SAMPLE}
+        decodes = [run for run in cluster.runs if run.stage is Stage.DECODE]
+        assert len(decodes) == jobs
+        longest = max(run.ended_at - run.started_at for run in sampled.values())
+        waited = max(run.started_at - sampled[run.job_id].ended_at for run in decodes)
+        assert waited <= state.config.share_window_seconds + longest, joins
+        ends[joins] = cluster.now
+    assert ends[True] <= ends[False]

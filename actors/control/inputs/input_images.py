@@ -102,7 +102,7 @@ class InputImages:
         for node_id, node in workflow.nodes.items():
             if isinstance(node, ImageNode):
                 place = f"workflow node {node_id}"
-                bring = self._bring_area if node.kind == "mask" else self._bring_whole
+                bring = self._bring_workflow_mask if node.kind == "mask" else self._bring_whole
                 changed[node_id] = node.model_copy(update={node.kind: bring(place, node.source, refs)})
             elif isinstance(node, SampleNode):
                 brought, own_refs = self.bring(node.request)
@@ -124,7 +124,15 @@ class InputImages:
             return region
         return region.model_copy(update={"mask": self._bring_area("regions.mask", region.mask, refs)})
 
-    def _bring_area(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage | TaskImage:
+    def _bring_workflow_mask(
+        self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]
+    ) -> InputImage | TaskImage:
+        """Return the mask of a node of a workflow, as `_bring_area`; it may be black: other nodes may invert it."""
+        return self._bring_area(name, source, refs, may_be_black=True)
+
+    def _bring_area(
+        self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef], may_be_black: bool = False
+    ) -> InputImage | TaskImage:
         """Return the mask in the field `name`, where a prompt applies, stored at its original size; a new reference is
         added to `refs`."""
         if isinstance(source, InputImage | TaskImage):
@@ -132,11 +140,11 @@ class InputImages:
 
         def bring() -> tuple[Brought, ...]:
             read = self._pixels(name, source, is_mask=True)
-            if (brightest := int(read.pixels.max())) <= 1:
+            if (brightest := int(read.pixels.max())) <= 1 and not (may_be_black and brightest == 0):
                 raise unusable_field(name, _brightest(brightest), f"white (255) where the prompt applies{_BOOL}")
             return (self._brought_as(read, read.pixels, Mask),)
 
-        ((stored, ref),) = self._brought.get(("area", _identity(source)), bring)
+        ((stored, ref),) = self._brought.get(("area", may_be_black, _identity(source)), bring)
         refs[input_image_id(stored, is_mask=True)] = ref
         return stored
 

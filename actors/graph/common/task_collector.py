@@ -10,7 +10,7 @@ from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.pool.families.gang_support import DEGREES, gang_obstacle
 from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
-from modelpool.pool.values.core.joining import pass_key
+from modelpool.pool.values.core.joining import pass_key, why_single
 from modelpool.pool.values.core.stage_params import (
     ANY_GPUS,
     DecodeParams,
@@ -29,7 +29,6 @@ from modelpool.pool.values.core.stage_params import (
     role_of,
     stage_of,
     task_id,
-    why_alone,
 )
 from modelpool.pool.values.specs.spec import (
     ComponentKey,
@@ -87,22 +86,24 @@ def runs_alone(problem: UnusableField, reason: str) -> RunsAlone:
 class TaskCollector:
     """Collects the tasks of one job, each after the tasks that it needs."""
 
-    def __init__(self, catalog: GraphCatalog, batch_size: int = 1, gpus: int = 0, keeps: bool = False) -> None:
-        """Images are sampled and decoded in forward passes of `batch_size`, and sampled on `gpus` GPUs, as in
-        `SampleParams`. `keeps`: all results are worth keeping for later jobs."""
+    def __init__(self, catalog: GraphCatalog, batch_size: int = 1, keeps: bool = False) -> None:
+        """Images are sampled and decoded in forward passes of `batch_size`, as in `SampleParams`. `keeps`: all results
+        are worth keeping for later jobs."""
         self._keeps = keeps
         self._catalog = catalog
         self._batch_size = batch_size
-        self._gpus = gpus
         self._tasks: dict[TaskId, TaskSpec] = {}
         self._works: dict[TaskId, StageParams] = {}
         self._components: dict[ComponentKey, ComponentSpec] = {}
 
-    def add(self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = ()) -> TaskId:
-        """Return the id of the task that does `work` on these inputs; sampling reads texts of `context_tokens`. Raises
-        RunsAlone for a batch size of work that does, and UnusableField for GPUs that cannot share a run."""
+    def add(
+        self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = (), gpus: int = 0
+    ) -> TaskId:
+        """Return the id of the task that does `work` on these inputs; sampling reads texts of `context_tokens`, and is
+        shared by `gpus`, as in `SampleParams`. Raises RunsAlone for a batch size of work that does, and UnusableField
+        for GPUs that cannot share a run."""
         work, batch_size = self._of_batch(work)
-        work, degrees = self._of_gpus(work)
+        work, degrees = self._of_gpus(work, gpus)
         new = task_id(work, needs)
         if new not in self._tasks:
             uses = self._uses(work)
@@ -132,15 +133,15 @@ class TaskCollector:
     def __contains__(self, task_id: TaskId) -> bool:
         return task_id in self._tasks
 
-    def _of_gpus(self, work: StageParams) -> tuple[StageParams, tuple[int, ...]]:
+    def _of_gpus(self, work: StageParams, gpus: int) -> tuple[StageParams, tuple[int, ...]]:
         """Return `work` with its GPUs, and the numbers of them that may share its run."""
-        if not self._gpus or not isinstance(work, SampleParams):
+        if not gpus or not isinstance(work, SampleParams):
             return work, (1,)
         facts = self._catalog.model_defaults(work.model).sampling
-        if self._gpus != ANY_GPUS:
-            if obstacle := gang_obstacle(facts, work, self._gpus):
-                raise unusable_field("gpus", self._gpus, f"fewer: {obstacle}")
-            return replace(work, gpus=self._gpus), (self._gpus,)
+        if gpus != ANY_GPUS:
+            if obstacle := gang_obstacle(facts, work, gpus):
+                raise unusable_field("gpus", gpus, f"fewer: {obstacle}")
+            return replace(work, gpus=gpus), (gpus,)
         degrees = tuple(degree for degree in DEGREES if not gang_obstacle(facts, work, degree))
         return (work if degrees == (1,) else replace(work, gpus=ANY_GPUS)), degrees
 
@@ -148,7 +149,7 @@ class TaskCollector:
         """Return `work` with the batch size of its forward passes, and that size."""
         if self._batch_size == 1 or not isinstance(work, SampleParams | DecodeParams):
             return work, 1
-        if reason := why_alone(work):
+        if reason := why_single(work, self._catalog.model_defaults(work.model).sampling):
             raise runs_alone(unusable_field("batch", self._batch_size, f"1: {reason}"), reason)
         return replace(work, batch_size=self._batch_size), self._batch_size
 

@@ -40,6 +40,8 @@ from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
 #: operations that put images together, and the one that takes some of them
 _BATCHES, _OF_BATCH = ("image_batch", "image_repeat"), "image_from_batch"
+#: operations that read all images of a batch; a batch of a sampler is as many workflows here, of one image each
+_OF_ALL = (*_BATCHES, _OF_BATCH, "video_of_images")
 #: of ComfyUI's node that grows masks, and of the masks of this module
 _GROWN = {"tapered": True}
 
@@ -102,12 +104,17 @@ class MadeNodes:
                 inputs[name] = self.mask(value)
             counts.add(getattr(value, "count", 1))
             samplers.append(getattr(value, "sampler", ""))
+        if operation in _OF_ALL and max(counts) > 1:
+            raise NodeUnsupported(
+                f"found a batch of {max(counts)} images of a sampler, which are as many outputs here; expected single "
+                "images, or the frames of a video"
+            )
         made = self.add(node_id, "operation", inputs, name=operation, settings=dict(settings))
         count, sampler = max(counts), next((each for each in samplers if each), "")
         if len(counts - {1}) > 1:
             raise NodeUnsupported(f"found batches of {', '.join(map(str, sorted(counts)))} images, expected equal ones")
         if result is NodeMask:
-            return NodeMask(made)
+            return NodeMask(made, count, sampler)
         if result is NodeImage:
             return NodeImage(made, count, sampler)
         model = next((each for each in models if each), "")

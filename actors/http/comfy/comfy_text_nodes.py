@@ -121,8 +121,9 @@ def _as_region(value: TextValue, strength: float, **place: Any) -> TextValue:
 
 
 def _region(value: TextValue, strength: float = 1.0, **place: Any) -> RegionUse:
-    if value.is_zero or value.appended:
-        raise NodeUnsupported("conditioning: expected an encoded text, not one that was set to zero or extended")
+    if value.is_zero or value.appended or value.changed is not None:
+        reason = "not one that was set to zero or extended, or made of others"
+        raise NodeUnsupported(f"conditioning: expected an encoded text, {reason}")
     return RegionUse(value.text, value.clip, strength=strength, **place)
 
 
@@ -132,7 +133,7 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     first, second = given["conditioning_1"], given["conditioning_2"]
     if first.is_partial and not second.is_partial:
         first, second = second, first
-    for name in ("clip", "controls", "guidance", "references", "image_prompts"):
+    for name in ("clip", "controls", "guidance", "references", "image_prompts", "inpainted", "video"):
         if getattr(first, name) != getattr(second, name):
             raise NodeUnsupported(f"conditioning_1, conditioning_2: found another {name} in each, expected the same")
     if first.is_zero or second.is_zero:

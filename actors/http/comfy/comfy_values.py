@@ -212,9 +212,11 @@ class NodeImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeMask:
-    """A mask that a node of the workflow makes."""
+    """A mask that a node of the workflow makes. `count`, `sampler` as of `NodeImage`."""
 
     node: str
+    count: int = 1
+    sampler: str = ""
 
 
 @dataclass(frozen=True, slots=True)

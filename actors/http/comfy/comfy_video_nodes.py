@@ -159,6 +159,8 @@ def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[An
     if nodes is None:
         if not isinstance(image, DecodedImage) or image.scale != 1 or image.upscaler:
             raise NodeUnsupported(f"{images}: expected images as they were decoded")
+        if (count := getattr(image.latent.start, "count", 1)) > 1:
+            raise NodeUnsupported(f"{images}: found a batch of {count}, which are as many files; expected one")
         return (replace(image, saved=saved),)
     if isinstance(image, ImageFile):
         raise NodeUnsupported(f"{images}: expected images that are generated or changed, found those of LoadImage")

@@ -92,10 +92,16 @@ def _sampled_by_parts(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _custom(given: Mapping[str, Any], noise: int | None, levels: NoiseLevels, start: AnyLatent) -> tuple[Any, ...]:
-    """Return the outputs of a sampler of parts: a part of noise levels that ends above 0 keeps its noise."""
+    """Return the outputs of a sampler of parts: a part of noise levels that ends above 0 keeps its noise in the first
+    output; the second one is the last prediction without noise."""
     stops = {"last_step": levels.last_step, "adds_noise": noise is not None, "keeps_noise": bool(levels.last_step)}
     made = _run(given, noise or 0, levels, start, stops)
-    return made, made
+    if not levels.last_step or made is start:
+        return made, made
+    clean = {**given, "node_id": f"{given['node_id']}/denoised"}
+    denoised = _run(clean, noise or 0, levels, start, {**stops, "keeps_noise": False})
+    assert isinstance(denoised, NodeLatent), "the result of a run"
+    return made, replace(denoised, sampler=given["node_id"])
 
 
 def _run(
@@ -134,7 +140,7 @@ def _split(levels: NoiseLevels, step: int) -> tuple[Any, ...]:
     first, end = levels.steps - levels.run_steps, levels.last_step or levels.steps
     place = min(first + step, end)
     high = replace(levels, last_step=place if place < levels.steps else 0, run_steps=levels.run_steps if step else 0)
-    return high, replace(levels, run_steps=levels.steps - place)
+    return high, replace(levels, run_steps=levels.steps - place if place < end else 0)
 
 
 def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.actors.control.detached.records import name_of
 from modelpool.actors.http.service.shown_messages import shown_message
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd
-from modelpool.pool.values.specs.spec import ComponentKey
+from modelpool.pool.values.specs.spec import ComponentKey, Stage
 from modelpool.scheduler.core.snapshot import model_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ MOST_SUBMISSIONS, MOST_TASKS, MOST_ENDS, MOST_QUEUES = 60, 200, 48, 30
 MOST_CHARACTERS = 240
 #: the key of the only entry of the section "pool"
 POOL_KEY = "pool"
-_STAGES = ("encode", "sample", "decode")
+#: `scheduler.core` counts the waiting tasks of each stage
+_STAGES = tuple(stage.value for stage in Stage)
 #: where submissions come from: this server, the pool's journal (another server, or `modelpool submit`), or another
 #: program, whose results this server does not read
 HERE, JOURNAL, ELSEWHERE = "here", "journal", "elsewhere"

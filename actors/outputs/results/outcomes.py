@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.video_output_fields import SHARED_FORMATS
 from modelpool.pool.values.core.stage_params import AudioSamples, FloatArray, PixelArray
 from modelpool.pool.values.specs.spec import JobId, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.model.placement_record import Why
@@ -182,13 +183,17 @@ class VideoResult(OutputResult):
         return self.track()
 
     def save(self, path: str | Path) -> Path:
-        """Write it to `path` with its recipe; the suffix (.mp4, .webm, .gif, for layers .png) selects the format.
-        Returns the path. Raises UnknownName or OutputFailed.
+        """Write it to `path` with its recipe; the suffix (.mp4, .webm, .gif, .webp, for layers .png) selects the
+        format; a WebP has no sound. Returns the path. Raises UnknownName or OutputFailed.
         """
         if self.recipe.is_layers:
             from modelpool.actors.outputs.image_file import write_layers
 
             return write_layers(path, self.frames, self.recipe)
+        if Path(path).suffix.lower().removeprefix(".") in SHARED_FORMATS:
+            from modelpool.actors.outputs.image_file import write_animation
+
+            return write_animation(path, self.frames, self.frame_rate, self.recipe)
         from modelpool.actors.outputs.output_file import texts_of
         from modelpool.actors.outputs.video import write_video
 

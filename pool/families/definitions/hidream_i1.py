@@ -121,6 +121,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            routes_tokens=True,
         ),
         sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; at most 4096 patches",
         folder=fam.DiffusersFolder("HiDreamImagePipeline"),

@@ -36,7 +36,7 @@ from modelpool.pool.inference.operations.operation import (
     same_as,
 )
 from modelpool.pool.inference.operations.pixel_levels import levels, masks_of
-from modelpool.pool.inference.operations.resampling import LATENT_METHODS, centre_box, resampled, slerped
+from modelpool.pool.inference.operations.resampling import LATENT_METHODS, SLERP, centre_box, resampled, slerped
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import FloatArray, Latent
@@ -269,7 +269,7 @@ def _scaled(latent: Latent, size: Size, method: str, numbers: tuple[float, ...],
     if crops:
         left, top, wide, high = centre_box(samples_CHW.shape[-1], samples_CHW.shape[-2], size.width, size.height)
         samples_CHW = samples_CHW[..., top : top + high, left : left + wide]
-    if method == "bislerp":
+    if method == SLERP:
         scale = VaeScale.of_numbers(numbers)
         return scale.to_model(slerped(scale.to_vae(samples_CHW), size.width, size.height))
     return resampled(samples_CHW, size.width, size.height, method)

@@ -17,7 +17,8 @@ from modelpool.pool.values.core.stage_params import FloatArray
 #: methods for every kind of array. "lanczos" is for 8-bit images, "bislerp" for latents
 PLAIN_METHODS = ("nearest", "nearest-exact", "bilinear", "area", "bicubic")
 IMAGE_METHODS = (*PLAIN_METHODS, "lanczos")
-LATENT_METHODS = (*PLAIN_METHODS, "bislerp")
+SLERP = "bislerp"
+LATENT_METHODS = (*PLAIN_METHODS, SLERP)
 #: the coefficient of the cubic kernel
 _CUBIC = -0.75
 #: cosine above which two directions are one, and below whose negative they are opposite

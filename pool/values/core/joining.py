@@ -23,6 +23,14 @@ from modelpool.pool.values.core.stage_params import (
 _NORMALISING = frozenset({Guidance.PROJECTED_LATE, Guidance.PROJECTED})
 
 
+def why_single(work: StageParams, facts: SamplingFacts) -> str:
+    """Return why `work`, of a model of `facts`, has no batch size above 1, for users; "" if its bytes in passes of one
+    size depend on nothing else."""
+    if isinstance(work, SampleParams) and facts.routes_tokens:
+        return "its experts compute the tokens of all images of a pass together, which rounds by how many chose each"
+    return why_alone(work)
+
+
 def why_not_joining(work: StageParams, facts: SamplingFacts) -> str:
     """Return why `work`, of a model of `facts`, joins no running pass, for users; "" if it may.
 
@@ -31,7 +39,7 @@ def why_not_joining(work: StageParams, facts: SamplingFacts) -> str:
     """
     if not isinstance(work, SampleParams):
         return "only sampling has steps"
-    if reason := why_alone(work):
+    if reason := why_single(work, facts):
         return reason
     if not work.steps_run:
         return "it has no step"

@@ -8,12 +8,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from modelpool.pool.values.core.sequence_plan import SequencePlan
 from modelpool.pool.values.core.shift_by_size import ExponentByRoot as ExponentByRoot
 from modelpool.pool.values.core.shift_by_size import ShiftByRoot as ShiftByRoot
 from modelpool.pool.values.core.shift_by_size import ShiftBySize as ShiftBySize
 from modelpool.pool.values.core.shift_by_size import ShiftBySizeAndSteps as ShiftBySizeAndSteps
+
+if TYPE_CHECKING:
+    from modelpool.pool.values.core.family_facts import LatentFacts
 
 
 class Prediction(Enum):
@@ -424,6 +428,9 @@ class SamplingFacts:
                     about as many pixels as the output
     learned_negative  it is guided against a state that it has learned, and reads no negative prompt
     sequence        how several GPUs divide its tokens; None: they cannot
+    routes_tokens   the values of tokens choose their experts, each of which computes the tokens of all images of a
+                    forward pass in one product: it rounds by how many there are, so images have other bits beside
+                    others, also in passes of one size
     """
 
     prediction: Prediction = Prediction.NOISE
@@ -453,6 +460,7 @@ class SamplingFacts:
     reference_side: int = 0
     learned_negative: bool = False
     sequence: SequencePlan | None = None
+    routes_tokens: bool = False
 
     @property
     def reads_lyrics(self) -> bool:
@@ -532,6 +540,7 @@ class ModelDefaults:
     cell.
 
     extent  width, height and frames of the only videos that it generates; None for other models
+    latent  layout and scale of its latents; None if they are not known
     """
 
     width: int
@@ -539,6 +548,7 @@ class ModelDefaults:
     sampling: SamplingFacts
     downscale: int = 8
     extent: tuple[int, int, int] | None = None
+    latent: LatentFacts | None = None
 
 
 #: defaults of a plain diffusion model: SD1

@@ -146,7 +146,7 @@ class Backlog:
         nothing). The task that waits longest of those that it passes over is counted, if it waits longest of all that
         fit there and belongs to another batch; a task that was passed over `limit` times goes before all others of its
         priority from then on."""
-        passed = None if task.degrees[0] > 1 else self._passed_by(task, capacity_bytes)
+        passed = None if task.degrees[0] > 1 else self.passed_by(task, capacity_bytes)
         if passed is not None:
             passed.passed += 1.0 / workers
             if passed.passed >= limit:
@@ -154,7 +154,7 @@ class Backlog:
                 self.urgent.add(passed, AT_ONCE)
         self.remove(task)
 
-    def _passed_by(self, task: Task, capacity_bytes: int) -> Task | None:
+    def passed_by(self, task: Task, capacity_bytes: int) -> Task | None:
         """The task that waits longest of those that this start passes over; None if there is none."""
         if task in self.urgent:
             return None

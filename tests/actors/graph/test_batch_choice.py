@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.features.batch_choice import USUAL_TERMS, AutoBatch, BatchTerms
@@ -22,6 +24,8 @@ from modelpool.actors.graph.features.recorded_batches import (
 )
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.batch_gains import BatchedWork, MeasuredGain
+from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import ModelRef
 from modelpool.pool.values.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog
@@ -31,6 +35,14 @@ GAIN = MeasuredGain(frozenset({"a"}), frozenset({"cpu"}), "card", 128, 1000, {2:
 
 class Measured(FakeCatalog):
     gains = (GAIN,)
+
+
+class Routed(Measured):
+    """Of a model that routes tokens to experts."""
+
+    def model_defaults(self, model: ModelRef) -> ModelDefaults:
+        found = super().model_defaults(model)
+        return replace(found, sampling=replace(found.sampling, routes_tokens=True))
 
 
 class OnGpus(Measured):
@@ -86,6 +98,16 @@ def test_what_runs_alone_has_one_and_says_why() -> None:
             recipe, graph = built(request(**fields), terms)
             assert (recipe.batch, {task.batch_size for task in graph.job.tasks}) == (0, {1})
             assert reason in recipe.batch_reason
+
+
+def test_a_model_whose_images_depend_on_each_other_has_one_and_says_why() -> None:
+    """HiDream: `auto`, and a size that is configured, are 1; one that is asked for is refused by name."""
+    for terms in (BatchTerms(), BatchTerms(AutoBatch(4)), recorded(8)):
+        recipe, graph = built(request(), terms, Routed())
+        assert (recipe.batch, {task.batch_size for task in graph.job.tasks}) == (0, {1})
+        assert "experts" in recipe.batch_reason
+    with pytest.raises(UnusableField, match=r"batch.*4.*experts"):
+        built(request(batch=4), catalog=Routed())
 
 
 def test_a_pass_fits_into_the_smallest_gpu_with_as_many_weights_as_one_image() -> None:

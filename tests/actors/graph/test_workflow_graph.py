@@ -112,6 +112,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {**BASE, "s": sampling(last_step=4, request={"sampler": "dpm_adaptive"})}, "places its own steps",
     ),
     "a huge latent": ({**BASE, "s": sampling(request={"width": 16384 * 8, "height": 64})}, "width"),
+    "an empty latent decoded": (
+        {**BASE, "e": operation("latent_empty", {}, channels=4, width=8, height=8),
+         "d": {**BASE["d"], "inputs": {"latent": "e"}}}, "node d: latent: found 'an empty latent, of no model'",
+    ),
+    "an empty latent as the start": (
+        {**BASE, "s": sampling("e"), "e": operation("latent_empty", {}, channels=4, width=8, height=8)},
+        "node s: latent: found 'an empty latent, of no model'",
+    ),
     "an enlarged latent": (
         {**BASE, "u": operation("latent_upscale_by", {"samples": "s"}, factor=1e6), "d": sampling("u")},
         "node u: factor",

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from modelpool.actors.worker.running_pass import Passes, RunningPass
+import pytest
+
+from modelpool.actors.worker.running_pass import Passes, PassIsOver, RunningPass
 from modelpool.actors.worker.worker_lease import WorkerLease
 
 
@@ -90,3 +92,24 @@ def test_nobody_waits_for_a_pass_that_does_not_begin() -> None:
         passes.run(2, [request(2)]) if what == "another" else passes.close()
         waiting.join(10.0)
         assert told == [[]], what
+
+
+def test_runs_of_a_pass_that_is_over_are_refused_by_name() -> None:
+    """Their call fails, so that the controller fails them. They would have vanished: nobody is told of their ends."""
+    passes = Passes(WorkerLease(), Rows())
+    assert passes.join(1, request(1))
+    assert passes.join(2, request(2)), "what should have begun the first has failed"
+    with pytest.raises(PassIsOver, match="pass 1"):
+        passes.run(1, [request(1)])
+    passes.run(2, [request(3)])
+    assert ends(passes, 2) == ["2: over", "3: over"]
+
+
+def test_nobody_joins_a_pass_that_was_closed() -> None:
+    """Also while it goes on: those that are in it leave at their next step."""
+    running = RunningPass(Rows())
+    assert running.join(request(1), ())
+    assert len(running.take(2, 0)) == 1
+    running.close()
+    assert not running.take(1, 1)
+    assert not running.join(request(2), ())

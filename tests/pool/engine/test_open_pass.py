@@ -7,6 +7,7 @@ it resumes from a state, if others stop, pause or fail, and if memory runs out. 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -300,3 +301,77 @@ def test_what_does_not_join_says_why(bench: Bench) -> None:
     for family in defined_families():
         if ARCHITECTURES[family.name].prepare is not None:
             assert why_not_joining(work, family.sampling), family.name
+
+
+def test_one_that_is_done_at_the_step_at_which_memory_runs_out_has_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result of the second does not fit, after the first was done at the same step. Found: the first was run again
+    and ended twice, which the worker answered with a KeyError in the middle of the pass."""
+    members = sampled(bench, 2)
+    expected = closed(bench.engine, members)
+    from modelpool.pool.engine import open_pass
+
+    real, told = open_pass.results_of, [0]
+
+    def fails_once(*given: Any) -> Any:
+        told[0] += 1
+        if told[0] == 2:
+            raise RanOutOfMemory("by the test")
+        return real(*given)
+
+    monkeypatch.setattr(open_pass, "results_of", fails_once)
+    arrivals = Arrivals({0: members})
+    bench.engine.run_pass(arrivals)
+    assert_bytes(arrivals, members, expected)
+    assert told == [3], "the first has run once"
+
+
+def test_no_thread_of_a_row_outlives_its_pass(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that exits fails alone; one that catches every error ends with a pass that fails; and a thread that cannot
+    start fails its pass. Found: an exit left a row without an outcome."""
+    members = sampled(bench, 3)
+    expected = closed(bench.engine, members)
+
+    def exits(done: int, steps: int) -> None:
+        raise SystemExit(3)
+
+    leaving = replace(members[1], hooks=replace(members[1].hooks, on_step=exits))
+    arrivals = Arrivals({0: [members[0], leaving], 2: [members[2]]})
+    bench.engine.run_pass(arrivals)
+    assert_bytes(arrivals, [members[0], members[2]], [expected[0], expected[2]])
+    assert "SystemExit(3)" in str(arrivals.of(leaving))
+    from modelpool.pool.engine import open_pass
+
+    real, calls = open_pass.denoised, [0]
+
+    def catches(found: Any, module: Any, predict: Callable[..., Any]) -> Any:
+        def asked(call: Any) -> Any:
+            for _ in range(3):
+                try:
+                    return predict(call)
+                except Exception:
+                    continue
+            raise AssertionError
+
+        return real(found, module, asked)
+
+    def lost(*given: Any) -> Any:
+        calls[0] += 1
+        raise RanOutOfMemory("by the test")
+
+    def no_thread(row: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(open_pass, "denoised", catches)
+        patch.setattr(open_pass, "call_as_asked", lost)
+        arrivals = Arrivals({0: members})
+        bench.engine.run_pass(arrivals)
+    assert {type(arrivals.of(member)) for member in members} == {RanOutOfMemory}
+    with monkeypatch.context() as patch:
+        patch.setattr(open_pass.threading.Thread, "start", no_thread)
+        arrivals = Arrivals({0: members})
+        bench.engine.run_pass(arrivals)
+    assert_bytes(arrivals, members, expected)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("row ")]

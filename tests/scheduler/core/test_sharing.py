@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelpool.pool.values.specs.spec import JobId, JobSpec, RunErrorKind, TaskId
+from modelpool.pool.values.specs.spec import JobId, JobSpec, RunCost, RunErrorKind, TaskId
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import Outcome, ReleaseResult, ResolveJob, RunTask
 from tests.scheduler.world import DRAW, Shell, alone, decode, encode, image, sample
@@ -199,3 +199,19 @@ def test_tasks_of_one_id_must_need_the_same(shell: Shell) -> None:
     shell.submit(alone("other", other))
     assert shell.error("other").kind is RunErrorKind.BAD_INPUT
     assert honest.task_id in shell.error("other").message
+
+
+def test_only_a_task_that_makes_a_pass_longer_counts_as_overtaking() -> None:
+    """Found: tasks that end with the pass counted, too, so that what waits for it was passed over beyond the limit."""
+    shell = Shell(SchedulerConfig(overtaking_limit=2))
+    shell.workers(a=64)
+    shell.submit(alone("measured", sample(seed=9, batch_size=4)))
+    shell.finish("a", cost=RunCost(run_seconds=2.5, batched=4))
+    shell.submit(alone("long", sample(seed=1, batch_size=4, run_seconds=100.0)))
+    waiting = encode("cat")
+    shell.submit(alone("waits", waiting))
+    for seed in (2, 3, 4):
+        (joined, *_) = shell.submit(alone(f"short {seed}", sample(seed=seed, batch_size=4, run_seconds=10.0)))
+        assert isinstance(joined, RunTask)
+        assert joined.enters
+        assert shell.state.demand.tasks[waiting.task_id].passed == 0.0, seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import EndWorker, Outcome, RunTask, ScheduleTick, StartWorker, StopTask
-from tests.scheduler.world import Shell, alone, encode
+from tests.scheduler.world import Shell, alone, encode, sample
 
 A = WorkerId("a")
 
@@ -107,3 +107,26 @@ def test_an_earlier_tick_is_asked_for_beside_a_later_one() -> None:
     state._out.clear()
     assert isinstance(command, ScheduleTick)
     assert state.ticks.due == state.at + 1.0 < before
+
+
+def test_a_row_that_hangs_keeps_its_pass_neither_open_nor_for_ever() -> None:
+    """The second row joined later, and has more time. Nobody joins a row that was asked to stop and did not leave, and
+    no Tick comes before something is due. Found: others joined until the pass was full, each of which put off the end
+    of the worker; and Ticks that were due in the past came at once, without end."""
+    shell = Shell(SchedulerConfig(run_timeout_seconds=60.0, stop_grace_seconds=5.0))
+    shell.workers(a=64)
+    shell.submit(alone("first", sample(seed=1, batch_size=4)))
+    began = shell.at
+    shell.at += 29.0
+    (joined, *_) = shell.submit(alone("second", sample(seed=2, batch_size=4)))
+    assert isinstance(joined, RunTask)
+    assert joined.enters
+    assert [type(c) for c in shell.tick_comes()] == [StopTask, ScheduleTick]
+    assert shell.at - began == 240.0, "60 s for each row"
+    late = shell.submit(alone("third", sample(seed=3, batch_size=4)))
+    assert not any(isinstance(c, RunTask) for c in late), "it joins what hangs"
+    seen = list[float]()
+    while not seen or not any(isinstance(c, EndWorker) for c in commands):
+        commands = shell.tick_comes()
+        seen.append(shell.at - began)
+    assert seen == [270.0, 275.0]

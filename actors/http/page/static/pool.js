@@ -233,15 +233,18 @@ export function showGpus(open) {
   setHidden(more, hidden.length === 0);
 }
 
-const total = (tasks) => tasks.encode + tasks.sample + tasks.decode;
+const total = (tasks) => tasks.encode + tasks.sample + tasks.decode + (tasks.operate ?? 0);
 
 export function showQueue() {
   const models = [...entries("models").entries()].sort(([, one], [, other]) => total(other) - total(one));
   const rows = models.map(([name, tasks]) => [name, count(tasks.encode), count(tasks.sample), count(tasks.decode)]);
-  const now = pool().waiting ?? { encode: 0, sample: 0, decode: 0 };
-  const behind = total(now) - models.reduce((sum, [, tasks]) => sum + total(tasks), 0);
+  const now = pool().waiting ?? { encode: 0, sample: 0, decode: 0, operate: 0 };
+  // operations of workflows use no model
+  const operations = now.operate ?? 0;
+  const behind = total(now) - operations - models.reduce((sum, [, tasks]) => sum + total(tasks), 0);
   // jobs far back in the queue are counted without their models
   if (behind > 0 && models.length) rows.push(["further back", count(behind), "", ""]);
+  if (operations > 0) rows.push(["operations", count(operations), "", ""]);
   fillRows(byId("queue-models"), rows);
   const users = [...entries("users").entries()].sort(([, one], [, other]) => total(other) - total(one));
   fillRows(

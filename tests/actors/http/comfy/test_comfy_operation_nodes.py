@@ -19,6 +19,7 @@ from modelpool.actors.request.workflow_fields import OperationNode
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import IMAGE, LATENT, MASK, Size
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
+from tests.each_case import each_case
 
 NAMES = PoolNames({"shapes": "Stable Diffusion 1"}, [])
 #: settings that differ from the defaults of a node, where these are refused
@@ -148,3 +149,59 @@ def test_what_a_node_cannot_do_is_refused_by_its_setting() -> None:
             outputs_of(graph, NAMES)
         (error,) = found.value.as_json()["node_errors"]["subject"]["errors"]
         assert message in error["details"], name
+
+
+def batch_of(count: int, kind: str, **inputs: Any) -> Graph:
+    """A node that reads the images of a sampler with a batch."""
+    graph = basic()
+    graph["blank"]["inputs"]["batch_size"] = count
+    graph["subject"] = node(kind, **inputs)
+    if kind not in ("SaveAnimatedWEBP", "SaveWEBM"):
+        graph["saved"]["inputs"]["images"] = ["subject", 0]
+    else:
+        del graph["saved"]
+    return graph
+
+
+BATCH = ["decoded", 0]
+
+
+@each_case(
+    ("kind", "inputs"),
+    [
+        ("ImageFromBatch", {"image": BATCH, "batch_index": 1, "length": 1}),
+        ("RepeatImageBatch", {"image": BATCH, "amount": 2}),
+        ("ImageBatch", {"image1": BATCH, "image2": BATCH}),
+        ("SaveAnimatedWEBP", {"images": BATCH, "filename_prefix": "a", "fps": 6.0, "lossless": True, "quality": 80,
+                              "method": "default"}),
+        ("SaveWEBM", {"images": BATCH, "filename_prefix": "a", "codec": "vp9", "fps": 24.0, "crf": 32.0}),
+    ],
+)  # fmt: skip
+def test_what_reads_a_whole_batch_of_a_sampler_is_refused_by_node(kind: str, inputs: dict[str, Any]) -> None:
+    """A batch is as many workflows: each would have the first image alone, or be a film of one image."""
+    with pytest.raises(WorkflowRejected) as found:
+        requests(batch_of(2, kind, **inputs))
+    assert [(error.node_id, "batch of 2" in error.details) for error in found.value.errors] == [("subject", True)]
+
+
+def test_masks_of_a_batch_are_a_batch() -> None:
+    graph = batch_of(3, "MaskToImage", mask=["mask", 0])
+    graph["mask"] = node("ImageToMask", image=BATCH, channel="red")
+    assert len(requests(graph)) == 3
+
+
+@each_case("part", ["ConditioningCombine", "ConditioningSetAreaPercentage"])
+def test_a_text_that_is_made_of_others_is_no_empty_text_for_a_part(part: str) -> None:
+    """Texts for parts of the image are encoded by themselves: an average would have been an empty text."""
+    graph = basic()
+    texts = {"conditioning_to": ["positive", 0], "conditioning_from": ["negative", 0]}
+    graph["average"] = node("ConditioningAverage", **texts, conditioning_to_strength=0.5)
+    if part == "ConditioningCombine":
+        graph["part"] = node(part, conditioning_1=["positive", 0], conditioning_2=["average", 0])
+    else:
+        graph["area"] = node(part, conditioning=["average", 0], width=0.5, height=1.0, x=0.0, y=0.0, strength=1.0)
+        graph["part"] = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["area", 0])
+    graph["sampler"]["inputs"]["positive"] = ["part", 0]
+    with pytest.raises(WorkflowRejected) as found:
+        requests(graph)
+    assert [error.node_id for error in found.value.errors] == ["part" if part == "ConditioningCombine" else "area"]

@@ -13,11 +13,12 @@ import pytest
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
 from modelpool.actors.http.page import live_view
+from modelpool.actors.http.page.live_entries import pool_entry
 from modelpool.actors.http.page.live_view import LiveView
 from modelpool.actors.http.page.pool_series import MOST_SAMPLES, MOST_WORKERS, SAMPLE_SECONDS, PoolSeries
 from modelpool.actors.http.service.services import Services
 from modelpool.actors.outputs.results.outcomes import PoolLost
-from modelpool.pool.values.specs.spec import WorkerId
+from modelpool.pool.values.specs.spec import Stage, WorkerId
 from tests.actors.http.asgi import RefusingPool
 
 
@@ -98,3 +99,9 @@ def test_samples_are_taken_without_viewers_and_a_page_that_is_opened_has_them(
 
 def test_the_pool_is_rarely_asked_without_viewers() -> None:
     assert SAMPLE_SECONDS >= 10
+
+
+def test_the_page_counts_the_waiting_tasks_of_every_stage() -> None:
+    """Also operations of workflows, which have no model."""
+    status = replace(pool(), waiting={stage.value: 2 for stage in Stage})
+    assert pool_entry(status, 0.0, None, "")["waiting"] == {"encode": 2, "sample": 2, "decode": 2, "operate": 2}
