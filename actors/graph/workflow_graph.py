@@ -201,8 +201,8 @@ class _WorkflowTasks:
             raise unusable_field(name, "an empty latent, of no model", expected)
         if latent.model.name == model.name:
             return
-        found, expected = (self._model(each.name)[1].latent for each in (latent.model, model))
-        if found is None or expected is None or _kind_of_latents(found) == _kind_of_latents(expected):
+        found, wanted = (self._model(each.name)[1].latent for each in (latent.model, model))
+        if found is None or wanted is None or _kind_of_latents(found) == _kind_of_latents(wanted):
             return
         raise unusable_field(
             name,

@@ -322,7 +322,7 @@ _ROWS = (
         "GPUs that share the sampling of the output, for images and videos that take long: 2, 4 or 8, or "
         '"auto" for as many as the scheduler finds worth it. They divide the prompts of guidance and the tokens of the '
         "model. Not with ControlNets, image prompts, regions, reference images or options. The last bits of the output "
-        "depend on the number; with 1, they are those of a run by itself.",
+        'depend on the number, and so on the scheduler with "auto"; with 1, they are those of a run by itself.',
         1,
         check=checked_gpus,
         option=Option("--gpus-per-output", "N", 'GPUs that share an output, or "auto" (default: 1).'),

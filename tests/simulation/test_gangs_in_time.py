@@ -14,6 +14,7 @@ from modelpool.pool.values.specs.spec import NodeId, Stage, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.gang_times import FORMING_SECONDS
 from modelpool.scheduler.model.messages import Outcome, Submitted
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.hosts import SimulatedNode
@@ -42,6 +43,22 @@ def test_a_run_on_four_gpus_takes_the_published_time_on_each() -> None:
     (seconds,) = {round(run.run_seconds, 3) for run in runs}
     assert 70.0 / seconds > 3.6
     assert pool.steps_computed == {runs[0].task_id: 40}, "each step counts once"
+
+
+def test_forming_a_gang_has_its_price_before_each_run_and_is_no_part_of_learned_times() -> None:
+    """The second run of the same workers was expected, and simulated, without: real ones form a group each time."""
+    pool = cluster()
+    for number, at in enumerate((5.0, 500.0, 1000.0)):
+        pool.post(Submitted(at, MODEL.job(f"j{number}", f"p{number}", number, steps=40)))
+    pool.run(validate)
+    lasts = [run for run in pool.runs if run.stage is Stage.SAMPLE and run.started_at > 400.0]
+    assert len({run.worker_id for run in lasts}) == 4
+    assert len(lasts) == 8
+    learned = pool.core.costs.gang_times.remembered()
+    (ratio,) = {round(ratio, 4) for each in learned for ratio in each.ratios}
+    (seconds,) = {round(run.ended_at - run.started_at, 6) for run in lasts}
+    (task,) = [task for task in MODEL.job("again", "q", 9, steps=40).tasks if task.stage is Stage.SAMPLE]
+    assert seconds == pytest.approx(FORMING_SECONDS + task.run_seconds * ratio, rel=1e-3)
 
 
 def test_the_loss_of_a_member_costs_a_step_and_the_others_go_on() -> None:

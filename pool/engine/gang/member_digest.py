@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -24,7 +24,7 @@ from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 SAMPLED = 61
 #: of each weight on the host, where a place may be a read from a disk
 SAMPLED_ON_HOST = 4
-_ON_HOST = " on the host"
+_ON_HOST, _AS_USED = " on the host", " as it is used"
 
 
 def request_digest(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], resumed: Sequence[RunState]) -> str:
@@ -66,8 +66,8 @@ def _update(found: Any, value: Any) -> None:
 
 def weight_digests(model: ModelPatcher, module: nn.Module) -> dict[str, str]:
     """Return a digest for the identity of the weights with their patches, under "", and by name one for some values of
-    each weight on the host, which every member has, and of each that is on the device, with its patches. What streams
-    is computed from the weights on the host, whatever is resident elsewhere."""
+    each weight on the host, which every member has, of each that is on the device, with its patches, and of each
+    without patches as it is used: a member may have on its device what another one streams from its host."""
     found = {"": f"{model.key} {model.patches.digest} {model.compute_dtype}"}
     resident = model.resident_modules()
     on_device: dict[str, Tensor] = {}
@@ -79,6 +79,9 @@ def weight_digests(model: ModelPatcher, module: nn.Module) -> dict[str, str]:
         for name, host in model.host_parameters.items()
         for part, each in _parts(host)
     }
+    for name, values in _unpatched(model, module, resident):
+        is_resident = name.rpartition(".")[0] in resident
+        (on_device if is_resident else on_host)[f"{name}{_AS_USED}"] = values
     for sampled in (on_device, on_host):
         if sampled:
             values = torch.cat(list(sampled.values())).to("cpu")
@@ -86,6 +89,18 @@ def weight_digests(model: ModelPatcher, module: nn.Module) -> dict[str, str]:
             for name, piece in zip(sampled, pieces, strict=True):
                 found[name] = hashlib.sha256(piece.numpy().tobytes()).hexdigest()[:16]
     return found
+
+
+def _unpatched(model: ModelPatcher, module: nn.Module, resident: Container[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield some values of each weight without patches, in the precision in which it is used, from where it is."""
+    patched, hosts = model.patches.parameters, model.host_parameters
+    for name, weight in module.named_parameters():
+        host = hosts.get(name)
+        if host is None or name in patched or isinstance(host, PackedWeight) or isinstance(weight.data, PackedWeight):
+            continue
+        used = weight if name.rpartition(".")[0] in resident else host
+        if used.dtype in (host.dtype, model.compute_dtype):  # one rounding, wherever it is
+            yield name, _sampled(used, SAMPLED_ON_HOST).to(model.compute_dtype).to(torch.float32)
 
 
 def _parts(weight: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -155,8 +155,12 @@ class Members:
 
 
 @contextmanager
-def members(count: int, folder: Path, family: Any, *, streams: bool = False, device: str = "sim") -> Iterator[Members]:
-    """Some processes with a tiny model each, from one file; on CUDA each with a GPU of its own."""
+def members(
+    count: int, folder: Path, family: Any, *, streams: bool | Sequence[bool] = False, device: str = "sim"
+) -> Iterator[Members]:
+    """Some processes with a tiny model each, from one file; on CUDA each with a GPU of its own. `streams`: all of them,
+    or each."""
+    each_streams = [streams] * count if isinstance(streams, bool) else list(streams)
     first = Whole(folder, family, settings=EngineSettings("cpu"))
     _write_lora(first, folder / "loras")
     first.engine.close()
@@ -164,7 +168,9 @@ def members(count: int, folder: Path, family: Any, *, streams: bool = False, dev
     try:
         for place in range(count):
             index = place if device == "cuda" else 0  # each process has simulated devices of its own
-            started.append(Member(folder, family, streams, device, index))  # those that are there are closed
+            started.append(
+                Member(folder, family, each_streams[place], device, index)
+            )  # those that are there are closed
         yield Members(started)
     finally:
         for member in started:

@@ -53,16 +53,19 @@ def test_two_workers_share_a_run_and_survive_each_other(tmp_path: Path) -> None:
         _ended(pool, signal.SIGKILL, 2, alone[2])
 
 
-def test_a_member_with_other_weights_that_stream_is_named(tmp_path: Path) -> None:
-    """Only the identity of streamed weights was compared: another file under the same name made a wrong image without
-    an error."""
-    with members(2, tmp_path, ALL_FAMILIES["flux_dev"], streams=True) as pool:
-        _one_member_differs(pool)
+def test_one_member_streams_what_another_one_has_on_its_gpu(tmp_path: Path) -> None:
+    """They make the same, and other weights are named, on whichever they are: only what was resident on both was
+    compared, and other weights made a wrong image without an error."""
+    with members(2, tmp_path, ALL_FAMILIES["flux_dev"], streams=(False, True)) as pool:
+        assert_shared(pool.alone(Wish(None, lora=True)), pool.sample(Wish(None, lora=True)))
+        for place in (0, 1):
+            pool.alone(Wish(None), place)  # without the LoRA
+            _one_member_differs(pool, place)
 
 
-def _one_member_differs(pool: Members) -> None:
+def _one_member_differs(pool: Members, changed: int = 1) -> None:
     for place, gang in enumerate(pool.gangs()):
-        pool.each[place].ask(Wish(gang, patched=place == 1))
+        pool.each[place].ask(Wish(gang, patched=place == changed))
     for answer in pool.answers():
         assert "GangsDiffer: gpu-1 (rank 1) has other patched weights" in answer.error, answer.error
 

@@ -7,6 +7,7 @@ from math import inf
 from modelpool.pool.values.specs.spec import TaskId
 from modelpool.scheduler.decisions.placement.gang_choice import choose_gang
 from modelpool.scheduler.decisions.placement.gang_load import AVERAGED_SECONDS, GangLoad
+from modelpool.scheduler.model.gang_times import FORMING_SECONDS
 from modelpool.scheduler.model.jobs import Task
 from modelpool.scheduler.model.messages import GangMember
 from tests.scheduler.scene import AT, Scene, whole
@@ -90,6 +91,19 @@ def test_members_of_the_last_gang_come_first_then_those_with_least_to_load() -> 
     members = (GangMember(scene.workers[3].worker_id, 1), GangMember(scene.workers[2].worker_id, 1))
     scene.workers[2].last_gang = scene.workers[3].last_gang = members
     assert chosen(scene, task) == ["d", "c"]
+
+
+def test_a_kept_gang_forms_a_group_for_its_next_run_too() -> None:
+    scene = Scene()
+    for name in "ab":
+        scene.worker(name, whole(PAINT), node="n1")
+    task = long_task(scene, (2,))
+    choices = [choose_gang(scene.query(), task, None, inf, inf)]
+    members = tuple(GangMember(worker.worker_id, 1) for worker in scene.workers)
+    for worker in scene.workers:
+        worker.last_gang = members
+    choices.append(choose_gang(scene.query(), task, None, inf, inf))
+    assert [choice.extra_seconds for choice in choices if choice] == [FORMING_SECONDS] * 2
 
 
 def test_the_load_is_an_average_of_minutes() -> None:
