@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from modelpool.pool.families.gang_support import DEGREES
 from modelpool.pool.values.core.errors import unusable_field
-from modelpool.pool.values.core.stage_params import ANY_GPUS
+from modelpool.pool.values.specs.gang import ANY_GPUS, DEGREES
 
 AUTO: Literal["auto"] = "auto"
 Gpus: TypeAlias = int | Literal["auto"]

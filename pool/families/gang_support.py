@@ -12,8 +12,6 @@ from modelpool.pool.values.core.stage_params import (
     StartCondition,
 )
 
-#: numbers of GPUs that may share a run
-DEGREES = (1, 2, 4, 8)
 #: conditions that act on the latent between the calls of the model
 _OUTSIDE = (StartCondition, MaskCondition)
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
-from modelpool.pool.families.gang_support import DEGREES, gang_obstacle
+from modelpool.pool.families.gang_support import gang_obstacle
 from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
 from modelpool.pool.values.core.joining import pass_key, why_single
 from modelpool.pool.values.core.stage_params import (
-    ANY_GPUS,
     DecodeParams,
     EmbeddingRef,
     EncodeParams,
@@ -30,6 +29,7 @@ from modelpool.pool.values.core.stage_params import (
     stage_of,
     task_id,
 )
+from modelpool.pool.values.specs.gang import ANY_GPUS, DEGREES
 from modelpool.pool.values.specs.spec import (
     ComponentKey,
     ComponentSpec,

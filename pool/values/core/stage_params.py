@@ -64,8 +64,6 @@ from modelpool.pool.values.specs.wire_value import WireValue
 SettingValue: TypeAlias = bool | int | float | str | tuple[float, ...]
 #: ending of the names of samplers that read the prediction without guidance (CFG++)
 UNGUIDED_SAMPLERS = "_cfg_pp"
-#: `SampleParams.gpus`: as many as the scheduler chooses
-ANY_GPUS = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.pool.values.specs.wire_value import WireValue
+
+#: numbers of GPUs that may share a run
+DEGREES: Final = (1, 2, 4, 8)
+#: `SampleParams.gpus`: as many as the scheduler chooses
+ANY_GPUS: Final = -1
 
 
 @dataclass(frozen=True, slots=True)

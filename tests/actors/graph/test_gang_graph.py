@@ -10,7 +10,8 @@ from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.outputs.comparison import left_open
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
-from modelpool.pool.values.core.stage_params import ANY_GPUS, SampleParams
+from modelpool.pool.values.core.stage_params import SampleParams
+from modelpool.pool.values.specs.gang import ANY_GPUS
 from modelpool.pool.values.specs.spec import JobId, Stage
 from tests.actors.fakes import FakeCatalog
 

@@ -9,7 +9,7 @@ import diffusers
 import pytest
 
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.families.gang_support import DEGREES, gang_obstacle
+from modelpool.pool.families.gang_support import gang_obstacle
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.values.core.run_options import RunOptions, SkipLayers
 from modelpool.pool.values.core.stage_params import (
@@ -25,6 +25,7 @@ from modelpool.pool.values.core.stage_params import (
     SamplingSchedule,
     StartCondition,
 )
+from modelpool.pool.values.specs.gang import DEGREES
 from tests.each_case import each_case
 
 MODEL = ModelRef("tiny", "aa", "tiny.safetensors")

@@ -23,7 +23,6 @@ from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode
 from modelpool.pool.values.core.stage_params import (
-    ANY_GPUS,
     Encoded,
     EncodeImageParams,
     ImagePixels,
@@ -31,7 +30,7 @@ from modelpool.pool.values.core.stage_params import (
     RunHooks,
     SamplerState,
 )
-from modelpool.pool.values.specs.gang import Gang
+from modelpool.pool.values.specs.gang import ANY_GPUS, Gang
 from modelpool.pool.values.specs.spec import Role, WorkerId
 from tests.pool.families.whole_transformer import Whole
 
