@@ -44,7 +44,7 @@ from modelpool.pool.engine.image_stages import (
 from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
 from modelpool.pool.engine.open_pass import Joining, OpenPass, run_open_pass
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
-from modelpool.pool.engine.sampling_stage import PreparedRun, prepared_run, sample_batch
+from modelpool.pool.engine.sampling_stage import ReadyRun, ready_run, sample_batch
 from modelpool.pool.engine.stages import TextEncoder, encode_batch
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.families.control_video_models import follows_video
@@ -747,13 +747,13 @@ def _open_pass(engine: Engine, joining: Joining, first: BatchMember) -> OpenPass
     patchers, latent, facts = engine._used_by(first.work), opened.latent, opened.checkpoint.family.sampling
     engine._previews.note(first.work.model.sha256, latent)
 
-    def prepare(member: BatchMember) -> PreparedRun:
+    def prepare(member: BatchMember) -> ReadyRun:
         (work,) = _all_of([member.work], SampleParams)
         if reason := why_not_joining(work, facts):
             raise unusable_field("batch", work.batch_size, f"1: {reason}")
         resources = RunResources(resumed=() if member.resume is None else (member.resume,))
         inputs = (TaskInputs(member.inputs),)
-        return prepared_run((work,), inputs, patchers[0], latent, member.hooks, None, facts, resources)
+        return ready_run((work,), inputs, patchers[0], latent, member.hooks, None, facts, resources)
 
     return OpenPass(joining, first.task, prepare, engine._pipeline.on_current_stream)
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.engine.batching import shares
-from modelpool.pool.engine.sampling_stage import PreparedRun, call_as_asked, denoised, results_of
+from modelpool.pool.engine.sampling_stage import ReadyRun, call_as_asked, denoised, results_of
 from modelpool.pool.inference.conditioning.run_parts import CallInputs
 from modelpool.pool.values.core.errors import DoesNotFit
 from modelpool.pool.values.core.stage_params import BatchMember, Outcome, PreloadRequest, Result, RunHooks, Stopped
@@ -52,7 +52,7 @@ class Abandoned(BaseException):
 class _Row:
     """The run of one member, in a thread that runs only while `go_on` waits for it."""
 
-    def __init__(self, member: BatchMember, found: PreparedRun, on_stream: OnStream, clock: Callable[[], float]):
+    def __init__(self, member: BatchMember, found: ReadyRun, on_stream: OnStream, clock: Callable[[], float]):
         self.member = member
         self.found = found
         self.began_at = clock()
@@ -119,7 +119,7 @@ class OpenPass:
 
     joining: Joining
     task: TaskSpec
-    prepare: Callable[[BatchMember], PreparedRun]
+    prepare: Callable[[BatchMember], ReadyRun]
     on_stream: OnStream
     clock: Callable[[], float] = time.perf_counter
     #: those that have not ended, in the order in which they came
@@ -220,9 +220,9 @@ class OpenPass:
             for row in rows:
                 row.end()
 
-    def _prepared(self, members: Sequence[BatchMember]) -> tuple[list[PreparedRun], list[BatchMember]]:
+    def _prepared(self, members: Sequence[BatchMember]) -> tuple[list[ReadyRun], list[BatchMember]]:
         """Return the runs of `members`, without those that cannot be prepared: they end."""
-        runs, prepared = list[PreparedRun](), list[BatchMember]()
+        runs, prepared = list[ReadyRun](), list[BatchMember]()
         for member in tuple(members):
             try:
                 runs.append(self.prepare(member))
@@ -234,7 +234,7 @@ class OpenPass:
                 self.end(member, error)
         return runs, prepared
 
-    def _step(self, first: PreparedRun, module: nn.Module, rows: Sequence[_Row]) -> None:
+    def _step(self, first: ReadyRun, module: nn.Module, rows: Sequence[_Row]) -> None:
         """Compute what all rows ask for, and let each go on to its next call."""
         answers: dict[int, Tensor] = {}
         for group in _groups(rows):

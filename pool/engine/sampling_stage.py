@@ -81,12 +81,12 @@ def sample_batch(
     """
     if not works[0].steps_run:
         return _unsampled(works, inputs, latent)
-    found = prepared_run(works, inputs, diffusion_model, latent, hooks, division, facts, resources, parts)
+    found = ready_run(works, inputs, diffusion_model, latent, hooks, division, facts, resources, parts)
     return results_of(found, _sampled(found))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PreparedRun:
+class ReadyRun:
     """A run with the parts that act in it, before its weights are used; and what it starts from."""
 
     run: DenoisingRun
@@ -94,7 +94,7 @@ class PreparedRun:
     start: StartLatent
 
 
-def prepared_run(
+def ready_run(
     works: Sequence[SampleParams],
     inputs: Sequence[TaskInputs],
     diffusion_model: ModelPatcher,
@@ -104,7 +104,7 @@ def prepared_run(
     facts: SamplingFacts,
     resources: RunResources,
     parts: Sequence[PreparePart] = RUN_PARTS,
-) -> PreparedRun:
+) -> ReadyRun:
     """Return the run of `works`, as `sample_batch` runs it."""
     work = works[0]
     shape_CHW, cells = sampled_shape(work, latent), latent.sides(work.shape.width, work.shape.height)
@@ -127,10 +127,10 @@ def prepared_run(
         hooks,
         max_batch,
     )
-    return PreparedRun(run, [part for prepare in parts if (part := prepare(run)) is not None], start)
+    return ReadyRun(run, [part for prepare in parts if (part := prepare(run)) is not None], start)
 
 
-def results_of(found: PreparedRun, samples_BCHW: Tensor) -> RunResults:
+def results_of(found: ReadyRun, samples_BCHW: Tensor) -> RunResults:
     """Return the results of a run from the latents after its last step. Raises CorruptFile if any is not finite."""
     _check_finite(samples_BCHW, found.run.work)
     for part in found.parts:
@@ -147,7 +147,7 @@ def _check_start(start: StartLatent, shape_CHW: tuple[int, ...], work: SamplePar
         raise unusable_field("latent", counted(found, "channel"), expected)
 
 
-def _sampled(found: PreparedRun) -> Tensor:
+def _sampled(found: ReadyRun) -> Tensor:
     """Return the latents after the last step."""
     run = found.run
     captures = all(part.captures for part in found.parts)
@@ -162,7 +162,7 @@ def call_as_asked(facts: SamplingFacts, call: CallInputs) -> Tensor:
     )
 
 
-def denoised(found: PreparedRun, module: nn.Module, predict: Callable[[CallInputs], Tensor]) -> Tensor:
+def denoised(found: ReadyRun, module: nn.Module, predict: Callable[[CallInputs], Tensor]) -> Tensor:
     """Return the latents after the last step of a run whose `module` may run now. `predict` calls it, with what the
     parts have made of the inputs."""
     run, parts = found.run, found.parts

@@ -82,14 +82,16 @@ class Pipeline:
         tasks = [self.task(work) for work in self.works()]
         return max(needed_bytes(t.uses, t.activation_bytes) for t in tasks)
 
-    def streaming_budget_bytes(self, share: float) -> int:
+    def streaming_budget_bytes(self, share: float, workspaces_bytes: int | None = None) -> int:
         """The budget of a CUDA engine in which each stage runs, with `share` of the diffusion model's weights resident
-        if no other stage needs more. What is copied ahead of use, and workspaces, come out of a budget."""
+        if no other stage needs more. What is copied ahead of use, and workspaces (by default of the engine), come out
+        of a budget."""
         sample = self.task(self.works()[2])
         weight_bytes = self.catalog.components(self.model)[Role.DIFFUSION_MODEL].weight_bytes
         wanted_bytes = needed_bytes(sample.uses, sample.activation_bytes) + int(share * weight_bytes)
-        workspace_bytes = self.engine.introduce().overhead_bytes - self.engine._pipeline.ahead_bytes
-        wanted_bytes = max(wanted_bytes, self.smallest_bytes()) + workspace_bytes
+        if workspaces_bytes is None:
+            workspaces_bytes = self.engine.introduce().overhead_bytes - self.engine._pipeline.ahead_bytes
+        wanted_bytes = max(wanted_bytes, self.smallest_bytes()) + workspaces_bytes
         return -(-wanted_bytes * AHEAD_SHARE // (AHEAD_SHARE - 1))
 
 

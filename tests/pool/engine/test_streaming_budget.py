@@ -7,6 +7,8 @@ from typing import Any
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.devices.capabilities import cuda_capabilities
+from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.workspaces import workspace_bytes
 from modelpool.pool.engine.engine import AHEAD_SHARE
 from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.plan.eviction_plan import needed_bytes
@@ -30,9 +32,11 @@ def test_budgets_of_the_tests_on_a_gpu_make_the_diffusion_model_stream(tmp_path:
         sample = pipeline.task(pipeline.works()[2])
         weight_bytes = catalog.components(pipeline.model)[Role.DIFFUSION_MODEL].weight_bytes
         resident_bytes = needed_bytes(sample.uses, sample.activation_bytes) + weight_bytes
+        workspaces_bytes = workspace_bytes(DeviceKind.CUDA, generation, 80 << 30, {})
+        assert workspaces_bytes > 0
         for share in (0.5, 0.0):
-            budget_bytes = pipeline.streaming_budget_bytes(share)
-            capacity_bytes = budget_bytes - budget_bytes // AHEAD_SHARE
+            budget_bytes = pipeline.streaming_budget_bytes(share, workspaces_bytes)
+            capacity_bytes = budget_bytes - budget_bytes // AHEAD_SHARE - workspaces_bytes
             if not pipeline.smallest_bytes() <= capacity_bytes < resident_bytes:
                 failures.append((name, share, capacity_bytes, resident_bytes))
     assert not failures
