@@ -277,6 +277,7 @@ class ModelPool:
         Raises UserError naming the problem, or whatever `requests` raises.
         """
         requests = _several(requests)
+        self._reader.check()  # of a pool that has ended, nothing else is worth saying
         terms = _Qos(priority, user, deadline)
         template = self._outputs.template(name)
         user_name = self._user if terms.user is None else terms.user

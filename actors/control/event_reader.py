@@ -64,9 +64,14 @@ class EventReader:
     def listen(self, submission_id: SubmissionId, listener: Listener) -> None:
         """Forward the events of this submission. Call it before submitting, so that no event is missed."""
         with self._lock:
-            lost = self._lost
-            if lost is None:
+            if self._lost is None:
                 self._listeners[submission_id] = listener
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error with which reading has ended, if it has."""
+        with self._lock:
+            lost = self._lost
         if lost is not None:
             raise lost
 
