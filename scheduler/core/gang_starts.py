@@ -62,8 +62,9 @@ LEAST_LEFT_SECONDS = 3.0
 MOST_LATE = 8
 #: busy workers that are considered for a change
 MOST_BUSY = 64
-#: a deadline is met with this much time to spare
+#: a deadline is met with this much time to spare, and no more than this part of the work that is left
 DEADLINE_SPARE_SECONDS = 0.5
+SPARE_SHARE = 0.1
 
 
 class GangStarts:
@@ -286,16 +287,16 @@ class GangStarts:
     def _shrink(self, at: float) -> None:
         index = self._worker_table.worker_index
         soonest_seconds = index.busy[0][0] - at if index.busy else inf
-        if soonest_seconds <= MOST_WAIT_SECONDS:
-            return
-        waiting = self._demand.backlog.count
+        # a wait that no run changes for may still be too long for a deadline
+        waiting = self._demand.backlog.count if soonest_seconds > MOST_WAIT_SECONDS else 0
         for worker, task, left_seconds in self._resizable(at):
             if task.degree == 1:
                 continue
-            price_seconds = self._price(task, worker, left_seconds)
-            if soonest_seconds <= price_seconds:
+            stop_seconds = self._stop_seconds(task, worker, left_seconds)
+            if soonest_seconds <= stop_seconds:
                 continue
-            saved_seconds = soonest_seconds - price_seconds
+            price_seconds = stop_seconds + FORMING_SECONDS
+            saved_seconds = soonest_seconds - stop_seconds
             fewer = [degree for degree in task.degrees if degree < task.degree]
             deadline = self._deadline(task, at)
             for degree in reversed(fewer):
@@ -306,7 +307,7 @@ class GangStarts:
                 if at + left_seconds <= deadline < at + price_seconds + there_seconds:
                     continue
                 is_worth_it = served * saved_seconds > price_seconds + there_seconds - left_seconds
-                if is_worth_it or self._late(soonest_seconds, price_seconds, task.degree - degree, at) is not None:
+                if is_worth_it or self._late(soonest_seconds, stop_seconds, task.degree - degree, at) is not None:
                     self._continue(worker, task, degree, f"{waiting} tasks wait", at)
                     return
         self._yield(soonest_seconds, at)
@@ -318,7 +319,7 @@ class GangStarts:
             if task.degree > 1:
                 continue
             price_seconds = self._price(task, worker, left_seconds)
-            late = self._late(soonest_seconds, price_seconds, 1, at)
+            late = self._late(soonest_seconds, self._stop_seconds(task, worker, left_seconds), 1, at)
             if late is None:
                 return
             deadline = self._deadline(task, at)
@@ -369,8 +370,12 @@ class GangStarts:
 
     def _price(self, task: Task, worker: Worker, left_seconds: float) -> float:
         """Seconds that a change costs: the rest of a step, and until the workers have found each other."""
+        return self._stop_seconds(task, worker, left_seconds) + FORMING_SECONDS
+
+    def _stop_seconds(self, task: Task, worker: Worker, left_seconds: float) -> float:
+        """Seconds until a run that is asked to stop has left its workers, at most: the rest of a step."""
         run_seconds = self._costs.gang_seconds(task.spec, task.cost_class, worker, task.degree, task.remaining)
-        return min(left_seconds, step_seconds(task.spec, run_seconds, task.remaining)) + FORMING_SECONDS
+        return min(left_seconds, step_seconds(task.spec, run_seconds, task.remaining))
 
     def _prior(self, task: Task, degree: int) -> float:
         """Seconds of a whole run on so many GPUs, for comparisons."""
@@ -394,7 +399,8 @@ class GangStarts:
                 if rank > task.cost_class.rank:
                     later[rank] = max(later.get(rank, 0.0), self._least_seconds(other, inf))
             later_seconds = sum(later.values())
-            due = job.spec.deadline - later_seconds - DEADLINE_SPARE_SECONDS
+            work_seconds = later_seconds + self._least_seconds(task, inf)
+            due = job.spec.deadline - later_seconds - min(DEADLINE_SPARE_SECONDS, SPARE_SHARE * work_seconds)
             if at < due < found:
                 found = due
         return found
