@@ -11,9 +11,9 @@ Rules (which workers share a run: `scheduler.decisions.placement.gang_choice`)
 4. A run continues on more GPUs, from its state, if GPUs are idle for which nothing waits, and that saves at least
    `LEAST_SAVED` of the time that is left, and `LEAST_SAVED_SECONDS`; or if it would miss its deadline otherwise.
 5. It continues on fewer GPUs if tasks wait that would start there, longer than `MOST_WAIT_SECONDS`, and these save more
-   time together than the run loses, or one of them would miss its deadline otherwise; unless the run would then miss
-   its own. Where no run can do with fewer, one on one GPU that has time to spare stops for a task that would miss its
-   deadline otherwise.
+   time together than the run loses; or at once, if one of them would miss its deadline otherwise; unless the run would
+   then miss its own. Where no run can do with fewer, one on one GPU that has time to spare stops for a task that would
+   miss its deadline otherwise.
 6. The price of a change: the rest of a step, loads, and the time until the workers have found each other. One run
    changes at a time, each at most `MOST_RESIZES` times, and none in its last `LEAST_LEFT_SECONDS`.
 
@@ -33,7 +33,7 @@ from modelpool.scheduler.core.membership import Membership
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.placement.gang_choice import GangChoice, choose_gang
-from modelpool.scheduler.decisions.placement.gang_load import GangLoad
+from modelpool.scheduler.decisions.placement.gang_load import GangLoad, reserved_gpus
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.gang_times import FORMING_SECONDS, prior_seconds
@@ -109,7 +109,8 @@ class GangStarts:
         """Return the decision to start its task on several workers, or `decision` itself."""
         alone = (decision.worker, decision.why.chosen.extra_seconds)
         deadline = self._deadline(decision.task, query.at)
-        choice = choose_gang(query, decision.task, alone, self.load.most_times, deadline)
+        reserved = self._reserved(query.at)
+        choice = choose_gang(query, decision.task, alone, self.load.most_times, deadline, reserved)
         return decision if choice is None else _shared(decision.task, choice, decision.why, decision.spent_seconds)
 
     def shared_only(self, query: PlacementQuery) -> PlacementDecision | None:
@@ -255,6 +256,7 @@ class GangStarts:
     def _grow(self, at: float) -> None:
         index = self._worker_table.worker_index
         best: tuple[float, Worker, Task, int] | None = None
+        reserved = self._reserved(at)
         for worker, task, left_seconds in self._resizable(at):
             if worker.spec is None or not worker.spec.node:
                 continue
@@ -278,7 +280,8 @@ class GangStarts:
                 is_saving = saved_seconds >= max(LEAST_SAVED_SECONDS, LEAST_SAVED * left_seconds)
                 is_cheap = degree * self._prior(task, degree) <= self.load.most_times * self._prior(task, 1)
                 is_late = at + left_seconds > deadline >= at + there_seconds
-                is_worth_it = (is_saving and is_cheap) or is_late
+                is_spare = more <= index.idle_count - reserved
+                is_worth_it = (is_saving and is_cheap and is_spare) or is_late
                 if is_worth_it and (best is None or saved_seconds > best[0]):
                     best = (saved_seconds, worker, task, degree)
         if best is not None:
@@ -367,6 +370,10 @@ class GangStarts:
         task.resume_degree = degree
         task.resizes += 1
         task.goes_first = True
+
+    def _reserved(self, at: float) -> int:
+        """The idle GPUs that stay free for jobs with deadlines that may come."""
+        return reserved_gpus(self._worker_table.worker_index.count, self._demand.fair_queue.deadlines.arrivals, at)
 
     def _price(self, task: Task, worker: Worker, left_seconds: float) -> float:
         """Seconds that a change costs: the rest of a step, and until the workers have found each other."""
