@@ -49,4 +49,5 @@ def reserved_gpus(workers: int, arrivals: Iterable[float], at: float) -> int:
     """Return how many of the idle GPUs of `workers` stay free for jobs with deadlines, of which the last ones came at
     `arrivals`. The job that comes now is one of these, and is no reason to expect others."""
     count = sum(at - arrived <= EXPECTED_SECONDS for arrived in arrivals)
-    return max(0, min(isqrt(max(0, workers - 1)) + 1, count - 1))
+    most = isqrt(workers - 1) + 1 if workers else 0  # rounded up
+    return max(0, min(most, count - 1))
