@@ -4,10 +4,15 @@ meets its gang."""
 from __future__ import annotations
 
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.sequence_plan import SequencePlan
 from modelpool.pool.values.core.stage_params import (
     ADAPTIVE_SAMPLER,
+    Condition,
+    ControlVideoCondition,
+    FaceCondition,
     ImageCondition,
     MaskCondition,
+    ReferenceCondition,
     SampleParams,
     StartCondition,
 )
@@ -36,8 +41,7 @@ def gang_obstacle(facts: SamplingFacts, work: SampleParams, degree: int) -> str:
         return "a LoRA that changes in the run, or is for one text, is not supported by several GPUs"
     if work.schedule.sampler == ADAPTIVE_SAMPLER:
         return f"the steps of sampler {ADAPTIVE_SAMPLER} are not shared"
-    outside = (*_OUTSIDE, ImageCondition) if facts.sequence is not None and facts.sequence.reads_images else _OUTSIDE
-    inside = [each for each in work.conditions if not isinstance(each, outside)]
+    inside = [each for each in work.conditions if not isinstance(each, (*_OUTSIDE, *_read_by(facts.sequence)))]
     if inside:
         return f"{_NAMES.get(type(inside[0]).__name__, 'an input image of the model')} is not supported by several GPUs"
     if facts.has_unconditional:
@@ -46,8 +50,18 @@ def gang_obstacle(facts: SamplingFacts, work: SampleParams, degree: int) -> str:
         return "its sound track is not divided"
     if degree // text_groups(work.texts, degree) > 1 and facts.sequence is None:
         most = "2, which divide the texts of guidance" if work.texts > 1 else "1"
-        return f"the tokens of this family are not divided among GPUs; expected at most {most}"
+        why = f", as {facts.not_divided}" if facts.not_divided else ""
+        return f"the tokens of this family are not divided among GPUs{why}; expected at most {most}"
     return ""
+
+
+def _read_by(plan: SequencePlan | None) -> tuple[type[Condition], ...]:
+    """Return the conditions with which a plan holds."""
+    if plan is None:
+        return ()
+    images = (ImageCondition,) if plan.reads_images else ()
+    videos = (ControlVideoCondition, FaceCondition, ReferenceCondition) if plan.follows_videos else ()
+    return (*images, *videos)
 
 
 _NAMES = {

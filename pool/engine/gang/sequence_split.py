@@ -105,7 +105,7 @@ class _DividedCall:
         if len(split.segments) == 1:
             total = totals.setdefault(split.segments[0], found)
         else:
-            total = sum(totals[segment] for segment in split.segments)
+            total = sum(self._shares.total(segment) for segment in split.segments)
         if found != total:
             raise PlanUnfit(f"found {found} tokens in {split}, expected {total}")
         kept, begin = [], 0

@@ -33,7 +33,13 @@ class TokenShares:
 
     def share(self, segment: str) -> list[int]:
         """Return the tokens of a segment that each member has."""
-        return shares_of(self.totals[segment], self.parts)
+        return shares_of(self.total(segment), self.parts)
+
+    def total(self, segment: str) -> int:
+        """Return the tokens of a segment. Raises ValueError if none were split yet."""
+        if segment not in self.totals:
+            raise ValueError(f"a plan reads tokens of {segment} that it has not split")
+        return self.totals[segment]
 
     def together(self, segments: Sequence[str]) -> list[int]:
         """Return the tokens of these segments that each member has."""

@@ -124,15 +124,18 @@ HUNYUAN_VIDEO_15 = two_streams(
         Split("transformer_blocks.*", "freqs_cis", 0, IMAGE),
     ),
 )
-HUNYUAN_VIDEO = two_streams(
-    "transformer_blocks",
-    "single_transformer_blocks",
-    more=(
-        Split("transformer_blocks.*", "attention_mask", 3, ("image", "text")),
-        Split("transformer_blocks.*", "freqs_cis", 0, IMAGE),
-        Split("single_transformer_blocks.*", "attention_mask", 3, ("image", "text")),
-        Split("single_transformer_blocks.*", "image_rotary_emb", 0, IMAGE),
+HUNYUAN_VIDEO = replace(
+    two_streams(
+        "transformer_blocks",
+        "single_transformer_blocks",
+        more=(
+            Split("transformer_blocks.*", "attention_mask", 3, ("image", "text")),
+            Split("transformer_blocks.*", "freqs_cis", 0, IMAGE),
+            Split("single_transformer_blocks.*", "attention_mask", 3, ("image", "text")),
+            Split("single_transformer_blocks.*", "image_rotary_emb", 0, IMAGE),
+        ),
     ),
+    reads_images=True,
 )
 #: without positions of tokens: they are added where the image is cut into patches
 SD3 = two_streams("transformer_blocks")
