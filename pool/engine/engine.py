@@ -280,6 +280,15 @@ class Engine:
         """Return the weights on the device."""
         return self.vram.residency()
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether `grow` would take memory now. On any thread, also during runs."""
+        return self._capacity.may_grow
+
+    def grow(self) -> None:
+        """Take memory that other processes have given back, as each run does; the next residency has the capacity."""
+        self._capacity.grow()
+
     def run(
         self,
         task: TaskSpec,
