@@ -38,9 +38,8 @@ class Calibration:
     @property
     def slowness(self) -> float:
         """How many times as long as planned the work of the host takes, at least 1: nothing gets less time than it
-        needs on an idle machine."""
-        slower = max(self.compute_seconds / COMPUTE_SECONDS, self.start_seconds / START_SECONDS)
-        return min(MOST_SLOWNESS, max(1.0, slower))
+        needs on an idle machine. A first start also reads files, so it tells nothing about later work."""
+        return min(MOST_SLOWNESS, max(1.0, self.compute_seconds / COMPUTE_SECONDS))
 
 
 def measure(environment: Mapping[str, str], root: Path) -> Calibration:
