@@ -36,6 +36,8 @@ _OUTER_FIELDS = (
     *("hires", "upscale", "passes", "workflow", "decoder", "video", "video_mask", "face_video"),
     *("paste", "vae_tile", "vae_frames"),
 )
+#: name of the model of a workflow of operations on images alone
+NO_MODEL = "none"
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Inputs: TypeAlias = dict[str, Annotated[str, Field(min_length=1, max_length=MAX_NODE_ID)]]
 
@@ -268,8 +270,8 @@ class Workflow(Strict):
         steps = sum(STEPS.parse("steps", node.request.steps) for node in self.samplings)
         if steps > MAX_WORKFLOW_STEPS:
             raise over_bound("workflow", counted(steps, "step"), f"up to {MAX_WORKFLOW_STEPS} in all nodes together")
-        if not any(True for _, node in self.in_order for _ in node.names()):
-            raise UnusableField("workflow: expected a node with a model or an upscaler before its output")
+        if not any(node.kind not in ("image", "mask") for _, node in self.in_order):
+            raise unusable_field("workflow.output", self.output[:MAX_NODE_ID], "a node that computes something")
         return self
 
     @property
@@ -323,10 +325,10 @@ class Workflow(Strict):
     @property
     def shown_fields(self) -> dict[str, Any]:
         """The fields of a request that describe the output for users: those of the last sampling run, else its first
-        model alone."""
+        model alone, or `NO_MODEL`."""
         samplings = tuple(self.samplings)
         if not samplings:
-            name = next(name for _, node in self.in_order for _, name in node.names())
+            name = next((name for _, node in self.in_order for _, name in node.names()), NO_MODEL)
             return {"model": name, "prompt": ""}
         last, prompts = samplings[-1], dict[str, str]()
         for name in ("positive", "negative"):

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
 from modelpool.actors.http.comfy.comfy_node_types import IMAGES, WIDGET_TYPES
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 from modelpool.pool.values.core.errors import counted
 
@@ -152,7 +153,7 @@ def _converted(scope: _Scope) -> dict[str, Any]:
         if place >= MAX_NODES:
             raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} nodes", is_over_bound=True)
         if kind not in NODE_TYPES:
-            errors.append(NodeError(node_id, str(kind)[:100], "missing_node_type", "unknown node", str(kind)[:100]))
+            errors.append(unknown_node(node_id, str(kind)))
         else:
             widgets, left = _widgets(node_scope, node)
             if left:
