@@ -46,6 +46,7 @@ from modelpool.actors.request.workflow_fields import (
 from modelpool.pool.inference.operations.latent_edits import VaeScale
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Operation, Size
+from modelpool.pool.inference.operations.pixel_levels import STILL_RATE
 from modelpool.pool.inference.operations.resampling import SLERP
 from modelpool.pool.values.core import task_inputs
 from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, unusable_field
@@ -90,6 +91,13 @@ class NodeValue:
     tokens: int = 0
     shape: OutputShape | None = None
     model: ModelRef | None = None
+
+    @property
+    def timing(self) -> float:
+        """Frames per second of several images, seconds of audio; 0 for a single image."""
+        if self.shape is None:
+            return 0.0
+        return self.shape.seconds if self.kind == AUDIO else self.shape.frame_rate
 
     @property
     def size_bytes(self) -> int:
@@ -379,13 +387,12 @@ class _WorkflowTasks:
         task = self.tasks.add(work, {name: value.task for name, value in read.items()})
         tokens = sum(value.tokens for value in read.values()) if "concat" in operation.name else 0
         tokens = tokens or (0 if like is None else like.tokens)
-        if operation.result != LATENT or like is None or like.model is None or like.shape is None:
-            shape = None if like is None or operation.result == LATENT else _resized(like.shape, size)
-            return NodeValue(operation.result, task, size, tokens, shape)
-        _, defaults = self._model(like.model.name)
-        sides = size.width * defaults.downscale, size.height * defaults.downscale
-        shape = replace(like.shape, width=sides[0], height=sides[1])
-        return NodeValue(LATENT, task, size, shape=shape, model=like.model)
+        if operation.result == LATENT and like is not None and like.model is not None and like.shape is not None:
+            defaults = self._model(like.model.name)[1]
+            return NodeValue(LATENT, task, size, shape=_decoded_shape(like, size, defaults), model=like.model)
+        timings = {name: value.timing for name, value in read.items() if value.timing}
+        timing = operation.timing(params, timings)
+        return NodeValue(operation.result, task, size, tokens, _made_shape(operation.result, size, timing))
 
 
 def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:
@@ -430,12 +437,31 @@ def _given(node: ImageNode) -> NodeValue:
 
 
 def _latent(task: TaskId, shape: OutputShape, model: ModelRef, defaults: ModelDefaults) -> NodeValue:
-    size = Size(shape.width // defaults.downscale, shape.height // defaults.downscale, shape.frames)
+    video = defaults.sampling.video
+    cells = 0 if video is None else 1 + (shape.frames - 1) // video.frames_per_cell + shape.leading
+    size = Size(shape.width // defaults.downscale, shape.height // defaults.downscale, cells)
     return NodeValue(LATENT, task, size, shape=shape, model=model)
+
+
+def _decoded_shape(before: NodeValue, size: Size, defaults: ModelDefaults) -> OutputShape:
+    """Return the shape of the output of a latent of `size`, which an operation made of the latent `before`."""
+    shape, video = before.shape, defaults.sampling.video
+    assert shape is not None, "a latent of a model has a shape"
+    found = replace(shape, width=size.width * defaults.downscale, height=size.height * defaults.downscale)
+    if video is None or size.frames == before.size.frames:
+        return found
+    return replace(found, frames=1 + (size.frames - 1) * video.frames_per_cell, leading=0)
+
+
+def _made_shape(kind: str, size: Size, timing: float) -> OutputShape | None:
+    """Return the shape of what an operation makes; None for what is no output."""
+    if kind == AUDIO:
+        return OutputShape(0, 0, seconds=timing)
+    if kind != IMAGE:
+        return None
+    return OutputShape(size.width, size.height, size.frames, (timing or STILL_RATE) if size.frames else 0.0)
 
 
 def _resized(shape: OutputShape | None, size: Size) -> OutputShape | None:
     """Return the shape of images of another size; None if nothing else is known of them."""
-    if shape is None or not size.width:
-        return None
-    return replace(shape, width=size.width, height=size.height, frames=size.frames)
+    return None if shape is None else replace(shape, width=size.width, height=size.height, frames=size.frames)

@@ -1,5 +1,5 @@
-"""Tiny models of every kind, and `Steps`: single steps on one engine, by which a workflow is computed by hand. The graph
-compiler has no part in them."""
+"""Tiny models of every kind, and `Steps`: single steps on one engine, by which a workflow is computed by hand. The
+graph compiler has no part in them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from modelpool.pool.values.core.stage_params import (
     NO_OPTIONS,
     AudioSamples,
     DecodeParams,
-    EncodeImageParams,
     Encoded,
+    EncodeImageParams,
     EncodeParams,
     GuidanceParams,
     ImagePixels,

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from modelpool import GenerateRequest
-from modelpool.pool.inference.operations.latent_edits import VaeScale
 from modelpool.pool.values.core.run_options import RunOptions
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
@@ -74,7 +73,12 @@ def sampling(model: str = "one", latent: str = "", mask: str = "", /, **fields: 
     size = {} if latent else {"width": SIDE, "height": SIDE}
     usual = {"model": model, **own, "steps": STEPS, "cfg": 4.0, "sampler": "euler", "schedule": "normal", **size}
     wanted = {**usual, **fields.pop("request", {})}
-    return {"kind": "sample", "request": {key: v for key, v in wanted.items() if v is not None}, "inputs": inputs, **fields}
+    return {
+        "kind": "sample",
+        "request": {key: v for key, v in wanted.items() if v is not None},
+        "inputs": inputs,
+        **fields,
+    }
 
 
 def decoding(latent: str, model: str = "one", **fields: Any) -> dict[str, Any]:
@@ -139,7 +143,12 @@ CHAINS: dict[str, Golden] = {
         {
             "a": sampling(last_step=1, keeps_noise=True),
             "b": sampling(
-                "two", "a", first_step=1, last_step=3, adds_noise=False, keeps_noise=True,
+                "two",
+                "a",
+                first_step=1,
+                last_step=3,
+                adds_noise=False,
+                keeps_noise=True,
                 request={"sampler": "dpmpp_2m"},
             ),
             "c": sampling("one", "b", first_step=3, adds_noise=False, request={"sampler": "euler_ancestral"}),
@@ -175,7 +184,9 @@ CHAINS: dict[str, Golden] = {
         {
             "s": sampling(),
             "b": sampling(
-                "one", "s", strength=0.5,
+                "one",
+                "s",
+                strength=0.5,
                 request={"seed": 99, "sampler": "dpmpp_2m", "schedule": "karras", "cfg": 1.0, "prompt": "a dog"},
             ),
             "d": decoding("b"),
@@ -186,7 +197,9 @@ CHAINS: dict[str, Golden] = {
             )
         ),
     ),
-    "another VAE decodes": Golden({"s": sampling(), "d": decoding("s", "two")}, lambda do: do.decode(do.sample(), "two")),
+    "another VAE decodes": Golden(
+        {"s": sampling(), "d": decoding("s", "two")}, lambda do: do.decode(do.sample(), "two")
+    ),
     "the VAE decodes in tiles": Golden(
         {"s": sampling(request={"width": 96, "height": 96}), "d": decoding("s", vae_tile=64)},
         lambda do: do.decode(do.sample(side=96), side=96, tile=64),
@@ -197,7 +210,11 @@ CHAINS: dict[str, Golden] = {
 def three_samplers(do: Steps) -> Result:
     first = do.sample(part=StepPart(1, keeps_noise=True))
     second = do.sample(
-        "two", first=1, part=StepPart(3, adds_noise=False, keeps_noise=True), schedule=("dpmpp_2m", "normal"), start=first
+        "two",
+        first=1,
+        part=StepPart(3, adds_noise=False, keeps_noise=True),
+        schedule=("dpmpp_2m", "normal"),
+        start=first,
     )
     return do.sample(first=3, part=GOES_ON, schedule=("euler_ancestral", "normal"), start=second)
 
@@ -261,9 +278,7 @@ CONDITIONS: dict[str, Golden] = {
             "d": decoding("s"),
         },
         lambda do: do.decode(
-            do.sample(
-                positive=do.text(loras=(do.lora(strength=0.5),)), negative=do.text("bad", is_negative=True)
-            )
+            do.sample(positive=do.text(loras=(do.lora(strength=0.5),)), negative=do.text("bad", is_negative=True))
         ),
     ),
     "a LoRA on one branch only": Golden(
@@ -315,7 +330,9 @@ CONDITIONS: dict[str, Golden] = {
             "v": operation("image_flip", MIRROR, image="photo"),
             "s": sampling(
                 inputs={"controls.0": "photo", "controls.1": "v"},
-                request={"controls": [{"model": "canny", "end": 0.5}, {"model": "depth", "start": 0.5, "strength": 0.6}]},
+                request={
+                    "controls": [{"model": "canny", "end": 0.5}, {"model": "depth", "start": 0.5, "strength": 0.6}]
+                },
             ),
             "d": decoding("s"),
         },
@@ -331,7 +348,11 @@ CONDITIONS: dict[str, Golden] = {
             **GIVEN,
             "x": encoding("photo"),
             "s": sampling(
-                "one", "x", "half", strength=0.75, inputs={"controls.0": "photo"},
+                "one",
+                "x",
+                "half",
+                strength=0.75,
+                inputs={"controls.0": "photo"},
                 request={"loras": ["light:0.6"], "controls": [{"model": "canny"}]},
             ),
             "t": sampling("one", "s", strength=0.5),
@@ -341,8 +362,12 @@ CONDITIONS: dict[str, Golden] = {
             do.sample(
                 first=2,
                 start=do.sample(
-                    first=1, start=do.encode(ImagePixels(PHOTO)), mask=Mask(HALF),
-                    loras=(do.lora(strength=0.6),), conditions=(do.control(),), **{"control.0": ImagePixels(PHOTO)},
+                    first=1,
+                    start=do.encode(ImagePixels(PHOTO)),
+                    mask=Mask(HALF),
+                    loras=(do.lora(strength=0.6),),
+                    conditions=(do.control(),),
+                    **{"control.0": ImagePixels(PHOTO)},
                 ),
             )
         ),
@@ -373,7 +398,9 @@ CONDITIONS: dict[str, Golden] = {
         },
         lambda do: do.decode(
             do.sample(
-                "two", first=2, conditions=(RegionParams(1.0),),
+                "two",
+                first=2,
+                conditions=(RegionParams(1.0),),
                 start=do.sample(
                     conditions=(RegionParams(1.0, (0, 0, 0.5, 1)), RegionParams(0.5, (0.5, 0, 0.5, 1))),
                     **{"region.0": do.text("a dog"), "region.1": do.text("a fish")},
@@ -446,7 +473,8 @@ IMAGES: dict[str, Golden] = {
         },
         lambda do: do.decode(
             do.sample(
-                first=2, side=LARGE,
+                first=2,
+                side=LARGE,
                 start=do.encode(
                     do.change("image_scale_by", BIGGER, image=of_image(do.decode(do.sample()), lambda p: 255 - p)),
                     side=LARGE,
@@ -467,12 +495,15 @@ IMAGES: dict[str, Golden] = {
         },
         lambda do: do.decode(
             do.sample(
-                "two", LARGE, 3,
+                "two",
+                LARGE,
+                3,
                 start=do.encode(
                     of_image(do.upscale(do.decode(do.sample())), lambda p: p[24:120, 16:112]), "two", LARGE
                 ),
             ),
-            "two", LARGE,
+            "two",
+            LARGE,
         ),
     ),
     "half of the latent is regenerated": Golden(
@@ -488,7 +519,9 @@ IMAGES: dict[str, Golden] = {
         {
             "s": sampling(),
             "e": decoding("s"),
-            "p": operation("image_pad", PAD := {"left": 32, "top": 0, "right": 0, "bottom": 32, "feathering": 8}, image="e"),
+            "p": operation(
+                "image_pad", PAD := {"left": 32, "top": 0, "right": 0, "bottom": 32, "feathering": 8}, image="e"
+            ),
             "m": operation("image_pad_mask", PAD, image="e"),
             "x": encoding("p", mask="m"),
             "b": sampling("one", "x", "m"),
@@ -579,8 +612,12 @@ def continued(do: Steps, pad: Mapping[str, int]) -> Any:
 
 def masked(do: Steps) -> Any:
     red = do.change("mask_threshold", {"level": 0.9}, mask=Mask(np.ascontiguousarray(PHOTO[..., 0])))
-    soft = do.change("mask_blur", {"pixels": 1.5}, mask=do.change("mask_grow", {"pixels": 2, "tapered": False}, mask=red))
-    part = do.change("mask_scale", {"width": 64, "height": 64}, mask=Mask(np.ascontiguousarray(soft.values_HW[:, 8:40])))
+    soft = do.change(
+        "mask_blur", {"pixels": 1.5}, mask=do.change("mask_grow", {"pixels": 2, "tapered": False}, mask=red)
+    )
+    part = do.change(
+        "mask_scale", {"width": 64, "height": 64}, mask=Mask(np.ascontiguousarray(soft.values_HW[:, 8:40]))
+    )
     faded = do.change("mask_feather", {"left": 8, "top": 4, "right": 0, "bottom": 0}, mask=part)
     values = 255 - faded.values_HW.astype(int)
     values[16:48, 16:48] = np.maximum(values[16:48, 16:48] - 128, 0)
@@ -619,7 +656,9 @@ LATENTS: dict[str, Golden] = {
             "f": operation("latent_flip", {"method": "x-axis: vertically"}, samples="t"),
             "c": operation("latent_crop", {"x": 16, "y": 32, "width": 64, "height": 64}, samples="f"),
             "o": sampling("two"),
-            "p": operation("latent_composite", {"x": 16, "y": 24, "feather": 16}, destination="o", source="c", mask="half"),
+            "p": operation(
+                "latent_composite", {"x": 16, "y": 24, "feather": 16}, destination="o", source="c", mask="half"
+            ),
             **GIVEN,
             "b": sampling("one", "p", strength=0.5),
             "d": decoding("b"),
@@ -649,10 +688,14 @@ LATENTS: dict[str, Golden] = {
         },
         lambda do: do.decode(
             do.sample(
-                side=LARGE, first=3,
+                side=LARGE,
+                first=3,
                 start=do.change(
-                    "latent_upscale", {"width": 12, "height": 12, "method": "bislerp"},
-                    samples=do.change("latent_upscale", {"width": 12, "height": 10, "method": "nearest-exact"}, samples=do.sample()),
+                    "latent_upscale",
+                    {"width": 12, "height": 12, "method": "bislerp"},
+                    samples=do.change(
+                        "latent_upscale", {"width": 12, "height": 10, "method": "nearest-exact"}, samples=do.sample()
+                    ),
                 ),
             ),
             side=LARGE,
@@ -732,7 +775,7 @@ TIMED: dict[str, Golden] = {
             "c": operation("image_batch", first="b", second="e9"),
             "d": operation("video_of_images", {"rate": 4.0}, image="c"),
         },
-        lambda do: batch(*(do.decode(do.sample(seed=seed)) for seed in (7, 8, 9))),
+        lambda do: batch(*(do.decode(do.sample(seed=seed)) for seed in (7, 8, 9)), rate=4.0),
     ),
     "some images of a batch, repeated": Golden(
         {
@@ -760,10 +803,13 @@ TIMED: dict[str, Golden] = {
         lambda do: inverted(
             do.decode(
                 do.sample(
-                    VIDEO, shape=MOVIE, first=2,
+                    VIDEO,
+                    shape=MOVIE,
+                    first=2,
                     start=of_latent(do.sample(VIDEO, shape=MOVIE), lambda x: x[..., ::-1]),
                 ),
-                VIDEO, shape=MOVIE,
+                VIDEO,
+                shape=MOVIE,
             )
         ),
     ),

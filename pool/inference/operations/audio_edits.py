@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from modelpool.pool.inference.operations.image_edits import NoSettings
-from modelpool.pool.inference.operations.operation import AUDIO, Inputs, Operation, Size, Sizes, need, no_size
+from modelpool.pool.inference.operations.operation import (
+    AUDIO,
+    Inputs,
+    Operation,
+    Size,
+    Sizes,
+    Timings,
+    first_timing,
+    need,
+    no_size,
+)
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import AudioSamples, FloatArray
 
@@ -112,15 +122,23 @@ def _with_volume(params: Volume, inputs: Inputs) -> AudioSamples:
     return AudioSamples(audio.samples_SC * np.float32(10 ** (params.decibels / 20)), audio.samples_per_second)
 
 
-def _row(name: str, params: type[Any], inputs: tuple[str, ...], run: Any, size: Any = no_size) -> Operation:
-    return Operation(name, params, dict.fromkeys(inputs, AUDIO), AUDIO, run, size)
+def _trimmed_seconds(params: TrimAudio, timings: Timings) -> float:
+    seconds = timings["audio"]
+    start = params.start if params.start >= 0 else max(0.0, seconds + params.start)
+    return max(0.0, min(params.seconds, seconds - start))
+
+
+def _row(
+    name: str, params: type[Any], inputs: tuple[str, ...], run: Any, size: Any = no_size, timing: Any = first_timing
+) -> Operation:
+    return Operation(name, params, dict.fromkeys(inputs, AUDIO), AUDIO, run, size, timing=timing)
 
 
 _TWO = ("first", "second")
 AUDIO_EDITS = (
-    _row("audio_silence", Silence, (), _silence, _silence_size),
-    _row("audio_trim", TrimAudio, ("audio",), _trimmed, _trim_size),
-    _row("audio_concat", NoSettings, _TWO, _audio_joined),
+    _row("audio_silence", Silence, (), _silence, _silence_size, lambda given, timings: given.seconds),
+    _row("audio_trim", TrimAudio, ("audio",), _trimmed, _trim_size, _trimmed_seconds),
+    _row("audio_concat", NoSettings, _TWO, _audio_joined, timing=lambda given, timings: sum(timings.values())),
     _row("audio_merge", NoSettings, _TWO, _audio_merged),
     _row("audio_volume", Volume, ("audio",), _with_volume, _volume_size),
 )
