@@ -270,6 +270,10 @@ class _WorkflowTasks:
         )
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
+        if first_step and work.schedule.first_step != first_step:
+            field = "first_step" if node.strength is None else "strength"
+            expected = f"none: model {model.name!r} reads its image in all steps"
+            raise unusable_field(field, node.first_step or node.strength, expected)
         self.warnings |= tasks.warnings
         self.warnings |= dict.fromkeys(edit_model_warnings(request, facts, model))
         self.warnings |= dict.fromkeys(sampler_warnings(request, facts))
@@ -288,7 +292,10 @@ class _WorkflowTasks:
                     raise unusable_field(name, own, f"{side}, that of the start latent, or none")
                 changed[name] = side or None
             if start.shape.frames:
-                changed |= {"frames": start.shape.frames, "frame_rate": start.shape.frame_rate}
+                if (own := request.frames) not in (None, start.shape.frames):
+                    raise unusable_field("frames", own, f"{start.shape.frames}, those of the start latent, or none")
+                rate = request.frame_rate or start.shape.frame_rate
+                changed |= {"frames": start.shape.frames, "frame_rate": rate}
         others = ("positive", "negative", "latent", "mask", *_INPAINTED)
         images = {name: self._task_image(node, name) for name in node.inputs if name not in others}
         parts: dict[str, Any] = {}

@@ -897,7 +897,8 @@ def put_together(clip: AudioSamples) -> AudioSamples:
     return AudioSamples(found / most if most > 1 else found, AUDIO_RATE)
 
 
-GOLDENS: dict[str, Golden] = {**CHAINS, **CONDITIONS, **IMAGES, **LATENTS, **TIMED}
+GROUPS = {"chains": CHAINS, "conditions": CONDITIONS, "images": IMAGES, "latents": LATENTS, "timed": TIMED}
+GOLDENS: dict[str, Golden] = {name: golden for group in GROUPS.values() for name, golden in group.items()}
 #: graphs that make what another one makes
 SAME_OUTPUT = {
     "a run that stops and goes on is one run": "one sampling run",

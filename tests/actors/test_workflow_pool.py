@@ -26,12 +26,9 @@ from tests.actors.fakes import FakeCatalog, image_of
 from tests.actors.golden_steps import SEED, SIDE, STEPS, Steps, pixels_of, write_models
 from tests.actors.golden_workflows import (
     CHAINS,
-    CONDITIONS,
     GOLDENS,
-    IMAGES,
-    LATENTS,
+    GROUPS,
     SAME_OUTPUT,
-    TIMED,
     Golden,
     decoding,
     encoding,
@@ -41,7 +38,6 @@ from tests.actors.golden_workflows import (
 from tests.actors.loop_connection import open_real_pool
 
 CONFIG = Path(__file__).parents[2] / "configs" / "laptop.toml"
-GROUPS = {"chains": CHAINS, "conditions": CONDITIONS, "images": IMAGES, "latents": LATENTS, "timed": TIMED}
 
 
 @pytest.fixture(scope="module")
