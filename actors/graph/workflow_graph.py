@@ -43,13 +43,14 @@ from modelpool.actors.request.workflow_fields import (
     UpscaleNode,
     Workflow,
 )
+from modelpool.pool.inference.operations.audio_edits import MAX_SECONDS
 from modelpool.pool.inference.operations.latent_edits import VaeScale
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Operation, Size
 from modelpool.pool.inference.operations.pixel_levels import STILL_RATE
 from modelpool.pool.inference.operations.resampling import SLERP
 from modelpool.pool.values.core import task_inputs
-from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
@@ -65,6 +66,10 @@ from modelpool.pool.values.specs.spec import JobId, Stage, TaskId
 
 #: bytes of the results of all nodes of a workflow together
 MAX_INTERMEDIATE_BYTES = 8 << 30
+#: tokens of a text that is made of others: about those of the longest prompt
+MAX_JOINED_TOKENS = 1 << 17
+#: bytes of a token of an encoded text, and of a second of audio
+_TOKEN_BYTES, _SECOND_BYTES = 16384, 384_000
 #: bytes of a cell of a latent: 16 channels of float32; some families have more, and larger cells
 _CELL_BYTES = 64
 _NO_SIZE = Size(0, 0)
@@ -102,8 +107,10 @@ class NodeValue:
     @property
     def size_bytes(self) -> int:
         """About the bytes of the result."""
+        if self.kind == AUDIO:
+            return int(self.timing * _SECOND_BYTES)
         bytes_of_one = {IMAGE: 3, MASK: 1, LATENT: _CELL_BYTES}.get(self.kind, 0)
-        return self.size.width * self.size.height * self.size.count * bytes_of_one
+        return self.size.width * self.size.height * self.size.count * bytes_of_one + self.tokens * _TOKEN_BYTES
 
 
 def build_workflow(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) -> tuple[Recipe, JobGraph]:
@@ -399,6 +406,10 @@ class _WorkflowTasks:
             return NodeValue(LATENT, task, size, shape=_decoded_shape(like, size, defaults), model=like.model)
         timings = {name: value.timing for name, value in read.items() if value.timing}
         timing = operation.timing(params, timings)
+        if tokens > MAX_JOINED_TOKENS:
+            raise unusable_field(node.name, counted(tokens, "token"), f"up to {MAX_JOINED_TOKENS}")
+        if operation.result == AUDIO and timing > MAX_SECONDS:
+            raise unusable_field(node.name, f"{timing:g} seconds of audio", f"up to {MAX_SECONDS}")
         return NodeValue(operation.result, task, size, tokens, _made_shape(operation.result, size, timing))
 
 

@@ -27,6 +27,8 @@ from modelpool.pool.values.core.stage_params import AudioSamples, FloatArray
 
 #: seconds of audio that an operation makes at most
 MAX_SECONDS = 3600
+#: samples of a channel: those of `MAX_SECONDS` at 48,000 a second
+MAX_SAMPLES = MAX_SECONDS * 48_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ def _silence_size(params: Silence, sizes: Sizes) -> Size:
     need("seconds", params.seconds, 0.001, MAX_SECONDS)
     need("rate", params.rate, 1, 192_000)
     need("channels", params.channels, 1, 2)
+    need("seconds, rate", params.seconds * params.rate, 1, MAX_SAMPLES)
     return no_size(params, sizes)
 
 
