@@ -3,22 +3,18 @@ entries is needed. Members are threads: real processes are in `test_gang_runs`."
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from modelpool.pool.engine.gang.token_exchange import shares_of
-from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.values.core.sequence_plan import SequencePlan, Split
+from modelpool.pool.values.core.sequence_plan import SequencePlan
 from modelpool.pool.values.specs.spec import Role
 from tests.each_case import each_case
 from tests.pool.engine.gang.gang_threads import in_threads
