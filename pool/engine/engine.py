@@ -728,7 +728,7 @@ class Engine:
         def met(seconds: float) -> None:
             self._meeting_seconds = seconds
 
-        return sample_in_gang(gang, work.texts if work.reads_negative else 1, shared, hooks, met)
+        return sample_in_gang(gang, work.texts, shared, hooks, met)
 
 
 def _operated(work: OperationParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:

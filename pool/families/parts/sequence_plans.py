@@ -6,6 +6,8 @@ of diffusers exists (`_cp_plan` of the class), it splits the same inputs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from modelpool.pool.values.core.sequence_plan import Gather, SequencePlan, Split, SplitAttention
 
 IMAGE, TEXT = ("image",), ("text",)
@@ -25,8 +27,21 @@ def two_streams(
     return SequencePlan((*splits, *more), (Gather(gathered, 1, "image"),), attention)
 
 
-FLUX = two_streams("transformer_blocks", "single_transformer_blocks", ids=True)
-QWEN_IMAGE = two_streams(
+def controlled(plan: SequencePlan, segment: str, *names: str) -> SequencePlan:
+    """Return `plan` for a model that also reads residuals of ControlNets, for the tokens of a segment, in the inputs of
+    these names."""
+    residuals = tuple(Split("", name, 1, (segment,)) for name in names)
+    return replace(plan, splits=(*plan.splits, *residuals), reads_controls=True)
+
+
+#: reference images are tokens behind those of the image, with positions of their own
+FLUX_2 = replace(
+    two_streams("transformer_blocks", "single_transformer_blocks", ids=True), reads_images=True, reads_references=True
+)
+FLUX = replace(
+    controlled(FLUX_2, "image", "controlnet_block_samples", "controlnet_single_block_samples"), reads_prompts=True
+)
+_QWEN_IMAGE = two_streams(
     "transformer_blocks",
     more=(
         Split("transformer_blocks.*", "encoder_hidden_states_mask", 1, TEXT),
@@ -35,6 +50,7 @@ QWEN_IMAGE = two_streams(
         Split("transformer_blocks.*", "image_rotary_emb.1", 0, TEXT),
     ),
 )
+QWEN_IMAGE = replace(controlled(_QWEN_IMAGE, "image", "controlnet_block_samples"), reads_references=True)
 WAN = SequencePlan(
     (
         Split("blocks.0", "hidden_states", 1, IMAGE),
@@ -74,7 +90,7 @@ LTX_2 = SequencePlan(
     reads_images=True,
 )
 #: words and patches are one sequence in its layers
-Z_IMAGE = SequencePlan(
+_Z_IMAGE = SequencePlan(
     (
         Split("layers.0", "x", 1, ("tokens",)),
         Split("layers.*", "attn_mask", 1, ("tokens",)),
@@ -83,6 +99,7 @@ Z_IMAGE = SequencePlan(
     (Gather("layers.-1", 1, "tokens"),),
     (SplitAttention("layers.*.attention", ("tokens",), ("tokens",)),),
 )
+Z_IMAGE = controlled(_Z_IMAGE, "tokens", "controlnet_block_samples")
 HUNYUAN_VIDEO_15 = two_streams(
     "transformer_blocks",
     more=(

@@ -65,10 +65,17 @@ class SequencePlan:
     """Where the tokens of a model are split and joined, and which attention reads the tokens of all members. Attention
     that is not named reads only what its member has.
 
-    reads_images  whether it holds with an image that a video begins with
+    It holds with a prompt alone, and with the following if they say so:
+    reads_images      an image that a video begins with, or that is joined to the latent along its channels
+    reads_references  tokens of reference images beside those of the image
+    reads_controls    residuals of ControlNets, which are among its splits
+    reads_prompts     image prompts that blocks read in addition
     """
 
     splits: tuple[Split, ...]
     gathers: tuple[Gather, ...]
     attention: tuple[SplitAttention, ...]
     reads_images: bool = False
+    reads_references: bool = False
+    reads_controls: bool = False
+    reads_prompts: bool = False
