@@ -39,7 +39,7 @@ def gang_obstacle(facts: SamplingFacts, work: SampleParams, degree: int) -> str:
     if work.batch_size > 1:
         return "a run with a fixed batch size is not divided"
     if work.schedule.sampler == ADAPTIVE_SAMPLER:
-        return f"the steps of sampler {ADAPTIVE_SAMPLER} are not shared"
+        return f"sampler {ADAPTIVE_SAMPLER} chooses its steps by a sum over the latent, in which GPUs may differ"
     if facts.has_unconditional:
         return "the model has a second model for predictions without a text"
     if facts.video is not None and facts.video.sound is not None and facts.sequence is None:

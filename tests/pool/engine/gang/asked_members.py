@@ -7,7 +7,7 @@ import itertools
 import multiprocessing
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -21,13 +21,16 @@ from numpy.typing import NDArray
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.values.core.stage_params import Latent, Result, SampleParams, SamplerState
 from modelpool.pool.values.specs.gang import Gang
-from modelpool.pool.values.specs.spec import JobId, Role, TaskId, WorkerId
+from modelpool.pool.values.specs.spec import JobId, TaskId, WorkerId
 from tests.pool.families.tiny_model import QUIET, TinyModel
 from tests.pool.input_names import results_read
 
 ANSWER_SECONDS = 120.0
+BUDGET_BYTES = 512 << 20
 _GANGS = itertools.count(1)
 
 
@@ -35,14 +38,16 @@ _GANGS = itertools.count(1)
 class Asked:
     """A request for the model called "tiny" in a folder.
 
-    gangs    of its sampling runs, in order; () samples alone
-    changed  the role of the component with another weight on this member
+    gang     samples each of its runs; None: this member alone
+    changed  the place of the component with another weight on this member among those of the run; -1: none
+    streams  all weights stream to a simulated device, else they are on the CPU
     """
 
     folder: Path
     fields: Mapping[str, Any]
-    gangs: tuple[Gang, ...] = ()
-    changed: Role | None = None
+    gang: Gang | None = None
+    changed: int = -1
+    streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,22 +73,32 @@ class AskedMembers:
             self._ends.append(end)
             self._processes.append(process)
 
-    def alone(self, folder: Path, fields: Mapping[str, Any]) -> Sampled:
+    def alone(self, folder: Path, fields: Mapping[str, Any], streams: bool = False) -> Sampled:
         """What one of them samples."""
-        self._ends[0].send(Asked(folder, fields))
+        self._ends[0].send(Asked(folder, fields, streams=streams))
         return self._answer(0)
 
     def shared(
-        self, folder: Path, fields: Mapping[str, Any], count: int = 2, runs: int = 1, changed: Role | None = None
+        self,
+        folder: Path,
+        fields: Mapping[str, Any],
+        *,
+        changed: int = -1,
+        streams: bool = False,
+        others: Sequence[Mapping[str, Any]] = (),
     ) -> list[Sampled]:
-        """What the first `count` of them sample together, in so many runs; `changed` is of the last member."""
+        """What the first ones sample together, as many as `fields` has GPUs; `changed` is of the last member.
+        `others`:
+        what each is asked for, if that differs."""
+        count: int = fields["gpus"]
         self._ends[0].send("address")
         address = self._answer(0)
         names = tuple(WorkerId(f"gpu-{rank}") for rank in range(count))
-        numbers = [next(_GANGS) for _ in range(runs)]
+        number = next(_GANGS)
         for rank in range(count):
-            gangs = tuple(Gang(f"asked {number}", names, rank, address) for number in numbers)
-            self._ends[rank].send(Asked(folder, fields, gangs, changed if rank == count - 1 else None))
+            gang = Gang(f"asked {number}", names, rank, address)
+            own = others[rank] if others else fields
+            self._ends[rank].send(Asked(folder, own, gang, changed if rank == count - 1 else -1, streams))
         return [self._answer(rank) for rank in range(count)]
 
     def _answer(self, rank: int) -> Any:
@@ -103,7 +118,7 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     from modelpool.actors.worker.gang_store import GangStore
 
-    store, opened = GangStore(), dict[Path, TinyModel]()
+    store, opened = GangStore(), dict[tuple[Path, bool], TinyModel]()
     while True:
         try:
             asked = pipe.recv()
@@ -112,12 +127,22 @@ def _serve(pipe: Connection) -> None:
         if asked == "address":
             pipe.send(store.address("127.0.0.1"))
             continue
-        if asked.folder not in opened:
+        key = asked.folder, asked.streams
+        if key not in opened:
             for model in opened.values():
                 model.close()
-            loras = asked.folder / "loras"
-            opened = {asked.folder: TinyModel.of_folder(asked.folder, loras=(loras,) if loras.is_dir() else ())}
-        pipe.send(_sampled(opened[asked.folder], asked))
+            opened = {key: _opened(*key)}
+        pipe.send(_sampled(opened[key], asked))
+
+
+def _opened(folder: Path, streams: bool) -> TinyModel:
+    loras = folder / "loras"
+    found = TinyModel.of_folder(folder, "sim" if streams else "cpu", (loras,) if loras.is_dir() else ())
+    if streams:
+        found.close()
+        settings = EngineSettings("sim", 0, budget_bytes=BUDGET_BYTES, vram_policy=VramPolicy.NONE)
+        found.engine = Engine.open(settings)
+    return found
 
 
 def _sampled(tiny: TinyModel, asked: Asked) -> Sampled:
@@ -136,13 +161,13 @@ def _latents(tiny: TinyModel, asked: Asked) -> Iterator[NDArray[np.float32]]:
     )
     _, cut = build_graph(request, JobId("job"), tiny.catalog)
     results: dict[TaskId, Result] = dict(given)  # type: ignore[arg-type] # here a reference is the result itself
-    gangs, sampled = iter(asked.gangs), sum(isinstance(work, SampleParams) for work in cut.works.values())
+    sampled = sum(isinstance(work, SampleParams) for work in cut.works.values())
     for task in cut.job.tasks:
         work, read = cut.works[task.task_id], results_read(task, results)
         if isinstance(work, SampleParams):
-            gang, sampled = next(gangs, None), sampled - 1
+            sampled -= 1
             with _changed(tiny, work, asked.changed):
-                made = tiny.engine.run(task, work, read, QUIET, gang=gang)[0]
+                made = tiny.engine.run(task, work, read, QUIET, gang=asked.gang)[0]
             yield from made.arrays if isinstance(made, Latent | SamplerState) else ()
         elif sampled:  # what is behind the last run is of no interest
             made = tiny.engine.run(task, work, read, QUIET)[0]
@@ -152,14 +177,13 @@ def _latents(tiny: TinyModel, asked: Asked) -> Iterator[NDArray[np.float32]]:
 
 
 @contextmanager
-def _changed(tiny: TinyModel, work: SampleParams, role: Role | None) -> Iterator[None]:
+def _changed(tiny: TinyModel, work: SampleParams, place: int) -> Iterator[None]:
     """Have one weight of a component of the run be another one."""
-    if role is None:
+    if place < 0:
         yield
         return
-    patchers = tiny.engine._used_by(work)
-    (patcher,) = [each for each in patchers if each.key.role is role]
-    weight = patcher.host_parameters[min(name for name in patcher.host_parameters if "weight" in name)]
+    hosts = tiny.engine._used_by(work)[place].host_parameters
+    weight = hosts[min(name for name in hosts if "weight" in name)]
     before = weight.detach().clone()
     with torch.no_grad():
         weight.add_(0.01)
