@@ -78,6 +78,9 @@ class _Entry:
     #: the state that its next run resumes from, until the core releases it, and its steps done and total
     state: ResultRef | None = None
     steps: tuple[int, int] = (0, 0)
+    #: numbers of GPUs that have computed the steps so far, one after the other: of that state, and with the latest run
+    state_gpus: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
     #: of the run that produced the result, and the job that the run is counted for
     report: TaskReport | None = None
     counted_for: JobId | None = None
@@ -94,7 +97,16 @@ class _Entry:
         """Hold the state with which a run ended, in place of one with no more steps: members of a gang end with
         several."""
         if self.state is None or report.step >= self.steps[0]:
-            self.state, self.steps = state, (report.step, report.steps)
+            self.keep(state, (report.step, report.steps))
+
+    def keep(self, state: ResultRef, steps: tuple[int, int]) -> None:
+        """Hold a state of the latest run."""
+        self.state, self.steps, self.state_gpus = state, steps, self.gpus
+
+    def begin(self, gpus: int) -> None:
+        """Note that a run begins on so many GPUs, from the state if there is one; of each of them once."""
+        before = () if self.state is None else self.state_gpus
+        self.gpus = before if before[-1:] == (gpus,) else (*before, gpus)
 
     def note_loss(self, reason: str) -> None:
         """Keep why a run was lost."""
@@ -209,11 +221,14 @@ class TaskStore:
         run: int,
         checked: Container[CheckedFile] = (),
         own: Mapping[TaskId, int] = NOTHING_OWN,
+        gpus: int = 1,
     ) -> tuple[RunRequest, tuple[ResultRef, ...]]:
-        """Mark a task as sent to a worker, which has `checked` these files; return what to send. The state if it
-        resumes, and its inputs except those that runs of that worker make (`own`), are held; the core ensures that."""
+        """Mark a task as sent to a worker, one of `gpus` that share the run, which has `checked` these files; return
+        what to send. The state if it resumes, and its inputs except those that runs of that worker make (`own`), are
+        held; the core ensures that."""
         entry = self._entries[command.task_id]
         entry.running += 1
+        entry.begin(gpus)
         entry.why = command.why
         request = RunRequest(
             task=entry.spec,
@@ -271,7 +286,7 @@ class TaskStore:
         entry = self._entries.get(saved.task_id)
         if entry is None:
             return False
-        entry.state, entry.steps = state, (saved.step, saved.steps)
+        entry.keep(state, (saved.step, saved.steps))
         return True
 
     def steps_before(self, command: RunTask) -> tuple[int, int]:
@@ -483,4 +498,13 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         lost=entry.lost,
         resumed=f"after step {cost.steps_before} of {cost.steps}" if cost.steps_before else "",
         ended_at=entry.ended_at,
+        gpus=_gpus_used(entry, cost.steps_before),
     )
+
+
+def _gpus_used(entry: _Entry, steps_before: int) -> tuple[int, ...]:
+    """Return the numbers of GPUs on which the steps of a result were computed, if its bytes depend on them."""
+    if not isinstance(entry.work, SampleParams) or not entry.work.gpus:
+        return ()
+    # without numbers of the state: it has resumed from one of an earlier controller
+    return (0, *entry.gpus) if steps_before and not entry.state_gpus else entry.gpus

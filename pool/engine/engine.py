@@ -609,7 +609,7 @@ class Engine:
         from modelpool.pool.engine.gang.gang_layout import layout_of
 
         assert isinstance(work, SampleParams), "no other stage is shared"
-        return communicator_bytes(self._device.kind, layout_of(gang.degree, _texts_of(work)).group_sizes)
+        return communicator_bytes(self._device.kind, layout_of(gang.degree, work.texts).group_sizes)
 
     def _begin_decode(
         self,
@@ -758,12 +758,7 @@ class Engine:
         memory = self._device.memory
         if memory.free_bytes() - memory.cached_bytes() < self._communicator_bytes(gang, work):
             release_unused(memory)  # communicators are not from torch's allocator
-        return sample_in_gang(gang, _texts_of(work), shared, hooks, met)
-
-
-def _texts_of(work: SampleParams) -> int:
-    """The texts for which the model predicts in each step."""
-    return work.texts if work.reads_negative else 1
+        return sample_in_gang(gang, work.texts, shared, hooks, met)
 
 
 def _operated(work: OperationParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:

@@ -181,6 +181,11 @@ class GangGroup:
             dist.all_gather(found, sent, group=self._branch)
         return [self._received(each) for each in found]
 
+    def sum_of_parts(self, own: Tensor) -> Tensor:
+        """Return the sum of the tensors of the members of this group of texts, equal on each of them. Raises
+        GangBroken."""
+        return torch.stack(self.among_parts(own)).sum(0)
+
     def exchange(self, sent: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
         """Send a tensor to each member of this group of texts; return what each sent here, flat, of `numbers` values.
         Raises GangBroken."""

@@ -72,6 +72,11 @@ class TokenExchange(AttentionKernels):
         """Every call is looked at."""
         return True
 
+    @property
+    def undivided(self) -> AttentionKernels | None:
+        """The kernels that made the calls before."""
+        return self._outer
+
     def call(
         self,
         attend: Attend,

@@ -32,6 +32,7 @@ from modelpool.pool.values.core.stage_params import (
 )
 from modelpool.pool.values.specs.gang import ANY_GPUS, Gang
 from modelpool.pool.values.specs.spec import Role, WorkerId
+from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.whole_transformer import Whole
 
 #: a process of the tests may import, load and sample for so long
@@ -161,7 +162,7 @@ def members(
     or each."""
     each_streams = [streams] * count if isinstance(streams, bool) else list(streams)
     first = Whole(folder, family, settings=EngineSettings("cpu"))
-    _write_lora(first, folder / "loras")
+    write_lora(first, folder / "loras")
     first.engine.close()
     started: list[Member] = []
     try:
@@ -176,7 +177,8 @@ def members(
             member.close()
 
 
-def _write_lora(whole: Whole, folder: Path) -> None:
+def write_lora(whole: Whole | TinyModel, folder: Path) -> None:
+    """Write "style", a LoRA of the diffusion model."""
     from safetensors.torch import save_file
 
     folder.mkdir(exist_ok=True)

@@ -110,7 +110,10 @@ def _cases() -> Iterator[tuple[str, Case]]:
     face = {"video": _video(1), "face_video": _video(3, 512), "reference": _image(2)}
     yield "wan22_animate", Case(test_wan_animate.TINY, face)
     yield "wan21_fun_control", Case(seen_wan.FOLLOWING, {**begun, "video": _video(4)})
-    yield "cogvideox_fun_control", Case(test_cogvideox.FOLLOWING["cogvideox_fun_control"].tiny, {"video": _video(4, frames=9)})
+    yield (
+        "cogvideox_fun_control",
+        Case(test_cogvideox.FOLLOWING["cogvideox_fun_control"].tiny, {"video": _video(4, frames=9)}),
+    )
 
 
 CASES = dict(_cases())
