@@ -11,9 +11,26 @@ import numpy as np
 import pytest
 
 from tests.pool.engine.gang.members import Answer, Members, Wish, members
+from tests.pool.families.definitions import (
+    test_allegro,
+    test_bria,
+    test_cogvideox,
+    test_cogview3_plus,
+    test_cogview4,
+    test_ernie_image,
+    test_glm_image,
+    test_joyimage,
+    test_kandinsky5_image,
+    test_kandinsky5_video,
+    test_kandinsky6,
+    test_krea2,
+    test_longcat_image,
+    test_ovis_image,
+    test_sana,
+)
 from tests.pool.families.definitions.test_ltx2 import SOUNDING
 from tests.pool.families.test_videos_from_images import CONCATENATED, KEPT
-from tests.pool.families.tiny_relatives import ALL_FAMILIES
+from tests.pool.families.tiny_relatives import ALL_FAMILIES, SMALL_FAMILIES
 from tests.pool.families.tiny_transformers import TinyFamily
 
 #: of the largest value: tokens are summed in another order, which guidance enlarges
@@ -137,10 +154,45 @@ def test_each_family_with_a_plan_makes_the_same_on_several_workers(name: str, de
                     np.testing.assert_array_equal(pool.alone(wish).latent, alone.latent)
 
 
+UNDIVIDED = {"sana": test_sana.CASES["sana"].tiny, "hidream_i1": SMALL_FAMILIES["hidream_i1"]}
+#: families of which one call is compared in `test_token_plans`
+WHOLE_RUNS = {
+    **{
+        name: ALL_FAMILIES[name]
+        for name in (
+            "sd3", "sd35_medium", "chroma", "lumina2", "auraflow", "pixart_sigma", "hunyuan_dit", "cosmos_t2v",
+            "cosmos2_t2i", "mochi", "hunyuan_image_21",
+        )
+    },
+    **{
+        name: module.CASES[name].tiny
+        for name, module in {
+            "allegro": test_allegro, "bria": test_bria, "cogvideox": test_cogvideox,
+            "cogview3_plus": test_cogview3_plus, "cogview4": test_cogview4, "ernie_image": test_ernie_image,
+            "glm_image": test_glm_image, "joyimage": test_joyimage, "kandinsky5_image": test_kandinsky5_image,
+            "kandinsky5_video": test_kandinsky5_video, "kandinsky6": test_kandinsky6, "krea2": test_krea2,
+            "longcat_image": test_longcat_image, "ovis_image": test_ovis_image,
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.nightly(usually="tests/pool/engine/gang/test_token_plans.py")
+@pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
+@pytest.mark.parametrize("name", WHOLE_RUNS)
+def test_whole_runs_of_real_processes_are_those_of_one(name: str, tmp_path: Path) -> None:
+    """Two and four members, which divide tokens, and texts too where the model is guided."""
+    with members(4, tmp_path, WHOLE_RUNS[name]) as pool:
+        for texts in range(1, pool.texts() + 1):
+            alone = pool.alone(Wish(None, texts=texts))
+            assert_shared(alone, pool.sample(Wish(None, texts=texts)))
+            assert_shared(alone, pool.sample(Wish(None, texts=texts), [0, 1]), exact=texts == 2)
+
+
 @pytest.mark.nightly(usually="tests/pool/engine/gang/test_gang_runs.py")
-@pytest.mark.parametrize("name", ["chroma", "sd35_large"])
+@pytest.mark.parametrize("name", UNDIVIDED)
 def test_texts_of_families_without_a_plan_are_divided_byte_for_byte(name: str, tmp_path: Path) -> None:
-    with members(2, tmp_path, ALL_FAMILIES[name]) as pool:
+    with members(2, tmp_path, UNDIVIDED[name]) as pool:
         assert_shared(pool.alone(Wish(None)), pool.sample(Wish(None)), exact=True)
         (answer, _) = pool.sample(Wish(None, texts=1))
         assert "UnusableField: gpus: found 2" in answer.error
