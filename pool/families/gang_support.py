@@ -62,7 +62,7 @@ def gang_obstacle(facts: SamplingFacts, work: SampleParams, degree: int) -> str:
 
 def _token_obstacle(plan: SequencePlan, work: SampleParams) -> str:
     """Return why tokens cannot be divided by `plan` in a run of `work`; "" if they can."""
-    possible = {
+    possible: dict[type, bool] = {
         **dict.fromkeys(_OUTSIDE, True),
         **dict.fromkeys((ImageCondition, MaskedImageCondition), plan.reads_images),
         **dict.fromkeys((ControlVideoCondition, FaceCondition), plan.follows_videos),

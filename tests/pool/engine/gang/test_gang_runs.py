@@ -155,12 +155,13 @@ def test_each_family_with_a_plan_makes_the_same_on_several_workers(name: str, de
 
 
 UNDIVIDED = {"sana": test_sana.CASES["sana"].tiny, "hidream_i1": SMALL_FAMILIES["hidream_i1"]}
-#: families of which one call is compared in `test_token_plans`
+#: families of which one call is compared in `test_token_plans`; the tiny model of Stable Diffusion 3, without norms of
+#: queries and keys, enlarges differences of 2e-6 in a call to more than the tolerance in three steps with guidance 7
 WHOLE_RUNS = {
     **{
         name: ALL_FAMILIES[name]
         for name in (
-            "sd3", "sd35_medium", "chroma", "lumina2", "auraflow", "pixart_sigma", "hunyuan_dit", "cosmos_t2v",
+            "sd35_large", "sd35_medium", "chroma", "lumina2", "auraflow", "pixart_sigma", "hunyuan_dit", "cosmos_t2v",
             "cosmos2_t2i", "mochi", "hunyuan_image_21",
         )
     },
@@ -178,7 +179,7 @@ WHOLE_RUNS = {
 
 
 @pytest.mark.nightly(usually="tests/pool/engine/gang/test_token_plans.py")
-@pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
+@pytest.mark.filterwarnings("ignore:In (CPU|sim) autocast:UserWarning")
 @pytest.mark.parametrize("name", WHOLE_RUNS)
 def test_whole_runs_of_real_processes_are_those_of_one(name: str, tmp_path: Path) -> None:
     """Two and four members, which divide tokens, and texts too where the model is guided."""
