@@ -24,9 +24,7 @@ class PlanUnfit(ValueError):
 
 
 @contextmanager
-def divided_tokens(
-    module: nn.Module, plan: SequencePlan, group: GangGroup, may_skip: bool = False
-) -> Iterator[None]:
+def divided_tokens(module: nn.Module, plan: SequencePlan, group: GangGroup, may_skip: bool = False) -> Iterator[None]:
     """Divide the tokens of `module` among the members of a group while it is entered. Raises PlanUnfit if an entry
     names no module; a call of the module raises it if an entry did not act. `may_skip`: some calls run some of the
     layers only; what has acted in an earlier call may be idle then."""
