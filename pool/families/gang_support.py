@@ -12,6 +12,8 @@ from modelpool.pool.values.core.sequence_plan import SequencePlan
 from modelpool.pool.values.core.stage_params import (
     ADAPTIVE_SAMPLER,
     ControlRef,
+    ControlVideoCondition,
+    FaceCondition,
     ImageCondition,
     ImagePromptRef,
     MaskCondition,
@@ -60,7 +62,8 @@ def _token_obstacle(plan: SequencePlan, work: SampleParams) -> str:
     possible = {
         **dict.fromkeys(_OUTSIDE, True),
         **dict.fromkeys((ImageCondition, MaskedImageCondition), plan.reads_images),
-        ReferenceCondition: plan.reads_references,
+        **dict.fromkeys((ControlVideoCondition, FaceCondition), plan.follows_videos),
+        ReferenceCondition: plan.reads_references or plan.follows_videos,
         ControlRef: plan.reads_controls,
         ImagePromptRef: plan.reads_prompts,
     }

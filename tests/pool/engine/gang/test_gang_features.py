@@ -15,6 +15,8 @@ import pytest
 from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
 from safetensors.torch import save_file
 
+from modelpool.pool.families.option_support import supported_options
+from modelpool.pool.families.supported import running_families
 from tests.each_case import each_case
 from tests.pool.engine.gang.asked_members import AskedMembers, Sampled
 from tests.pool.engine.gang.members import write_lora
@@ -186,6 +188,14 @@ def assert_made_alike(case: Case, pool: AskedMembers, folder: Path, exact: bool)
 
 
 FLUX: dict[str, Any] = {"steps": 3, "cfg": 3.0, "width": 64, "height": 48}
+#: the other families with blocks that options skip, on as many GPUs as divide their tokens
+SKIPPING: dict[str, dict[str, Any]] = {
+    name: (VIDEO if family.sampling.video is not None else GUIDED) | {"gpus": 4}
+    for name, family in sorted(running_families().items())
+    if name in ALL_FAMILIES.keys() - {"z_image", "qwen_image", "ltxv", "wan_t2v", "flux_dev", "flux2_klein"}
+    and family.sampling.sequence is not None
+    and "fbcache" in supported_options(family.sampling)
+}
 BY_TOKENS: dict[str, Case] = {
     **{
         f"{case} ControlNet": Case(partial(with_control, case=case), fields | control(), {"controls": []})
@@ -196,6 +206,9 @@ BY_TOKENS: dict[str, Case] = {
             "qwen_image": GUIDED | ONE,
             "z_image": FLUX,
             "z_image 2.1": FLUX,
+            "sd3": GUIDED | ONE,
+            "sd35_large": GUIDED | ONE,
+            "hunyuan_dit": GUIDED | ONE,
         }.items()
     },
     "flux Redux": Case(flux_prompts, FLUX | prompted("flux1-redux-dev"), {"image_prompts": []}),
@@ -225,6 +238,11 @@ BY_TOKENS: dict[str, Case] = {
     **{
         f"{name} fbcache": Case(named(name), fields | ONE | options(fbcache=5.0), {"options": {}})
         for name, fields in (("z_image", FLUX), ("qwen_image", GUIDED), ("ltxv", VIDEO), ("wan_t2v", VIDEO))
+    },
+    **{
+        f"{name} {next(iter(on))}": Case(named(name), fields | options(**on), {"options": {}})
+        for name, fields in SKIPPING.items()
+        for on in (SKIPPED, {"fbcache": 5.0})
     },
 }  # fmt: skip
 
