@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from modelpool.pool.families.option_support import supported_options
 from modelpool.pool.families.supported import running_families
+from modelpool.pool.values.core.sampling_facts import VideoFacts
 from tests.each_case import each_case
 from tests.pool.engine.gang.asked_members import AskedMembers, Sampled
 from tests.pool.engine.gang.members import write_lora
@@ -188,14 +189,6 @@ def assert_made_alike(case: Case, pool: AskedMembers, folder: Path, exact: bool)
 
 
 FLUX: dict[str, Any] = {"steps": 3, "cfg": 3.0, "width": 64, "height": 48}
-#: the other families with blocks that options skip, on as many GPUs as divide their tokens
-SKIPPING: dict[str, dict[str, Any]] = {
-    name: (VIDEO if family.sampling.video is not None else GUIDED) | {"gpus": 4}
-    for name, family in sorted(running_families().items())
-    if name in ALL_FAMILIES.keys() - {"z_image", "qwen_image", "ltxv", "wan_t2v", "flux_dev", "flux2_klein"}
-    and family.sampling.sequence is not None
-    and "fbcache" in supported_options(family.sampling)
-}
 BY_TOKENS: dict[str, Case] = {
     **{
         f"{case} ControlNet": Case(partial(with_control, case=case), fields | control(), {"controls": []})
@@ -239,14 +232,26 @@ BY_TOKENS: dict[str, Case] = {
         f"{name} fbcache": Case(named(name), fields | ONE | options(fbcache=5.0), {"options": {}})
         for name, fields in (("z_image", FLUX), ("qwen_image", GUIDED), ("ltxv", VIDEO), ("wan_t2v", VIDEO))
     },
-    **{
-        f"{name} {next(iter(on))}": Case(named(name), fields | options(**on), {"options": {}})
-        for name, fields in SKIPPING.items()
-        for on in (SKIPPED, {"fbcache": 5.0})
-    },
 }  # fmt: skip
 
 
+def length(video: VideoFacts | None) -> dict[str, Any]:
+    """The frames of two latent cells."""
+    return {} if video is None else {"frames": 1 + video.multiple}
+
+
+#: the other families with blocks that options skip, on as many GPUs as divide their tokens
+SKIPPING = {
+    f"{name} {next(iter(on))}": Case(
+        named(name),
+        GUIDED | {"height": 64, "cfg": 2.0, "gpus": 4} | length(family.sampling.video) | options(**on),
+        {"options": {}},
+    )
+    for name, family in sorted(running_families().items())
+    if name in ALL_FAMILIES.keys() - {"z_image", "qwen_image", "ltxv", "wan_t2v", "flux_dev", "flux2_klein"}
+    if family.sampling.sequence is not None and "fbcache" in supported_options(family.sampling)
+    for on in (SKIPPED, {"fbcache": 5.0})
+}
 #: one of each kind of what acts, for each commit
 USUAL = (
     "sd1 ControlNet", "sd1 LoRA of a text", "wan slg", "flux ControlNet", "flux image prompts", "flux reference",
@@ -269,6 +274,12 @@ def test_members_that_divide_texts_make_the_same_bytes(name: str, pool: AskedMem
 @each_case("name", BY_TOKENS)
 def test_members_that_divide_tokens_make_the_same_latents(name: str, pool: AskedMembers, tmp_path: Path) -> None:
     assert_made_alike(BY_TOKENS[name], pool, tmp_path, exact=False)
+
+
+@pytest.mark.nightly(usually="tests/pool/engine/gang/test_gang_features.py")
+@each_case("name", SKIPPING)
+def test_members_that_divide_tokens_skip_the_same_blocks(name: str, pool: AskedMembers, tmp_path: Path) -> None:
+    assert_made_alike(SKIPPING[name], pool, tmp_path, exact=False)
 
 
 def test_members_with_another_controlnet_are_named(pool: AskedMembers, tmp_path: Path) -> None:

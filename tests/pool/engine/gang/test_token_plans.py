@@ -1,5 +1,5 @@
-"""Each plan gives, on members that divide the tokens of one call of the model, what one worker computes; and each of its
-entries is needed. Members are threads: real processes are in `test_gang_runs`."""
+"""Each plan gives, on members that divide the tokens of one call of the model, what one worker computes; and each of
+its entries is needed. Members are threads: real processes are in `test_gang_runs`."""
 
 from __future__ import annotations
 
