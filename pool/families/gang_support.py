@@ -20,6 +20,7 @@ from modelpool.pool.values.core.stage_params import (
     MaskedImageCondition,
     ReferenceCondition,
     RegionParams,
+    SampleCondition,
     SampleParams,
     StartCondition,
 )
@@ -62,16 +63,17 @@ def gang_obstacle(facts: SamplingFacts, work: SampleParams, degree: int) -> str:
 
 def _token_obstacle(plan: SequencePlan, work: SampleParams) -> str:
     """Return why tokens cannot be divided by `plan` in a run of `work`; "" if they can."""
-    possible: dict[type, bool] = {
-        **dict.fromkeys(_OUTSIDE, True),
-        **dict.fromkeys((ImageCondition, MaskedImageCondition), plan.reads_images),
-        **dict.fromkeys((ControlVideoCondition, FaceCondition), plan.follows_videos),
-        ReferenceCondition: plan.reads_references,
+    possible: dict[type[SampleCondition], bool] = {
+        ImageCondition: plan.reads_images,
+        MaskedImageCondition: plan.reads_images,
+        ControlVideoCondition: plan.follows_videos,
+        FaceCondition: plan.follows_videos,
+        ReferenceCondition: plan.reads_references or plan.follows_videos,
         ControlRef: plan.reads_controls,
         ImagePromptRef: plan.reads_prompts,
     }
     for each in work.conditions:
-        if not possible.get(type(each), False):
+        if not isinstance(each, _OUTSIDE) and not possible.get(type(each), False):
             name = _NAMES.get(type(each).__name__, "an input image of the model")
             return f"{name} is not supported by GPUs that divide the tokens of this family"
     if any(prompt.masks for prompt in work.image_prompts):

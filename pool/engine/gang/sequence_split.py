@@ -100,8 +100,8 @@ class _DividedCall:
         """The share of this member in an input."""
         if isinstance(given, (RepeatedResiduals, SparseResiduals)):
             return given.changed(lambda sample: self._own(sample, split))
-        if isinstance(given, (tuple, list)):
-            return tuple(self._own(each, split) for each in given)
+        if isinstance(given, (tuple, list)):  # models take residuals away from a list
+            return type(given)([self._own(each, split) for each in given])
         if given is None or given.dim() == split.whole:
             self._acted.add(split)
             return given

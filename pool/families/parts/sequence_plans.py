@@ -160,9 +160,10 @@ HUNYUAN_VIDEO = replace(
     takes_options=True,
 )
 #: without positions of tokens: they are added where the image is cut into patches
-SD3 = two_streams("transformer_blocks")
+_SD3_CONTROLS = "block_controlnet_hidden_states"
+SD3 = controlled(two_streams("transformer_blocks"), "image", _SD3_CONTROLS)
 #: blocks that read the image once more
-SD35_MEDIUM = two_streams("transformer_blocks", attention=("attn", "attn2"))
+SD35_MEDIUM = controlled(two_streams("transformer_blocks", attention=("attn", "attn2")), "image", _SD3_CONTROLS)
 CHROMA = two_streams(
     "transformer_blocks",
     "single_transformer_blocks",
@@ -201,7 +202,11 @@ JOYIMAGE = two_streams(
     ),
 )
 PIXART = one_stream("transformer_blocks")
-HUNYUAN_DIT = one_stream("blocks", Split("blocks.*", "image_rotary_emb", 0, IMAGE), gathered="proj_out")
+HUNYUAN_DIT = controlled(
+    one_stream("blocks", Split("blocks.*", "image_rotary_emb", 0, IMAGE), gathered="proj_out"),
+    "image",
+    "controlnet_block_samples",
+)
 ALLEGRO = one_stream("transformer_blocks", Split("transformer_blocks.*", "image_rotary_emb.1", 2, IMAGE))
 _COSMOS = one_stream(
     "transformer_blocks",
@@ -265,13 +270,11 @@ WAN_VACE = SequencePlan(
     (Gather("proj_out", 1, "image"),),
     (SplitAttention("vace_blocks.*.attn1", IMAGE, IMAGE), SplitAttention("blocks.*.attn1", IMAGE, IMAGE)),
     follows_videos=True,
-    reads_references=True,
 )
 #: what reads a face divides the tokens of the video by frames
 WAN_ANIMATE = replace(
     WAN,
     gathers=(Gather("proj_out", 1, "image"),),
     undivided=(Undivided("face_adapter.*", "hidden_states", 1, "image"),),
-    reads_references=True,
     takes_options=False,
 )

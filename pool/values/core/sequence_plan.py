@@ -87,7 +87,7 @@ class SequencePlan:
 
     It holds with a prompt alone, and with the following if they say so:
     reads_images      an image that a video begins with, or that is joined to the latent along its channels
-    follows_videos    videos that the model follows
+    follows_videos    videos that the model follows, and the images that it takes with them
     reads_references  tokens of reference images beside those of the image
     reads_controls    residuals of ControlNets, which are among its splits
     reads_prompts     image prompts that blocks read in addition

@@ -49,7 +49,7 @@ REFUSED = {
     ),
     "attention of another text": ("sd1", replace(PLAIN, options=RunOptions(sag=SelfAttention())), (2, 4, 8), "sag"),
     "image": ("z_image", replace(PLAIN, conditions=(ImageCondition(),)), (4, 8), "an input image of the model"),
-    "reference": ("wan_t2v", replace(PLAIN, conditions=(ReferenceCondition(64, 64),)), (4, 8), "a reference image"),
+    "reference": ("z_image", replace(PLAIN, conditions=(ReferenceCondition(64, 64),)), (4, 8), "a reference image"),
     "ControlNet": ("wan_t2v", replace(PLAIN, conditions=(CONTROL,)), (4, 8), "a ControlNet"),
     "prior": ("flux_dev", replace(PLAIN, conditions=(PriorCondition(4, 4),)), (4, 8), "a second stage"),
     "image prompt": ("qwen_image", replace(PLAIN, conditions=(replace(MASKED, masks=0),)), (4, 8), "an image prompt"),
@@ -110,4 +110,5 @@ def test_every_plan_names_inputs_of_its_class() -> None:
         theirs = {name for name in (own or {}).get("", {}) if isinstance(name, str)}
         if family.module in ("FluxTransformer2DModel", "Flux2Transformer2DModel"):
             residuals = {name for name in named if name.startswith("controlnet_")}
+            assert bool(residuals) == plan.reads_controls
             assert named - residuals == theirs, "the inputs that diffusers splits"

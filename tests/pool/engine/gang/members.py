@@ -28,6 +28,7 @@ from modelpool.pool.values.core.stage_params import (
     ImagePixels,
     Latent,
     RunHooks,
+    RunState,
     SamplerState,
 )
 from modelpool.pool.values.specs.gang import ANY_GPUS, Gang
@@ -54,6 +55,7 @@ class Wish:
     begins        whether a video begins with an image
     switch        steps of the first of two experts, which ends with its state
     stops_after   seconds after which this member is asked to stop, as by another controller; 0: never
+    resume        the state that it goes on from
     """
 
     gang: Gang | None
@@ -66,6 +68,7 @@ class Wish:
     begins: bool = False
     switch: int = 0
     stops_after: float = 0.0
+    resume: RunState | None = None
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ def _answer(whole: Whole, texts: tuple[Encoded, ...], wish: Wish) -> Answer:
             work = whole.sampling(len(read), loras, wish.begins, wish.steps)
             work = replace(work, schedule=replace(work.schedule, switch=wish.switch))
             beginning = [_beginning(whole)] if wish.begins else []
-            made = whole.run(work, *read, *beginning, hooks=hooks)
+            made = whole.run(work, *read, *beginning, hooks=hooks, resume=wish.resume)
         assert isinstance(made, Latent | SamplerState)
         values = np.concatenate([array.ravel() for array in made.arrays])
         return Answer(values, seconds=time.monotonic() - began)

@@ -15,6 +15,9 @@ import pytest
 from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
 from safetensors.torch import save_file
 
+from modelpool.pool.families.option_support import supported_options
+from modelpool.pool.families.supported import running_families
+from modelpool.pool.values.core.sampling_facts import VideoFacts
 from tests.each_case import each_case
 from tests.pool.engine.gang.asked_members import AskedMembers, Sampled
 from tests.pool.engine.gang.members import write_lora
@@ -196,6 +199,9 @@ BY_TOKENS: dict[str, Case] = {
             "qwen_image": GUIDED | ONE,
             "z_image": FLUX,
             "z_image 2.1": FLUX,
+            "sd3": GUIDED | ONE,
+            "sd35_large": GUIDED | ONE,
+            "hunyuan_dit": GUIDED | ONE,
         }.items()
     },
     "flux Redux": Case(flux_prompts, FLUX | prompted("flux1-redux-dev"), {"image_prompts": []}),
@@ -229,6 +235,23 @@ BY_TOKENS: dict[str, Case] = {
 }  # fmt: skip
 
 
+def length(video: VideoFacts | None) -> dict[str, Any]:
+    """The frames of two latent cells."""
+    return {} if video is None else {"frames": 1 + video.multiple}
+
+
+#: the other families with blocks that options skip, on as many GPUs as divide their tokens
+SKIPPING = {
+    f"{name} {next(iter(on))}": Case(
+        named(name),
+        GUIDED | {"height": 64, "cfg": 2.0, "gpus": 4} | length(family.sampling.video) | options(**on),
+        {"options": {}},
+    )
+    for name, family in sorted(running_families().items())
+    if name in ALL_FAMILIES.keys() - {"z_image", "qwen_image", "ltxv", "wan_t2v", "flux_dev", "flux2_klein"}
+    if family.sampling.sequence is not None and "fbcache" in supported_options(family.sampling)
+    for on in (SKIPPED, {"fbcache": 5.0})
+}
 #: one of each kind of what acts, for each commit
 USUAL = (
     "sd1 ControlNet", "sd1 LoRA of a text", "wan slg", "flux ControlNet", "flux image prompts", "flux reference",
@@ -251,6 +274,12 @@ def test_members_that_divide_texts_make_the_same_bytes(name: str, pool: AskedMem
 @each_case("name", BY_TOKENS)
 def test_members_that_divide_tokens_make_the_same_latents(name: str, pool: AskedMembers, tmp_path: Path) -> None:
     assert_made_alike(BY_TOKENS[name], pool, tmp_path, exact=False)
+
+
+@pytest.mark.nightly(usually="tests/pool/engine/gang/test_gang_features.py")
+@each_case("name", SKIPPING)
+def test_members_that_divide_tokens_skip_the_same_blocks(name: str, pool: AskedMembers, tmp_path: Path) -> None:
+    assert_made_alike(SKIPPING[name], pool, tmp_path, exact=False)
 
 
 def test_members_with_another_controlnet_are_named(pool: AskedMembers, tmp_path: Path) -> None:

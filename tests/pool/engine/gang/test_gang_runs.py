@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from dataclasses import replace
@@ -115,6 +116,7 @@ def _ended(pool: Members, number: int, place: int, alone: Answer) -> None:
     assert time.monotonic() - began < 60.0, "as after the first timeout, which is for loading"
     np.testing.assert_array_equal(pool.alone(Wish(None)).latent, alone.latent)
     if number == signal.SIGSTOP:
+        assert "its process is stopped" in broken.error
         pool.each[place].signal(signal.SIGCONT)
         (continued,) = pool.answers([place])
         assert continued.error.startswith("GangBroken"), continued.error
@@ -197,3 +199,33 @@ def test_texts_of_families_without_a_plan_are_divided_byte_for_byte(name: str, t
         assert_shared(pool.alone(Wish(None)), pool.sample(Wish(None)), exact=True)
         (answer, _) = pool.sample(Wish(None, texts=1))
         assert "UnusableField: gpus: found 2" in answer.error
+
+
+@pytest.mark.nightly(usually="tests/pool/engine/gang/test_gang_runs.py")
+def test_stopped_members_are_noticed_within_three_steps(tmp_path: Path) -> None:
+    """Stops at random steps, of the leader and of another member, where they divide texts and where they divide tokens.
+    Each run goes on from the state; where texts were divided, it ends with the same bytes."""
+    choose = random.Random(7)
+    with members(2, tmp_path, ALL_FAMILIES["wan_t2v"], device="cpu") as pool:
+        for texts in (2, 1):
+            wish = Wish(None, steps=8, step_seconds=STEP_SECONDS / 10, texts=texts)
+            begun = time.monotonic()
+            shared = pool.sample(wish)
+            step_seconds = (time.monotonic() - begun) / wish.steps
+            assert not any(each.error for each in shared), [each.error for each in shared]
+            for stopped, other in ((0, 1), (1, 0)):
+                pool.begin(wish)
+                time.sleep((2 + choose.random() * (wish.steps - 4)) * step_seconds)
+                pool.each[stopped].signal(signal.SIGSTOP)
+                began = time.monotonic()
+                (broken,) = pool.answers([other])
+                noticed_seconds = time.monotonic() - began
+                pool.each[stopped].signal(signal.SIGCONT)
+                pool.answers([stopped])
+                assert "its process is stopped" in broken.error, broken.error
+                assert broken.suspects == (stopped,)
+                assert noticed_seconds < 3 * step_seconds
+                rest = pool.alone(replace(wish, resume=broken.state), other)
+                assert not rest.error, rest.error
+                if texts == 2:  # divided tokens have other last bits
+                    np.testing.assert_array_equal(rest.latent, shared[0].latent)
