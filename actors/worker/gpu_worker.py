@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

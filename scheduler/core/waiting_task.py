@@ -127,7 +127,9 @@ def _ready(state: SchedulerState, task: Task, now: float) -> TaskWait:
     busy = index.busy_count
     before = f", {ahead} tasks before it" if ahead != 1 else ", 1 task before it"
     overtaken = f", overtaken by later tasks {task.passed:.1f} times" if task.passed else ""
-    reason = f"waits for a worker: {busy} of {live} are busy{before if ahead else ''}{overtaken}{_in_a_pass(state, task)}"
+    reason = (
+        f"waits for a worker: {busy} of {live} are busy{before if ahead else ''}{overtaken}{_in_a_pass(state, task)}"
+    )
     return TaskWait(reason, since, until, ahead, None, options, at, evaluated)
 
 
