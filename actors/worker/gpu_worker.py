@@ -283,6 +283,10 @@ class GpuWorker:
         self._open_engine = open_engine
         self._on_steps = on_steps
         self._progress_seconds = progress_seconds
+        #: returns the reports of the steps of one run, or of those that are computed together
+        self._step_reports: Callable[[], StepReports] = lambda: StepReports(
+            self._progress_seconds, lambda steps: self._on_steps(steps), self._is_current
+        )
         self._node = node
         self._memory = RunMemory()
         self._checkpoints = RunCheckpoints(worker_id, incarnation, checkpoint_seconds, on_state, checkpoint_disk)
@@ -682,10 +686,6 @@ class GpuWorker:
                 self._engine.prepare_previews(model, wish)
             except Exception as problem:
                 logger.warning("no previews of %s: %s: %s", model.name, type(problem).__name__, problem)
-
-    def _step_reports(self) -> StepReports:
-        """Return the reports of the steps of one run, or of those that are computed together."""
-        return StepReports(self._progress_seconds, lambda steps: self._on_steps(steps), self._is_current)
 
     def _hooks(self, request: RunRequest, reports: StepReports, tells: bool = True) -> RunHooks:
         """Return the hooks of a run; `tells` is False if another one tells of its steps."""
