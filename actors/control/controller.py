@@ -693,7 +693,7 @@ def _note_handled(witnesses: Iterable[EventWitness], event: Event, commands: Seq
 
 def _largest_bytes(dispatcher: Dispatcher, budget_bytes: int | None) -> int | None:
     """Return the largest memory of any worker; while none is up, the budget, or None if that is unknown."""
-    return max((worker.capacity_bytes for worker in dispatcher.workers.specs), default=budget_bytes)
+    return max((worker.residency.capacity_bytes for worker in dispatcher.workers), default=budget_bytes)
 
 
 def _recipe_of(job: QueuedJob) -> Recipe:

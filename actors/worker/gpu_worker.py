@@ -175,6 +175,13 @@ class WorkerEngine(Protocol):
     def residency(self) -> Residency:
         """Return the weights on the device."""
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether other processes have given back memory that `grow` would take; on any thread."""
+
+    def grow(self) -> None:
+        """Take it; the next residency has the capacity."""
+
     def prepare_previews(self, model: ModelRef, wish: PreviewWish) -> None:
         """Prepare previews before a run; may raise anything."""
 
@@ -641,6 +648,22 @@ class GpuWorker:
         """Return its process, which proves that it answers. Raises OlderEpoch."""
         self._lease.check(epoch)
         return this_process(self._node)
+
+    def beat(self, epoch: int = 0) -> bool:
+        """Answer, on any thread; return whether `grow` would give this worker more memory. Raises OlderEpoch."""
+        self._lease.check(epoch)
+        return self._engine is not None and self._engine.may_grow
+
+    def grow(self, epoch: int = 0) -> Residency:
+        """Take memory that other processes have given back, and return the weights on the GPU with the new capacity.
+        Called where `run` is. Raises OlderEpoch."""
+        return self._in_turn(lambda: self._grow(epoch))
+
+    def _grow(self, epoch: int) -> Residency:
+        self._lease.check(epoch)
+        assert self._engine is not None, "start comes before growing"
+        self._engine.grow()
+        return self._engine.residency()
 
     def gang_address(self, host: str = LOOPBACK) -> str:
         """Return "host:port" of the store at which the members of the gangs that this worker leads meet

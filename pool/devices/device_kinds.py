@@ -71,6 +71,10 @@ class DeviceMemory(Protocol):
         not counted."""
         ...
 
+    def may_grow(self) -> bool:
+        """Return whether `grow` would take memory now. Asks the driver; changes nothing, on any thread."""
+        ...
+
     def grow(self) -> bool:
         """Take memory that was in use by other processes when the device was opened, up to the budget, if much of it is
         free now. Returns whether `total_bytes` has grown."""
@@ -131,6 +135,9 @@ class SimMemory:
         """Every one is an error."""
         return 0
 
+    def may_grow(self) -> bool:
+        return False
+
     def grow(self) -> bool:
         """Its memory is the budget."""
         return False
@@ -174,6 +181,9 @@ class CpuMemory:
     def refusals(self) -> int:
         """Every one is an error."""
         return 0
+
+    def may_grow(self) -> bool:
+        return False
 
     def grow(self) -> bool:
         """Its memory is the budget."""

@@ -43,6 +43,7 @@ from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result, RunState
 from modelpool.pool.values.specs.spec import JudgedFile, TaskId, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
 from tests.actors.fake_fleet import FakeRef
@@ -186,6 +187,9 @@ class ThreadFleet:
 
     def ping(self, worker_id: WorkerId, incarnation: int) -> None:
         return None
+
+    async def grow(self, worker_id: WorkerId, incarnation: int) -> Residency:
+        raise AssertionError("nobody was told that it could")
 
     async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:
         return Loss("never")
