@@ -142,6 +142,7 @@ class _WorkflowTasks:
         """Add the tasks of all nodes that the output depends on; return the value of the output. Raises UserError."""
         total_bytes = 0
         for node_id, node in self._workflow.in_order:
+            self.tasks.node = node_id
             try:
                 value = self._value(node_id, node)
             except UserError as problem:

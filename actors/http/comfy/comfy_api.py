@@ -8,6 +8,7 @@ Each path also exists below /api, as newer clients call it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -23,8 +24,15 @@ from modelpool.actors.http.comfy.comfy_images import WorkflowImages, with_alpha
 from modelpool.actors.http.comfy.comfy_node_types import NodeInput, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_problems import rejection
-from modelpool.actors.http.comfy.comfy_prompts import ComfyPrompts, ImageFrame, PreviewFrame, Prompt, Socket
-from modelpool.actors.http.comfy.comfy_server_api import add_server_routes
+from modelpool.actors.http.comfy.comfy_prompts import (
+    ComfyPrompts,
+    ImageFrame,
+    PreviewFrame,
+    Prompt,
+    Socket,
+    StatesMessage,
+)
+from modelpool.actors.http.comfy.comfy_server_api import add_server_routes, socket_features
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.http.service.access import Caller
@@ -41,6 +49,8 @@ INTERFACE = "comfyui"
 #: largest workflow: images are uploaded, and not part of it
 MAX_WORKFLOW_BYTES = 1 << 20
 MAX_ID_LENGTH = 100
+#: largest message of a client to its web socket
+MOST_ANNOUNCED = 1 << 16
 #: workflows of up to as many nodes are read on the loop, which takes less than handing them to a thread
 _SMALL_NODES = 50
 
@@ -52,7 +62,7 @@ def comfy_router(services: Services, prompts: ComfyPrompts) -> APIRouter:
     _add_prompt_routes(routes, services, prompts, uploads)
     _add_file_routes(routes, services, prompts, uploads)
     add_server_routes(routes, services)
-    _add_socket(routes, prompts)
+    _add_socket(routes, prompts, socket_features(services))
     router = APIRouter()
     router.include_router(routes)
     router.include_router(routes, prefix="/api", include_in_schema=False)
@@ -200,17 +210,19 @@ async def _original(prompts: ComfyPrompts, uploads: Uploads, owner: str, form: F
     return await asyncio.to_thread(prompts.output(owner, filename).read_bytes)
 
 
-def _add_socket(router: APIRouter, prompts: ComfyPrompts) -> None:
+def _add_socket(router: APIRouter, prompts: ComfyPrompts, features: Mapping[str, Any]) -> None:
     @router.websocket("/ws")
     async def messages(socket: WebSocket) -> None:
         client_id = socket.query_params.get("clientId", "")[:MAX_ID_LENGTH] or uuid.uuid4().hex
         await socket.accept()
         known = Socket(client_id, caller_of(socket).owner)
         prompts.connect(known)
-        reading = asyncio.create_task(_read_until_closed(socket, known))
+        reading = asyncio.create_task(_read_until_closed(socket, known, features))
         try:
             while (message := await known.messages.get()) is not None:
-                if isinstance(message, PreviewFrame):
+                if isinstance(message, StatesMessage):
+                    await socket.send_json(message.take())
+                elif isinstance(message, PreviewFrame):
                     await socket.send_bytes(message.take())
                 elif isinstance(message, ImageFrame):
                     if content := await asyncio.to_thread(message.take):
@@ -226,10 +238,13 @@ def _add_socket(router: APIRouter, prompts: ComfyPrompts) -> None:
             reading.cancel()
 
 
-async def _read_until_closed(socket: WebSocket, known: Socket) -> None:
-    """Read and ignore what a client sends; notice that it goes."""
-    while (await socket.receive())["type"] != "websocket.disconnect":
-        pass
+async def _read_until_closed(socket: WebSocket, known: Socket, features: Mapping[str, Any]) -> None:
+    """Read what a client announces; notice that it goes. What is no message of ComfyUI's clients is ignored."""
+    while (received := await socket.receive())["type"] != "websocket.disconnect":
+        text = received.get("text")
+        if isinstance(text, str) and len(text) <= MOST_ANNOUNCED:
+            with contextlib.suppress(NotJson):
+                known.heard(parse_json(text.encode(), MOST_ANNOUNCED), features)
     known.close()
 
 
