@@ -21,7 +21,7 @@ from starlette.websockets import WebSocketDisconnect
 from modelpool.actors.http.comfy.comfy_export import api_format, is_exported, is_workflow
 from modelpool.actors.http.comfy.comfy_graph import OutputNode, PoolNames
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, with_alpha
-from modelpool.actors.http.comfy.comfy_node_types import NodeInput, NodeType
+from modelpool.actors.http.comfy.comfy_node_info import described, facts_of
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_problems import rejection
 from modelpool.actors.http.comfy.comfy_prompts import (
@@ -78,7 +78,9 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
         except WorkflowRejected as rejected:
             if rejected.is_over_bound:
                 services.limits.acted("request_fields", "refused a workflow that has too much")
-            return JSONResponse(rejected.as_json(), 400)
+            names = await _names(services, uploads, caller_of(request).owner)
+            facts = await asyncio.to_thread(facts_of, body.get("prompt"), rejected.errors, names)
+            return JSONResponse(rejected.as_json(facts), 400)
         return JSONResponse({"prompt_id": prompt.prompt_id, "number": prompt.number, "node_errors": {}})
 
     @router.get("/prompt", summary="Count the workflows that wait or run")
@@ -161,12 +163,12 @@ def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompt
     @router.get("/object_info", summary="Describe the nodes")
     async def object_info(request: Request) -> dict[str, Any]:
         names = await _names(services, uploads, caller_of(request).owner)
-        return {name: _described(kind, names) for name, kind in NODE_TYPES.items()}
+        return {name: described(kind, names) for name, kind in NODE_TYPES.items()}
 
     @router.get("/object_info/{name}", summary="Describe a node")
     async def object_info_of(request: Request, name: str) -> dict[str, Any]:
         names = await _names(services, uploads, caller_of(request).owner)
-        return {name: _described(NODE_TYPES[name], names)} if name in NODE_TYPES else {}
+        return {name: described(NODE_TYPES[name], names)} if name in NODE_TYPES else {}
 
 
 def _file_of(form: FormBody) -> tuple[str, bytes]:
@@ -345,33 +347,3 @@ def _selection(body: Mapping[str, Any]) -> tuple[bool, Sequence[str]]:
     if not clear and not ids:
         raise HttpProblem(400, 'body: expected {"clear": true} or {"delete": [ids]}')
     return clear, ids
-
-
-def _described(kind: NodeType, names: PoolNames) -> dict[str, Any]:
-    """Return a node as /object_info has it."""
-    required = {given.name: _described_input(given, names) for given in kind.inputs if given.is_required}
-    optional = {given.name: _described_input(given, names) for given in kind.inputs if not given.is_required}
-    return {
-        "input": {"required": required, "optional": optional},
-        "input_order": {"required": list(required), "optional": list(optional)},
-        "output": list(kind.outputs),
-        "output_is_list": [False] * len(kind.outputs),
-        "output_name": list(kind.outputs),
-        "name": kind.name,
-        "display_name": kind.name,
-        "description": "",
-        "python_module": "modelpool",
-        "category": kind.category,
-        "output_node": kind.is_output,
-    }
-
-
-def _described_input(given: NodeInput, names: PoolNames) -> list[Any]:
-    if given.choices:
-        found = names.choices(given)
-        return [list(found), {} if given.default not in found else {"default": given.default}]
-    if given.type in ("INT", "FLOAT"):
-        return [given.type, {"default": given.default, "min": given.least, "max": given.most}]
-    if given.type in ("STRING", "BOOLEAN"):
-        return [given.type, {"default": given.default}]
-    return [given.type]
