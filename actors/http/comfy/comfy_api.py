@@ -49,6 +49,7 @@ INTERFACE = "comfyui"
 #: largest workflow: images are uploaded, and not part of it
 MAX_WORKFLOW_BYTES = 1 << 20
 MAX_ID_LENGTH = 100
+_MOST_TITLE = 100
 #: largest message of a client to its web socket
 MOST_ANNOUNCED = 1 << 16
 #: workflows of up to as many nodes are read on the loop, which takes less than handing them to a thread
@@ -290,7 +291,19 @@ async def _submitted(
             raise rejection(graph, outputs, problem) from None
         prompt = Prompt.of(prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission)
         prompts.add(prompt)
+        submission.name_nodes(_titles(graph))
         return prompt
+
+
+def _titles(graph: Mapping[str, Any]) -> dict[str, str]:
+    """Return the titles of the nodes of a workflow: their kinds, and what the editor calls them if that differs."""
+    found = {}
+    for node_id, node in graph.items():
+        kind, meta = node["class_type"], node.get("_meta")
+        title = meta.get("title") if isinstance(meta, dict) else None
+        found[node_id] = f"{title} ({kind})" if isinstance(title, str) and title not in ("", kind) else kind
+        found[node_id] = found[node_id][:_MOST_TITLE]
+    return found
 
 
 def _requests(

@@ -41,6 +41,8 @@ class NodeStates:
         self._most = most
         self._jobs: OrderedDict[tuple[str, int], dict[str, NodeState]] = OrderedDict()
         self._count = 0
+        self._titles: OrderedDict[str, Mapping[str, str]] = OrderedDict()
+        self._title_count = 0
 
     def note(self, submission_id: str, ended: Iterable[NodesEnded]) -> None:
         """Take ends of tasks."""
@@ -54,6 +56,18 @@ class NodeStates:
         while self._count > self._most and len(self._jobs) > 1:
             _, forgotten = self._jobs.popitem(last=False)
             self._count -= len(forgotten)
+
+    def name(self, submission_id: str, titles: Mapping[str, str]) -> None:
+        """Remember titles of the nodes of a submission."""
+        if titles and submission_id not in self._titles:
+            self._titles[submission_id] = titles
+            self._title_count += len(titles)
+        while self._title_count > self._most and len(self._titles) > 1:
+            self._title_count -= len(self._titles.popitem(last=False)[1])
+
+    def titles(self, submission_id: str) -> Mapping[str, str]:
+        """Return the titles of the nodes of a submission that have one."""
+        return MappingProxyType(self._titles.get(submission_id, {}))
 
     def of(self, submission_id: str, index: int) -> Mapping[str, NodeState]:
         """Return the states of the nodes of a job."""

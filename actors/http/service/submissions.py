@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.config.output_address import OutputAddress, output_address
 from modelpool.actors.control.detached.records import name_of
+from modelpool.actors.http.service.node_outlines import NodeOutline, outlines_of
 from modelpool.actors.http.service.node_states import NodeState, NodeStates
 from modelpool.actors.http.service.ports import HttpDetachedJobs, HttpJobs, HttpPool
 from modelpool.actors.http.service.problems import HttpProblem
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 MOST_KEPT_JOBS = 200_000
 #: ends of tasks of workflows that wait for the readers of a submission
 MOST_NODE_ENDS = 4096
+#: nodes of forgotten requests that are remembered of a submission
+MOST_OUTLINES = 2000
 #: how long previews are made for a caller who asked for one, and may ask again
 PREVIEW_LEASE_SECONDS = 10.0
 #: interval of asking whether previews are still wanted
@@ -136,6 +139,8 @@ class HttpSubmission:
         self.requests = tuple(requests)
         #: prompt and model of requests that are forgotten
         self._texts: tuple[tuple[str, str], ...] = ()
+        #: nodes of such requests that have no output
+        self._outlines: dict[int, tuple[NodeOutline, ...]] = {}
         self.owner = owner
         self.interface = interface
         self.total = total
@@ -219,6 +224,20 @@ class HttpSubmission:
         of a job without a workflow are here if they failed."""
         return self._nodes.of(self.id, index)
 
+    def outlines_of(self, index: int) -> tuple[NodeOutline, ...]:
+        """Return the nodes of a job that is a workflow, as far as they are known without its output; () for others."""
+        request = self.request_of(index)
+        return self._outlines.get(index, ()) if request is None else outlines_of(request)
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """The titles of nodes that have one."""
+        return self._nodes.titles(self.id)
+
+    def name_nodes(self, titles: Mapping[str, str]) -> None:
+        """Have titles of nodes remembered."""
+        self._nodes.name(self.id, titles)
+
     def note_nodes(self, ended: Iterable[NodesEnded]) -> None:
         """Take ends of nodes. Call before `note`."""
         for one in ended:
@@ -251,6 +270,7 @@ class HttpSubmission:
         self.hold(None)
         if any(map(_holds_pixels, self.requests)):
             self._texts = tuple((request.prompt, request.model) for request in self.requests)
+            self._outlines = self._outlines_without_output()
             self.requests = ()
 
     def hold(self, pixels: HeldShare | None) -> None:
@@ -260,6 +280,16 @@ class HttpSubmission:
         self._pixels = pixels
         if self.over and pixels is not None:
             pixels.free()
+
+    def _outlines_without_output(self) -> dict[int, tuple[NodeOutline, ...]]:
+        """Return the nodes of jobs without an output, which would have them in its recipe: of the first of them."""
+        found: dict[int, tuple[NodeOutline, ...]] = {}
+        left = MOST_OUTLINES
+        for end in self.ends:
+            if end.state != "succeeded" and left > 0 and (request := self.request_of(end.index)) is not None:
+                found[end.index] = outlines_of(request)
+                left -= len(found[end.index]) + 1
+        return found
 
     def note_previews(self, found: Mapping[int, ImagePreview]) -> None:
         """Take the newest previews of the running jobs, and forget those of others. Call before `note`."""
