@@ -7,12 +7,15 @@ took so much more.
 
 from __future__ import annotations
 
-from math import inf
+from collections.abc import Iterable
+from math import inf, isqrt
 
 #: time over which the load is averaged
 AVERAGED_SECONDS = 300.0
 #: load up to which GPU time is spent on sharing runs
 MOST_LOAD = 0.9
+#: time in which the jobs with deadlines have come that more of them are expected after
+EXPECTED_SECONDS = 60.0
 
 
 class GangLoad:
@@ -40,3 +43,11 @@ class GangLoad:
     def most_times(self) -> float:
         """How many times the GPU time of a run on one GPU a shared run may take."""
         return MOST_LOAD / self.load if self.load > 0.0 else inf
+
+
+def reserved_gpus(workers: int, arrivals: Iterable[float], at: float) -> int:
+    """Return how many of the idle GPUs of `workers` stay free for jobs with deadlines, of which the last ones came at
+    `arrivals`. The job that comes now is one of these, and is no reason to expect others."""
+    count = sum(at - arrived <= EXPECTED_SECONDS for arrived in arrivals)
+    most = isqrt(workers - 1) + 1 if workers else 0  # rounded up
+    return max(0, min(most, count - 1))

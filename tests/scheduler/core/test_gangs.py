@@ -249,3 +249,21 @@ def test_a_run_that_needs_more_gpus_than_a_machine_has_fails_at_once() -> None:
     shell = pool("ab")
     shell.submit(video("j", (4,)))
     assert "4 GPUs of one machine" in shell.error("j").message
+
+
+def test_a_run_stops_at_once_for_a_task_that_would_miss_its_deadline_otherwise() -> None:
+    """Also if the time until the others have found each other would be too long for that task, which does not wait for
+    it."""
+    for spare_seconds, stopped in ((24.0, {}), (28, dict.fromkeys("abcd", True)), (4000.0, {})):
+        shell = pool(send_ahead_seconds=0.0)
+        shell.submit(video("known"))
+        for name in "abcd":
+            shell.finish(name, cost=RunCost(run_seconds=SECONDS / 4))
+        assert len(names(shell.submit(video("long", seed=1)))) == 4
+        task = sample(GIVEN, seed=2, run_seconds=SECONDS, degrees=(1, 2, 4))
+        found = stops(
+            shell.submit(
+                JobSpec(JobId("due"), (task,), task.task_id, (GIVEN,), deadline=shell.at + SECONDS / 2 + spare_seconds)
+            )
+        )
+        assert found == stopped, spare_seconds
