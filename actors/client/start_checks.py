@@ -124,6 +124,8 @@ class NameCheck:
         request as the pool would, in seconds.
         """
         self._check_exactly = check_exactly
+        #: nodes of users that the configuration permits: only a pool imports them
+        self.own_nodes: frozenset[str] = frozenset()
         self._registry = registry
         self._allow_pickle = allow_pickle
         self._on_found = on_found
@@ -145,7 +147,7 @@ class NameCheck:
         `on_slow` is called before a check that takes seconds."""
         models = config.models
         if models.sources or chosen_address(config.cluster.address, os.environ) != LOCAL:
-            return cls(None)
+            return cls(None)._with_nodes(config)
         return cls(
             _registry_of(config),
             on_found,
@@ -153,7 +155,11 @@ class NameCheck:
             budget_bytes=None if config.pool.policy is VramPolicy.DISABLED else config.pool.budget_bytes,
             # what a catalog assumes for GPUs depends on those that Ray counts
             check_exactly=ExactChecks(config, on_slow).check if computes_on_host(config) else lambda request: None,
-        )
+        )._with_nodes(config)
+
+    def _with_nodes(self, config: PoolConfig) -> NameCheck:
+        self.own_nodes = frozenset(config.workflows.nodes)
+        return self
 
     def check(self, request: GenerateRequest) -> None:
         """Raise the error of the first name in `request` that means no file: UnknownName with near names,

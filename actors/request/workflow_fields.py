@@ -212,10 +212,12 @@ class UpscaleNode(_Node):
 
 
 class OperationNode(_Node):
-    """An operation of `pool.inference.operations`: a change without a model, with its settings."""
+    """An operation of `pool.inference.operations`, or a node of a user that the operator permits: a change without a
+    model, with its settings. `version`: the version that a node of a user must have; "" for any."""
 
     kind: Literal["operation"]
     name: _Name
+    version: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)] = ""
     settings: dict[str, Any] = Field(default_factory=dict, max_length=MAX_NODE_INPUTS)
 
     @field_validator("settings")

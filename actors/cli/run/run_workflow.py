@@ -122,6 +122,8 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
         (request,) = own_requests(graph)
         names.check(request)
         return [request]
+    if names_of_nodes(graph) & names.own_nodes:
+        return None  # the pool describes the nodes of users
     check_nodes(graph)
     known, loras = names.model_names(), names.lora_names()
     if known is None or loras is None:
@@ -135,6 +137,12 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
         names.check(request)
         names.check_before_start(with_images_read(request))
     return requests
+
+
+def names_of_nodes(graph: dict[str, Any]) -> set[str]:
+    """Return the kinds of the nodes of a workflow in the API format."""
+    nodes = (node for node in graph.values() if isinstance(node, dict))
+    return {kind for node in nodes if isinstance(kind := node.get("class_type"), str)}
 
 
 def own_requests(graph: dict[str, Any]) -> list[GenerateRequest]:
@@ -159,9 +167,14 @@ def requests_with_names(graph: dict[str, Any], place: Path, names: NameCheck) ->
 def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[GenerateRequest]:
     """Return the requests of the workflow at `place`, with the names of a pool. Raises UserError."""
     from modelpool.actors.http.comfy.comfy_graph import PoolNames
+    from modelpool.actors.http.comfy.comfy_own_nodes import kinds_with
+    from modelpool.actors.request.workflow_inputs import is_own_workflow
 
+    if is_own_workflow(graph):
+        return own_requests(graph)
     models = {listing.name: listing.family for listing in pool.models() if not listing.problem}
-    return _requests(graph, place, PoolNames(models, [each.name for each in pool.loras() if not each.problem]))
+    loras = [each.name for each in pool.loras() if not each.problem]
+    return _requests(graph, place, PoolNames(models, loras, known_kinds=kinds_with(pool.file_names().nodes)))
 
 
 def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[GenerateRequest]:

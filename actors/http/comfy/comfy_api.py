@@ -22,7 +22,7 @@ from modelpool.actors.http.comfy.comfy_export import api_format, is_exported, is
 from modelpool.actors.http.comfy.comfy_graph import OutputNode, PoolNames
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, with_alpha
 from modelpool.actors.http.comfy.comfy_node_info import described, facts_of
-from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_own_nodes import kinds_with
 from modelpool.actors.http.comfy.comfy_problems import rejection
 from modelpool.actors.http.comfy.comfy_prompts import (
     ComfyPrompts,
@@ -164,12 +164,12 @@ def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompt
     @router.get("/object_info", summary="Describe the nodes")
     async def object_info(request: Request) -> dict[str, Any]:
         names = await _names(services, uploads, caller_of(request).owner)
-        return {name: described(kind, names) for name, kind in NODE_TYPES.items()}
+        return {name: described(kind, names) for name, kind in names.kinds.items()}
 
     @router.get("/object_info/{name}", summary="Describe a node")
     async def object_info_of(request: Request, name: str) -> dict[str, Any]:
         names = await _names(services, uploads, caller_of(request).owner)
-        return {name: described(NODE_TYPES[name], names)} if name in NODE_TYPES else {}
+        return {name: described(names.kinds[name], names)} if name in names.kinds else {}
 
 
 def _file_of(form: FormBody) -> tuple[str, bytes]:
@@ -274,7 +274,7 @@ async def _submitted(
             )
         names = await _names(services, uploads, caller.owner)
         if graph and is_exported(graph):
-            graph = await asyncio.to_thread(api_format, graph)
+            graph = await asyncio.to_thread(api_format, graph, names.kinds)
         # other callers get their turn while a large workflow is read
         is_small = isinstance(graph, dict) and len(graph) <= _SMALL_NODES
         outputs = outputs_of(graph, names) if is_small else await asyncio.to_thread(outputs_of, graph, names)
@@ -288,8 +288,10 @@ async def _submitted(
         except (HttpProblem, WorkflowRejected):
             raise
         except UserError as problem:
-            raise rejection(graph, outputs, problem) from None
-        prompt = Prompt.of(prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission)
+            raise rejection(graph, outputs, problem, names.kinds) from None
+        prompt = Prompt.of(
+            prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission, names.kinds
+        )
         prompts.add(prompt)
         submission.name_nodes(_titles(graph))
         return prompt
@@ -331,7 +333,7 @@ def _requests(
             except HttpProblem:  # a limit, and not this workflow
                 raise
             except UserError as problem:
-                raise rejection(graph, [output], problem) from None
+                raise rejection(graph, [output], problem, names.kinds) from None
         found += known[what]
     return found
 
@@ -340,7 +342,8 @@ async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
     listings = await services.listings()
     images = await asyncio.to_thread(uploads.names, owner)
     models = {each.name: each.family for each in listings.models}
-    return PoolNames(models, [each.name for each in listings.loras], images, listings.files)
+    loras = [each.name for each in listings.loras]
+    return PoolNames(models, loras, images, listings.files, kinds_with(listings.files.nodes))
 
 
 def page_of(ended: Sequence[Prompt], most: int, offset: int) -> Sequence[Prompt]:

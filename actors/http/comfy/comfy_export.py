@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
-from modelpool.actors.http.comfy.comfy_node_types import IMAGES, WIDGET_TYPES
+from modelpool.actors.http.comfy.comfy_node_types import IMAGES, WIDGET_TYPES, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 from modelpool.pool.values.core.errors import counted
@@ -79,6 +79,7 @@ class _Scope:
     host    the node that stands for it in `outer`
     inputs  the names of its inputs
     values  of widgets that `host` sets: by the id of the node in it and the name of the widget
+    kinds   of nodes that work here
     """
 
     nodes: Mapping[str, Mapping[str, Any]]
@@ -89,6 +90,7 @@ class _Scope:
     host: Mapping[str, Any] | None = None
     inputs: tuple[str, ...] = ()
     values: Mapping[tuple[str, str], Any] | None = None
+    kinds: Mapping[str, NodeType] = field(default_factory=lambda: NODE_TYPES)
 
     def inner(self, node: Mapping[str, Any]) -> _Scope:
         """Return the subgraph that `node` stands for. Raises WorkflowRejected if subgraphs contain themselves."""
@@ -106,6 +108,7 @@ class _Scope:
             node,
             tuple(each["name"] for each in definition.get("inputs") or ()),
             _values_of_subgraph(node),
+            self.kinds,
         )
 
 
@@ -120,8 +123,9 @@ def is_workflow(body: Mapping[str, Any]) -> bool:
     return any(isinstance(each, dict) and ("class_type" in each or "widgets_values" in each) for each in nodes or ())
 
 
-def api_format(workflow: Any) -> dict[str, Any]:
-    """Return a workflow in the API format; one that is in it already as it is. Raises WorkflowRejected."""
+def api_format(workflow: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> dict[str, Any]:
+    """Return a workflow of these kinds of nodes in the API format; one that is in it already as it is. Raises
+    WorkflowRejected."""
     if not isinstance(workflow, dict):
         raise WorkflowRejected("invalid_prompt", "expected a workflow: a table of nodes")
     if not is_exported(workflow):
@@ -130,7 +134,7 @@ def api_format(workflow: Any) -> dict[str, Any]:
     try:
         definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
         by_id = {each["id"]: each for each in definitions}
-        return _converted(_Scope({str(node["id"]): node for node in nodes}, _links_by_id(links), by_id))
+        return _converted(_Scope({str(node["id"]): node for node in nodes}, _links_by_id(links), by_id, kinds=kinds))
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, WorkflowRejected):
             raise
@@ -151,12 +155,12 @@ def _converted(scope: _Scope) -> dict[str, Any]:
         kind, node_id = node["type"], f"{node_scope.prefix}{node['id']}"
         if place >= MAX_NODES:
             raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} nodes", is_over_bound=True)
-        if kind not in NODE_TYPES:
+        if kind not in scope.kinds:
             errors.append(NodeError(node_id, str(kind)[:100], "missing_node_type", "unknown node", str(kind)[:100]))
         else:
             widgets, left = _widgets(node_scope, node)
             if left:
-                message, details = "the order of its widgets is not known", _widget_problem(kind, left)
+                message, details = "the order of its widgets is not known", _widget_problem(scope.kinds[kind], left)
                 errors.append(NodeError(node_id, kind, "invalid_prompt", message, details))
             found[node_id] = {"class_type": kind, "inputs": {**widgets, **_linked(node_scope, node)}}
             titles |= {name: node_id for name in _titles_of(node) if name not in titles}
@@ -168,8 +172,8 @@ def _converted(scope: _Scope) -> dict[str, Any]:
     return _with_templates(found, titles)
 
 
-def _widget_problem(kind: str, left: Sequence[Any]) -> str:
-    names = ", ".join(given.name for given in NODE_TYPES[kind].inputs if given.type in WIDGET_TYPES) or "none"
+def _widget_problem(kind: NodeType, left: Sequence[Any]) -> str:
+    names = ", ".join(given.name for given in kind.inputs if given.type in WIDGET_TYPES) or "none"
     shown = ", ".join(repr(value)[:40] for value in left[:3])
     found = counted(len(left), "value")
     return f"found {found} more ({shown}), expected values of {names}"
@@ -224,11 +228,11 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     sets have priority."""
     left: list[Any] = []
     values = node.get("widgets_values") or []
-    names = [given.name for given in NODE_TYPES[node["type"]].inputs if given.type in WIDGET_TYPES]
+    names = [given.name for given in scope.kinds[node["type"]].inputs if given.type in WIDGET_TYPES]
     # newer files list all widgets in their order, earlier ones only those that became inputs
     listed = [each["widget"]["name"] for each in node.get("inputs") or () if each.get("widget")]
     names = listed if set(names) <= set(listed) else names
-    numbers = {given.name for given in NODE_TYPES[node["type"]].inputs if given.type == "INT"}
+    numbers = {given.name for given in scope.kinds[node["type"]].inputs if given.type == "INT"}
     found: dict[str, Any] = {}
     if isinstance(values, dict):
         found = dict(values)
@@ -242,7 +246,7 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
                 left.pop(0)
     set_by_host = scope.values or {}
     own_id = str(node["id"])
-    is_loader = any(given.choices == IMAGES for given in NODE_TYPES[node["type"]].inputs)
+    is_loader = any(given.choices == IMAGES for given in scope.kinds[node["type"]].inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and value == _UPLOAD)]
     linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
     left = [] if linked.issuperset(names) else left

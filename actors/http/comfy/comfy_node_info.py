@@ -7,7 +7,6 @@ from typing import Any
 
 from modelpool.actors.http.comfy.comfy_graph import MAX_NODES, PoolNames
 from modelpool.actors.http.comfy.comfy_node_types import NodeInput, NodeType
-from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.node_errors import NodeError, NodeFacts, link_of
 from modelpool.actors.http.service.shown_messages import shown_message
 
@@ -59,7 +58,7 @@ def facts_of(graph: Any, errors: Sequence[NodeError], names: PoolNames) -> dict[
         inputs = node.get("inputs")
         links = [link_of(node, name) for name in inputs] if isinstance(inputs, dict) else []
         sources[node_id] = [link[0] for link in links if link is not None]
-        kind = NODE_TYPES.get(node["class_type"]) if isinstance(node.get("class_type"), str) else None
+        kind = names.kinds.get(node["class_type"]) if isinstance(node.get("class_type"), str) else None
         outputs += [node_id] if kind is not None and kind.is_output else []
     dependent: dict[str, list[str]] = {}
     wrong = {error.node_id for error in errors[:_MOST_TOLD]}
@@ -74,7 +73,7 @@ def facts_of(graph: Any, errors: Sequence[NodeError], names: PoolNames) -> dict[
 
 def _facts(node: Mapping[str, Any], dependent: tuple[str, ...], names: PoolNames) -> NodeFacts:
     name, inputs = node.get("class_type"), node.get("inputs")
-    kind = NODE_TYPES.get(name) if isinstance(name, str) else None
+    kind = names.kinds.get(name) if isinstance(name, str) else None
     shown = {} if kind is None else {given.name: _short(described_input(given, names)) for given in kind.inputs}
     received = {
         name: shown_message(str(value)[:_MOST_SHOWN]) if isinstance(value, str) else value

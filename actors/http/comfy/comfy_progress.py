@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_graph import OutputNode, WorkflowOutput
+from modelpool.actors.http.comfy.comfy_node_types import NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_values import ScaledLatent
 from modelpool.actors.http.comfy.node_errors import link_of
@@ -45,8 +46,8 @@ class PromptNodes:
     sources: Mapping[str, tuple[tuple[str, str, str], ...]]
 
     @classmethod
-    def of(cls, graph: Mapping[str, Any]) -> PromptNodes:
-        """Return the nodes of a workflow that was accepted."""
+    def of(cls, graph: Mapping[str, Any], kinds: Mapping[str, NodeType] = NODE_TYPES) -> PromptNodes:
+        """Return the nodes of a workflow of these kinds that was accepted."""
         classes = {node_id: str(node["class_type"]) for node_id, node in graph.items()}
         sources: dict[str, tuple[tuple[str, str, str], ...]] = {}
         for node_id, node in graph.items():
@@ -54,7 +55,7 @@ class PromptNodes:
             for name in node.get("inputs") or {}:
                 link = link_of(node, name)
                 if link is not None and link[0] in classes:
-                    outputs = NODE_TYPES[classes[link[0]]].outputs
+                    outputs = kinds[classes[link[0]]].outputs
                     found.append((name, link[0], outputs[link[1]] if 0 <= link[1] < len(outputs) else ""))
             sources[node_id] = tuple(found)
         return cls(classes, sources)
@@ -105,7 +106,8 @@ class PromptNodes:
         waiting = list(first)
         seen = set(waiting)
         for each in waiting:
-            if "CONDITIONING" in NODE_TYPES[self.classes[each]].outputs:
+            known = NODE_TYPES.get(self.classes[each])  # nodes of users make no texts
+            if known is not None and "CONDITIONING" in known.outputs:
                 found[each] = None
             for _, source, kind in self.sources.get(each, ()):
                 if kind in _TEXT_LINKS and source not in seen:

@@ -20,6 +20,8 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_graph import OutputNode
+from modelpool.actors.http.comfy.comfy_node_types import NodeType
+from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_progress import (
     PromptNodes,
     PromptProgress,
@@ -192,12 +194,13 @@ class Prompt:
         extra_data: Mapping[str, Any],
         outputs: Sequence[OutputNode],
         submission: HttpSubmission,
+        kinds: Mapping[str, NodeType] = NODE_TYPES,
     ) -> Prompt:
         """Return a workflow as it is remembered."""
         text = json.dumps([graph, extra_data], separators=(",", ":"))
         method = extra_data.get("preview_method")
         method = method if method in PREVIEW_METHODS else None
-        return cls(number, prompt_id, client_id, text, PromptNodes.of(graph), method, tuple(outputs), submission)
+        return cls(number, prompt_id, client_id, text, PromptNodes.of(graph, kinds), method, tuple(outputs), submission)
 
     @property
     def key(self) -> tuple[str, str]:

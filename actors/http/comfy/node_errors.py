@@ -64,7 +64,7 @@ class WorkflowRejected(UserError):
                     "class_type": error.class_type,
                 },
             )
-            extra = {"input_name": error.input_name} if error.input_name else {}
+            extra: dict[str, Any] = {"input_name": error.input_name} if error.input_name else {}
             if error.input_name in facts.described:
                 extra["input_config"] = facts.described[error.input_name]
             if error.input_name in facts.received:
