@@ -4,8 +4,9 @@ ComfyUI's API format. Torch-free, ray-free."""
 from __future__ import annotations
 
 import copy
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from modelpool.actors.request.bounds import MAX_ENTRIES, check_entries
@@ -54,10 +55,16 @@ def with_inputs(graph: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str
         node_id = next((name[:place] for place in _dots(name) if name[:place] in nodes), None)
         node = None if node_id is None else nodes[node_id]
         if node_id is None or not isinstance(node, dict):
-            listed = ", ".join(list(map(str, nodes))[:_LISTED])
-            raise UserError(f"inputs: found {name[:200]!r}, expected NODE.INPUT with one of the nodes {listed}")
+            listed, near = ", ".join(list(map(str, nodes))[:_LISTED]), _near(name.partition(".")[0], map(str, nodes))
+            raise UserError(f"inputs: found {name[:200]!r}, expected NODE.INPUT with one of the nodes {listed}{near}")
         _set(node, node_id, name[len(node_id) + 1 :], value, is_own_workflow(graph))
     return changed
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """Return the nearest of some names as the end of a message; "" if none is near."""
+    near = difflib.get_close_matches(name[:200], list(known)[:MAX_ENTRIES], n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _dots(name: str) -> list[int]:
@@ -70,8 +77,9 @@ def _set(node: dict[str, Any], node_id: str, name: str, value: Any, is_own: bool
     if not is_own:
         known = node.get("inputs")
         if not isinstance(known, dict) or name not in known:
-            listed = ", ".join(known) if isinstance(known, dict) else ""
-            raise UserError(f"inputs: node {node_id} has no input {name[:200]!r}; it has {listed or 'none'}")
+            names = list(map(str, known)) if isinstance(known, dict) else []
+            listed = ", ".join(names[:_LISTED]) or "none"
+            raise UserError(f"inputs: node {node_id} has no input {name[:200]!r}; it has {listed}{_near(name, names)}")
         known[name] = value
         return
     if name in node or name in ("prompt", "image", "mask", "strength", "first_step", "last_step"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,6 +121,7 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     if is_own_workflow(graph):
         (request,) = own_requests(graph)
         names.check(request)
+        check_operations(request, names.own_nodes)
         return [request]
     if names_of_nodes(graph) & names.own_nodes:
         return None  # the pool describes the nodes of users
@@ -137,6 +138,21 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
         names.check(request)
         names.check_before_start(with_images_read(request))
     return requests
+
+
+def check_operations(request: GenerateRequest, own_nodes: Collection[str]) -> None:
+    """Raise UserError that names the node for an unknown operation, and for a setting that it does not have, or of
+    another type. The pool checks those of nodes of users, and what depends on sizes."""
+    from modelpool.actors.request.workflow_fields import OperationNode
+    from modelpool.pool.inference.operations.operate import operation_named
+
+    assert request.workflow is not None, "a request with a workflow"
+    for node_id, node in request.workflow.in_order:
+        if isinstance(node, OperationNode) and node.name not in own_nodes:
+            try:
+                operation_named(node.name).check_settings(node.settings)
+            except UserError as problem:
+                raise type(problem)(f"node {node_id}: {problem}") from None
 
 
 def names_of_nodes(graph: dict[str, Any]) -> set[str]:
