@@ -385,9 +385,11 @@ class Workflow(Strict):
         """Return the workflow with other nodes under some ids; they are valid."""
         return self.model_copy(update={"nodes": {**self.nodes, **changes}}) if changes else self
 
-    def without_seed(self) -> bool:
-        """Whether a sampling run takes the seed of the request."""
-        return any(node.request.seed is None for node in self.samplings)
+    @property
+    def own_seed(self) -> int | None:
+        """The seed of the last sampling run, 0 without one; None if a run takes the seed of the request."""
+        seeds = [node.request.seed for node in self.samplings]
+        return None if None in seeds else (0, *seeds)[-1]
 
 
 def checked_workflow(value: Any) -> Workflow:

@@ -15,6 +15,8 @@ from modelpool.pool.values.core.errors import UserError, unusable_field
 #: where a node of the pool has fields that belong to what it runs
 _PARTS = ("request", "settings")
 _LISTED = 20
+#: the seed beside a workflow of the pool, of nodes that set none
+SEED = "seed"
 
 
 def is_own_workflow(graph: Any) -> bool:
@@ -38,7 +40,7 @@ def inputs_of_texts(texts: tuple[str, ...], option: str = "--set") -> dict[str, 
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or "." not in name:
+        if not equals or ("." not in name and name.strip() != SEED):
             raise unusable_field(option, text, "NODE.INPUT=VALUE, such as 3.seed=7")
         found[name.strip()] = value_of_text(value)
     return found
@@ -46,12 +48,15 @@ def inputs_of_texts(texts: tuple[str, ...], option: str = "--set") -> dict[str, 
 
 def with_inputs(graph: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a workflow with other inputs of its nodes. A name is the id of a node, a dot, and the name of an input; of
-    a node of the pool also of a field of its request, or of a setting. Raises UserError for a node or an input that the
-    workflow does not have."""
+    a node of the pool also of a field of its request, or of a setting; "seed" is that of nodes without one. Raises
+    UserError for a node or an input that the workflow does not have."""
     check_entries("inputs", inputs, MAX_ENTRIES)
     changed = copy.deepcopy(dict(graph))
     nodes = changed["nodes"] if is_own_workflow(graph) else changed
     for name, value in inputs.items():
+        if name == SEED and is_own_workflow(graph):
+            changed[SEED] = value
+            continue
         node_id = next((name[:place] for place in _dots(name) if name[:place] in nodes), None)
         node = None if node_id is None else nodes[node_id]
         if node_id is None or not isinstance(node, dict):

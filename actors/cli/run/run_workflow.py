@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -57,6 +58,7 @@ def run_workflow(
 
     graph = with_inputs(read_workflow(workflow), inputs_of_texts(tuple(inputs or ())))
     session = session_of(context)
+    drawn = draw_seed(graph)
     known = requests_before_a_pool(graph, workflow, session.check_names(where))
     if output.name is not None:
         check_name(output.name, known)
@@ -65,9 +67,25 @@ def run_workflow(
         requests = workflow_requests(graph, workflow, opened) if known is None else known
         if output.name is not None and known is None:
             check_name(output.name, requests)
-        resumed = shlex.join(["modelpool", *session.arguments, *([] if output.resume else ["--resume"])])
+        more = [*([] if drawn is None else ["--set", f"seed={drawn}"]), *([] if output.resume else ["--resume"])]
+        resumed = shlex.join(["modelpool", *session.arguments, *more])
         code = plan.run(requests, resumed, opened)
     raise typer.Exit(code)
+
+
+def draw_seed(graph: dict[str, Any]) -> int | None:
+    """Set a seed beside a workflow of the pool with runs that have none, and return it: a command that resumes names
+    it; None if it needs none. Raises UserError."""
+    from modelpool.actors.request.workflow_inputs import is_own_workflow
+
+    if not is_own_workflow(graph) or graph.get("seed") is not None:
+        return None
+    (request,) = own_requests(graph)
+    assert request.workflow is not None, "a request with a workflow"
+    if request.workflow.own_seed is not None:
+        return None
+    graph["seed"] = secrets.randbits(32)
+    return int(graph["seed"])
 
 
 def check_name(template: str, requests: Sequence[GenerateRequest] | None) -> None:
@@ -175,6 +193,9 @@ def requests_with_names(graph: dict[str, Any], place: Path, names: NameCheck) ->
     from modelpool.actors.request.workflow_inputs import is_own_workflow
 
     found = own_requests(graph) if is_own_workflow(graph) else requests_before_a_pool(graph, place, names)
+    if found is None and names_of_nodes(graph) & names.own_nodes:
+        found_nodes = ", ".join(sorted(names_of_nodes(graph) & names.own_nodes))
+        raise UserError(f"--workflow: found the nodes of users {found_nodes}, expected them in a workflow of the pool")
     if found is None:
         raise UserError("--workflow: its models are known to another machine; expected a pool on this one")
     return found
