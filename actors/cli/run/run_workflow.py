@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,18 +133,20 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     from modelpool.actors.cli.run.read_inputs import with_images_read
     from modelpool.actors.http.comfy.comfy_graph import PoolNames, check_nodes
     from modelpool.actors.http.comfy.comfy_node_types import IMAGES, MODELS, file_stem
+    from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
     from modelpool.actors.http.read_requests import image_next_to
     from modelpool.actors.request.workflow_inputs import is_own_workflow
 
     if is_own_workflow(graph):
         (request,) = own_requests(graph)
         names.check(request)
-        check_operations(request, names.own_nodes)
+        check_operations(request, names)
         return [request]
-    if names_of_nodes(graph) & names.own_nodes:
-        return None  # the pool describes the nodes of users
-    check_nodes(graph)
     known, loras = names.model_names(), names.lora_names()
+    own_nodes = names_of_nodes(graph).difference(NODE_TYPES)
+    if own_nodes and all(map(names.may_be_own_node, own_nodes)):
+        return None  # the pool describes them
+    check_nodes(graph)
     if known is None or loras is None:
         for image in _values_of(graph, IMAGES):
             image_next_to(place, image)
@@ -158,15 +160,15 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     return requests
 
 
-def check_operations(request: GenerateRequest, own_nodes: Collection[str]) -> None:
+def check_operations(request: GenerateRequest, names: NameCheck) -> None:
     """Raise UserError that names the node for an unknown operation, and for a setting that it does not have, or of
     another type. The pool checks those of nodes of users, and what depends on sizes."""
     from modelpool.actors.request.workflow_fields import OperationNode
-    from modelpool.pool.inference.operations.operate import operation_named
+    from modelpool.pool.inference.operations.operate import OPERATIONS, operation_named
 
     assert request.workflow is not None, "a request with a workflow"
     for node_id, node in request.workflow.in_order:
-        if isinstance(node, OperationNode) and node.name not in own_nodes:
+        if isinstance(node, OperationNode) and (node.name in OPERATIONS or not names.may_be_own_node(node.name)):
             try:
                 operation_named(node.name).check_settings(node.settings)
             except UserError as problem:
@@ -190,12 +192,13 @@ def own_requests(graph: dict[str, Any]) -> list[GenerateRequest]:
 
 def requests_with_names(graph: dict[str, Any], place: Path, names: NameCheck) -> list[GenerateRequest]:
     """Return the requests of the workflow at `place` by the names of files of this machine. Raises UserError."""
+    from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
     from modelpool.actors.request.workflow_inputs import is_own_workflow
 
     found = own_requests(graph) if is_own_workflow(graph) else requests_before_a_pool(graph, place, names)
-    if found is None and names_of_nodes(graph) & names.own_nodes:
-        found_nodes = ", ".join(sorted(names_of_nodes(graph) & names.own_nodes))
-        raise UserError(f"--workflow: found the nodes of users {found_nodes}, expected them in a workflow of the pool")
+    if found is None and (own_nodes := names_of_nodes(graph).difference(NODE_TYPES)):
+        listed = ", ".join(sorted(own_nodes))
+        raise UserError(f"--workflow: found the nodes {listed} of users, expected them in a workflow of the pool")
     if found is None:
         raise UserError("--workflow: its models are known to another machine; expected a pool on this one")
     return found
