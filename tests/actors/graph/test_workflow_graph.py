@@ -217,7 +217,7 @@ def test_errors_of_the_fields_of_a_node_name_it_and_wrong_inputs_are_suggested()
         with pytest.raises(UserError, match=expected):
             GenerateRequest(workflow=with_inputs(given, {name: "many"}))
     assert with_inputs(graph, inputs_of_texts(("seed=7",)))["seed"] == 7
-    with pytest.raises(UserError, match="expected NODE.INPUT"):
+    with pytest.raises(UserError, match=r"expected NODE\.INPUT"):
         with_inputs(comfy, {"seed": 7})
 
 
