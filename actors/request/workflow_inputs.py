@@ -3,7 +3,6 @@ ComfyUI's API format. Torch-free, ray-free."""
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,8 @@ from modelpool.pool.values.core.errors import UserError, unusable_field
 
 #: where a node of the pool has fields that belong to what it runs
 _PARTS = ("request", "settings")
+#: the tables of a node that are changed
+_TABLES = (*_PARTS, "inputs")
 _LISTED = 20
 #: the seed beside a workflow of the pool, of nodes that set none
 SEED = "seed"
@@ -51,8 +52,10 @@ def with_inputs(graph: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str
     a node of the pool also of a field of its request, or of a setting; "seed" is that of nodes without one. Raises
     UserError for a node or an input that the workflow does not have."""
     check_entries("inputs", inputs, MAX_ENTRIES)
-    changed = copy.deepcopy(dict(graph))
-    nodes = changed["nodes"] if is_own_workflow(graph) else changed
+    changed, is_own = dict(graph), is_own_workflow(graph)
+    nodes = changed
+    if is_own:
+        nodes = changed["nodes"] = dict(graph["nodes"])
     for name, value in inputs.items():
         if name == SEED and is_own_workflow(graph):
             changed[SEED] = value
@@ -62,7 +65,10 @@ def with_inputs(graph: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str
         if node_id is None or not isinstance(node, dict):
             listed, near = ", ".join(list(map(str, nodes))[:_LISTED]), _near(name.partition(".")[0], map(str, nodes))
             raise UserError(f"inputs: found {name[:200]!r}, expected NODE.INPUT with one of the nodes {listed}{near}")
-        _set(node, node_id, name[len(node_id) + 1 :], value, is_own_workflow(graph))
+        # of the caller's tables, only those that change are copied: a graph may be large, and its values deep
+        tables = {key: dict(node[key]) for key in _TABLES if isinstance(node.get(key), dict)}
+        nodes[node_id] = node = {**node, **tables}
+        _set(node, node_id, name[len(node_id) + 1 :], value, is_own)
     return changed
 
 

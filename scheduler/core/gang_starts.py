@@ -214,9 +214,8 @@ class GangStarts:
     # ---- changes during a run ---------------------------------------------------------------------------------------
 
     def resize(self, at: float) -> None:
-        """Stop a run that should continue on more or fewer GPUs. Call after ready tasks were started."""
-        if not self._demand.shareable:
-            return
+        """Stop a run that should continue on more or fewer GPUs. Call after ready tasks were started, if there are any
+        tasks that may be shared."""
         index, backlog = self._worker_table.worker_index, self._demand.backlog
         waiting = backlog.count + len(backlog.shared_only)
         if not waiting and not index.idle_count:

@@ -284,12 +284,3 @@ def shown_inputs(node: Mapping[str, Any]) -> dict[str, list[Any]]:
 def node_names(node: str) -> dict[str, Any]:
     """Return the names of a node as ComfyUI's messages have them: subgraphs are expanded before."""
     return {"node_id": node, "display_node_id": node, "parent_node_id": None, "real_node_id": node}
-
-
-def shown_output(class_type: str, images: list[dict[str, str]]) -> dict[str, Any]:
-    """Return what a node shows of its files, as ComfyUI's nodes do."""
-    if class_type.startswith("VHS_"):
-        return {"gifs": images}
-    is_moving = any(not image["filename"].lower().endswith((".png", ".jpg", ".jpeg")) for image in images)
-    has_video = is_moving and class_type not in ("SaveImage", "PreviewImage")
-    return {"images": images, "animated": [True]} if has_video else {"images": images}

@@ -22,13 +22,16 @@ class GangLoad:
     """The average part of GPU time that runs needed, each counted as on one GPU."""
 
     def __init__(self) -> None:
-        self._at = 0.0
+        #: until when the load is known; None before the first call
+        self._at: float | None = None
         self._since = 0.0
         self.load = 0.0
 
     def pass_time(self, at: float, workers: int, busy: float) -> None:
-        """Account for the time until `at`, which never falls: of `workers`, `busy` ran something. The part of shared
-        runs that one GPU would not have needed is not counted in `busy`."""
+        """Account for the time from the call before to `at`: of `workers`, `busy` ran something. Of shared runs, what
+        one GPU would not have needed is not counted in `busy`."""
+        if self._at is None:
+            self._at = at
         seconds = at - self._at
         if seconds <= 0.0:
             return
@@ -38,6 +41,11 @@ class GangLoad:
         self._since += seconds
         weight = seconds / max(seconds, min(self._since, AVERAGED_SECONDS + seconds))
         self.load += weight * (busy / workers - self.load)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether time is accounted for."""
+        return self._at is not None
 
     @property
     def most_times(self) -> float:

@@ -245,6 +245,22 @@ def test_workers_are_held_for_a_run_that_needs_several_and_short_runs_fill_the_g
     assert shell.outcome("j") is Outcome.SUCCEEDED
 
 
+def test_workers_are_held_no_longer_than_the_task_waits_that_they_are_held_for() -> None:
+    shell = pool("ab", send_ahead_seconds=0.0)
+    for seed in (1, 2):
+        shell.submit(alone(f"known{seed}", sample(GIVEN, seed=seed), given=(GIVEN,)))
+    for name in "ab":
+        shell.finish(name, cost=RunCost(run_seconds=10.0))
+    shell.submit(alone("long", sample(GIVEN, seed=3, run_seconds=80.0), given=(GIVEN,)))
+    shell.submit(video("j", (2,)))
+    shell.submit(alone("waits", sample(GIVEN, seed=4, run_seconds=90.0), given=(GIVEN,)))
+    idle = "b" if shell.on("a") else "a"
+    assert shell.on(idle) is None
+    shell.cancel("j")
+    assert shell.state.gang_starts.held_for is None
+    assert shell.on(idle) is not None
+
+
 def test_a_run_that_needs_more_gpus_than_a_machine_has_fails_at_once() -> None:
     shell = pool("ab")
     shell.submit(video("j", (4,)))
