@@ -123,9 +123,12 @@ class TaskStore:
         node_of: Callable[[WorkerId, int], str] = lambda worker_id, incarnation: "",
         epoch: int = 0,
         wish_of: Callable[[TaskId], PreviewWish | None] = lambda task_id: None,
+        on_ended: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None,
     ) -> None:
         """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker. `epoch`
-        is the controller's; `wish_of` returns the previews that are wanted of a sampling task."""
+        is the controller's; `wish_of` returns the previews that are wanted of a sampling task. `on_ended` is called as
+        `on_report`, but for every run before the core handles its end: jobs that need it are not resolved."""
+        self._on_ended = on_ended
         self._wish_of = wish_of
         self._on_report = on_report
         self._node_of = node_of
@@ -270,6 +273,7 @@ class TaskStore:
             entry.ended_at = round(time.time(), 3)
         elif report.has_state:
             entry.hold(result, report)
+        self._on_ended(entry.spec, report)
         return entry.spec
 
     def end_part(self, report: TaskReport, result: ResultRef) -> None:
@@ -333,6 +337,11 @@ class TaskStore:
         if report.error is None:
             self._on_report(task, report)
         self._drop_unneeded(task.task_id)
+
+    def has_result(self, task_id: TaskId) -> bool:
+        """Return whether the result of a task is held."""
+        entry = self._entries.get(task_id)
+        return entry is not None and entry.result is not None
 
     def result(self, task_id: TaskId) -> ResultRef:
         """Return the reference of a held result."""

@@ -47,6 +47,7 @@ from modelpool.pool.inference.operations.audio_edits import MAX_SECONDS
 from modelpool.pool.inference.operations.latent_edits import VaeScale
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Operation, Size
+from modelpool.pool.inference.operations.own_nodes import OpenedNode
 from modelpool.pool.inference.operations.pixel_levels import STILL_RATE
 from modelpool.pool.inference.operations.resampling import SLERP
 from modelpool.pool.values.core import task_inputs
@@ -128,7 +129,10 @@ def build_workflow(request: GenerateRequest, job_id: JobId, catalog: GraphCatalo
     file_format = request.format or formats[0]
     quality = quality_of(request.quality, file_format) or 0
     shape = value.shape or OutputShape(value.size.width, value.size.height, value.size.frames)
-    return workflow_recipe(request, workflow, builder.resolved, graph, shape, (file_format, quality)), graph
+    recipe = workflow_recipe(
+        request, workflow, builder.resolved, graph, shape, (file_format, quality), builder.versions
+    )
+    return recipe, graph
 
 
 def _output_formats(value: NodeValue) -> tuple[str, tuple[str, ...]]:
@@ -152,11 +156,14 @@ class _WorkflowTasks:
         self.warnings: dict[str, None] = {}
         #: the requests of sampling nodes with the defaults of their models, by node
         self.resolved: dict[str, GenerateRequest] = {}
+        #: versions of the nodes of users, by name
+        self.versions: dict[str, str] = {}
 
     def build(self) -> NodeValue:
         """Add the tasks of all nodes that the output depends on; return the value of the output. Raises UserError."""
         total_bytes = 0
         for node_id, node in self._workflow.in_order:
+            self.tasks.node = node_id
             try:
                 value = self._value(node_id, node)
             except UserError as problem:
@@ -382,8 +389,18 @@ class _WorkflowTasks:
             params = replace(params, scale=scale.numbers) if scale.shift or scale.means else params
         return params
 
+    def _check_version(self, node: OperationNode, own: OpenedNode | None) -> None:
+        """Note the version of a node of a user. Raises UnusableField for a node of another version."""
+        if own is not None:
+            self.versions[node.name] = own.declared.version
+        expected = "" if own is None else own.declared.version
+        if node.version and node.version != expected:
+            raise unusable_field("version", node.version, f"{expected}, as installed" if expected else "none")
+
     def _operate(self, node: OperationNode) -> NodeValue:
-        operation = operation_named(node.name)
+        own = self._catalog.own_nodes.get(node.name)
+        operation = operation_named(node.name) if own is None else own.operation
+        self._check_version(node, own)
         check_inputs(node, tuple(operation.inputs))
         read = {
             name: value
@@ -397,7 +414,8 @@ class _WorkflowTasks:
         like = next((value for value in alike if value.model is not None), alike[0] if alike else None)
         params = self._params(node, operation, read)
         size = operation.size_of(params, {name: value.size for name, value in read.items()})
-        work = OperationParams(operation.name, settings_of(params))
+        settings = settings_of(params)
+        work = OperationParams(operation.name, settings if own is None else own.work_settings(settings))
         task = self.tasks.add(work, {name: value.task for name, value in read.items()})
         tokens = sum(value.tokens for value in read.values()) if "concat" in operation.name else 0
         tokens = tokens or (0 if like is None else like.tokens)

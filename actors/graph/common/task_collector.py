@@ -56,6 +56,7 @@ class JobGraph:
 
     warnings      messages for the user
     fingerprints  of the files of components (`pool.models.loading.file_fingerprint`), as far as they could be read
+    nodes         of a workflow: the nodes that each task serves, in order; empty for other jobs
     """
 
     job: JobSpec
@@ -63,6 +64,24 @@ class JobGraph:
     components: tuple[ComponentSpec, ...]
     warnings: tuple[str, ...] = ()
     fingerprints: Mapping[ComponentKey, str] = field(default_factory=dict)
+    nodes: Mapping[TaskId, tuple[str, ...]] = field(default_factory=dict)
+
+    def nodes_of(self, task_id: TaskId) -> tuple[str, ...]:
+        """Return the nodes that a task serves. Of a job without a workflow, one that is its stage, a dot, and its place
+        among the tasks of this stage."""
+        if self.nodes:
+            return self.nodes.get(task_id, ())
+        stages = {task.task_id: task.stage for task in self.job.tasks}
+        if task_id not in stages:
+            return ()
+        alike = [each for each, stage in stages.items() if stage is stages[task_id]]
+        return (f"{stages[task_id].value}.{alike.index(task_id)}",)
+
+    def nodes_ended_by(self, task_id: TaskId) -> tuple[str, ...]:
+        """Return the nodes that a task serves and no later one does."""
+        names = self.nodes_of(task_id)
+        last = {name: task.task_id for task in self.job.tasks for name in self.nodes.get(task.task_id, ())}
+        return tuple(name for name in names if last.get(name, task_id) == task_id)
 
 
 def result_values(shape: OutputShape) -> int:
@@ -95,6 +114,10 @@ class TaskCollector:
         self._tasks: dict[TaskId, TaskSpec] = {}
         self._works: dict[TaskId, StageParams] = {}
         self._components: dict[ComponentKey, ComponentSpec] = {}
+        #: the node whose tasks are added; "" without a workflow
+        self.node = ""
+        #: nodes by the tasks that they have; dicts as ordered sets
+        self._nodes: dict[TaskId, dict[str, None]] = {}
 
     def add(
         self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = (), gpus: int = 0
@@ -128,6 +151,8 @@ class TaskCollector:
                 degrees=degrees,
                 is_kept=self._keeps,
             )
+        if self.node:
+            self._nodes.setdefault(new, {})[self.node] = None
         return new
 
     def __contains__(self, task_id: TaskId) -> bool:
@@ -179,7 +204,8 @@ class TaskCollector:
         components = {key: self._components[key] for key in keys}
         works = {task.task_id: self._works[task.task_id] for task in tasks}
         job = JobSpec(job_id, tasks, wanted, tuple(inputs))
-        return JobGraph(job, MappingProxyType(works), tuple(components.values()), tuple(warnings))
+        nodes = {task.task_id: tuple(self._nodes[task.task_id]) for task in tasks if task.task_id in self._nodes}
+        return JobGraph(job, MappingProxyType(works), tuple(components.values()), tuple(warnings), nodes=nodes)
 
     def _modes_and_seconds(
         self, work: StageParams, context_tokens: Sequence[int]

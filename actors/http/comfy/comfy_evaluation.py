@@ -26,7 +26,9 @@ from modelpool.actors.http.comfy.node_errors import WorkflowRejected, link_of
 MAX_COMPUTED_CHARACTERS = 1 << 22
 
 
-def evaluated(nodes: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+def evaluated(
+    nodes: Mapping[str, Mapping[str, Any]], order: Sequence[str], kinds: Mapping[str, NodeType] = NODE_TYPES
+) -> dict[str, Mapping[str, Any]]:
     """Return the nodes of `order` with the values of nodes without tensors. Each is behind its sources in `order`, so
     that every node is evaluated once, whatever the graph. Raises WorkflowRejected for too much text."""
     found: dict[str, Mapping[str, Any]] = {}
@@ -34,10 +36,10 @@ def evaluated(nodes: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> d
     characters = 0
     for node_id in order:
         node = nodes[node_id]
-        kind = NODE_TYPES[node["class_type"]]
+        kind = kinds[node["class_type"]]
         inputs = _with_values(nodes, node, kind, outputs)
         found[node_id] = {"class_type": node["class_type"], "inputs": inputs}
-        given = _outputs_of(found[node_id], kind) if _is_linked(nodes, found[node_id]) else None
+        given = _outputs_of(found[node_id], kind) if _is_linked(nodes, found[node_id], kinds) else None
         if given is None:
             continue
         outputs[node_id] = given
@@ -67,11 +69,11 @@ def _with_values(
     return inputs
 
 
-def _is_linked(nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> bool:
+def _is_linked(nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any], kinds: Mapping[str, NodeType]) -> bool:
     """Whether all links of a node begin at an output."""
     links = [link for name in node["inputs"] if (link := link_of(node, name)) is not None]
     return all(
-        source in nodes and 0 <= slot < len(NODE_TYPES[nodes[source]["class_type"]].outputs) for source, slot in links
+        source in nodes and 0 <= slot < len(kinds[nodes[source]["class_type"]].outputs) for source, slot in links
     )
 
 
@@ -79,25 +81,25 @@ def _outputs_of(node: Mapping[str, Any], kind: NodeType) -> tuple[Any, ...] | No
     """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated."""
     inputs = node["inputs"]
     if kind.name in PASSING_NODES:
-        settings = _settings(node, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
+        settings = _settings(node, kind, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
         there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)
         chosen = None if settings is None else PASSING_NODES[kind.name](settings, there)
         return None if chosen is None or chosen not in inputs else (inputs[chosen],)
     if kind.name not in COMPUTED_NODES:
         return None
-    settings = _settings(node, kind.inputs)
+    settings = _settings(node, kind, kind.inputs)
     try:
         return None if settings is None else kind.build(settings)
     except (NodeUnsupported, ArithmeticError):
         return None
 
 
-def _settings(node: Mapping[str, Any], wanted: Sequence[NodeInput]) -> dict[str, Any] | None:
+def _settings(node: Mapping[str, Any], kind: NodeType, wanted: Sequence[NodeInput]) -> dict[str, Any] | None:
     """Return the written values of a node in their types, and the defaults of others; None if one is linked, missing
     or wrong."""
     found: dict[str, Any] = {}
     # next to an unknown name, a setting that is missing is more likely misspelt than left out
-    names = {given.name for given in NODE_TYPES[node["class_type"]].inputs}
+    names = {given.name for given in kind.inputs}
     has_unknown = bool(set(node["inputs"]) - names - EDITOR_INPUTS)
     for given in wanted:
         if given.name not in node["inputs"]:

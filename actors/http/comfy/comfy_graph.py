@@ -86,7 +86,14 @@ class PoolNames:
     loras: Sequence[str]
     images: Sequence[str] | None = None
     files: FileNames | None = None
+    #: the nodes that work here; None for those of the pool without nodes of users
+    known_kinds: Mapping[str, NodeType] | None = None
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def kinds(self) -> Mapping[str, NodeType]:
+        """The nodes that work here, by name."""
+        return NODE_TYPES if self.known_kinds is None else self.known_kinds
 
     def choices(self, given: NodeInput) -> Sequence[str]:
         """Return the values of a COMBO, or those that are proposed for a STRING; () for any."""
@@ -208,12 +215,12 @@ class KnownGraph:
         def warn(message: str) -> None:
             self.warnings[f"node {node_id} ({name}): {message}"] = None
 
-        return {**node_values(self, node, NODE_TYPES[name]), "node_id": node_id, "warn": warn}
+        return {**node_values(self, node, self.names.kinds[name]), "node_id": node_id, "warn": warn}
 
 
-def output_nodes(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def output_nodes(nodes: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, NodeType] = NODE_TYPES) -> list[str]:
     """Return the nodes that save or preview images. Raises WorkflowRejected for none, and for too many."""
-    outputs = [node_id for node_id, node in nodes.items() if NODE_TYPES[node["class_type"]].is_output]
+    outputs = [node_id for node_id, node in nodes.items() if kinds[node["class_type"]].is_output]
     if not outputs:
         raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
     if len(outputs) > MAX_OUTPUT_NODES:
@@ -233,7 +240,7 @@ def request_outputs(
     listed_levels = 0
     for node_id in nodes_in_order(graph, outputs):
         node = graph.nodes[node_id]
-        kind = NODE_TYPES[node["class_type"]]
+        kind = names.kinds[node["class_type"]]
         found = list(input_errors(graph, node_id, node, kind))
         if not found and all(source in graph.values for source in sources_of(node)):
             try:
@@ -303,7 +310,7 @@ def check_nodes(prompt: Any) -> None:
     known_nodes(prompt)
 
 
-def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
+def known_nodes(prompt: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> Mapping[str, Mapping[str, Any]]:
     """Return the nodes of a workflow, all of kinds that work here, without inputs that are null. Raises
     WorkflowRejected."""
     if not isinstance(prompt, dict) or not prompt:
@@ -326,7 +333,7 @@ def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
             name = "inputs" if isinstance(kind, str) else ""
             class_type = kind[:100] if isinstance(kind, str) else ""
             errors.append(NodeError(node_id, class_type, "invalid_node", "the node is damaged", damaged, name))
-        elif kind not in NODE_TYPES:
+        elif kind not in kinds:
             unknown.append(unknown_node(node_id, kind))
         else:
             given = {name: value for name, value in inputs.items() if value is not None}
@@ -409,7 +416,7 @@ def _link_errors(
     graph: KnownGraph, node_id: str, node: Mapping[str, Any], given: NodeInput, link: tuple[str, int]
 ) -> Iterator[NodeError]:
     source = graph.nodes.get(link[0])
-    outputs = NODE_TYPES[source["class_type"]].outputs if source is not None else ()
+    outputs = graph.names.kinds[source["class_type"]].outputs if source is not None else ()
     if not 0 <= link[1] < len(outputs):
         details = f"{given.name}: node {link[0]} has no output {link[1]}"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)

@@ -31,7 +31,6 @@ from modelpool.actors.http.comfy.comfy_graph import (
 from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
-from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
@@ -83,9 +82,9 @@ class GraphOutput:
 
 def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
-    nodes = known_nodes(prompt)
-    outputs = output_nodes(nodes)
-    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs))
+    nodes = known_nodes(prompt, names.kinds)
+    outputs = output_nodes(nodes, names.kinds)
+    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs), names.kinds)
 
     def plain(wanted: Sequence[str]) -> tuple[OutputNode, ...]:
         found = request_outputs(nodes, wanted, names)
@@ -138,7 +137,7 @@ def _graph_outputs(
     errors: list[NodeError] = []
     for node_id in nodes_in_order(graph, outputs):
         node = nodes[node_id]
-        kind = NODE_TYPES[node["class_type"]]
+        kind = names.kinds[node["class_type"]]
         found = list(input_errors(graph, node_id, node, kind))
         if not found and all(source in graph.values for source in sources_of(node)):
             build = BUILDERS.get(kind.name, kind.build)

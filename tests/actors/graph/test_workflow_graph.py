@@ -209,3 +209,34 @@ def test_a_workflow_in_a_job_file_has_no_batch_size() -> None:
     assert tasks_of(request_of(BASE, batch="auto")) == tasks_of(request_of(BASE))
     with pytest.raises(UserError, match="batch"):
         request_of(BASE, batch=8)
+
+
+def test_errors_of_the_fields_of_a_node_name_it_and_wrong_inputs_are_suggested() -> None:
+    """A new user saw "unknown field of GenerateRequest" without the node, and no near name."""
+    run = {"kind": "sample", "request": {"model": "shapes", "prompt": "a cat", "seed": 4}}
+    nodes = {"run": run, "image": {"kind": "decode", "model": "shapes", "inputs": {"latent": "run"}}}
+    graph = {"nodes": nodes, "output": "image"}
+    comfy = {"3": {"class_type": "KSampler", "inputs": {"seed": 1, "steps": 2}}}
+    cases = {
+        "run.stepz": (graph, "node run: unknown field of GenerateRequest 'stepz'; did you mean 'steps'"),
+        "run.steps": (graph, "node run: steps: found 'many', expected a whole number"),
+        "ruun.steps": (graph, "did you mean 'run'"),
+        "3.stepz": (comfy, "node 3 has no input 'stepz'; it has seed, steps; did you mean 'steps'"),
+    }
+    for name, (given, expected) in cases.items():
+        with pytest.raises(UserError, match=expected):
+            GenerateRequest(workflow=with_inputs(given, {name: "many"}))
+    assert with_inputs(graph, inputs_of_texts(("seed=7",)))["seed"] == 7
+    with pytest.raises(UserError, match=r"expected NODE\.INPUT"):
+        with_inputs(comfy, {"seed": 7})
+
+
+def test_a_workflow_whose_runs_have_seeds_has_the_last_one() -> None:
+    """Its file had another name at each call, so that it was not found again."""
+    run = {"kind": "sample", "request": {"model": "shapes", "prompt": "a cat"}}
+    decode = {"kind": "decode", "model": "shapes", "inputs": {"latent": "run"}}
+    for seed in (None, 4):
+        seeded = {**run, "request": {**run["request"], **({} if seed is None else {"seed": seed})}}  # type: ignore[dict-item]
+        request = GenerateRequest(workflow={"nodes": {"run": seeded, "image": decode}, "output": "image"})
+        assert request.workflow is not None
+        assert request.workflow.own_seed == seed
