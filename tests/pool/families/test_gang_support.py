@@ -14,6 +14,7 @@ from modelpool.pool.families.supported import running_families
 from modelpool.pool.values.core.run_options import RunOptions, SelfAttention
 from modelpool.pool.values.core.stage_params import (
     ControlRef,
+    ControlVideoCondition,
     GuidanceParams,
     ImageCondition,
     ImagePromptRef,
@@ -71,9 +72,9 @@ def test_the_numbers_of_gpus_follow_from_texts_and_plans() -> None:
         ("wan_t2v", PLAIN, DEGREES),
         ("wan21_i2v", replace(PLAIN, conditions=(ImageCondition(),)), DEGREES),
         ("flux_dev", replace(ONE_TEXT, conditions=(StartCondition(), MaskCondition())), DEGREES),
-        ("chroma", PLAIN, (1, 2)),
-        ("chroma", ONE_TEXT, (1,)),
-        ("wan_vace", PLAIN, (1, 2)),
+        ("sana", PLAIN, (1, 2)),
+        ("sana", ONE_TEXT, (1,)),
+        ("wan_vace", replace(PLAIN, conditions=(ControlVideoCondition(), ReferenceCondition(64, 64))), DEGREES),
         ("flux_dev", replace(ONE_TEXT, conditions=(CONTROL, ReferenceCondition(64, 64))), DEGREES),
         ("sd1", replace(ONE_TEXT, options=RunOptions(sag=SelfAttention())), (1,)),
     ):
