@@ -19,10 +19,13 @@ from torch import Tensor
 
 from modelpool.pool.devices.copy_streams import StreamMaker, cuda_streams
 from modelpool.pool.devices.torch_api.process_groups import PrefixStore, abandon_group, backend_for, set_timeout
+from modelpool.pool.devices.torch_modules import gpu_place
 from modelpool.pool.engine.gang.gang_layout import GangLayout
 from modelpool.pool.engine.gang.meeting_store import reach_store
+from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.specs.gang import Gang
+from modelpool.pool.values.specs.spec import WorkerId
 
 #: limit of the wait for the other members: they may still end their last run, or load weights
 MEET_SECONDS = 120.0
@@ -64,7 +67,7 @@ class GangGroup:
 
     def meet(self, should_stop: Callable[[], bool], seconds: float = MEET_SECONDS) -> bool:
         """Meet the other members and form the group. Returns False if `should_stop` says so before; raises GangBroken
-        if some do not come within `seconds`."""
+        if some do not come within `seconds`, UnusableField if two have parts of one GPU."""
         gang = self.gang
         ranks = range(gang.degree)
         with self._failing_as_broken():
@@ -90,8 +93,21 @@ class GangGroup:
             for members in self.layout.part_ranks():
                 group = dist.new_group(members, timeout=limit) if len(members) > 1 else None
                 self._part = group if gang.rank in members else self._part
+        self._expect_own_gpus()
         self._connect()
         return True
+
+    def _expect_own_gpus(self) -> None:
+        """Raise UnusableField if two members have parts of one GPU: NCCL does not connect these, and says so only with
+        a number."""
+        if self.device.type != "cuda":
+            return
+        known: dict[str, WorkerId] = {}
+        for name, place in zip(self.gang.members, self.tell(gpu_place(self.device)), strict=True):
+            if place and place in known:
+                obstacle = f"{known[place]} and {name} are parts of one GPU, which exchange no tensors"
+                raise unusable_field("gpus", self.gang.degree, f"fewer: {obstacle}")
+            known[place] = name
 
     def _connect(self) -> None:
         """Exchange a number, so that the connections between the GPUs, and their memory, are there before the first

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed import HashStore, PrefixStore
 from modelpool.pool.devices.copy_streams import StreamMaker
 from modelpool.pool.devices.device_kinds import SimMemory
 from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.torch_modules import gpu_place
 from modelpool.pool.devices.workspaces import communicator_bytes
 from modelpool.pool.engine import engine as engine_module
 from modelpool.pool.engine.engine import EngineSettings
@@ -26,6 +28,7 @@ from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.gang_layout import layout_of
 from modelpool.pool.engine.gang.gang_run import _SharedRun
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
+from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.core.stage_params import RunHooks
 from modelpool.pool.values.specs.gang import Gang
@@ -97,6 +100,23 @@ def test_a_wait_for_the_device_ends_without_the_other_member(monkeypatch: pytest
     with pytest.raises(GangBroken, match=r"gpu-1 .rank 1. does not take part: OutOfMemoryError"):
         left.await_device()
     assert time.monotonic() - began < gang_group.FIRST_SECONDS / 4, "not as after the timeout"
+
+
+def test_instances_of_one_card_share_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: NCCL refuses them, as an error whose text names no GPU, and the run was tried again."""
+    facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=129, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    group, told = group_with(SlowEvent), list[str]()
+    monkeypatch.setattr(GangGroup, "tell", lambda group, place: [place, *told])
+    group.device = torch.device("cuda", 0)
+    told.append(gpu_place(group.device))
+    with pytest.raises(UnusableField, match="gpu-0 and gpu-1 are parts of one GPU"):
+        group._expect_own_gpus()
+    told[0] = "another machine [0, 129, 0]"
+    group._expect_own_gpus()
+    del facts.pci_bus_id  # torch does not tell
+    told[0] = ""
+    group._expect_own_gpus()
 
 
 def test_memory_of_communicators_is_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
