@@ -457,12 +457,13 @@ class Controller:
         running, more = (lambda: self._queue.running_for(client_id)), (lambda: bool(driver.submissions))
         return await driver.events.events(cursor, timeout_seconds, running, self._clock.now, more)
 
-    async def step_done(self, step: StepDone) -> None:
-        """Note the progress of a worker."""
-        if self._dispatcher.step_done(step):
-            job = self._queue.first_of(step.task_id)
-            if job is not None and job.client_id in self._drivers.known:
-                self._drivers.known[job.client_id].events.progressed()
+    async def steps_done(self, steps: Sequence[StepDone]) -> None:
+        """Note the progress of runs that a worker computes together."""
+        for step in steps:
+            if self._dispatcher.step_done(step):
+                job = self._queue.first_of(step.task_id)
+                if job is not None and job.client_id in self._drivers.known:
+                    self._drivers.known[job.client_id].events.progressed()
 
     async def preview_made(self, made: PreviewMade) -> None:
         """Pass on a preview of a run that is under way, to the jobs that want it."""

@@ -1,4 +1,5 @@
-"""Encodes samples as WAV or FLAC files. Reading a file returns exactly the 16-bit samples that were written.
+"""Encodes samples as WAV, FLAC, MP3 or Opus files. Reading a WAV or FLAC file returns exactly the 16-bit samples that
+were written; the others lose a little.
 
 Knows formats, by the suffix of a file name; not recipes, folders or where anything ran.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -35,9 +37,43 @@ class AudioKind(Enum):
 
     WAV = ".wav"
     FLAC = ".flac"
+    MP3 = ".mp3"
+    OPUS = ".opus"
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether a file has exactly the samples that were written."""
+        return self in (AudioKind.WAV, AudioKind.FLAC)
 
 
-_CODECS = {AudioKind.WAV: ("wav", "pcm_s16le"), AudioKind.FLAC: ("flac", "flac")}
+@dataclass(frozen=True, slots=True)
+class _Encoding:
+    """Encoder settings.
+
+    container  name of the format
+    codec      the encoder, and the form of its samples
+    bits       per second; 0 for a lossless format
+    rates      samples per second that it takes, the first for clips with others; () for any
+    """
+
+    container: str
+    codec: str
+    samples: str = "s16"
+    bits: int = 0
+    rates: tuple[int, ...] = ()
+
+    def rate_of(self, samples_per_second: int) -> int:
+        """Return the samples per second of a file."""
+        is_kept = not self.rates or samples_per_second in self.rates
+        return samples_per_second if is_kept else self.rates[0]
+
+
+_ENCODINGS = {
+    AudioKind.WAV: _Encoding("wav", "pcm_s16le"),
+    AudioKind.FLAC: _Encoding("flac", "flac"),
+    AudioKind.MP3: _Encoding("mp3", "libmp3lame", "s16p", 320_000, (44_100, 48_000, 32_000, 24_000, 22_050, 16_000)),
+    AudioKind.OPUS: _Encoding("ogg", "libopus", "s16", 192_000, (48_000,)),
+}
 
 
 def audio_kind(path: str | Path) -> AudioKind:
@@ -91,14 +127,18 @@ def encode_audio(
     import av  # imported late: it is slow, and most programs write no audio
 
     layout = layout_of(samples_CL, samples_per_second)
-    container_name, codec = _CODECS[kind]
+    encoding = _ENCODINGS[kind]
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container_name) as container:
+    # no dates and no random numbers in a file
+    options = {} if kind.is_lossless else {"fflags": "+bitexact"}
+    with av.open(buffer, "w", format=encoding.container, options=options) as container:
         texts = {"title": title, "comment": comment}
         container.metadata.update({name: text for name, text in texts.items() if text})
-        stream = container.add_stream(codec, rate=samples_per_second, layout=layout)
+        stream = container.add_stream(encoding.codec, rate=encoding.rate_of(samples_per_second), layout=layout)
         assert isinstance(stream, av.AudioStream)
-        stream.format = av.AudioFormat("s16")
+        stream.format = av.AudioFormat(encoding.samples)
+        if encoding.bits:
+            stream.bit_rate = encoding.bits
         for frame in audio_frames(samples_CL, samples_per_second, layout):
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))

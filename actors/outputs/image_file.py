@@ -212,12 +212,16 @@ def read_labels(path: str | Path) -> Labels:
 
 
 def _pairs(recipe: Recipe) -> dict[str, str]:
-    sampler, schedule = display_name(recipe.sampler, recipe.schedule)
-    pairs = {
-        "Steps": str(recipe.steps),
-        "Sampler": sampler,
-        "Schedule type": schedule,
-        "CFG scale": f"{recipe.cfg:g}",
+    pairs: dict[str, str] = {}
+    if recipe.sampler:  # a workflow may sample nothing
+        sampler, schedule = display_name(recipe.sampler, recipe.schedule)
+        pairs = {
+            "Steps": str(recipe.steps),
+            "Sampler": sampler,
+            "Schedule type": schedule,
+            "CFG scale": f"{recipe.cfg:g}",
+        }
+    pairs |= {
         "Seed": str(recipe.seed),
         "Size": f"{recipe.width}x{recipe.height}",
         "Model hash": recipe.model_sha256[:10],

@@ -97,7 +97,8 @@ def encoded(output: Output, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes
             return encode_animation(output.frames_THWC, output.frame_rate, recipe, labels)
         case VideoFrames():
             kind = VideoKind(f".{recipe.ending}")
-            return encode_video(output.frames_THWC, output.frame_rate, kind, **texts_of(recipe), sound=output.sound)
+            texts, frames, rate = texts_of(recipe), output.frames_THWC, output.frame_rate
+            return encode_video(frames, rate, kind, **texts, sound=output.sound, quality=recipe.quality)
         case AudioSamples():
             samples = as_16_bits(output.samples_SC.T)
             return encode_audio(samples, output.samples_per_second, AudioKind(f".{recipe.ending}"), **texts_of(recipe))
@@ -135,7 +136,9 @@ def _metadata(path: Path) -> Mapping[str, str]:
 
     try:
         with av.open(str(path)) as container:
-            return {key.lower(): value for key, value in container.metadata.items()}
+            # Ogg has it in its stream
+            streams = [stream.metadata for stream in container.streams.audio]
+            return {key.lower(): value for texts in (*streams, container.metadata) for key, value in texts.items()}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, av.FFmpegError) as error:

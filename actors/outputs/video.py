@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +20,7 @@ from PIL import Image
 
 from modelpool.actors.outputs.atomic_write import write_atomically
 from modelpool.actors.outputs.audio import as_16_bits, audio_frames, layout_of
+from modelpool.actors.request.video_output_fields import MAX_QUALITY
 from modelpool.pool.values.core.errors import OutputFailed, unknown_name, unusable_field
 from modelpool.pool.values.core.stage_params import AudioSamples
 
@@ -116,9 +117,10 @@ def encode_video(
     title: str = "",
     comment: str = "",
     sound: AudioSamples | None = None,
+    quality: int = 0,
 ) -> bytes:
-    """Encode at least one frame as a video, with `sound` as its audio track. Raises UnusableField for invalid frames,
-    samples or rates."""
+    """Encode at least one frame as a video, with `sound` as its audio track. `quality` is 100 less the constant rate
+    factor of the encoder; 0 is the default. Raises UnusableField for invalid frames, samples or rates."""
     if frames_THWC.dtype != np.uint8 or frames_THWC.ndim != 4 or frames_THWC.shape[-1] != 3:
         found = f"{frames_THWC.dtype} {frames_THWC.shape}"
         raise unusable_field("frames", found, "uint8 numbers [frames, height, width, 3]")
@@ -129,7 +131,10 @@ def encode_video(
     if kind is VideoKind.GIF:
         return _gif(frames_THWC, frames_per_second, comment)
     texts = {"title": title, "comment": comment}
-    return _encoded(frames_THWC, frames_per_second, _ENCODINGS[kind], texts, sound)
+    encoding = _ENCODINGS[kind]
+    if quality:
+        encoding = replace(encoding, options={**encoding.options, "crf": str(MAX_QUALITY - quality)})
+    return _encoded(frames_THWC, frames_per_second, encoding, texts, sound)
 
 
 def _encoded(

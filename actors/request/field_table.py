@@ -35,6 +35,7 @@ from modelpool.actors.request.video_output_fields import (
     IMAGE_FORMATS,
     MAX_QUALITY,
     VIDEO_FORMATS,
+    VIDEO_QUALITY,
     checked_format,
 )
 from modelpool.pool.inference.sampling.sampler_names import MAX_CFG, MAX_STEPS, SAMPLERS
@@ -619,11 +620,14 @@ _ROWS = (
     ),
     RequestField(
         "quality",
-        "Quality of an image file with lossy compression; webp at 100 is lossless. Default: "
-        f"{', '.join(f'{name} {quality}' for name, quality in DEFAULT_QUALITY.items())}.",
+        "Quality of a file with lossy compression; webp at 100 is lossless, and mp4 and webm have 100 less the constant "
+        "rate factor of their encoder. Default: "
+        f"{', '.join(f'{name} {quality}' for name, quality in (*DEFAULT_QUALITY.items(), *VIDEO_QUALITY.items()))}.",
         check=Whole(1, MAX_QUALITY),
-        requires="image output",
-        option=Option("--quality", "N", f"Quality of webp, jpg and avif images, 1 to {MAX_QUALITY}.", kind="whole"),
+        requires="image or video output",
+        option=Option(
+            "--quality", "N", f"Quality of webp, jpg and avif images, mp4 and webm, 1 to {MAX_QUALITY}.", kind="whole"
+        ),
     ),
     RequestField(
         "last_image",

@@ -10,7 +10,7 @@ from modelpool.pool.values.core.errors import unusable_field
 
 #: file formats of images, videos and audio clips, the default first
 IMAGE_FORMATS = ("png", "webp", "jpg", "avif")
-VIDEO_FORMATS, AUDIO_FORMATS = ("mp4", "webm", "gif", "webp"), ("wav", "flac")
+VIDEO_FORMATS, AUDIO_FORMATS = ("mp4", "webm", "gif", "webp"), ("wav", "flac", "mp3", "opus")
 #: of the layers of an image
 LAYER_FORMATS = ("png",)
 #: of both images and videos: files of several frames are videos
@@ -18,6 +18,9 @@ SHARED_FORMATS = frozenset(("webp",))
 FORMATS = tuple(dict.fromkeys((*IMAGE_FORMATS, *VIDEO_FORMATS, *AUDIO_FORMATS)))
 #: default quality of formats that have one, in the scale of Pillow: no visible loss at normal size
 DEFAULT_QUALITY: Mapping[str, int] = MappingProxyType({"webp": 90, "jpg": 95, "avif": 85})
+#: quality of video files by default: 100 less the constant rate factor of their encoder; and the largest factor
+VIDEO_QUALITY: Mapping[str, int] = MappingProxyType({"mp4": 83, "webm": 76})
+MOST_RATE_FACTOR: Mapping[str, int] = MappingProxyType({"mp4": 51, "webm": 63})
 MAX_QUALITY = 100
 _OTHER_NAMES = {"jpeg": "jpg"}
 

@@ -28,6 +28,8 @@ from modelpool.pool.values.core.errors import UnusableField, counted, unusable_f
 MAX_NODES, MAX_DEPTH = 1000, 250
 #: inputs and settings of one node; characters of an id of a node
 MAX_NODE_INPUTS, MAX_NODE_ID = 64, 200
+#: numbers of settings of operations, whatever their own bounds
+MAX_SETTING = 1e12
 #: sampling steps of all nodes together
 MAX_WORKFLOW_STEPS = 20_000
 #: fields of a request that a node that samples cannot have: they belong to the request around the workflow
@@ -36,6 +38,8 @@ _OUTER_FIELDS = (
     *("hires", "upscale", "passes", "workflow", "decoder", "video", "video_mask", "face_video"),
     *("paste", "vae_tile", "vae_frames"),
 )
+#: name of the model of a workflow of operations on images alone
+NO_MODEL = "none"
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Inputs: TypeAlias = dict[str, Annotated[str, Field(min_length=1, max_length=MAX_NODE_ID)]]
 
@@ -229,12 +233,20 @@ def _plain_setting(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         if len(value) > MAX_PROMPT_CHARACTERS or not all(type(each) in (int, float) for each in value):
             raise unusable_field(f"settings.{name}", type(value).__name__, "a list of numbers")
-        return tuple(value)
+        return tuple(_bounded(name, each) for each in value)
     if isinstance(value, str):
         check_characters(f"settings.{name}", value, MAX_NAME_CHARACTERS)
     if not isinstance(value, bool | int | float | str):
         raise unusable_field(f"settings.{name}", type(value).__name__, "a number, a text, or a list of numbers")
-    return value
+    return value if isinstance(value, str) else _bounded(name, value)
+
+
+def _bounded(name: str, number: float) -> float:
+    """Return a number that every operation can compute with. Raises UnusableField."""
+    if not abs(number) <= MAX_SETTING:
+        found = f"{number:g}" if isinstance(number, float) else "a larger whole number"
+        raise unusable_field(f"settings.{name}", found, f"a number from {-MAX_SETTING:g} to {MAX_SETTING:g}")
+    return number
 
 
 WorkflowNode: TypeAlias = Annotated[
@@ -268,8 +280,8 @@ class Workflow(Strict):
         steps = sum(STEPS.parse("steps", node.request.steps) for node in self.samplings)
         if steps > MAX_WORKFLOW_STEPS:
             raise over_bound("workflow", counted(steps, "step"), f"up to {MAX_WORKFLOW_STEPS} in all nodes together")
-        if not any(True for _, node in self.in_order for _ in node.names()):
-            raise UnusableField("workflow: expected a node with a model or an upscaler before its output")
+        if not any(node.kind not in ("image", "mask") for _, node in self.in_order):
+            raise unusable_field("workflow.output", self.output[:MAX_NODE_ID], "a node that computes something")
         return self
 
     @property
@@ -323,10 +335,10 @@ class Workflow(Strict):
     @property
     def shown_fields(self) -> dict[str, Any]:
         """The fields of a request that describe the output for users: those of the last sampling run, else its first
-        model alone."""
+        model alone, or `NO_MODEL`."""
         samplings = tuple(self.samplings)
         if not samplings:
-            name = next(name for _, node in self.in_order for _, name in node.names())
+            name = next((name for _, node in self.in_order for _, name in node.names()), NO_MODEL)
             return {"model": name, "prompt": ""}
         last, prompts = samplings[-1], dict[str, str]()
         for name in ("positive", "negative"):

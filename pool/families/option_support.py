@@ -48,11 +48,15 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
     if own.moves_positions:
         found.add("rope")
     has_sound = facts.video is not None and facts.video.sound is not None  # its guidance is of frames and sound
+    is_plain = not has_sound and guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING
     if guidance in _GUIDED and not has_sound:
         found.add("rescale_cfg")
+    if is_plain:
+        found.add("cfg_norm")
+    if facts.audio is None and not has_sound:
+        found.add("differential")
     if own.isolates_sound:
         found.add("isolation")
-    is_plain = not has_sound and guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING
     if is_plain and facts.prediction is Prediction.FLOW:
         found.add("cfg_zero")
     return frozenset(found)

@@ -523,9 +523,8 @@ class Desk:
             seconds -= 10.0
 
     async def tell_step(self, sent: Sent, step: int, steps: int) -> None:
-        await self.controller.step_done(
-            StepDone(sent.worker_id, sent.incarnation, sent.task_id, sent.request.run, step, steps)
-        )
+        done = StepDone(sent.worker_id, sent.incarnation, sent.task_id, sent.request.run, step, steps)
+        await self.controller.steps_done((done,))
 
 
 def dialogue(talk: Callable[[], Awaitable[None]]) -> Callable[[], None]:

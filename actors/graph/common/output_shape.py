@@ -16,7 +16,10 @@ from modelpool.actors.request.video_output_fields import (
     DEFAULT_QUALITY,
     IMAGE_FORMATS,
     LAYER_FORMATS,
+    MAX_QUALITY,
+    MOST_RATE_FACTOR,
     VIDEO_FORMATS,
+    VIDEO_QUALITY,
 )
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND
 from modelpool.pool.values.core.errors import counted, unusable_field
@@ -115,7 +118,14 @@ def format_of(format_name: str | None, model: str, facts: SamplingFacts) -> str:
 
 
 def quality_of(quality: int | None, format_name: str) -> int | None:
-    """Return the quality of a file in this format, or its default; None for formats without. Raises UnusableField."""
+    """Return the quality of a file in this format, or its default; None for formats without, and for a video without
+    one of its own. Raises UnusableField."""
+    if format_name in VIDEO_QUALITY:
+        least = MAX_QUALITY - MOST_RATE_FACTOR[format_name]
+        if quality is not None and quality < least:
+            expected = f"{least} to {MAX_QUALITY} for {format_name}: 100 less the constant rate factor of its encoder"
+            raise unusable_field("quality", quality, expected)
+        return quality
     if quality is not None and format_name not in DEFAULT_QUALITY:
         raise unusable_field("quality", quality, f"a format that has it ({', '.join(DEFAULT_QUALITY)})")
     return quality or DEFAULT_QUALITY.get(format_name)

@@ -31,11 +31,16 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     file_stem,
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.comfy_request_fields import (
+    acting_options,
+    check_guidance,
     clip_skip,
+    guidance_warning,
     has_distilled_guidance,
     lora_fields,
     prompt_text,
+    reads_guidance,
     region_fields,
     shift_of,
 )
@@ -135,6 +140,14 @@ class OutputNode(Protocol):
     def count(self) -> int:
         """The number of its images."""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What nodes of its workflow ask for and do not get."""
+
+    @property
+    def is_animated(self) -> bool:
+        """Whether its files are videos."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkflowOutput:
@@ -148,6 +161,8 @@ class WorkflowOutput:
     scale: float | None = None
     is_sent: bool = False
     saved: SavedAs | None = None
+    tiles: tuple[tuple[str, int], ...] = ()
+    warnings: tuple[str, ...] = ()
     #: the same output as one with a workflow; raises WorkflowRejected
     as_graph: Callable[[], OutputNode] | None = field(default=None, compare=False)
 
@@ -157,9 +172,14 @@ class WorkflowOutput:
         return self.latent.node_id
 
     @property
+    def is_animated(self) -> bool:
+        """Whether its files are videos."""
+        return self.saved is not None and self.saved.frame_rate > 0
+
+    @property
     def made(self) -> tuple[Any, ...]:
         """What it saves: equal for nodes that save the same images."""
-        return id(self.latent), self.upscaler, self.scale, self.saved
+        return id(self.latent), self.upscaler, self.scale, self.saved, self.tiles
 
     @property
     def count(self) -> int:
@@ -177,6 +197,18 @@ class KnownGraph:
     nodes: Mapping[str, Mapping[str, Any]]
     names: PoolNames
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    #: what nodes ask for and do not get, in order
+    warnings: dict[str, None] = field(default_factory=dict)
+
+    def inputs_of(self, node_id: str) -> dict[str, Any]:
+        """Return the inputs of a node whose sources were evaluated, with its id, and what it warns with."""
+        node = self.nodes[node_id]
+        name = node["class_type"]
+
+        def warn(message: str) -> None:
+            self.warnings[f"node {node_id} ({name}): {message}"] = None
+
+        return {**node_values(self, node, NODE_TYPES[name]), "node_id": node_id, "warn": warn}
 
 
 def output_nodes(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -205,7 +237,10 @@ def request_outputs(
         found = list(input_errors(graph, node_id, node, kind))
         if not found and all(source in graph.values for source in sources_of(node)):
             try:
-                graph.values[node_id] = kind.build({**node_values(graph, node, kind), "node_id": node_id})
+                graph.values[node_id] = kind.build(graph.inputs_of(node_id))
+                for value in graph.values[node_id]:
+                    if isinstance(value, SampledLatent):
+                        check_guidance(value.positive, value.cfg, names.models.get(value.model.name, ""))
             except NodeUnsupported as problem:
                 found.append(node_error(node_id, node, "unsupported_value", "not supported by the pool", str(problem)))
             except ArithmeticError:  # powers and quotients of numbers that are permitted each
@@ -230,6 +265,8 @@ def request_outputs(
             image.scale,
             kinds[node_id] == "SaveImageWebsocket",
             image.saved,
+            image.tiles,
+            (*graph.warnings, *guidance_warnings(image.latent, names)),
         )
         for node_id, image in images
         if isinstance(image, DecodedImage)
@@ -246,11 +283,12 @@ def plain_requests(output: WorkflowOutput, names: PoolNames, images: WorkflowIma
         latent = latent.start.latent
     fields |= _fields(latent, names, images)
     if output.saved is not None:
-        rate = fields.setdefault("frame_rate", output.saved.frame_rate)
+        rate = fields.setdefault("frame_rate", output.saved.frame_rate) if output.saved.frame_rate else 0
         if rate != output.saved.frame_rate:
             found = f"{output.saved.frame_rate:g}, and {rate:g} for the model"
             raise NodeUnsupported(f"fps: found {found}, expected the same")
         fields |= output.saved.fields()
+    fields |= dict(output.tiles)
     if output.upscaler:
         fields["upscale"] = {"model": output.upscaler, "scale": output.scale}
     first = GenerateRequest(**fields)
@@ -289,7 +327,7 @@ def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
             class_type = kind[:100] if isinstance(kind, str) else ""
             errors.append(NodeError(node_id, class_type, "invalid_node", "the node is damaged", damaged, name))
         elif kind not in NODE_TYPES:
-            unknown.append(NodeError(node_id, kind[:100], "missing_node_type", "unknown node", kind[:100]))
+            unknown.append(unknown_node(node_id, kind))
         else:
             given = {name: value for name, value in inputs.items() if value is not None}
             nodes[node_id] = {"class_type": kind, "inputs": given}
@@ -432,6 +470,19 @@ def node_values(graph: KnownGraph, node: Mapping[str, Any], kind: NodeType) -> d
     return values
 
 
+def guidance_warnings(latent: SampledLatent, names: PoolNames) -> tuple[str, ...]:
+    """Return a warning about a guidance scale that a model does not read: as its input, or with a negative prompt."""
+    family = names.models.get(latent.model.name, "")
+    if latent.positive.guidance is None:
+        if latent.cfg == 1 or not has_distilled_guidance(family):
+            return ()
+        reason = f"model {latent.model.name!r} has guidance as an input, of FluxGuidance"
+        return (f"node {latent.node_id}: cfg {latent.cfg:g} is not read: {reason}",)
+    if reads_guidance(family):
+        return ()
+    return (guidance_warning(latent.node_id, latent.positive.guidance, latent.model.name),)
+
+
 def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages) -> dict[str, Any]:
     """Return the fields of a request for one run of a sampler."""
     positive, family = latent.positive, names.models.get(latent.model.name, "")
@@ -463,10 +514,12 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
             for use in positive.controls
         ),
     }
-    if positive.guidance is not None or not has_distilled_guidance(family):
+    if positive.guidance is not None and reads_guidance(family):
+        fields["cfg"] = positive.guidance
+    elif not has_distilled_guidance(family):
         fields["cfg"] = latent.cfg
-    if latent.model.options:
-        fields["options"] = dict(latent.model.options)
+    if options := acting_options(latent.model, latent.cfg, family):
+        fields["options"] = options
     if positive.image_prompts:
         fields["image_prompts"] = tuple(
             {"model": use.model, "image": read_steps(use.image, read_image), "strength": use.strength}
@@ -491,8 +544,9 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
     """Return the fields for what a sampler starts from."""
     start = latent.start
     if isinstance(start, BlankLatent):
-        sides: dict[str, Any] = {"width": start.width, "height": start.height}
+        sides: dict[str, Any] = {"width": start.width, "height": start.height} if start.width else {}
         sides |= {"frames": start.frames} if start.frames else {}
+        sides |= {"seconds": start.seconds} if start.seconds else {}
         return sides | ({} if start.image is None else {"image": read_steps(start.image, read_image)})
     assert isinstance(start, EncodedImage), "scaled latents are those of a second pass"
     image = read_steps(start.image, read_image)

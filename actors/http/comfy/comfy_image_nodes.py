@@ -18,10 +18,12 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     link,
     number,
     text,
+    warn,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_sampling_nodes import complete_latent, scale_to
 from modelpool.actors.http.comfy.comfy_values import (
+    BlankLatent,
     DecodedImage,
     EncodedImage,
     ImageCrop,
@@ -31,6 +33,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     ImageScale,
     ImageStep,
     MaskFile,
+    SampledLatent,
     ScaledLatent,
 )
 
@@ -121,7 +124,8 @@ def _upscaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _scaled_to_pixels(given: Mapping[str, Any]) -> tuple[Any, ...]:
     pixels = given["megapixels"] * 1024 * 1024
-    return (_with_step(_file(given["image"]), ImageScale(given["upscale_method"], pixels=pixels)),)
+    scale = ImageScale(given["upscale_method"], pixels=pixels, multiple=given["resolution_steps"] or 1)
+    return (_with_step(_file(given["image"]), scale),)
 
 
 def _scaled_for_kontext(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -163,11 +167,38 @@ def _encoded_for_inpainting(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (EncodedImage(_file(given["pixels"], "pixels"), mask, hides=True),)
 
 
-def _decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+def decoded_latent(given: Mapping[str, Any]) -> SampledLatent:
+    """Return the latents that a node decodes. Raises NodeUnsupported for the VAE of another model."""
     latent = complete_latent(given["samples"])
     if given["vae"].name not in ("", latent.model.name):
         raise NodeUnsupported(f"vae: it is of {given['vae'].name}, expected that of {latent.model.name}")
-    return (DecodedImage(latent),)
+    return latent
+
+
+def _decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (DecodedImage(decoded_latent(given)),)
+
+
+def tile_fields(given: Mapping[str, Any], size: tuple[int, int], frames: int) -> tuple[tuple[str, int], ...]:
+    """Return the fields of a request for the tiles of VAEDecodeTiled; none for sides and frames that fit into one."""
+    found: list[tuple[str, int]] = []
+    tile = given["tile_size"] // 8 * 8
+    if max(size) > tile or not any(size):
+        found.append(("vae_tile", tile))
+    if frames > (length := given["temporal_size"] or 64):
+        found.append(("vae_frames", length))
+    if found and given["overlap"] is not None and given["overlap"] * 4 != tile:
+        warn(given, f"overlap: found {given['overlap']}; tiles of the pool overlap by a quarter, {tile // 4}")
+    return tuple(found)
+
+
+def _decoded_in_tiles(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    (image,) = _decoded(given)
+    start = image.latent.start
+    while isinstance(start, ScaledLatent):
+        start = start.latent.start
+    size = (start.width, start.height) if isinstance(start, BlankLatent) and start is image.latent.start else (0, 0)
+    return (replace(image, tiles=tile_fields(given, size, getattr(start, "frames", 0))),)
 
 
 def _saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -176,6 +207,8 @@ def _saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
         raise NodeUnsupported("images: expected images that are generated, from VAEDecode")
     if image.scale != 1 and not image.upscaler:
         raise NodeUnsupported("images: expected them as they were decoded, or sampled again after they were scaled")
+    if getattr(image.latent.start, "frames", 0):
+        raise NodeUnsupported("images: found the frames of a video, each of which is a file")
     return (image,)
 
 
@@ -192,6 +225,17 @@ def _row(
 
 IMAGE_NODES = (
     _row("LoadImage", (combo("image", IMAGES),), _loaded, "IMAGE", "MASK"),
+    _row(
+        "LoadImageOutput",
+        (
+            combo("image", IMAGES),
+            NodeInput("upload", "BOOLEAN", False, is_required=False),
+            text("refresh", "refresh", is_required=False),
+        ),
+        _loaded,
+        "IMAGE",
+        "MASK",
+    ),
     _row("LoadImageMask", (combo("image", IMAGES), _CHANNELS), _loaded_mask, "MASK", category="mask"),
     _row("ImageToMask", (_IMAGE, _CHANNELS), _mask_of_image, "MASK", category="mask"),
     _row("InvertMask", (_MASK,), _inverted, "MASK", category="mask"),
@@ -217,7 +261,12 @@ IMAGE_NODES = (
     _row("ImageScaleBy", (_IMAGE, _METHOD, number("scale_by", 1.0, 0.01, 8.0)), _scaled_by_factor, "IMAGE"),
     _row(
         "ImageScaleToTotalPixels",
-        (_IMAGE, _METHOD, number("megapixels", 1.0, 0.01, 16.0)),
+        (
+            _IMAGE,
+            _METHOD,
+            number("megapixels", 1.0, 0.01, 16.0),
+            whole("resolution_steps", 1, 1, 256, is_required=False),
+        ),
         _scaled_to_pixels,
         "IMAGE",
     ),
@@ -259,7 +308,11 @@ IMAGE_NODES = (
     ),
     _row("VAEDecode", (link("samples", "LATENT"), link("vae", "VAE")), _decoded, "IMAGE", category="latent"),
     _row(
-        "VAEDecodeTiled", (link("samples", "LATENT"), link("vae", "VAE"), *_TILES), _decoded, "IMAGE", category="latent"
+        "VAEDecodeTiled",
+        (link("samples", "LATENT"), link("vae", "VAE"), *_TILES),
+        _decoded_in_tiles,
+        "IMAGE",
+        category="latent",
     ),
     _row("SaveImage", (link("images", "IMAGE"), text("filename_prefix", "ComfyUI")), _saved, is_output=True),
     _row("PreviewImage", (link("images", "IMAGE"),), _saved, is_output=True),

@@ -177,7 +177,8 @@ def _size_after(size: tuple[int, int], scale: ImageScale) -> tuple[int, int]:
         )
     factor = math.sqrt(scale.pixels / (width * height)) if scale.pixels is not None else scale.factor
     assert factor is not None, "a size, a factor or a number of pixels"
-    return max(1, round(width * factor)), max(1, round(height * factor))
+    wide, high = (max(1, round(side * factor / scale.multiple)) * scale.multiple for side in size)
+    return wide, high
 
 
 def _middle(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int, int, int]:

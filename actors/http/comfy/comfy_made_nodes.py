@@ -6,15 +6,21 @@ Images of the user are read when the workflow is complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, TypeVar
 
-from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, check_parts, file_stem
+from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsupported, check_parts, file_stem
 from modelpool.actors.http.comfy.comfy_request_fields import (
+    acting_options,
+    check_guidance,
     clip_skip,
+    guidance_warning,
     has_distilled_guidance,
     lora_fields,
     prompt_text,
+    reads_guidance,
     region_fields,
     shift_of,
 )
@@ -23,11 +29,13 @@ from modelpool.actors.http.comfy.comfy_values import (
     AnyImage,
     AnyLatent,
     AnyMask,
+    BatchPlaces,
     BlankLatent,
     ClipValue,
     ImageFile,
     MaskFile,
     ModelValue,
+    NodeAudio,
     NodeImage,
     NodeLatent,
     NodeMask,
@@ -38,12 +46,15 @@ from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.actors.request.workflow_fields import MAX_NODES
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
-#: operations that put images together, and the one that takes some of them
-_BATCHES, _OF_BATCH = ("image_batch", "image_repeat"), "image_from_batch"
 #: operations that read all images of a batch; a batch of a sampler is as many workflows here, of one image each
-_OF_ALL = (*_BATCHES, _OF_BATCH, "video_of_images")
+_OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "video_of_images")
+#: kinds of nodes that stand for another one at each place of a batch: one of several, one of a batch, one frame
+ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
+#: frames that are images of their own
+_MOST_FRAMES = 512
 #: of ComfyUI's node that grows masks, and of the masks of this module
 _GROWN = {"tapered": True}
+_Value = TypeVar("_Value", NodeImage, NodeLatent)
 
 
 class MadeNodes:
@@ -53,8 +64,10 @@ class MadeNodes:
         self._families = families
         #: fields of nodes, with `ImageFile` and `MaskFile` for images of the user
         self.fields: dict[str, dict[str, Any]] = {}
-        #: images of a batch, by the node that samples them
+        #: images of a batch, by the node that makes them, where they are several; and their places, by their sampler
         self.counts: dict[str, int] = {}
+        self.places: dict[str, BatchPlaces] = {}
+        self.warnings: dict[str, None] = {}
         self._known: dict[Any, str] = {}
 
     def add(self, node_id: str, kind: str, inputs: Mapping[str, str], **fields: Any) -> str:
@@ -85,53 +98,105 @@ class MadeNodes:
         self,
         node_id: str,
         operation: str,
-        result: type[NodeImage | NodeMask | NodeLatent],
+        result: type[NodeImage | NodeMask | NodeLatent | NodeAudio],
         values: Mapping[str, Any],
         settings: Mapping[str, Any],
-    ) -> NodeImage | NodeMask | NodeLatent:
+    ) -> NodeImage | NodeMask | NodeLatent | NodeAudio:
         """Return what an operation makes of values, by the names of its inputs. Raises NodeUnsupported."""
         inputs: dict[str, str] = {}
         counts, samplers, models = {1}, [""], [""]
+        if operation in _OF_ALL:
+            values = {name: self.as_frames(f"{node_id}/{name}", value) for name, value in values.items()}
         for name, value in values.items():
             if isinstance(value, BlankLatent):
                 raise NodeUnsupported(f"{name}: expected latents of an image or of a sampler, found empty ones")
             if isinstance(value, NodeLatent):
                 inputs[name] = value.node
                 models.append(value.model)
+            elif isinstance(value, NodeAudio):
+                inputs[name] = value.node
             elif isinstance(value, ImageFile | NodeImage):
                 inputs[name] = self.image(value)
             else:
                 inputs[name] = self.mask(value)
             counts.add(getattr(value, "count", 1))
             samplers.append(getattr(value, "sampler", ""))
-        if operation in _OF_ALL and max(counts) > 1:
-            raise NodeUnsupported(
-                f"found a batch of {max(counts)} images of a sampler, which are as many outputs here; expected single "
-                "images, or the frames of a video"
-            )
         made = self.add(node_id, "operation", inputs, name=operation, settings=dict(settings))
         count, sampler = max(counts), next((each for each in samplers if each), "")
         if len(counts - {1}) > 1:
             raise NodeUnsupported(f"found batches of {', '.join(map(str, sorted(counts)))} images, expected equal ones")
+        self._count(made, count)
         if result is NodeMask:
             return NodeMask(made, count, sampler)
+        if result is NodeAudio:
+            return NodeAudio(made, count, sampler)
+        frames = [value.frames for value in values.values() if isinstance(value, NodeImage | NodeLatent)]
         if result is NodeImage:
-            return NodeImage(made, count, sampler)
+            return NodeImage(made, count, sampler, frames=_frames_after(operation, settings, values))
         model = next((each for each in models if each), "")
-        masks = [value.mask for value in values.values() if isinstance(value, NodeLatent)]
-        return NodeLatent(made, model, next(iter(masks), None), count=count, sampler=sampler)
+        latents = [value for value in values.values() if isinstance(value, NodeLatent)]
+        mask = next((value.mask for value in latents), None)
+        size = _size_after(operation, settings, latents)
+        places = next((value.places for value in latents), BatchPlaces())
+        return NodeLatent(made, model, mask, None, count, sampler, max(frames, default=0), size, places)
 
-    def is_batch(self, node: str) -> bool:
-        """Whether a node makes several images that were put together, as the frames of one result."""
-        waiting = [node]
-        for each in waiting:
-            fields = self.fields[each]
-            name = fields.get("name", "")
-            if name in _BATCHES or (name == _OF_BATCH and fields["settings"]["length"] > 1):
-                return True
-            if fields["kind"] in ("operation", "upscale") and name != _OF_BATCH:
-                waiting += (source for source in fields["inputs"].values() if source not in waiting)
-        return False
+    def _count(self, node: str, count: int) -> None:
+        if count > 1:
+            self.counts[node] = count
+
+    def one_of(self, node_id: str, values: Sequence[_Value]) -> _Value:
+        """Return a batch of the images, or the latents, of several values, one behind the other."""
+        counts = [value.count for value in values]
+        check_parts("batch", "images", sum(counts), MAX_BATCH)
+        inputs = {str(place): value.node for place, value in enumerate(values)}
+        made = self.add(node_id, ONE_OF, inputs, counts=counts)
+        self._count(made, sum(counts))
+        return replace(values[0], node=made, count=sum(counts))
+
+    def pick(self, node_id: str, value: _Value, start: int, length: int = 1) -> _Value:
+        """Return some images, or latents, of a batch."""
+        made = self.add(node_id, PICK, {"source": value.node}, start=start, length=length)
+        self._count(made, length)
+        return replace(value, node=made, count=length)
+
+    def as_frames(self, node_id: str, value: Any) -> Any:
+        """Return an image; a batch of a sampler as the frames of one value."""
+        if not isinstance(value, NodeImage) or value.count == 1:
+            return value
+        made = self.pick(f"{node_id}/0", value, 0)
+        for place in range(1, value.count):
+            each = self.pick(f"{node_id}/{place}", value, place)
+            joined = self.add(f"{node_id}/batch", "operation", {"first": made.node, "second": each.node},
+                              name="image_batch", settings={})  # fmt: skip
+            made = replace(made, node=joined)
+        return replace(made, frames=value.count * max(1, value.frames))
+
+    def as_images(self, node_id: str, image: AnyImage) -> AnyImage:
+        """Return an image; the frames of one value as a batch of images. Raises NodeUnsupported for too many."""
+        if not isinstance(image, NodeImage) or not image.frames:
+            return image
+        check_parts("images", "frames", image.frames * image.count, _MOST_FRAMES)
+        if image.count > 1:
+            raise NodeUnsupported(f"images: found {image.count} videos, expected the frames of one")
+        made = self.add(f"{node_id}/frame", FRAME, {"image": image.node})
+        self._count(made, image.frames)
+        return NodeImage(made, image.frames, image.sampler)
+
+    def resolved(self, node: str, place: int) -> tuple[str, int]:
+        """Return the node that makes an image of a batch, and the place of the image in the batch of that node."""
+        while True:
+            place %= self.counts.get(node, 1)
+            fields = self.fields[node]
+            if fields["kind"] == PICK:
+                node, place = fields["inputs"]["source"], fields["start"] + place
+            elif fields["kind"] == ONE_OF:
+                for number, count in enumerate(fields["counts"]):
+                    if place < count:
+                        node = fields["inputs"][str(number)]
+                        break
+                    place -= count
+            else:
+                return node, place
 
     def grown(self, node_id: str, mask: AnyMask, pixels: int) -> AnyMask:
         """Return a mask that is grown by so many pixels."""
@@ -143,25 +208,33 @@ class MadeNodes:
 
     def encode(self, node_id: str, image: AnyImage, model: str, hidden: AnyMask | None = None) -> NodeLatent:
         """Return the latents of an image; the part under `hidden` is grey before, and is regenerated."""
+        image = self.as_images(node_id, image)
         inputs = {"image": self.image(image)} | ({} if hidden is None else {"mask": self.mask(hidden)})
         made = self.add(node_id, "encode", inputs, model=model)
         count, sampler = (image.count, image.sampler) if isinstance(image, NodeImage) else (1, "")
+        self._count(made, count)
         return NodeLatent(made, model, hidden, image if hidden is None else None, count, sampler)
 
-    def decode(self, node_id: str, latent: AnyLatent, model: str) -> NodeImage:
-        """Return the images of latents, by the VAE of a model, "" for their own. Raises NodeUnsupported."""
+    def decode(
+        self, node_id: str, latent: AnyLatent, model: str, tiles: Mapping[str, int] = MappingProxyType({})
+    ) -> NodeImage:
+        """Return the images of latents, by the VAE of a model, "" for their own, in tiles. Raises NodeUnsupported."""
         if isinstance(latent, BlankLatent):
             raise NodeUnsupported("samples: expected latents of an image or of a sampler, found empty ones")
         if not (model := model or latent.model):
             raise NodeUnsupported("vae: no model is known that the VAE is of; expected that of a checkpoint")
         self.settle(latent.node, model)
-        made = self.add(node_id, "decode", {"latent": latent.node}, model=model)
-        return NodeImage(made, latent.count, latent.sampler)
+        made = self.add(node_id, "decode", {"latent": latent.node}, model=model, **tiles)
+        self._count(made, latent.count)
+        return NodeImage(made, latent.count, latent.sampler, frames=latent.frames)
 
     def upscale(self, node_id: str, image: AnyImage, upscaler: str) -> NodeImage:
         """Return images that an upscaler enlarges."""
         made = self.add(node_id, "upscale", {"image": self.image(image)}, upscale={"model": upscaler})
-        return NodeImage(made, *((image.count, image.sampler) if isinstance(image, NodeImage) else ()))
+        if not isinstance(image, NodeImage):
+            return NodeImage(made)
+        self._count(made, image.count)
+        return replace(image, node=made, saved=None)
 
     def settle(self, node: str, model: str) -> None:
         """Have the images that latents are encoded from encoded by the VAE of a model, where none is named."""
@@ -170,7 +243,7 @@ class MadeNodes:
             fields = self.fields[each]
             if fields["kind"] == "encode" and not fields["model"]:
                 fields["model"] = model
-            if fields["kind"] in ("encode", "operation"):
+            if fields["kind"] in ("encode", "operation", ONE_OF, PICK):
                 waiting += (source for source in fields["inputs"].values() if source not in waiting)
 
     def sample(
@@ -183,12 +256,15 @@ class MadeNodes:
         _check_texts(positive, negative, given["cfg"])
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
         fields, inputs = self._run_fields(model, positive, given["cfg"], levels, seed), dict[str, str]()
+        if positive.guidance is not None and not reads_guidance(self._families.get(model.name, "")):
+            self.warnings[guidance_warning(node_id, positive.guidance, model.name)] = None
         chosen = sampler_value(given["sampler_name"])
         fields |= {"sampler": chosen.name, "eta": chosen.eta, "s_noise": chosen.s_noise}
         size = (start.width, start.height) if isinstance(start, BlankLatent) else None
         if isinstance(start, BlankLatent):
-            fields |= {"width": start.width, "height": start.height}
+            fields |= {"width": start.width, "height": start.height} if start.width else {}
             fields |= {"frames": start.frames} if start.frames else {}
+            fields |= {"seconds": start.seconds} if start.seconds else {}
             inputs |= {} if start.image is None else {"image": self.image(start.image)}
         else:
             self.settle(start.node, model.name)
@@ -200,8 +276,11 @@ class MadeNodes:
         self._add_images(fields, inputs, positive, size)
         first = levels.steps - levels.run_steps
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
-        self.counts[made] = start.count
-        return NodeLatent(made, model.name, count=start.count, sampler=node_id)
+        self._count(made, start.count)
+        self.places[made] = start.places
+        found = NodeLatent(made, model.name, count=start.count, sampler=node_id, places=start.places)
+        size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
+        return replace(found, frames=start.frames, size=size)
 
     def _run_fields(
         self, model: ModelValue, positive: TextValue, cfg: float, levels: NoiseLevels, seed: int
@@ -215,14 +294,15 @@ class MadeNodes:
             fields |= {"steps": levels.steps, "schedule": levels.schedule}
         if levels.beta is not None:
             fields |= dict(zip(("beta_alpha", "beta_beta"), levels.beta, strict=True))
-        if positive.guidance is not None:
+        check_guidance(positive, cfg, family)
+        if positive.guidance is not None and reads_guidance(family):
             fields["cfg"] = positive.guidance
         elif has_distilled_guidance(family):
             if cfg != 1:
                 raise NodeUnsupported(f"cfg: found {cfg:g}, expected 1: the model reads its guidance scale")
             del fields["cfg"]  # the scale that the model was made for
-        if model.options:
-            fields["options"] = dict(model.options)
+        if options := acting_options(model, cfg, family):
+            fields["options"] = options
         if model.sampling is not None and (shift := shift_of(model.sampling, family, (None, None))):
             fields["shift"] = shift
         return fields
@@ -322,6 +402,38 @@ class MadeNodes:
             fields["regions"] = [region_fields(region, size) for region in text.regions]
 
 
+def _frames_after(operation: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> int:
+    """Return the frames of the image that an operation makes."""
+    frames = [value.frames if isinstance(value, NodeImage) else 0 for value in values.values()]
+    match operation:
+        case "image_batch":
+            return sum(max(1, each) for each in frames)
+        case "image_repeat":
+            return max([1, *frames]) * int(settings["amount"])
+        case "image_from_batch":
+            start = min(settings["start"], max([1, *frames]) - 1)
+            length = min(settings["length"], max([1, *frames]) - start)
+            return 0 if length == 1 else length
+        case "video_of_images":
+            return max([1, *frames])
+        case "image_solid":
+            return settings["count"] if settings.get("count", 1) > 1 else 0
+    return max(frames, default=0)
+
+
+def _size_after(operation: str, settings: Mapping[str, Any], latents: Sequence[NodeLatent]) -> tuple[int, int]:
+    """Return the size of the latents that an operation makes, in pixels; (0, 0) if it is not known."""
+    size = next((each.size for each in latents), (0, 0))
+    match operation:
+        case "latent_upscale_to_pixels" if settings["width"] and settings["height"]:
+            return settings["width"], settings["height"]
+        case "latent_upscale_by":
+            return round(size[0] * settings["factor"]), round(size[1] * settings["factor"])
+        case "latent_upscale_to_pixels" | "latent_crop" | "latent_rotate":
+            return 0, 0
+    return size
+
+
 def _same_encoders(one: ClipValue, other: ClipValue) -> bool:
     return one.loras == other.loras and one.last_layer == other.last_layer and one.padding == other.padding
 
@@ -344,8 +456,6 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
     for name in ("controls", "references", "image_prompts"):
         if getattr(negative, name) and getattr(negative, name) != getattr(positive, name):
             raise NodeUnsupported(f"negative: its {name} must be those of positive")
-    if positive.guidance is not None and cfg != 1:
-        raise NodeUnsupported(f"cfg: found {cfg:g}, expected 1 with FluxGuidance")
 
 
 def is_of_user(value: Any) -> bool:

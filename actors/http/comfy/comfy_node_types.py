@@ -74,6 +74,12 @@ class NodeType:
     is_output: bool = False
 
 
+def warn(given: Mapping[str, Any], message: str) -> None:
+    """Tell the user what a node asks for and does not get. `given` are the inputs of the node, with "warn"."""
+    if (tell := given.get("warn")) is not None:
+        tell(message)
+
+
 def only_in_workflows(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Refuse a node that no request without a workflow can express."""
     raise NodeUnsupported("it is a part of a workflow of several steps")

@@ -10,6 +10,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_NODES
+from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_NODES
 from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
 from modelpool.actors.http.comfy.comfy_node_types import (
     CONTROLNETS,
@@ -51,6 +53,10 @@ _TWO_CLIPS_TYPES = (
 def _checkpoint(given: Mapping[str, Any]) -> tuple[Any, ...]:
     name = given["ckpt_name"]
     return ModelValue(name), ClipValue(name), VaeValue(name)
+
+
+def _checkpoint_with_vision(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (*_checkpoint(given), given["ckpt_name"])
 
 
 def _lora(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -99,6 +105,23 @@ def _clip_name(place: int = 0) -> NodeInput:
 
 _LOADERS = (
     _row("CheckpointLoaderSimple", (combo("ckpt_name", MODELS),), _checkpoint, "MODEL", "CLIP", "VAE"),
+    _row(
+        "CheckpointLoader",
+        (text("config_name", "anything_v3.yaml", choices=("anything_v3.yaml",)), combo("ckpt_name", MODELS)),
+        _checkpoint,
+        "MODEL",
+        "CLIP",
+        "VAE",
+    ),
+    _row(
+        "unCLIPCheckpointLoader",
+        (combo("ckpt_name", MODELS),),
+        _checkpoint_with_vision,
+        "MODEL",
+        "CLIP",
+        "VAE",
+        "CLIP_VISION",
+    ),
     _row("UNETLoader", (combo("unet_name", MODELS), _WEIGHT_DTYPE), _model_of_file, "MODEL"),
     _row(
         "CLIPLoader",
@@ -171,11 +194,13 @@ _ROWS = (
     *VALUE_NODES,
     *OPTION_NODES,
     *TEXT_NODES,
+    *ENCODER_NODES,
     *SAMPLING_NODES,
     *SAMPLER_NODES,
     *IMAGE_NODES,
     *OPERATION_NODES,
     *VIDEO_NODES,
+    *AUDIO_NODES,
 )
 #: nodes by name
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

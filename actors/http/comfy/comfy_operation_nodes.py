@@ -16,6 +16,7 @@ from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES, KONTEXT_S
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_BATCH,
+    MAX_SEED,
     MAX_SIDE,
     NodeInput,
     NodeType,
@@ -28,6 +29,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_values import BlankLatent, ImageFile, NodeImage, NodeLatent, NodeMask
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder, OperationRow
+from modelpool.pool.inference.operations.image_detail import COLOURS, DIRECTIONS, MORPHOLOGY, PLANES
 from modelpool.pool.inference.operations.image_edits import BLEND_MODES, FLIPS, TURNS
 from modelpool.pool.inference.operations.image_filters import DITHERS, MAX_RADIUS
 from modelpool.pool.inference.operations.mask_edits import COMPOSITIONS, MOST_GROWN
@@ -314,6 +316,123 @@ _IMAGES = (
         "IMAGE",
     ),
 )
+
+
+def _canny(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    settings = {"low": given["low_threshold"], "high": given["high_threshold"]}
+    return (_operate(given, NodeImage, "image_edges", {"image": given["image"]}, **settings),)
+
+
+def _stitched(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given.get("image2") is None:
+        return (given["image1"],)
+    settings = {
+        "direction": given["direction"],
+        "matches": given["match_image_size"],
+        "spacing": given["spacing_width"],
+        "colour": given["spacing_color"],
+    }
+    values = {"first": given["image1"], "second": given["image2"]}
+    return (_operate(given, NodeImage, "image_stitch", values, **settings),)
+
+
+def _planes(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    values = {"image": given["image"]}
+    return tuple(
+        nodes.operate(f"{given['node_id']}/{plane}", "image_plane", NodeImage, values, {"plane": plane})
+        for plane in PLANES
+    )
+
+
+def _split_alpha(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the image, and a black mask: images of LoadImage have no alpha channel here, as in ComfyUI."""
+    return given["image"], _operate(given, NodeMask, "image_alpha_mask", {"image": given["image"]})
+
+
+def _one_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["images"],)
+
+
+_DETAILS = (
+    _built(
+        "Canny",
+        "image",
+        (_IMAGE, number("low_threshold", 0.4, 0.01, 0.99), number("high_threshold", 0.8, 0.01, 0.99)),
+        _canny,
+        "IMAGE",
+    ),
+    _row(
+        "Morphology",
+        "image",
+        "IMAGE",
+        (_IMAGE, combo("operation", MORPHOLOGY), whole("kernel_size", 3, 3, 999)),
+        "image_morphology",
+        settings={"operation": "operation", "kernel": "kernel_size"},
+    ),
+    _row(
+        "ImageAddNoise",
+        "image",
+        "IMAGE",
+        (_IMAGE, whole("seed", 0, 0, MAX_SEED), number("strength", 0.5, 0.0, 1.0)),
+        "image_noise",
+        settings=_same("seed", "strength"),
+    ),
+    _built(
+        "ImageStitch",
+        "image",
+        (
+            link("image1", "IMAGE"),
+            combo("direction", DIRECTIONS),
+            NodeInput("match_image_size", "BOOLEAN", True),
+            whole("spacing_width", 0, 0, 1024),
+            combo("spacing_color", tuple(COLOURS)),
+            link("image2", "IMAGE", is_required=False),
+        ),
+        _stitched,
+        "IMAGE",
+    ),
+    _row(
+        "ResizeAndPadImage",
+        "image",
+        "IMAGE",
+        (
+            _IMAGE,
+            whole("target_width", 512, 1, MAX_SIDE),
+            whole("target_height", 512, 1, MAX_SIDE),
+            combo("padding_color", ("white", "black")),
+            combo("interpolation", ("area", "bicubic", "nearest-exact", "bilinear", "lanczos")),
+        ),
+        "image_letterbox",
+        settings={
+            "width": "target_width",
+            "height": "target_height",
+            "colour": "padding_color",
+            "method": "interpolation",
+        },
+    ),
+    _built("ImageRGBToYUV", "image", (_IMAGE,), _planes, "IMAGE", "IMAGE", "IMAGE"),
+    _row(
+        "ImageYUVToRGB",
+        "image",
+        "IMAGE",
+        tuple(link(name, "IMAGE") for name in PLANES),
+        "image_of_planes",
+        _same(*PLANES),
+    ),
+    _row(
+        "JoinImageWithAlpha",
+        "image",
+        "IMAGE",
+        (_IMAGE, link("alpha", "MASK")),
+        "image_with_alpha",
+        {"image": "image", "mask": "alpha"},
+    ),
+)
+_PASSED = (
+    _built("SplitImageWithAlpha", "image", (_IMAGE,), _split_alpha, "IMAGE", "MASK"),
+    _built("RebatchImages", "image", (link("images", "IMAGE"), whole("batch_size", 1, 1, 4096)), _one_image, "IMAGE"),
+)
 _BATCHES = (
     _row(
         "ImageBatch",
@@ -493,9 +612,11 @@ _LATENT_ROWS = (
         "LATENT",
     ),
 )
-_ROWS = (*_IMAGES, *_BATCHES, *_MASKS, *_LATENT_ROWS)
+_ROWS = (*_IMAGES, *_DETAILS, *_BATCHES, *_MASKS, *_LATENT_ROWS)
 #: kinds of nodes
-OPERATION_NODES = tuple(row.kind for row in _ROWS)
+OPERATION_NODES = tuple(row.kind for row in (*_ROWS, *_PASSED))
+#: what nodes become in workflows that pass an image on
+PASSED_BUILDERS: Mapping[str, Builder] = MappingProxyType({row.kind.name: row.build for row in _PASSED})
 _KONTEXT = {"sizes": tuple(side for size in KONTEXT_SIZES for side in size), "method": "lanczos"}
 #: what nodes become in workflows, by kind; also nodes that requests without a workflow have for images of the user
 OPERATION_BUILDERS: Mapping[str, Builder] = MappingProxyType(
@@ -506,7 +627,7 @@ OPERATION_BUILDERS: Mapping[str, Builder] = MappingProxyType(
                 _changed(
                     "ImageScaleToTotalPixels",
                     "image_scale_to_pixels",
-                    {"method": "upscale_method", "megapixels": "megapixels"},
+                    {"method": "upscale_method", "megapixels": "megapixels", "multiple": "resolution_steps"},
                 ),
                 _changed("FluxKontextImageScale", "image_scale_to_nearest", {}, **_KONTEXT),
                 _changed("ImageCrop", "image_crop", _same("x", "y", "width", "height")),

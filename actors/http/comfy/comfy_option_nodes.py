@@ -14,6 +14,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     link,
     number,
     text,
+    warn,
     whole,
 )
 
@@ -86,6 +87,106 @@ def _freeu_inputs(*defaults: float) -> tuple[NodeInput, ...]:
     return tuple(number(name, value, 0.0, 10.0) for name, value in zip(_FREEU, defaults, strict=True))
 
 
+def _differential(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "differential", {"strength": given["strength"]}
+
+
+def _normed(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "cfg_norm", {"strength": given["strength"]}
+
+
+def _as_it_is(name: str, reason: str, *inputs: NodeInput) -> NodeType:
+    """Return a node that changes how fast a model runs, or what the pool does by itself: the model stays as it is."""
+
+    def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        warn(given, reason)
+        return (given["model"],)
+
+    return NodeType(name, "model", (link("model", "MODEL"), *inputs), ("MODEL",), build)
+
+
+def _sampled_as(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The kind of a model's prediction, which the pool reads from its file."""
+    if given["sampling"] == "lcm":
+        warn(given, "sampling: found lcm; the noise levels are the model's own, and not its fifty distilled ones")
+    elif given["sampling"] not in ("eps", "x0"):
+        warn(given, f"sampling: found {given['sampling']}, which is not read: the model's file says what it predicts")
+    if given.get("zsnr"):
+        warn(given, "zsnr: found true, which is not read: the model's file says whether its first level is pure noise")
+    return (given["model"],)
+
+
+def _told(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn(given, "operation: it is not applied to the predictions of each step")
+    return (given["model"],)
+
+
+_NO_FASTER = "it changes how fast the model runs; the pool does not do that, and computes every step in full"
+_COMPILED = "the pool decides about compilation itself"
+_NORMED_ITSELF = "the pool guides models as they were published; Lumina 2 and its relatives are normed by themselves"
+_SPEED_NODES = (
+    _as_it_is("TomePatchModel", _NO_FASTER, number("ratio", 0.3, 0.0, 1.0)),
+    _as_it_is(
+        "EasyCache",
+        _NO_FASTER,
+        number("reuse_threshold", 0.2, 0.0, 3.0),
+        number("start_percent", 0.15, 0.0, 1.0),
+        number("end_percent", 0.95, 0.0, 1.0),
+        NodeInput("verbose", "BOOLEAN", False),
+    ),
+    _as_it_is(
+        "LazyCache",
+        _NO_FASTER,
+        number("reuse_threshold", 0.2, 0.0, 3.0),
+        number("start_percent", 0.15, 0.0, 1.0),
+        number("end_percent", 0.95, 0.0, 1.0),
+        NodeInput("verbose", "BOOLEAN", False),
+    ),
+    _as_it_is("TorchCompileModel", _COMPILED, text("backend", "inductor")),
+    _as_it_is(
+        "TorchCompileModelAdvanced",
+        _COMPILED,
+        text("backend", "inductor"),
+        NodeInput("fullgraph", "BOOLEAN", False),
+        text("mode", "default"),
+        NodeInput("dynamic", "BOOLEAN", False),
+        NodeInput("compile_transformer_blocks_only", "BOOLEAN", True, is_required=False),
+        whole("dynamo_cache_size_limit", 64, 0, 1024, is_required=False),
+        NodeInput("debug_compile_keys", "BOOLEAN", False, is_required=False),
+    ),
+    _as_it_is("ModelComputeDtype", "the pool decides about dtypes itself", text("dtype", "default")),
+    _as_it_is("PathchSageAttentionKJ", _NO_FASTER, text("sage_attention", "disabled")),
+    _as_it_is("ModelPatchTorchSettings", _NO_FASTER, NodeInput("enable_fp16_accumulation", "BOOLEAN", False)),
+    _as_it_is(
+        "RenormCFG",
+        _NORMED_ITSELF,
+        number("cfg_trunc", 100.0, 0.0, 100.0),
+        number("renorm_cfg", 1.0, 0.0, 100.0),
+    ),
+    NodeType(
+        "LatentApplyOperationCFG",
+        "model",
+        (link("model", "MODEL"), link("operation", "LATENT_OPERATION")),
+        ("MODEL",),
+        _told,
+    ),
+    NodeType(
+        "LatentOperationTonemapReinhard",
+        "latent",
+        (number("multiplier", 1.0, 0.0, 100.0),),
+        ("LATENT_OPERATION",),
+        lambda given: (None,),
+    ),
+    NodeType(
+        "LatentOperationSharpen",
+        "latent",
+        (whole("sharpen_radius", 9, 1, 31), number("sigma", 1.0, 0.1, 10.0), number("alpha", 0.1, 0.0, 5.0)),
+        ("LATENT_OPERATION",),
+        lambda given: (None,),
+    ),
+)
+
+
 _SKIPPED_SPAN = (number("start_percent", 0.01, 0.0, 1.0), number("end_percent", 0.15, 0.0, 1.0))
 
 OPTION_NODES = (
@@ -112,6 +213,44 @@ OPTION_NODES = (
         number("rescaling_scale", 0.0, 0.0, 10.0),
     ),
     _row("CFGZeroStar", _cfg_zero),
+    _row("CFGNorm", _normed, number("strength", 1.0, 0.0, 100.0)),
+    _row("DifferentialDiffusion", _differential, number("strength", 1.0, 0.0, 1.0, is_required=False)),
+    *_SPEED_NODES,
+    NodeType(
+        "ModelSamplingDiscrete",
+        "model",
+        (
+            link("model", "MODEL"),
+            text("sampling", "eps", choices=("eps", "v_prediction", "lcm", "x0", "img_to_img")),
+            NodeInput("zsnr", "BOOLEAN", False),
+        ),
+        ("MODEL",),
+        _sampled_as,
+    ),
+    NodeType(
+        "ModelSamplingContinuousEDM",
+        "model",
+        (
+            link("model", "MODEL"),
+            text("sampling", "v_prediction", choices=("v_prediction", "edm", "edm_playground_v2.5", "eps")),
+            number("sigma_max", 120.0, 0.0, 1000.0),
+            number("sigma_min", 0.002, 0.0, 1000.0),
+        ),
+        ("MODEL",),
+        _sampled_as,
+    ),
+    NodeType(
+        "ModelSamplingContinuousV",
+        "model",
+        (
+            link("model", "MODEL"),
+            text("sampling", "v_prediction", choices=("v_prediction",)),
+            number("sigma_max", 500.0, 0.0, 1000.0),
+            number("sigma_min", 0.03, 0.0, 1000.0),
+        ),
+        ("MODEL",),
+        _sampled_as,
+    ),
     _row("RescaleCFG", _rescaled, number("multiplier", 0.7, 0.0, 1.0)),
     _row(
         "HyperTile",

@@ -24,6 +24,7 @@ from modelpool.actors.http.service.problems import HttpProblem, too_many
 from modelpool.actors.http.service.shares import of_the_largest
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, warnings_of
 from modelpool.actors.outputs.results.previews import ImagePreview
+from modelpool.actors.request.video_output_fields import AUDIO_FORMATS
 
 #: workflows that have ended and are remembered: their number, and the characters of all together. The first of the
 #: owner who has most is forgotten
@@ -190,7 +191,8 @@ class Prompt:
     @property
     def warning_messages(self) -> list[list[Any]]:
         """What the pool warns of: one message of the history, and of the web socket, if there is something."""
-        found = warnings_of(self.submission.ends)
+        of_nodes = (warning for output in self.outputs for warning in output.warnings)
+        found = list(dict.fromkeys((*of_nodes, *warnings_of(self.submission.ends))))
         return [["execution_warning", {"prompt_id": self.prompt_id, "warnings": found}]] if found else []
 
     @property
@@ -203,7 +205,17 @@ class Prompt:
     def image_names(self) -> dict[str, Any]:
         """The images of the outputs so far, by node."""
         listed = ((place, output) for place, output in enumerate(self.outputs) if not output.is_sent)
-        return {output.node_id: {"images": self.images_of(place)} for place, output in listed}
+        return {output.node_id: self.output_of_place(place) for place, output in listed}
+
+    def output_of_place(self, place: int) -> dict[str, Any]:
+        """Return the files of the output at `place` so far, as ComfyUI's clients read them: images, of which some are
+        animated, or audio."""
+        files = self.images_of(place)
+        endings = {Path(file["filename"]).suffix.lower().removeprefix(".") for file in files}
+        if endings & set(AUDIO_FORMATS):
+            return {"audio": files}
+        is_animated = self.outputs[place].is_animated
+        return {"images": files, "animated": [True] * len(files)} if is_animated and files else {"images": files}
 
     @property
     def status(self) -> dict[str, Any]:
@@ -443,7 +455,7 @@ class ComfyPrompts:
                 sent = True
                 continue
             node_id = prompt.outputs[place].node_id
-            output = {"images": prompt.images_of(place)}
+            output = prompt.output_of_place(place)
             self._send(prompt, "executed", {"node": node_id, "display_node": node_id, "output": output})
         return sent
 

@@ -6,17 +6,31 @@ import math
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
-from modelpool.actors.http.comfy.comfy_values import ClipValue, LoraUse, ModelSampling, RegionUse, TextValue
+from modelpool.actors.http.comfy.comfy_values import (
+    ClipValue,
+    LoraUse,
+    ModelSampling,
+    ModelValue,
+    RegionUse,
+    TextValue,
+)
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
 #: families that read CLIP one layer before the last by default, by the beginning of their title
 _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
 #: families with text encoders of CLIP only, by the beginning of their title
 _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
+#: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
+_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm")
+_NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
 #: the family that reads the words of T5 and one padding token, and the padding and length that mean that
 _UNPADDED, _WITHOUT_PADDING = "Chroma", (1, 0)
 #: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
+#: all families with guidance as an input of the model
+_READS_GUIDANCE = (*_DISTILLED, "Flux 2", "Hunyuan Video", "Hunyuan Image 2.1 refiner", "Sana Sprint")
+#: families of these names that do not
+_READS_NONE = ("Flux 2 klein", "Hunyuan Video image-to-video", "Hunyuan Video 1.5")
 #: patches of the latents of a small and of a large image, between which ModelSamplingFlux interpolates, and the side of
 #: a patch in pixels; and the exponents that Flux dev has there. Source: the configuration of Flux dev's scheduler
 _SHIFT_TOKENS, _PATCH_SIDE, _FLUX_EXPONENTS = (256, 4096), 16, (0.5, 1.15)
@@ -65,6 +79,17 @@ def shift_of(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> flo
     return math.exp(by_size.exponent(width * height // _PATCH_SIDE**2))
 
 
+def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]:
+    """Return the options of a run that act: those of guidance do nothing with cfg 1, and some families have guidance
+    that is normed by itself."""
+    found = dict(model.options)
+    for name in _GUIDANCE_OPTIONS if cfg == 1 else ():
+        found.pop(name, None)
+    if family.startswith(_NORMED):
+        found.pop("cfg_norm", None)
+    return found
+
+
 def clip_skip(text: TextValue, family: str) -> int:
     """Return the layers that are skipped besides those that the family skips. Raises NodeUnsupported."""
     if text.clip.last_layer is None:
@@ -74,6 +99,22 @@ def clip_skip(text: TextValue, family: str) -> int:
     if skipped < 0:
         raise NodeUnsupported(f"stop_at_clip_layer: found {text.clip.last_layer}, expected {-1 - by_family} or less")
     return skipped
+
+
+def reads_guidance(family: str) -> bool:
+    """Whether models of a family read the scale of FluxGuidance; as far as is known, for one without a name."""
+    return not family or (family.startswith(_READS_GUIDANCE) and not family.startswith(_READS_NONE))
+
+
+def guidance_warning(node_id: str, guidance: float, model: str) -> str:
+    """Return the warning about a guidance scale that a model does not read."""
+    return f"node {node_id}: the guidance {guidance:g} is not read: model {model!r} has no guidance as an input"
+
+
+def check_guidance(text: TextValue, cfg: float, family: str) -> None:
+    """Raise NodeUnsupported for classifier-free guidance beside the guidance scale that a model reads."""
+    if cfg != 1 and text.guidance is not None and reads_guidance(family):
+        raise NodeUnsupported(f"cfg: found {cfg:g}, expected 1 with FluxGuidance")
 
 
 def has_distilled_guidance(family: str) -> bool:

@@ -165,9 +165,6 @@ def _continued(given: Mapping[str, Any]) -> SampledLatent:
     for name in ("positive", "negative", "steps", "cfg", "sampler_name", "scheduler"):
         expected = getattr(before, names.get(name, name))
         found = sampler_value(given[name]) if name == "sampler_name" else given[name]
-        if name == "cfg" and before.positive.guidance is not None:
-            expected = before.positive.guidance if found == 1 else 1.0
-            found = expected if found == 1 else found
         if found != expected:
             raise NodeUnsupported(f"{name}: expected that of node {before.node_id}, which this node continues")
     return before
@@ -260,7 +257,6 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
             raise NodeUnsupported(f"{name}: its text encoder has LoRAs that the model does not have")
     if given["cfg"] != 1 and positive.clip.loras != negative.clip.loras:
         raise NodeUnsupported("negative: the LoRAs of its text encoder must be those of positive")
-    cfg = given["cfg"] if positive.guidance is None else positive.guidance
     return SampledLatent(
         model=model,
         positive=positive,
@@ -268,7 +264,7 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         seed=seed,
         steps=levels.steps,
         run_steps=levels.run_steps,
-        cfg=cfg,
+        cfg=given["cfg"],
         sampler=sampler_value(given["sampler_name"]),
         schedule=levels.schedule,
         start=start,
@@ -296,8 +292,6 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
     for name in ("references", "image_prompts"):
         if getattr(negative, name) and getattr(negative, name) != getattr(positive, name):
             raise NodeUnsupported(f"negative: its {name} must be those of positive")
-    if positive.guidance is not None and cfg != 1:
-        raise NodeUnsupported(f"cfg: found {cfg:g}, expected 1 with FluxGuidance")
 
 
 def _shifted(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -323,6 +317,27 @@ SAMPLING_NODES = (
         "RepeatLatentBatch",
         (link("samples", "LATENT"), whole("amount", 1, 1, MAX_BATCH)),
         repeated,
+        "LATENT",
+        category="latent",
+    ),
+    _row(
+        "LatentFromBatch",
+        (link("samples", "LATENT"), whole("batch_index", 0, 0, 63), whole("length", 1, 1, 64)),
+        only_in_workflows,
+        "LATENT",
+        category="latent",
+    ),
+    _row(
+        "LatentBatch",
+        (link("samples1", "LATENT"), link("samples2", "LATENT")),
+        only_in_workflows,
+        "LATENT",
+        category="latent",
+    ),
+    _row(
+        "LatentBatchSeedBehavior",
+        (link("samples", "LATENT"), combo("seed_behavior", ("random", "fixed"))),
+        only_in_workflows,
         "LATENT",
         category="latent",
     ),

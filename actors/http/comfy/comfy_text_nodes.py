@@ -21,16 +21,20 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     number,
     only_in_workflows,
     text,
+    warn,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_values import (
+    BlankLatent,
     ControlUse,
     EncodedImage,
     ImageFile,
     ImagePromptUse,
     MaskFile,
+    NodeImage,
     RegionUse,
     TextValue,
+    VideoUse,
 )
 from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES, MAX_REGION
@@ -68,31 +72,58 @@ def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (TextValue(given["text"], given["clip"]),)
 
 
-def _encoded_for_flux(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (TextValue(_one_text(given, "t5xxl", "clip_l"), given["clip"], given["guidance"]),)
-
-
-def _encoded_for_sd3(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (TextValue(_one_text(given, "t5xxl", "clip_l", "clip_g"), given["clip"]),)
-
-
-def _encoded_for_sdxl(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    for name in ("crop_w", "crop_h"):
-        if given[name]:
-            raise NodeUnsupported(f"{name}: found {given[name]}, expected 0")
-    return (TextValue(_one_text(given, "text_g", "text_l"), given["clip"]),)
-
-
-def _one_text(given: Mapping[str, Any], *names: str) -> str:
-    """Return the text of several encoders. Raises NodeUnsupported if it is not the same."""
-    if len({given[name] for name in names}) > 1:
-        raise NodeUnsupported(f"{', '.join(names)}: expected the same text, which all text encoders read")
-    found: str = given[names[0]]
-    return found
-
-
 def _with_guidance(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (replace(given["conditioning"], guidance=given["guidance"]),)
+
+
+def _without_guidance(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["conditioning"], guidance=None),)
+
+
+def _with_reference_method(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Models read their reference images as they were trained to."""
+    if given["reference_latents_method"] not in ("offset", "index"):
+        warn(given, f"reference_latents_method: found {given['reference_latents_method']}, which is not read: the "
+             "model reads its reference images as it was published")  # fmt: skip
+    return (given["conditioning"],)
+
+
+def _with_area_strength(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    value: TextValue = given["conditioning"]
+    if value.is_partial:
+        regions = tuple(replace(region, strength=given["strength"]) for region in value.regions)
+        return (replace(value, regions=regions),)
+    if given["strength"] != 1:
+        raise NodeUnsupported(f"strength: found {given['strength']:g} for a text without an area, expected 1")
+    return (value,)
+
+
+def _with_vision(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The image that a model reads by its vision encoder. Raises NodeUnsupported."""
+    if given["strength"] != 1:
+        raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1")
+    if given["noise_augmentation"]:
+        warn(given, f"noise_augmentation: found {given['noise_augmentation']:g}, which is not read: 0 is")
+    return (with_video(given["conditioning"], VideoUse(given["clip_vision_output"])),)
+
+
+def _with_read_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The image that a model reads next to its latents, which have its size."""
+    use = VideoUse(of_user("pixels", given["pixels"]))
+    return with_video(given["positive"], use), with_video(given["negative"], use), BlankLatent(0, 0, 1)
+
+
+def of_user(name: str, image: Any) -> Any:
+    """Return an image of the user, or of a node of a workflow. Raises NodeUnsupported for one that is generated, which
+    no request without a workflow reads."""
+    if image is not None and not isinstance(image, ImageFile | NodeImage):
+        raise NodeUnsupported(f"{name}: expected an image of LoadImage")
+    return image
+
+
+def with_video(text_value: TextValue, use: VideoUse) -> TextValue:
+    """Return a text with what else conditions a run. What was set before is kept where this says nothing."""
+    return replace(text_value, video=use if text_value.video is None else text_value.video.with_more(use))
 
 
 def _set_to_zero(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -256,35 +287,38 @@ def _sides(least: float, most: float, share: bool = False) -> tuple[NodeInput, .
 TEXT_NODES = (
     _row("CLIPTextEncode", (text("text"), link("clip", "CLIP")), _encoded),
     _row("Text to Conditioning", (link("clip", "CLIP"), text("text")), _encoded),
+    _row("FluxGuidance", (_CONDITIONING, number("guidance", 3.5, 0.0, 100.0)), _with_guidance),
+    _row("FluxDisableGuidance", (_CONDITIONING,), _without_guidance),
     _row(
-        "CLIPTextEncodeFlux",
-        (link("clip", "CLIP"), text("clip_l"), text("t5xxl"), number("guidance", 3.5, 1.0, 100.0)),
-        _encoded_for_flux,
-    ),
-    _row(
-        "CLIPTextEncodeSD3",
+        "FluxKontextMultiReferenceLatentMethod",
         (
-            link("clip", "CLIP"),
-            text("clip_l"),
-            text("clip_g"),
-            text("t5xxl"),
-            combo("empty_padding", ("none", "empty_prompt"), is_required=False),
+            _CONDITIONING,
+            text("reference_latents_method", "offset", choices=("offset", "index", "uxo/uno", "index_timestep_zero")),
         ),
-        _encoded_for_sd3,
+        _with_reference_method,
+    ),
+    _row("ConditioningSetAreaStrength", (_CONDITIONING, _AREA_STRENGTH), _with_area_strength),
+    _row(
+        "unCLIPConditioning",
+        (
+            _CONDITIONING,
+            link("clip_vision_output", "CLIP_VISION_OUTPUT"),
+            number("strength", 1.0, -10.0, 10.0),
+            number("noise_augmentation", 0.0, 0.0, 1.0),
+        ),
+        _with_vision,
     ),
     _row(
-        "CLIPTextEncodeSDXL",
+        "InstructPixToPixConditioning",
         (
-            link("clip", "CLIP"),
-            *(whole(name, 1024, 0, MAX_SIDE) for name in ("width", "height")),
-            *(whole(name, 0, 0, MAX_SIDE) for name in ("crop_w", "crop_h")),
-            *(whole(name, 1024, 0, MAX_SIDE) for name in ("target_width", "target_height")),
-            text("text_g"),
-            text("text_l"),
+            link("positive", "CONDITIONING"),
+            link("negative", "CONDITIONING"),
+            link("vae", "VAE"),
+            link("pixels", "IMAGE"),
         ),
-        _encoded_for_sdxl,
+        _with_read_image,
+        ("CONDITIONING", "CONDITIONING", "LATENT"),
     ),
-    _row("FluxGuidance", (_CONDITIONING, number("guidance", 3.5, 1.0, 100.0)), _with_guidance),
     _row("ConditioningZeroOut", (_CONDITIONING,), _set_to_zero),
     _row(
         "ConditioningCombine",

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 from modelpool.actors.http.comfy.comfy_expressions import number_of
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
+    MAX_BATCH,
     MAX_SEED,
     NodeInput,
     NodeType,
@@ -25,6 +27,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     text,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_values import BlankLatent
 from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
 
 _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
@@ -32,6 +35,12 @@ _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
 Choice: TypeAlias = Callable[[Mapping[str, Any], tuple[str, ...]], str | None]
 _PARTS_OF_TEXT = ("text_a", "text_b", "text_c", "text_d")
 _SWITCHED = 10
+#: names of the values of an expression
+_LETTERS = "abcdefgh"
+#: characters of a regular expression, and steps of a search
+_MOST_PATTERN, _MOST_SEARCH_STEPS = 200, 10**7
+#: repetitions; repetitions of a group, references, and conditions
+_REPETITION, _UNBOUNDED = re.compile(r"[*+?{]"), re.compile(r"\)[*+?{]|\\[1-9]|\(\?P=|\(\?\(")
 
 
 def _value(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -131,6 +140,62 @@ def _random_line(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (random.Random(given["seed"]).choice(given["text"].split("\n")),)
 
 
+def _pattern(given: Mapping[str, Any]) -> re.Pattern[str]:
+    """Return a pattern that takes no time without end. Raises NodeUnsupported.
+
+    With n repetitions, none of a group and without references, a search takes about characters ** (n + 1) steps."""
+    pattern, characters = given["regex_pattern"], len(given["string"])
+    repetitions = len(_REPETITION.findall(pattern))
+    steps = max(characters, 2) ** (1 + repetitions)
+    if len(pattern) > _MOST_PATTERN or _UNBOUNDED.search(pattern) or steps > _MOST_SEARCH_STEPS:
+        raise NodeUnsupported(
+            f"regex_pattern: found {pattern[:100]!r} with {repetitions} repetitions for {characters} characters; "
+            f"expected up to {_MOST_PATTERN} characters, no repetition of a group, no reference, and characters to the "
+            f"power of repetitions + 1 up to {_MOST_SEARCH_STEPS}"
+        )
+    names = (("case_insensitive", re.IGNORECASE), ("multiline", re.MULTILINE), ("dotall", re.DOTALL))
+    try:
+        return re.compile(pattern, sum(flag for name, flag in names if given[name]))
+    except (re.error, RecursionError, OverflowError):
+        raise NodeUnsupported(f"regex_pattern: found {pattern[:100]!r}, expected a regular expression") from None
+
+
+def _regex_replaced(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    try:
+        found = _pattern(given).sub(given["replace"], given["string"], count=given["count"])
+    except (re.error, IndexError):
+        raise NodeUnsupported(f"replace: found {given['replace'][:100]!r}, expected a template") from None
+    _need_room(len(found))
+    return (found,)
+
+
+def _regex_matched(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (_pattern(given).search(given["string"]) is not None,)
+
+
+def _calculated_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = {name: given.get(f"values.{name}") for name in _LETTERS}
+    found = number_of(given["expression"], {name: value for name, value in names.items() if value is not None})
+    return float(found), int(found)
+
+
+def _negated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (not given["boolean"],)
+
+
+def _empty_of_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Sides as in "1024 x 768  (landscape)"."""
+    sides = re.match(r"\s*(\d{2,5})\s*x\s*(\d{2,5})", given["dimensions"])
+    if sides is None:
+        raise NodeUnsupported(f"dimensions: found {given['dimensions'][:100]!r}, expected WIDTH x HEIGHT")
+    width, height = (max(16, int(side)) for side in sides.groups())
+    return (BlankLatent(width, height, given["batch_size"]), width, height)
+
+
+def _nothing(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return ()
+
+
 def _without_newlines(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (given["string"].replace("\n", "") if given["strip_newlines"] else given["string"],)
 
@@ -204,6 +269,42 @@ _CORE = (
         _compared,
         "BOOLEAN",
     ),
+)
+_FLAGS = tuple(
+    NodeInput(name, "BOOLEAN", default, is_required=False)
+    for name, default in (("case_insensitive", True), ("multiline", False), ("dotall", False))
+)
+_LATER = (
+    _row(
+        "RegexReplace",
+        (
+            text("string"),
+            text("regex_pattern"),
+            text("replace"),
+            *_FLAGS,
+            whole("count", 0, 0, 100, is_required=False),
+        ),
+        _regex_replaced,
+        "STRING",
+    ),
+    _row("RegexMatch", (text("string"), text("regex_pattern"), *_FLAGS), _regex_matched, "BOOLEAN"),
+    _row(
+        "ComfyMathExpression",
+        (text("expression", "a + b"), *_any(*(f"values.{name}" for name in _LETTERS))),
+        _calculated_of,
+        "FLOAT",
+        "INT",
+    ),
+    _row("InvertBooleanNode", (_flag("boolean"),), _negated, "BOOLEAN"),
+)
+#: nodes that show something in the editor, and make nothing
+_SHOWING = (
+    _row("PreviewAny", _any("source"), _nothing),
+    _row("Image Comparer (rgthree)", _any("image_a", "image_b"), _nothing),
+    _row("ImageCompare", _any("image_a", "image_b"), _nothing),
+    _row("Display Any (rgthree)", _any("source"), _nothing),
+    _row("easy showAnything", _any("anything"), _nothing),
+    _row("DisplayAny", _any("input"), _nothing),
 )
 _CUSTOM = (
     _row("Text Multiline", (text("text"),), _written, "STRING"),
@@ -290,7 +391,17 @@ PASSING_NODES: Mapping[str, Choice] = MappingProxyType(
         "CR Text Input Switch": _by_number("Input", "text"),
     }
 )
-_COMPUTED = (*_CORE, *_CUSTOM)
-VALUE_NODES = (*_COMPUTED, *_PASSING)
+_LATENTS = (
+    _row(
+        "SDXL Empty Latent Image (rgthree)",
+        (text("dimensions", "1024 x 1024"), number("clip_scale", 2.0, 1.0, 10.0), whole("batch_size", 1, 1, MAX_BATCH)),
+        _empty_of_size,
+        "LATENT",
+        "INT",
+        "INT",
+    ),
+)
+_COMPUTED = (*_CORE, *_LATER, *_CUSTOM)
+VALUE_NODES = (*_COMPUTED, *_PASSING, *_SHOWING, *_LATENTS)
 #: names of the nodes that are computed from written values
 COMPUTED_NODES = frozenset(row.name for row in _COMPUTED)

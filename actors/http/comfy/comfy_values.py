@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 
@@ -66,6 +66,7 @@ class ImageScale:
     pixels  about as many as the image has afterwards
     sizes   the one with the shape that is most like the image's is taken
     crops   whether sides that are too long are cut off, so that nothing is stretched
+    multiple  of pixels that sides of a size after `pixels` are
     """
 
     method: str
@@ -74,6 +75,7 @@ class ImageScale:
     pixels: float | None = None
     sizes: tuple[tuple[int, int], ...] = ()
     crops: bool = False
+    multiple: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,23 +198,43 @@ class TextValue:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchPlaces:
+    """Which noise the images of a batch have: the first one that of place `first`, and each as the one before, or,
+    `is_same`, all the same."""
+
+    first: int = 0
+    is_same: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class NodeImage:
     """Images that a node of the workflow makes.
 
     count    images of a batch: as many workflows, with seeds that count up
     sampler  the sampler that they come from, for progress; "" for none
     saved    the file that they are saved as, if they are a video
+    frames   of each of them, as one value of the workflow; 0 for an image
     """
 
     node: str
     count: int = 1
     sampler: str = ""
     saved: SavedAs | None = None
+    frames: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMask:
     """A mask that a node of the workflow makes. `count`, `sampler` as of `NodeImage`."""
+
+    node: str
+    count: int = 1
+    sampler: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAudio:
+    """Audio that a node of the workflow makes. `count`, `sampler` as of `NodeImage`."""
 
     node: str
     count: int = 1
@@ -226,7 +248,8 @@ class NodeLatent:
     model  of which they are; "" for the model that reads them
     mask   where they are regenerated
     image  that they are encoded from, if nothing has changed them since
-    count, sampler  as of `NodeImage`
+    count, sampler, frames  as of `NodeImage`
+    size   width and height in pixels; (0, 0) if they are known when they are made
     """
 
     node: str
@@ -235,23 +258,28 @@ class NodeLatent:
     image: AnyImage | None = None
     count: int = 1
     sampler: str = ""
+    frames: int = 0
+    size: tuple[int, int] = (0, 0)
+    places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
 
 
 @dataclass(frozen=True, slots=True)
 class VideoUse:
-    """What conditions a video besides its text: its first and last image, frames per second, the motion strength, and
-    the noise on the image; None where a node says nothing."""
+    """What conditions a run besides its text: the image that it reads, or the first and the last image of a video, and
+    other fields of a request, by name; None where a node says nothing."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
-    frame_rate: float | None = None
-    motion: int | None = None
-    image_noise: float | None = None
+    others: tuple[tuple[str, Any], ...] = ()
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
-        found = {"frame_rate": self.frame_rate, "motion": self.motion, "image_noise": self.image_noise}
-        return {name: value for name, value in found.items() if value is not None}
+        return dict(self.others)
+
+    def with_more(self, more: VideoUse) -> VideoUse:
+        """Return it with what another node says."""
+        others = {**dict(self.others), **dict(more.others)}
+        return VideoUse(more.image or self.image, more.last_image or self.last_image, tuple(others.items()))
 
     def images(self) -> dict[str, AnyImage]:
         """Return the images, by the field of a request."""
@@ -261,10 +289,10 @@ class VideoUse:
 
 @dataclass(frozen=True, slots=True)
 class SavedAs:
-    """The file of a node that saves a video: its format, frames per second, and quality, 0 for the default."""
+    """The file of a node that saves a video or audio: its format, frames per second, and quality, 0 for the default."""
 
     format: str
-    frame_rate: float
+    frame_rate: float = 0.0
     quality: int = 0
 
     def fields(self) -> dict[str, Any]:
@@ -330,14 +358,17 @@ class GuiderValue:
 
 @dataclass(frozen=True, slots=True)
 class BlankLatent:
-    """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images. `image` is the one
-    that a video begins with, if the latents have it."""
+    """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images, and for sizes that
+    follow from an image that conditions the run. `image` is the one that a video begins with, if the latents have it;
+    `seconds` are of audio, 0 for images."""
 
     width: int
     height: int
     count: int
     frames: int = 0
     image: AnyImage | None = None
+    seconds: float = 0.0
+    places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,12 +421,14 @@ class ScaledLatent:
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
     """The images of sampled latents, scaled up by a factor: with an upscaler of the pool, or without (""). `scale` is
-    None for the factor of the upscaler, which is not known here. `saved` is the file of a video."""
+    None for the factor of the upscaler, which is not known here. `saved` is the file of a video; `tiles` are fields of
+    a request for the tiles of the VAE."""
 
     latent: SampledLatent
     scale: float | None = 1.0
     upscaler: str = ""
     saved: SavedAs | None = None
+    tiles: tuple[tuple[str, int], ...] = ()
 
 
 AnyLatent: TypeAlias = BlankLatent | NodeLatent

@@ -23,13 +23,15 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     link,
     number,
     text,
+    warn,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_video
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     ClipValue,
     DecodedImage,
-    ImageFile,
+    ModelSampling,
     ModelValue,
     NodeImage,
     NoiseLevels,
@@ -38,6 +40,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     VaeValue,
     VideoUse,
 )
+from modelpool.actors.request.video_output_fields import MAX_QUALITY
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
 _POSITIVE, _NEGATIVE, _VAE = link("positive", "CONDITIONING"), link("negative", "CONDITIONING"), link("vae", "VAE")
@@ -47,7 +50,13 @@ _MOST_FRAMES = 4096
 _LTX_SIDE, _LTX_FRAMES, _LTX_TOKENS = 32, 8, (1024, 4096)
 #: file formats of VHS_VideoCombine, by the pool's names
 _COMBINED: Mapping[str, str] = MappingProxyType(
-    {"image/gif": "gif", "image/webp": "webp", "video/webm": "webm", "video/h264-mp4": "mp4"}
+    {
+        "image/gif": "gif",
+        "image/webp": "webp",
+        "video/webm": "webm",
+        "video/h264-mp4": "mp4",
+        "video/nvenc_h264-mp4": "mp4",
+    }
 )
 
 
@@ -70,38 +79,30 @@ def _empty(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Images and empty latents; the images condition both texts."""
-    use = VideoUse(given.get("start_image"), given.get("end_image"))
-    return _with(given["positive"], use), _with(given["negative"], use), _blank(given)
-
-
-def _with(text_value: TextValue, use: VideoUse) -> TextValue:
-    """Return a text with what else conditions a video. What was set before is kept where this says nothing."""
-    before = text_value.video or VideoUse()
-    names = ("image", "last_image", "frame_rate", "motion", "image_noise")
-    return replace(
-        text_value,
-        video=VideoUse(*(getattr(before if getattr(use, name) is None else use, name) for name in names)),
-    )
+    use = VideoUse(*(of_user(name, given.get(name)) for name in ("start_image", "end_image")))
+    return with_video(given["positive"], use), with_video(given["negative"], use), _blank(given)
 
 
 def _with_frame_rate(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    use = VideoUse(frame_rate=given["frame_rate"])
-    return _with(given["positive"], use), _with(given["negative"], use)
+    use = VideoUse(others=(("frame_rate", given["frame_rate"]),))
+    return with_video(given["positive"], use), with_video(given["negative"], use)
 
 
 def _ltx_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if given["strength"] != 1:
         raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1: the image is the first frame")
-    use = VideoUse(given["image"])
-    return _with(given["positive"], use), _with(given["negative"], use), _blank(given)
+    use = VideoUse(of_user("image", given["image"]))
+    return with_video(given["positive"], use), with_video(given["negative"], use), _blank(given)
 
 
 def _latent_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_blank(given, image=given.get("start_image")),)
+    if given.get("end_image") is not None:
+        raise NodeUnsupported("end_image: found an image, expected none: the model has no last frame")
+    return (_blank(given, image=of_user("start_image", given.get("start_image"))),)
 
 
 def _hunyuan_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return _with(given["positive"], VideoUse(given.get("start_image"))), _blank(given)
+    return with_video(given["positive"], VideoUse(of_user("start_image", given.get("start_image")))), _blank(given)
 
 
 def _hunyuan_text(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -110,12 +111,12 @@ def _hunyuan_text(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _svd(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    use = VideoUse(
-        given["init_image"],
-        frame_rate=float(given["fps"]),
-        motion=given["motion_bucket_id"],
-        image_noise=given["augmentation_level"],
-    )
+    numbers = {
+        "frame_rate": float(given["fps"]),
+        "motion": given["motion_bucket_id"],
+        "image_noise": given["augmentation_level"],
+    }
+    use = VideoUse(of_user("init_image", given["init_image"]), None, tuple(numbers.items()))
     value = TextValue("", ClipValue(""), video=use)
     return value, value, _blank(given, "video_frames")
 
@@ -132,8 +133,8 @@ def _linear_guidance(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (given["model"],)
 
 
-def _ltx_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return levels that are shifted by the number of patches, and stretched so that the last one is `terminal`."""
+def _ltx_shift(given: Mapping[str, Any]) -> float:
+    """Return the shift for the patches of a video, between the shifts for few and for many. Raises NodeUnsupported."""
     latent = given.get("latent")
     tokens = _LTX_TOKENS[1]
     if isinstance(latent, BlankLatent):
@@ -143,7 +144,12 @@ def _ltx_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
         raise NodeUnsupported("latent: expected empty latents")
     few, many = _LTX_TOKENS
     slope = (given["max_shift"] - given["base_shift"]) / (many - few)
-    shift = math.exp(tokens * slope + given["base_shift"] - slope * few)
+    return math.exp(tokens * slope + given["base_shift"] - slope * few)
+
+
+def _ltx_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return levels that are shifted by the number of patches, and stretched so that the last one is `terminal`."""
+    shift = _ltx_shift(given)
     steps = given["steps"]
     levels = [shift / (shift + 1 / (1 - place / steps) - 1) for place in range(steps)]
     if given["stretch"] and levels[-1] < 1:
@@ -152,19 +158,82 @@ def _ltx_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (NoiseLevels("", steps, steps, tuple(levels)),)
 
 
+def _orbit(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """An orbit around an object."""
+    use = VideoUse(of_user("init_image", given["init_image"]), None, (("elevation", given["elevation"]),))
+    value = TextValue("", ClipValue(""), video=use)
+    return value, value, _blank(given, "video_frames")
+
+
+def _view(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Another view of an object, of which the image is from the height of the object."""
+    numbers = (("elevation", given["elevation"]), ("azimuth", given["azimuth"]), ("image_elevation", 0.0))
+    value = TextValue("", ClipValue(""), video=VideoUse(of_user("init_image", given["init_image"]), None, numbers))
+    return value, value, BlankLatent(given["width"], given["height"], given["batch_size"])
+
+
+def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A video after a reference image; latents of the pool have no frames of the image, so that none are trimmed."""
+    for name in ("control_video", "control_masks"):
+        if given.get(name) is not None:
+            raise NodeUnsupported(f"{name}: found images, expected none: control videos are the field `video` of the "
+                                  "pool's own requests")  # fmt: skip
+    if given["strength"] != 1:
+        raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1")
+    reference = of_user("reference_image", given.get("reference_image"))
+    texts = [given["positive"], given["negative"]]
+    if reference is not None:
+        texts = [replace(each, references=(*each.references, reference)) for each in texts]
+    return (*texts, _blank(given), 0)
+
+
+def _trimmed(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["trim_amount"]:
+        raise NodeUnsupported(f"trim_amount: found {given['trim_amount']}, expected that of WanVaceToVideo, or 0")
+    return (given["samples"],)
+
+
+def _ltx_guide(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["frame_idx"] or given["strength"] != 1:
+        found = f"{given['frame_idx']} and {given['strength']:g}"
+        raise NodeUnsupported(f"frame_idx, strength: found {found}, expected 0 and 1: the image is the first frame")
+    use = VideoUse(of_user("image", given["image"]))
+    return with_video(given["positive"], use), with_video(given["negative"], use), given["latent"]
+
+
+def _ltx_cropped(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Latents of the pool have no frames of guides."""
+    return given["positive"], given["negative"], given["latent"]
+
+
+def _ltx_compressed(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["img_compression"]:
+        warn(given, f"img_compression: found {given['img_compression']}, which is not done: the image is as it is")
+    return (given["image"],)
+
+
+def _ltx_shifted(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["model"], sampling=ModelSampling(_ltx_shift(given))),)
+
+
+def _no_video_of_user(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    raise NodeUnsupported("the pool reads videos of users in its own requests alone, in the field `video`")
+
+
 def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[Any, ...]:
     """Return images that are saved as a video: as they were decoded, or of a node of a workflow."""
     image = given[images]
     nodes: MadeNodes | None = given.get("nodes")
     if nodes is None:
+        if given.get("audio") is not None:
+            raise NodeUnsupported("audio: a video with the audio of a node is a part of a workflow of several steps")
         if not isinstance(image, DecodedImage) or image.scale != 1 or image.upscaler:
             raise NodeUnsupported(f"{images}: expected images as they were decoded")
         if (count := getattr(image.latent.start, "count", 1)) > 1:
             raise NodeUnsupported(f"{images}: found a batch of {count}, which are as many files; expected one")
         return (replace(image, saved=saved),)
-    if isinstance(image, ImageFile):
-        raise NodeUnsupported(f"{images}: expected images that are generated or changed, found those of LoadImage")
-    made = nodes.operate(given["node_id"], "video_of_images", NodeImage, {"image": image}, {"rate": saved.frame_rate})
+    values = {"image": image} | ({} if given.get("audio") is None else {"sound": given["audio"]})
+    made = nodes.operate(given["node_id"], "video_of_images", NodeImage, values, {"rate": saved.frame_rate})
     assert isinstance(made, NodeImage), "the result of an operation on images"
     return (replace(made, saved=saved),)
 
@@ -176,8 +245,18 @@ def _webp(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _webm(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if given["codec"] != "vp9":
-        raise NodeUnsupported(f"codec: found {given['codec']}, expected vp9")
-    return _saved_as(given, "images", SavedAs("webm", given["fps"]))
+        warn(given, f"codec: found {given['codec']}; WebM files of the pool have VP9")
+    return _saved_as(given, "images", SavedAs("webm", given["fps"], quality_of_factor(given["crf"])))
+
+
+def quality_of_factor(factor: float) -> int:
+    """Return the quality of a video file for a constant rate factor (crf) of its encoder."""
+    return MAX_QUALITY - round(factor)
+
+
+def _animated_png(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn(given, "the pool writes no animated PNG; the file is WebP without loss, with equal pixels")
+    return _saved_as(given, "images", SavedAs("webp", given["fps"], 100))
 
 
 def _created(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -192,9 +271,13 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     file_format = _COMBINED.get(given["format"])
     if file_format is None:
         raise NodeUnsupported(f"format: found {given['format'][:100]}, expected one of {', '.join(_COMBINED)}")
-    if given["pingpong"] or given["loop_count"]:
-        raise NodeUnsupported("pingpong, loop_count: expected false, and 0")
-    return _saved_as(given, "images", SavedAs(file_format, given["frame_rate"]))
+    if given["pingpong"]:
+        raise NodeUnsupported("pingpong: found true, expected false")
+    if given["loop_count"]:
+        warn(given, f"loop_count: found {given['loop_count']}; files of the pool repeat without end, or not at all")
+    factor = given.get("crf")
+    quality = quality_of_factor(factor) if factor is not None and file_format in ("mp4", "webm") else 0
+    return _saved_as(given, "images", SavedAs(file_format, given["frame_rate"], quality))
 
 
 def _row(
@@ -213,12 +296,115 @@ def _image(name: str, is_required: bool = False) -> NodeInput:
 
 _TEXTS_AND_LATENT = ("CONDITIONING", "CONDITIONING", "LATENT")
 _SEEN = link("clip_vision_output", "CLIP_VISION_OUTPUT", is_required=False)
+_AUDIO = link("audio", "AUDIO", is_required=False)
 _IMAGES, _PREFIX = link("images", "IMAGE"), text("filename_prefix", "ComfyUI")
 VIDEO_NODES = (
     _row("EmptyHunyuanLatentVideo", _sizes(848, 480, 25), _empty, "LATENT"),
     _row("EmptyLTXVLatentVideo", _sizes(768, 512, 97), _empty, "LATENT"),
     _row("EmptyMochiLatentVideo", _sizes(848, 480, 25), _empty, "LATENT"),
     _row("EmptyCosmosLatentVideo", _sizes(1280, 704, 121), _empty, "LATENT"),
+    _row("EmptyHunyuanVideo15Latent", _sizes(848, 480, 25), _empty, "LATENT"),
+    *(
+        _row(
+            name,
+            (_VAE, *_sizes(*size), _image("start_image"), _image("end_image")),
+            _latent_from_image,
+            "LATENT",
+        )
+        for name, size in (
+            ("CosmosImageToVideoLatent", (1280, 704, 121)),
+            ("CosmosPredict2ImageToVideoLatent", (848, 480, 93)),
+        )
+    ),
+    _row(
+        "WanFunInpaintToVideo",
+        (_POSITIVE, _NEGATIVE, _VAE, *_sizes(832, 480, 81), _SEEN, _image("start_image"), _image("end_image")),
+        _from_image,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "HunyuanVideo15ImageToVideo",
+        (_POSITIVE, _NEGATIVE, _VAE, *_sizes(848, 480, 33), _image("start_image"), _SEEN),
+        _from_image,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "WanVaceToVideo",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            *_sizes(832, 480, 81),
+            number("strength", 1.0, 0.0, 1000.0),
+            _image("control_video"),
+            link("control_masks", "MASK", is_required=False),
+            _image("reference_image"),
+        ),
+        _vace,
+        *_TEXTS_AND_LATENT,
+        "INT",
+    ),
+    _row("TrimVideoLatent", (link("samples", "LATENT"), whole("trim_amount", 0, 0, 99999)), _trimmed, "LATENT"),
+    _row(
+        "LTXVAddGuide",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            link("latent", "LATENT"),
+            _image("image", is_required=True),
+            whole("frame_idx", 0, -9999, 9999),
+            number("strength", 1.0, 0.0, 1.0),
+        ),
+        _ltx_guide,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row("LTXVCropGuides", (_POSITIVE, _NEGATIVE, link("latent", "LATENT")), _ltx_cropped, *_TEXTS_AND_LATENT),
+    _row(
+        "LTXVPreprocess",
+        (_image("image", is_required=True), whole("img_compression", 35, 0, 100)),
+        _ltx_compressed,
+        "IMAGE",
+    ),
+    _row(
+        "ModelSamplingLTXV",
+        (
+            link("model", "MODEL"),
+            number("max_shift", 2.05, 0.0, 100.0),
+            number("base_shift", 0.95, 0.0, 100.0),
+            link("latent", "LATENT", is_required=False),
+        ),
+        _ltx_shifted,
+        "MODEL",
+    ),
+    _row(
+        "SV3D_Conditioning",
+        (
+            link("clip_vision", "CLIP_VISION"),
+            _image("init_image", is_required=True),
+            _VAE,
+            *_sizes(576, 576, 21, "video_frames")[:3],
+            number("elevation", 0.0, -90.0, 90.0),
+        ),
+        _orbit,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "StableZero123_Conditioning",
+        (
+            link("clip_vision", "CLIP_VISION"),
+            _image("init_image", is_required=True),
+            _VAE,
+            *_sizes(256, 256, 1)[:2],
+            whole("batch_size", 1, 1, MAX_BATCH),
+            number("elevation", 0.0, -180.0, 180.0),
+            number("azimuth", 0.0, -180.0, 180.0),
+        ),
+        _view,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row("LoadVideo", (text("file"),), _no_video_of_user, "VIDEO"),
+    _row("GetVideoComponents", (link("video", "VIDEO"),), _no_video_of_user, "IMAGE", "AUDIO", "FLOAT"),
     _row(
         "LTXVConditioning",
         (_POSITIVE, _NEGATIVE, number("frame_rate", 25.0, 0.1, 1000.0)),
@@ -317,11 +503,9 @@ VIDEO_NODES = (
         *_TEXTS_AND_LATENT,
     ),
     _row("ImageOnlyCheckpointLoader", (combo("ckpt_name", MODELS),), _image_checkpoint, "MODEL", "CLIP_VISION", "VAE"),
-    _row(
-        "VideoLinearCFGGuidance",
-        (link("model", "MODEL"), number("min_cfg", 1.0, 0.0, 100.0)),
-        _linear_guidance,
-        "MODEL",
+    *(
+        _row(name, (link("model", "MODEL"), number("min_cfg", 1.0, 0.0, 100.0)), _linear_guidance, "MODEL")
+        for name in ("VideoLinearCFGGuidance", "VideoTriangleCFGGuidance")
     ),
     _row(
         "SaveAnimatedWEBP",
@@ -334,6 +518,12 @@ VIDEO_NODES = (
             text("method", "default", choices=("default", "fastest", "slowest")),
         ),
         _webp,
+        is_output=True,
+    ),
+    _row(
+        "SaveAnimatedPNG",
+        (_IMAGES, _PREFIX, number("fps", 6.0, 0.01, 1000.0), whole("compress_level", 4, 0, 9)),
+        _animated_png,
         is_output=True,
     ),
     _row(
@@ -350,7 +540,7 @@ VIDEO_NODES = (
     ),
     _row(
         "CreateVideo",
-        (_IMAGES, number("fps", 30.0, 1.0, 120.0)),
+        (_IMAGES, number("fps", 30.0, 1.0, 120.0), _AUDIO),
         _created,
         "VIDEO",
     ),
@@ -359,8 +549,8 @@ VIDEO_NODES = (
         (
             link("video", "VIDEO"),
             _PREFIX,
-            combo("format", ("auto", "mp4")),
-            combo("codec", ("auto", "h264")),
+            combo("format", ("auto", "mp4"), is_required=False),
+            combo("codec", ("auto", "h264"), is_required=False),
         ),
         _video_saved,
         is_output=True,
@@ -375,6 +565,8 @@ VIDEO_NODES = (
             text("format", "image/gif", choices=tuple(_COMBINED)),
             NodeInput("pingpong", "BOOLEAN", False),
             NodeInput("save_output", "BOOLEAN", True),
+            number("crf", 19.0, 0.0, 49.0, is_required=False),
+            _AUDIO,
         ),
         _combined,
         is_output=True,

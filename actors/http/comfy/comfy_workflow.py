@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_BUILDERS
+from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_BUILDERS
 from modelpool.actors.http.comfy.comfy_evaluation import evaluated
 from modelpool.actors.http.comfy.comfy_graph import (
     KnownGraph,
@@ -19,7 +22,6 @@ from modelpool.actors.http.comfy.comfy_graph import (
     input_errors,
     known_nodes,
     node_error,
-    node_values,
     nodes_in_order,
     output_nodes,
     plain_requests,
@@ -27,16 +29,20 @@ from modelpool.actors.http.comfy.comfy_graph import (
     sources_of,
 )
 from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
-from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported
+from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
+from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
-from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS
+from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
-from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
+from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.request.workflow_fields import SampleNode, Workflow
+from modelpool.actors.request.workflow_fields import MAX_NODES, Workflow
 
+#: what nodes become in workflows, by their kind; others have the same values as in requests without one
+BUILDERS: Mapping[str, Builder] = MappingProxyType(
+    {**WORKFLOW_NODES, **ENCODER_BUILDERS, **AUDIO_BUILDERS, **PASSED_BUILDERS, **OPERATION_BUILDERS}
+)
 #: seeds are below this, and continue at 0
 _SEEDS = 2**64
 #: kinds of errors of nodes that a workflow of the pool may not have
@@ -52,11 +58,17 @@ class GraphOutput:
     image: NodeImage
     nodes: MadeNodes
     is_sent: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def sampler_id(self) -> str:
         """The node that samples, for progress; the output itself if none does."""
         return self.image.sampler or self.node_id
+
+    @property
+    def is_animated(self) -> bool:
+        """Whether its files are videos."""
+        return self.image.saved is not None and self.image.saved.frame_rate > 0
 
     @property
     def made(self) -> tuple[Any, ...]:
@@ -129,9 +141,9 @@ def _graph_outputs(
         kind = NODE_TYPES[node["class_type"]]
         found = list(input_errors(graph, node_id, node, kind))
         if not found and all(source in graph.values for source in sources_of(node)):
-            build = OPERATION_BUILDERS.get(kind.name) or WORKFLOW_NODES.get(kind.name, kind.build)
+            build = BUILDERS.get(kind.name, kind.build)
             try:
-                graph.values[node_id] = build({**node_values(graph, node, kind), "node_id": node_id, "nodes": made})
+                graph.values[node_id] = build({**graph.inputs_of(node_id), "nodes": made})
             except NodeUnsupported as problem:
                 found.append(node_error(node_id, node, _MAY_BE_WORKFLOW, "not supported by the pool", str(problem)))
             except ArithmeticError:
@@ -148,6 +160,7 @@ def _graph_outputs(
             graph.values[node_id][0],
             made,
             kinds[node_id] == "SaveImageWebsocket",
+            (*graph.warnings, *made.warnings),
         )
         for node_id in outputs
     )
@@ -155,39 +168,50 @@ def _graph_outputs(
 
 def _workflow_requests(output: GraphOutput, images: WorkflowImages) -> list[GenerateRequest]:
     """Return a request for each image of an output, with a workflow."""
-    needed = _needed(output)
     read: dict[Any, Any] = {}
-    nodes = {node_id: _with_images(output.nodes.fields[node_id], images, read) for node_id in needed}
-    workflow = Workflow(nodes=nodes, output=output.image.node)
     found = []
     for place in range(output.count):
-        each = _with_seeds(workflow, output.nodes.counts, place)
-        *_, last = (0, *(node.request.seed or 0 for node in each.samplings))
+        nodes, last = _nodes_at(output.nodes, output.image.node, place)
+        each = Workflow(nodes=_with_images(nodes, images, read), output=last)
+        *_, seed = (0, *(node.request.seed or 0 for node in each.samplings))
         file = {} if output.image.saved is None else output.image.saved.fields()
-        found.append(GenerateRequest(workflow=each, seed=last, **file))
+        found.append(GenerateRequest(workflow=each, seed=seed, **file))
     return found
 
 
-def _needed(output: GraphOutput) -> list[str]:
-    """Return the nodes that an output depends on."""
-    waiting = [output.image.node]
-    known = set(waiting)
-    for node_id in waiting:
-        for source in output.nodes.fields[node_id]["inputs"].values():
-            if source not in known:
-                known.add(source)
-                waiting.append(source)
-    return waiting
+def _nodes_at(made: MadeNodes, output: str, place: int) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return the nodes that the image at `place` of a batch depends on, by their ids, and the id of its own node."""
+    waiting = [made.resolved(output, place)]
+    names = {waiting[0]: waiting[0][0]}
+    nodes: dict[str, dict[str, Any]] = {}
+    for node_id, at in waiting:
+        fields, inputs = made.fields[node_id], {}
+        for name, source in fields["inputs"].items():
+            key = made.resolved(source, at)
+            if key not in names:
+                # one node at two places of its batch is two nodes
+                taken = key[0] in names.values()
+                names[key] = f"{key[0]}@{key[1]}" if taken else key[0]
+                check_parts("workflow", "nodes", len(names), MAX_NODES)
+                waiting.append(key)
+            inputs[name] = names[key]
+        nodes[names[node_id, at]] = _fields_at(made, node_id, at) | {"inputs": inputs}
+    return nodes, names[waiting[0]]
 
 
-def _with_seeds(workflow: Workflow, counts: Mapping[str, int], place: int) -> Workflow:
-    """Return the workflow of the image at `place` of a batch: samplers of a batch have seeds that count up."""
-    changed = {}
-    for node_id, node in workflow.nodes.items():
-        if isinstance(node, SampleNode) and (more := place % counts.get(node_id, 1)):
-            seed = ((node.request.seed or 0) + more) % _SEEDS
-            changed[node_id] = node.model_copy(update={"request": node.request.model_copy(update={"seed": seed})})
-    return workflow.changed_at(changed)
+def _fields_at(made: MadeNodes, node_id: str, place: int) -> dict[str, Any]:
+    """Return the fields of a node for the image at `place` of its batch: samplers have seeds that count up."""
+    fields = made.fields[node_id]
+    if fields["kind"] == FRAME:
+        settings = {"start": place, "length": 1}
+        return {"kind": "operation", "name": "image_from_batch", "settings": settings}
+    if (places := made.places.get(node_id)) is None:
+        return fields
+    more = places.first + (0 if places.is_same else place)
+    if not more:
+        return fields
+    seed = ((fields["request"]["seed"] or 0) + more) % _SEEDS
+    return {**fields, "request": {**fields["request"], "seed": seed}}
 
 
 def _with_images(value: Any, images: WorkflowImages, read: dict[Any, Any]) -> Any:

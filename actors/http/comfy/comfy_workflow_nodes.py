@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from modelpool.actors.http.comfy.comfy_image_nodes import tile_fields
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, check_parts
+from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsupported, check_parts, warn
 from modelpool.actors.http.comfy.comfy_sampling_nodes import denoised_levels, repeated
 from modelpool.actors.http.comfy.comfy_values import (
     AnyImage,
@@ -159,6 +160,14 @@ def _decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (nodes.decode(given["node_id"], given["samples"], given["vae"].name),)
 
 
+def _decoded_in_tiles(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    latent = given["samples"]
+    size = (latent.width, latent.height) if isinstance(latent, BlankLatent) else latent.size
+    tiles = dict(tile_fields(given, size, latent.frames))
+    return (nodes.decode(given["node_id"], latent, given["vae"].name, tiles),)
+
+
 def _upscaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
     nodes: MadeNodes = given["nodes"]
     return (nodes.upscale(given["node_id"], given["image"], given["upscale_model"]),)
@@ -166,23 +175,51 @@ def _upscaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
     image = given["images"]
-    if isinstance(image, ImageFile):
-        raise NodeUnsupported("images: expected images that are generated or changed, found those of LoadImage")
     nodes: MadeNodes = given["nodes"]
-    if nodes.is_batch(image.node):
-        raise NodeUnsupported(
-            "images: found images that are put together, which is one output; expected a node that saves an animation, "
-            "or one image of them"
-        )
-    return (image,)
+    if isinstance(image, ImageFile):  # an output is computed
+        settings = {"start": 0, "length": 1}
+        return (nodes.operate(given["node_id"], "image_from_batch", NodeImage, {"image": image}, settings),)
+    return (nodes.as_images(given["node_id"], image),)
 
 
 def _repeated(given: Mapping[str, Any]) -> tuple[Any, ...]:
     latent = given["samples"]
     if isinstance(latent, NodeLatent):
         check_parts("amount", "images", latent.count * given["amount"], MAX_PARTS * 4)
-        return (replace(latent, count=latent.count * given["amount"]),)
+        nodes: MadeNodes = given["nodes"]
+        return (nodes.one_of(given["node_id"], [latent] * given["amount"]),)
     return repeated(given)
+
+
+def _of_batch(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return some latents of a batch, with the noise of their places in it."""
+    latent: AnyLatent = given["samples"]
+    start = min(given["batch_index"], latent.count - 1)
+    length = min(given["length"], latent.count - start)
+    places = replace(latent.places, first=latent.places.first + start)
+    if isinstance(latent, BlankLatent):
+        return (replace(latent, count=length, places=places),)
+    nodes: MadeNodes = given["nodes"]
+    return (replace(nodes.pick(given["node_id"], latent, start, length), places=places),)
+
+
+def _latents_joined(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a batch of both; the second ones get the size of the first ones."""
+    first, second = given["samples1"], given["samples2"]
+    nodes: MadeNodes = given["nodes"]
+    if isinstance(first, BlankLatent) and isinstance(second, BlankLatent):
+        check_parts("batch", "images", first.count + second.count, MAX_BATCH)
+        return (replace(first, count=first.count + second.count),)
+    if isinstance(first, BlankLatent) or isinstance(second, BlankLatent):
+        raise NodeUnsupported("samples1, samples2: expected latents of images or of samplers, or two empty ones")
+    if first.size != second.size or first.size == (0, 0):
+        warn(given, "latents of a batch have one size in ComfyUI; here each keeps its own")
+    return (nodes.one_of(given["node_id"], [first, second]),)
+
+
+def _with_seeds(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    latent: AnyLatent = given["samples"]
+    return (replace(latent, places=replace(latent.places, is_same=given["seed_behavior"] == "fixed")),)
 
 
 def _with_noise_mask(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -350,7 +387,10 @@ WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
         "VAEEncodeTiled": _encoded,
         "VAEEncodeForInpaint": _encoded_for_inpainting,
         "VAEDecode": _decoded,
-        "VAEDecodeTiled": _decoded,
+        "VAEDecodeTiled": _decoded_in_tiles,
+        "LatentFromBatch": _of_batch,
+        "LatentBatch": _latents_joined,
+        "LatentBatchSeedBehavior": _with_seeds,
         "InpaintModelConditioning": _inpaint_conditioning,
         "RepeatLatentBatch": _repeated,
         "SetLatentNoiseMask": _with_noise_mask,

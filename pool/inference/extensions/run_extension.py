@@ -15,6 +15,7 @@ from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPar
 from modelpool.pool.inference.extensions.block_factors import check_block_factors, with_block_factors
 from modelpool.pool.inference.extensions.block_runs import check_published, unknown_blocks, with_block_runs
 from modelpool.pool.inference.extensions.deep_cache import DeepLayers, check_layers
+from modelpool.pool.inference.extensions.differential_mask import mask_of_level
 from modelpool.pool.inference.extensions.freeu import freeu_patch
 from modelpool.pool.inference.extensions.perturbed_guidance import (
     isolated_call,
@@ -129,6 +130,9 @@ def run_options_part(run: DenoisingRun) -> RunPart | None:
     run.hooks, run.options = extension.limited(run.hooks), extension.model_options
     if extension.texts_apart:
         run.max_batch = 1
+    if (differential := work.options.differential) is not None:
+        function = mask_of_level(differential, run.table)
+        run.options = run.options.with_denoise_mask_function(function)
     return RunPart(around=extension.installed)
 
 

@@ -144,6 +144,34 @@ class DeviationRescaledGuidance(Guider):
         return clean_latent(*how, self.combine(Predictions(*predicted), sigma), sigma, self._sigma_data)
 
 
+class NormedGuidance(Guider):
+    """Another guidance, with its clean latent scaled down to the length of the one for the prompt at each position."""
+
+    def __init__(self, inner: Guider, strength: float, prediction: Prediction, sigma_data: float) -> None:
+        self.scale = inner.scale
+        self._inner, self._strength = inner, strength
+        self._prediction, self._sigma_data = prediction, sigma_data
+
+    def combine(self, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction, not scaled: that depends on the latent."""
+        return self._inner.combine(predicted, sigma)
+
+    def combine_at(self, x_BCHW: Tensor, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction for `x_BCHW`, scaled."""
+        how = self._prediction, x_BCHW
+        guided = clean_latent(*how, self._inner.combine_at(x_BCHW, predicted, sigma), sigma, self._sigma_data)
+        cond = clean_latent(*how, predicted.cond, sigma, self._sigma_data)
+        return prediction_of(*how, self._scaled(guided, cond), sigma, self._sigma_data)
+
+    def combine_clean(self, x_BCHW: Tensor, clean: Predictions, sigma: float) -> Tensor:
+        """Return the guided clean latent, scaled."""
+        return self._scaled(self._inner.combine_clean(x_BCHW, clean, sigma), clean.cond)
+
+    def _scaled(self, guided_BCHW: Tensor, cond_BCHW: Tensor) -> Tensor:
+        lengths, wanted = (torch.linalg.vector_norm(each, dim=1, keepdim=True) for each in (guided_BCHW, cond_BCHW))
+        return guided_BCHW * (wanted / (lengths + _SMALLEST_SQUARE)).clamp(max=1.0) * self._strength
+
+
 class SoundGuidance(Guider):
     """Guidance of videos with an audio track, each with its scale, for flows. A share of either clean latent is scaled
     to the standard deviation of that for the prompt. Source: diffusers' LTX2Pipeline."""

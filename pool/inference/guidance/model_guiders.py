@@ -27,6 +27,7 @@ from modelpool.pool.inference.guidance.guiders import (
     DeviationRescaledGuidance,
     EasedGuidance,
     Guider,
+    NormedGuidance,
     PerFrameGuidance,
     RescaledGuidance,
     SoundGuidance,
@@ -55,9 +56,12 @@ def guider_of(
     guider = _guider_of_model(facts, work, cond, shape_BC, device, memory, step)
     if zero is not None:
         guider = ZeroStarGuidance(work.guidance.cfg, lambda: step() < zero.zero_steps)
-    if rescaled is None:
-        return guider
-    return DeviationRescaledGuidance(guider, rescaled.factor, facts.prediction, facts.noise.sigma_data)
+    kind = facts.prediction, facts.noise.sigma_data
+    if rescaled is not None:
+        guider = DeviationRescaledGuidance(guider, rescaled.factor, *kind)
+    if (norm := work.options.cfg_norm) is not None:
+        guider = NormedGuidance(guider, norm.strength, *kind)
+    return guider
 
 
 def _guider_of_model(

@@ -8,7 +8,7 @@ Shape legend: L tokens, D text width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,59 @@ def _joined(params: NoSettings, inputs: Inputs) -> Encoded:
     return Encoded(np.concatenate([first.context_LD, second.context_LD]), first.pooled_V)
 
 
+def _pooled_of(params: NoSettings, inputs: Inputs) -> Encoded:
+    """Return the states of the first text with the pooled embedding of the second one: of models that read the states
+    of one text encoder, and the pooled embedding of another."""
+    first, second = inputs["first"], inputs["second"]
+    return replace(first, pooled_V=second.pooled_V)
+
+
+def _of_two_encoders(params: NoSettings, inputs: Inputs) -> Encoded:
+    """Return the columns of the first text encoder from the first text, and the columns of the second one, which are as
+    many as its pooled embedding has, from the second text, with that embedding: the two CLIP of Stable Diffusion XL."""
+    first, second = inputs["first"], inputs["second"]
+    _check(first, second)
+    if len(first.context_LD) != len(second.context_LD):
+        found = f"{len(first.context_LD)} and {len(second.context_LD)} tokens"
+        raise UnusableField(f"first, second: found {found}, expected texts of as many parts of 77 tokens")
+    width = first.context_LD.shape[-1] - _pooled_width(second)
+    context_LD = np.concatenate([first.context_LD[:, :width], second.context_LD[:, width:]], axis=-1)
+    return Encoded(context_LD, second.pooled_V)
+
+
+def _of_three_encoders(params: NoSettings, inputs: Inputs) -> Encoded:
+    """Return the rows of CLIP from the first two texts, and the rows behind them from the third: Stable Diffusion 3.
+    The pooled embedding has those of both CLIP; rows of CLIP have zeros behind as many columns."""
+    first, second, third = (inputs[name] for name in ("first", "second", "third"))
+    _check(first, second)
+    _check(first, third)
+    both = _pooled_width(first)
+    rows = [int(np.argmax(np.append(each.context_LD[:, both:].any(-1), True))) for each in (first, second, third)]
+    if rows[0] != rows[1]:
+        raise UnusableField(f"first, second: found {rows[0]} and {rows[1]} tokens of CLIP, expected equally many")
+    width = _first_width(first.context_LD[: rows[0]], second.context_LD[: rows[0]], both)
+    clip_LD = first.context_LD[: rows[0]].copy()
+    clip_LD[:, width:] = second.context_LD[: rows[0], width:]
+    assert first.pooled_V is not None, "it has a width"
+    pooled_V = np.concatenate([first.pooled_V[:width], _pooled(second)[width:]])
+    return Encoded(np.concatenate([clip_LD, third.context_LD[rows[2] :]]), pooled_V)
+
+
+def _first_width(first_LD: npt.NDArray[np.float32], second_LD: npt.NDArray[np.float32], both: int) -> int:
+    """Return the columns of CLIP-L next to those of CLIP-G: 768 of 2048, in tiny models half of them."""
+    return both * 768 // 2048 if both == 2048 else both // 2
+
+
+def _pooled(text: Encoded) -> npt.NDArray[np.float32]:
+    if text.pooled_V is None:
+        raise UnusableField("first, second: found a text without a pooled embedding, expected one of CLIP")
+    return text.pooled_V
+
+
+def _pooled_width(text: Encoded) -> int:
+    return int(_pooled(text).shape[-1])
+
+
 def _average_size(params: Average, sizes: Sizes) -> Size:
     need("strength", params.strength, 0, 1)
     return no_size(params, sizes)
@@ -83,5 +136,8 @@ _TWO = ("first", "second")
 ENCODED_EDITS = (
     _row("encoded_zero", NoSettings, ("text",), _zero),
     _row("encoded_concat", NoSettings, _TWO, _joined),
+    _row("encoded_pooled_of", NoSettings, _TWO, _pooled_of),
+    _row("encoded_of_two", NoSettings, _TWO, _of_two_encoders),
+    _row("encoded_of_three", NoSettings, (*_TWO, "third"), _of_three_encoders),
     _row("encoded_average", Average, _TWO, _averaged, _average_size),
 )

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from modelpool.pool.inference.operations.audio_edits import AUDIO_EDITS
 from modelpool.pool.inference.operations.encoded_edits import ENCODED_EDITS
+from modelpool.pool.inference.operations.image_detail import IMAGE_DETAIL
 from modelpool.pool.inference.operations.image_edits import IMAGE_EDITS
 from modelpool.pool.inference.operations.image_filters import IMAGE_FILTERS
 from modelpool.pool.inference.operations.image_scaling import IMAGE_SCALING
@@ -24,6 +25,7 @@ _ROWS = (
     *IMAGE_SCALING,
     *IMAGE_EDITS,
     *IMAGE_FILTERS,
+    *IMAGE_DETAIL,
     *MASK_EDITS,
     *LATENT_EDITS,
     *ENCODED_EDITS,

@@ -162,6 +162,22 @@ class RescaleCfg(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class CfgNorm(WireValue):
+    """Scales guided predictions, as clean latents, down to the length of those for the prompt at each position, where
+    they are longer. Source: "CFGNorm" of ComfyUI, after the pipeline of Qwen-Image-Edit."""
+
+    strength: float = _number(1.0, 0.0, 100.0, "factor of the result")
+
+
+@dataclass(frozen=True, slots=True)
+class DifferentialMask(WireValue):
+    """Regenerates each part of a soft mask from another step on: at the first step where the mask is white, at the last
+    one wherever it is not black. Source: Levin and Fried 2023 ("Differential Diffusion")."""
+
+    strength: float = _number(1.0, 0.0, 1.0, "share of the mask of each step in the mask; the rest is the mask itself")
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionScale(_Timed, WireValue):
     """Scales what the attention of some blocks of a UNet adds to the image. Blocks are named as for LoRAs: IN01, MID,
     OUT05; IN and OUT are all of them."""
@@ -289,6 +305,8 @@ RunOption: TypeAlias = (
     | AttentionScale
     | BlockScale
     | Isolation
+    | CfgNorm
+    | DifferentialMask
 )
 
 
@@ -311,6 +329,8 @@ class RunOptions(WireValue):
     attention_scale: AttentionScale | None = field(default=None, metadata=_LATER)
     block_scale: BlockScale | None = field(default=None, metadata=_LATER)
     isolation: Isolation | None = field(default=None, metadata=_LATER)
+    cfg_norm: CfgNorm | None = field(default=None, metadata=_LATER)
+    differential: DifferentialMask | None = field(default=None, metadata=_LATER)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -383,6 +403,8 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "attention_scale": AttentionScale,
         "block_scale": BlockScale,
         "isolation": Isolation,
+        "cfg_norm": CfgNorm,
+        "differential": DifferentialMask,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`
@@ -394,6 +416,8 @@ MAIN_SETTING: Mapping[str, str] = MappingProxyType(
         "isolation": "scale",
         "cfg_zero": "zero_steps",
         "rescale_cfg": "factor",
+        "cfg_norm": "strength",
+        "differential": "strength",
         "hypertile": "tile",
         "tiled": "tile",
         "deepcache": "interval",

@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, engine: object | None = None, prompt: str = "a red circle", steps: int = 3) -> None:
         self.steps: list[StepDone] = []
         self.engine = engine or FakeEngine()
-        self.worker = GpuWorker(WorkerId("gpu-0"), 4, lambda: self.engine, self.steps.append, progress_seconds=0.0)
+        self.worker = GpuWorker(WorkerId("gpu-0"), 4, lambda: self.engine, self.steps.extend, progress_seconds=0.0)
         request = GenerateRequest(model="shapes", prompt=prompt, seed=1, steps=steps)
         _, cut = build_graph(request, JobId("x"), FakeCatalog())
         self.task = next(task for task in cut.job.tasks if task.stage is Stage.SAMPLE)

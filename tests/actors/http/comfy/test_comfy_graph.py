@@ -156,7 +156,9 @@ def test_controlnets_guidance_and_layers_become_fields() -> None:
     request = made(graph)[0]
     (control,) = request.controls
     assert (control.model, control.strength, control.end) == ("canny", 0.7, 0.5)
-    assert (request.cfg, request.clip_skip) == (3.5, 1)
+    assert (request.cfg, request.clip_skip) == (1.0, 1), "this model has no guidance as an input"
+    (output,) = outputs_of(graph, NAMES)
+    assert output.warnings == ("node 6: the guidance 3.5 is not read: model 'shapes' has no guidance as an input",)
 
 
 @pytest.mark.parametrize(

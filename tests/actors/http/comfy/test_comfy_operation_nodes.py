@@ -45,7 +45,7 @@ def graph_of(name: str) -> Graph:
     graph["pixels"] = node("ImageFlip", image=["decoded", 0], flip_method="x-axis: vertically")
     graph["mask"] = node("ImageToMask", image=["decoded", 0], channel="red")
     graph["other"] = node("InvertMask", mask=["mask", 0])
-    known = {"IMAGE": [["decoded", 0], ["pixels", 0]], "MASK": [["mask", 0], ["other", 0]]}
+    known = {"IMAGE": [["decoded", 0], ["pixels", 0], ["decoded", 0]], "MASK": [["mask", 0], ["other", 0]]}
     known["LATENT"] = [["sampler", 0], ["again", 0]]
     kind, inputs = NODE_TYPES[name], dict[str, Any]()
     for given in kind.inputs:
@@ -112,8 +112,10 @@ def test_images_that_are_put_together_are_saved_as_an_animation_or_one_by_one() 
     (request,) = requests(graph)
     assert (request.format, request.quality) == ("webp", 100)
     graph["saved"] = node("SaveImage", images=["end", 0], filename_prefix="a")
-    with pytest.raises(WorkflowRejected, match="images: found images that are put together"):
-        requests(graph)
+    each = requests(graph)
+    assert [request.format for request in each] == [None, None]
+    taken = [request.workflow.nodes[request.workflow.output].settings for request in each if request.workflow]
+    assert taken == [{"start": 0, "length": 1}, {"start": 1, "length": 1}], "each frame is a file"
     graph["one"] = node("ImageFromBatch", image=["end", 0], batch_index=1, length=1)
     graph["saved"]["inputs"]["images"] = ["one", 0]
     (request,) = requests(graph)
@@ -177,11 +179,14 @@ BATCH = ["decoded", 0]
         ("SaveWEBM", {"images": BATCH, "filename_prefix": "a", "codec": "vp9", "fps": 24.0, "crf": 32.0}),
     ],
 )  # fmt: skip
-def test_what_reads_a_whole_batch_of_a_sampler_is_refused_by_node(kind: str, inputs: dict[str, Any]) -> None:
-    """A batch is as many workflows: each would have the first image alone, or be a film of one image."""
-    with pytest.raises(WorkflowRejected) as found:
-        requests(batch_of(2, kind, **inputs))
-    assert [(error.node_id, "batch of 2" in error.details) for error in found.value.errors] == [("subject", True)]
+def test_what_reads_a_whole_batch_of_a_sampler_reads_an_image_of_each_seed(kind: str, inputs: dict[str, Any]) -> None:
+    """A batch is as many workflows, but for nodes that read all of it: they have both runs in one."""
+    each = requests(batch_of(2, kind, **inputs))
+    saved = {"ImageFromBatch": 1, "RepeatImageBatch": 4, "ImageBatch": 4}.get(kind, 1)
+    assert len(each) == saved
+    for request in each:
+        assert request.workflow is not None
+        assert sorted(node.request.seed for node in request.workflow.samplings) == [5, 6], kind
 
 
 def test_masks_of_a_batch_are_a_batch() -> None:
