@@ -41,6 +41,10 @@ _POLL_SECONDS = 0.01
 #: between two looks at a device that computes, and at members that may have left meanwhile
 _DEVICE_POLL_SECONDS, _LOOK_SECONDS = 0.0005, 0.25
 
+#: before the cause in an error of NCCL
+_LAST_ERROR = "Last error:"
+_SHORT_LENGTH = 200
+
 _HERE, _LEFT, _SEEN = "here", "left", "seen"
 _FAILURES = (RuntimeError, dist.DistError)
 _T = TypeVar("_T")
@@ -264,7 +268,13 @@ class GangGroup:
 
 
 def _short(failed: BaseException) -> str:
-    return str(failed).splitlines()[0][:200] if str(failed) else type(failed).__name__
+    """The first line of an error; of one of NCCL, the last thing that failed there, which is the cause."""
+    lines = [line.strip() for line in str(failed).splitlines() if line.strip()]
+    if not lines:
+        return type(failed).__name__
+    if _LAST_ERROR in lines[:-1]:
+        return f"NCCL: {lines[lines.index(_LAST_ERROR) + 1]}"[:_SHORT_LENGTH]
+    return lines[0][:_SHORT_LENGTH]
 
 
 def _within(ask: Callable[[], _T], seconds: float) -> _T | None:

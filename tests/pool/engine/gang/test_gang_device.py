@@ -40,6 +40,11 @@ from tests.pool.families.whole_transformer import Whole
 MIB = 1 << 20
 GANG = Gang("gang", (WorkerId("gpu-0"), WorkerId("gpu-1")), 0, "127.0.0.1:1")
 STEP_SECONDS = 0.2
+NCCL_ERROR = """NCCL error in: NCCLUtils.cpp:94, unhandled system error, NCCL version 2.27.3
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Error while creating shared memory segment /dev/shm/nccl-abc (size 9637888), error: No space left on device (28)
+"""
 
 
 class SlowEvent(FakeEvent):
@@ -100,6 +105,16 @@ def test_a_wait_for_the_device_ends_without_the_other_member(monkeypatch: pytest
     with pytest.raises(GangBroken, match=r"gpu-1 .rank 1. does not take part: OutOfMemoryError"):
         left.await_device()
     assert time.monotonic() - began < gang_group.FIRST_SECONDS / 4, "not as after the timeout"
+
+
+def test_a_failure_of_nccl_names_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: the first line has a place in torch's source; what failed, such as shared memory of 64 MiB in
+    a container, is in the last one."""
+    monkeypatch.setattr(gang_group, "SEEN_SECONDS", 0.0)
+    group = group_with(SlowEvent)
+    group._store.set("seen/1", "1")
+    with pytest.raises(GangBroken, match=r"ended: NCCL: Error while .* No space left"), group._failing_as_broken():
+        raise RuntimeError(NCCL_ERROR)
 
 
 def test_instances_of_one_card_share_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
