@@ -107,10 +107,9 @@ def test_a_wait_for_the_device_ends_without_the_other_member(monkeypatch: pytest
     assert time.monotonic() - began < gang_group.FIRST_SECONDS / 4, "not as after the timeout"
 
 
-def test_a_failure_of_nccl_names_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_nccl_names_its_cause() -> None:
     """Found in a review: the first line has a place in torch's source; what failed, such as shared memory of 64 MiB in
     a container, is in the last one."""
-    monkeypatch.setattr(gang_group, "SEEN_SECONDS", 0.0)
     group = group_with(SlowEvent)
     group._store.set("seen/1", "1")
     with pytest.raises(GangBroken, match=r"ended: NCCL: Error while .* No space left"), group._failing_as_broken():
