@@ -304,6 +304,15 @@ class OutOfMemory(UserError):
     """Stands in for torch's in engines that do without torch."""
 
 
+class FixedCapacity:
+    """The memory of an engine that never has more."""
+
+    may_grow = False
+
+    def grow(self) -> None:
+        raise AssertionError("nobody was told that it could")
+
+
 class FakeEngine:
     """Runs by arithmetic. `folder` holds the gates of the prompts that ask for them."""
 
@@ -311,19 +320,13 @@ class FakeEngine:
         self._folder = folder
         self._image_side = image_side
         self._residency = Residency(CAPACITY_BYTES)
+        self.capacity = FixedCapacity()
 
     def introduce(self) -> Facts:
         return Facts(CAPACITY_BYTES, 1e9, "fake")
 
     def residency(self) -> Residency:
         return self._residency
-
-    @property
-    def may_grow(self) -> bool:
-        return False
-
-    def grow(self) -> None:
-        pass
 
     def close(self) -> None:
         self._residency = Residency(self._residency.capacity_bytes)

@@ -64,17 +64,21 @@ class GrowingEngine(FakeEngine):
 
     may_grow = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.capacity = self
+
     def grow(self) -> None:
         self._residency, self.may_grow = Residency(2 * CAPACITY_BYTES), False
 
 
 def test_a_worker_says_that_it_may_grow_and_grows_when_it_is_asked() -> None:
     worker = Bench(GrowingEngine()).worker
-    assert not worker.beat(), "it has not started"
+    assert not worker.growth.beat(), "it has not started"
     worker.start()
-    assert worker.beat()
-    assert worker.grow().capacity_bytes == 2 * CAPACITY_BYTES
-    assert not worker.beat()
+    assert worker.growth.beat()
+    assert worker.growth.grow().capacity_bytes == 2 * CAPACITY_BYTES
+    assert not worker.growth.beat()
 
 
 def test_a_run_comes_back_with_its_result_cost_and_residency() -> None:
