@@ -603,6 +603,19 @@ class TracingEngine(FakeEngine):
         return result, cost
 
 
+class GrowingEngine(FakeEngine):
+    """Has twice the memory when it takes it."""
+
+    may_grow = True
+
+    def __init__(self, folder: Path | None = None, image_side: int = 0) -> None:
+        super().__init__(folder, image_side)
+        self.capacity = self
+
+    def grow(self) -> None:
+        self._residency, self.may_grow = Residency(2 * CAPACITY_BYTES), False
+
+
 class TellingEngine(FakeEngine):
     """Says in its device's name where its packages come from."""
 
