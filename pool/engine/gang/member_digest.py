@@ -71,7 +71,7 @@ def weight_digests(model: ModelPatcher, module: nn.Module) -> dict[str, str]:
     found = {"": f"{model.key} {model.patches.digest} {model.compute_dtype}"}
     resident = model.resident_modules()
     on_device: dict[str, Tensor] = {}
-    for name, weight in module.named_parameters():
+    for name, weight in nn.Module.named_parameters(module):  # as they are: a casting layer would bring each
         if name.rpartition(".")[0] in resident:
             on_device |= {f"{name}{part}": _sampled(each, SAMPLED) for part, each in _parts(weight.data)}
     on_host = {
@@ -94,7 +94,7 @@ def weight_digests(model: ModelPatcher, module: nn.Module) -> dict[str, str]:
 def _unpatched(model: ModelPatcher, module: nn.Module, resident: Container[str]) -> Iterator[tuple[str, Tensor]]:
     """Yield some values of each weight without patches, in the precision in which it is used, from where it is."""
     patched, hosts = model.patches.parameters, model.host_parameters
-    for name, weight in module.named_parameters():
+    for name, weight in nn.Module.named_parameters(module):
         host = hosts.get(name)
         if host is None or name in patched or isinstance(host, PackedWeight) or isinstance(weight.data, PackedWeight):
             continue

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.engine.gang.member_digest import expect_equal, request_digest, weight_digests
 from modelpool.pool.values.core.gang_errors import GangsDiffer
 from modelpool.pool.values.core.stage_params import Latent, Mask, Result
@@ -62,3 +65,16 @@ def test_weights_on_the_host_count_wherever_they_are_resident(whole: Whole) -> N
         GangsDiffer, match=rf"b \(rank 1\) has other patched weights .* {name} (on the host|as it is used)"
     ):
         expect_equal(gang, ["", ""], [before, {key: each for key, each in changed.items() if key != name}])
+
+
+def test_weights_that_stream_are_compared_where_they_are(tmp_path: Path) -> None:
+    """Each of them was brought to the device first: as many bytes as the model has, before every shared run."""
+    settings = EngineSettings("sim", budget_bytes=512 << 20, vram_policy=VramPolicy.NONE)
+    streaming = Whole(tmp_path, ALL_FAMILIES["flux_dev"], settings=settings)
+    patcher, memory = streaming.engine.patcher(streaming.model, Role.DIFFUSION_MODEL), streaming.engine._device.memory
+    with patcher.running() as module:
+        before_bytes = memory.transfers().h2d_bytes
+        found = weight_digests(patcher, module)
+        assert memory.transfers().h2d_bytes - before_bytes == 0
+    assert len(found) > len(patcher.host_parameters)
+    streaming.engine.close()
