@@ -68,6 +68,7 @@ from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.values.core.errors import OutputFailed, UserError
 from modelpool.pool.values.core.stage_params import Result, RunState
 from modelpool.pool.values.specs.spec import JudgedFile, NodeId, TaskReport, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import CORE_GC_OBJECTS
 
@@ -278,6 +279,14 @@ class GpuWorkerActor(GpuWorker):
     def gang_address(self, host: str = "") -> str:
         """See `GpuWorker.gang_address`; without `host` the address of this node."""
         return super().gang_address(host or ray.util.get_node_ip_address())
+
+    def beat(self, epoch: int = 0) -> bool:
+        """See `WorkerGrowth.beat`."""
+        return self.growth.beat(epoch)
+
+    def grow(self, epoch: int = 0) -> Residency:
+        """See `WorkerGrowth.grow`."""
+        return self.growth.grow(epoch)
 
     def call_here(self, function: Callable[[Any], Any], argument: Any) -> Any:
         """Call a function of `actors.ray.ray_losses` about another worker of this machine, which is gone or silent."""

@@ -55,6 +55,7 @@ from modelpool.actors.worker.wire.messages import (
     StepDone,
     StillDecodes,
 )
+from modelpool.actors.worker.worker_growth import Capacity, WorkerGrowth
 from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess, this_process
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
@@ -129,6 +130,8 @@ _Answer: TypeAlias = tuple[TaskReport | None, Result | None]
 class WorkerEngine(Protocol):
     """The part of `pool.engine.engine.Engine` that a worker needs."""
 
+    capacity: Capacity
+
     def introduce(self) -> EngineFacts:
         """Return capacity and device."""
 
@@ -174,13 +177,6 @@ class WorkerEngine(Protocol):
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
-
-    @property
-    def may_grow(self) -> bool:
-        """Whether other processes have given back memory that `grow` would take; on any thread."""
-
-    def grow(self) -> None:
-        """Take it; the next residency has the capacity."""
 
     def prepare_previews(self, model: ModelRef, wish: PreviewWish) -> None:
         """Prepare previews before a run; may raise anything."""
@@ -327,6 +323,12 @@ class GpuWorker:
         self._gang_store = GangStore()
         #: reports are made by one thread at a time
         self._reporting = threading.Lock()
+        #: makes the reports of the steps of one run, or of those that are computed together
+        self._step_reports = lambda: StepReports(
+            self._progress_seconds, lambda steps: self._on_steps(steps), self._is_current
+        )
+        #: memory that other processes give back
+        self.growth = WorkerGrowth(self._lease, lambda: self._engine, self._in_turn)
         #: passes that runs join at a step
         self.passes = Passes(self._lease, _PassMembers(self))
 
@@ -648,22 +650,6 @@ class GpuWorker:
         """Return its process, which proves that it answers. Raises OlderEpoch."""
         self._lease.check(epoch)
         return this_process(self._node)
-
-    def beat(self, epoch: int = 0) -> bool:
-        """Answer, on any thread; return whether `grow` would give this worker more memory. Raises OlderEpoch."""
-        self._lease.check(epoch)
-        return self._engine is not None and self._engine.may_grow
-
-    def grow(self, epoch: int = 0) -> Residency:
-        """Take memory that other processes have given back, and return the weights on the GPU with the new capacity.
-        Called where `run` is. Raises OlderEpoch."""
-        return self._in_turn(lambda: self._grow(epoch))
-
-    def _grow(self, epoch: int) -> Residency:
-        self._lease.check(epoch)
-        assert self._engine is not None, "start comes before growing"
-        self._engine.grow()
-        return self._engine.residency()
 
     def gang_address(self, host: str = LOOPBACK) -> str:
         """Return "host:port" of the store at which the members of the gangs that this worker leads meet

@@ -39,6 +39,8 @@ GRACE_SECONDS, GRACE_SHARE = 20.0, 0.5
 END_SECONDS, LATE_SHARE = 2.0, 0.08
 #: a part is not started with less, or with less than this many times what the start of a process takes
 LEAST_SECONDS, LEAST_STARTS = 5.0, 1.5
+#: of the time without which it is not started, that a part has at least, and of what is left that this may be
+USUAL_STARTS, MOST_SHARE = 4.0, 0.25
 #: folder in memory on Linux
 SHARED_MEMORY = Path("/dev/shm")
 #: for Flux, SDXL and some reserve
@@ -81,7 +83,7 @@ COMMANDS: Mapping[str, tuple[Part, ...]] = {
     "sampling": (
         Part("sampling sdxl", 2.0, ("sdxl",)),
         Part("more sdxl", 2.0, ("sdxl",)),
-        Part("attention", 0.7),
+        Part("attention", 1.2),
         Part("sampling flux", 3.0, ("flux",)),
         Part("more flux", 3.0, ("flux",)),
         Part("sampling wan", 2.0, ("wan",)),
@@ -91,7 +93,7 @@ COMMANDS: Mapping[str, tuple[Part, ...]] = {
     "features": (
         Part("overlap sdxl", 1.0, ("sdxl",)),
         Part("captures", 2.5),
-        Part("gangs", 1.5),
+        Part("gangs", 2.0),
         Part("soak", 1.5),
         Part("compiled sdxl", 3.0, ("sdxl",)),
         Part("sampling flux_fp8", 2.0, ("flux_fp8",)),
@@ -108,9 +110,11 @@ COMMAND_OF: Mapping[str, str] = {part.name: command for command, parts in COMMAN
 COMMAND_MINUTES = 9.5
 
 
-def seconds_for(part: Part, later: Sequence[Part], left_seconds: float) -> float:
-    """Return the time of `part`: its share of what is left. Time that earlier parts did not use is in it. Pure."""
-    return left_seconds * part.weight / (part.weight + sum(other.weight for other in later))
+def seconds_for(part: Part, later: Sequence[Part], left_seconds: float, usual_seconds: float = 0.0) -> float:
+    """Return the time of `part`: its share of what is left. Time that earlier parts did not use is in it. A small share
+    becomes `usual_seconds`, as starting a part takes the same time for each, up to a part of what is left. Pure."""
+    share = left_seconds * part.weight / (part.weight + sum(other.weight for other in later))
+    return max(share, min(usual_seconds, MOST_SHARE * left_seconds))
 
 
 def run_parts(
@@ -138,7 +142,7 @@ def run_parts(
     with (out / "log.txt").open("w", encoding="utf-8") as log:
         for number, part in enumerate(parts):
             left_seconds = last_part_ends_at - time.monotonic()
-            seconds = seconds_for(part, parts[number + 1 :], left_seconds)
+            seconds = seconds_for(part, parts[number + 1 :], left_seconds, USUAL_STARTS * least_seconds)
             if seconds < least_seconds:
                 why = f"out of time, {max(0.0, seconds):.0f} s were left of the {least_seconds:.0f} that it needs"
                 _append(rows_path, Measurement(part.name, "the whole part", note=f"{SKIPPED}{why}"))

@@ -184,19 +184,24 @@ def measure_nodes(record: Record, device: torch.device, size_bytes: int) -> None
         try:
             os.sched_setaffinity(0, own)
             is_own = "; the device is at it" if number == own_number else ""
-            record.add(f"link from NUMA node {number}", fresh_rate(device, size_bytes) / 1e9, "GB/s",
+            rate = fresh_rate(device, size_bytes)
+            if rate is None:
+                record.skip(f"link from NUMA node {number}", "the driver does not pin memory that a process has")
+                continue
+            record.add(f"link from NUMA node {number}", rate / 1e9, "GB/s",
                        note=f"{len(own)} processors{is_own}")  # fmt: skip
         finally:
             os.sched_setaffinity(0, allowed)
 
 
-def fresh_rate(device: torch.device, size_bytes: int) -> float:
-    """Return the bytes per second of a copy from pinned memory that this thread has just got from the system."""
+def fresh_rate(device: torch.device, size_bytes: int) -> float | None:
+    """Return the bytes per second of a copy from pinned memory that this thread has just got from the system; None if
+    the driver does not pin it."""
     host = torch.ones(size_bytes, dtype=torch.uint8)
     target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
     register = CudaHostRegister(device) if device.type == "cuda" else None
     if register is not None and not register.pin(host.data_ptr(), size_bytes):
-        raise RuntimeError("the driver does not pin memory")
+        return None
     try:
         return size_bytes / median_seconds(device, lambda: target.copy_(host, non_blocking=True))
     finally:

@@ -170,10 +170,17 @@ class EngineJobs:
         return made.pixels_HWC if isinstance(made, ImagePixels) else made.frames_THWC
 
     def budget_for(self, work: SampleParams, share: float) -> int:
-        """Return the budget with which about `share` of the diffusion model stays resident while `work` runs."""
+        """Return the budget with which about `share` of the diffusion model stays resident while `work` runs, with what
+        an engine takes beside its plans."""
         task = self.task(work)
         weight_bytes = self.catalog.components(self.model)[Role.DIFFUSION_MODEL].weight_bytes
-        return needed_bytes(task.uses, task.activation_bytes) + int(share * weight_bytes)
+        overhead_bytes = self.engine.introduce().overhead_bytes
+        return needed_bytes(task.uses, task.activation_bytes) + int(share * weight_bytes) + overhead_bytes
+
+    @property
+    def workspaces_bytes(self) -> int:
+        """Device memory that plans leave to workspaces of libraries."""
+        return self.engine.introduce().overhead_bytes - self.engine._pipeline.ahead_bytes
 
     @property
     def _is_distilled(self) -> bool:

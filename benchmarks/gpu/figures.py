@@ -17,7 +17,7 @@ class Figure:
 
     title    what it tells
     begins   beginnings of the names of its measurements, each of which has to be there
-    parts    the parts that measure it, by the first word of their names
+    parts    the parts that measure it, by their names or the first words of these
     target   what it should be, in words; "" if it is only to be known
     """
 
@@ -25,6 +25,10 @@ class Figure:
     begins: tuple[str, ...]
     parts: tuple[str, ...]
     target: str = ""
+
+    def is_of(self, part: str) -> bool:
+        """Whether a part measures it."""
+        return part in self.parts or part.partition(" ")[0] in self.parts
 
 
 FIGURES = (
@@ -47,7 +51,7 @@ FIGURES = (
     Figure("LoRA switch", ("switch to",), ("sampling",), "under one step"),
     Figure("Overlapped decode", ("images per second, decodes overlapping sampling",), ("overlap",), "never slower"),
     Figure("Captures", ("captures",), ("captures", "more"), "at least one, without a refusal"),
-    Figure("8-bit floats against 16-bit ones", ('images per second, products = "auto"',), ("sampling",),
+    Figure("8-bit floats against 16-bit ones", ('images per second, products = "auto"',), ("sampling flux_fp8",),
            "never slower"),
     Figure("Rounds of soak", ("jobs", "growth of"), ("soak",), "no job fails, growth of at most 8 MiB"),
     Figure("Pinned pages of a file", ("copy from pages of a file",), ("transfers",)),
@@ -99,7 +103,7 @@ def _why_missing(
 ) -> list[str]:
     """The reasons why measurements of a figure are missing, each once; none if all of them have values."""
     reasons: dict[str, None] = {}
-    own = [row for row in rows if row.part.partition(" ")[0] in figure.parts]
+    own = [row for row in rows if figure.is_of(row.part)]
     for begin in figure.begins:
         found = [row for row in rows if row.name.startswith(begin)]
         for row in found:
@@ -110,15 +114,13 @@ def _why_missing(
         whole = [row for row in own if row.name == "the whole part"]
         for row in whole:
             reasons[f"{row.part}: {row.note.removeprefix(SKIPPED)[:_REASON_LENGTH]}"] = None
-        if not whole and any(part.partition(" ")[0] in figure.parts for part in ran):
+        if not whole and any(figure.is_of(part) for part in ran):
             failed = [row for row in own if row.value is None and row.is_met is False]
             late = [row for row in own if row.note.startswith(f"{SKIPPED}out of time")]
             why = [f"{row.name}: {row.note[:_REASON_LENGTH]}" for row in (*failed, *late)]
             reasons["; ".join(why) or f"{begin}: no measurement has this name"] = None
         elif not whole:
-            commands = dict.fromkeys(
-                command for part, command in command_of.items() if part.partition(" ")[0] in figure.parts
-            )
+            commands = dict.fromkeys(command for part, command in command_of.items() if figure.is_of(part))
             reasons[f"part of command {' and '.join(commands) or 'another'}"] = None
     return list(reasons)
 

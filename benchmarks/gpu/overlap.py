@@ -78,7 +78,7 @@ def compare(
         record.skip("peak reserved memory, overlapping", "only on CUDA")
         return
     reserved_bytes = torch.cuda.max_memory_reserved()
-    share = reserved_bytes / max(1, overlapped.planned_bytes)
+    share = reserved_bytes / max(1, overlapped.planned_bytes + jobs.workspaces_bytes)
     record.add("peak reserved memory, overlapping", share, "of the plan", 1.0, "never above", share <= 1.0,
                f"planned {overlapped.planned_bytes / 1e9:.2f} GB")  # fmt: skip
 

@@ -15,6 +15,8 @@ NEEDED = ("ray", "pydantic", "typer", "rich")
 #: images per second of the pool relative to the engine
 LEAST_SHARE = 0.95
 JOBS, FEW_JOBS = 48, 4
+#: the start of a pool cannot be interrupted: it is not begun with less time, for published and for tiny shapes
+POOL_SECONDS, POOL_SMALL_SECONDS = 30.0, 10.0
 STEPS = 8
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ROOT / "examples" / "shapes" / "models" / "shapes.safetensors"
@@ -52,7 +54,8 @@ def compare(record: Record, setting: Setting, path: Path, extent: Extent) -> Non
         rate = engine_rate(setting, path, extent)
         record.add(f"{path.stem}, engine alone", rate, "images/s", note=f"{extent.width} px, {extent.steps} steps")
     for number, (name, settings) in enumerate(SETTINGS.items()):
-        with record.attempting(f"{path.stem}, {name}", least_seconds=setting.least(30.0)):
+        least_seconds = (POOL_SMALL_SECONDS if setting.small else POOL_SECONDS) * setting.slowness
+        with record.attempting(f"{path.stem}, {name}", least_seconds=least_seconds):
             found = pool_rate(setting, path, extent, settings, setting.work / f"{path.stem}{number}")
             record.add(f"{path.stem}, {name}", found, "images/s", rate, f"at least {LEAST_SHARE} of the engine",
                        setting.met(found >= LEAST_SHARE * rate))  # fmt: skip

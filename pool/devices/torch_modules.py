@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -67,6 +68,16 @@ def as_current(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which `device` is the current one of the thread: kernels of other libraries run there,
     wherever their tensors are. Nothing for devices other than CUDA."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def gpu_place(device: torch.device) -> str:
+    """Return the machine and the PCI address of a CUDA device, which instances of one divided card (MIG) share; "" for
+    other devices, and if torch does not tell."""
+    if device.type != "cuda":
+        return ""
+    facts = torch.cuda.get_device_properties(device)
+    address = [getattr(facts, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    return "" if None in address else f"{socket.gethostname()} {address}"
 
 
 def torch_device(kind: DeviceKind, module: Any, index: int) -> torch.device:

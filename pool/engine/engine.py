@@ -198,7 +198,8 @@ class Engine:
         self.vram = VramManager(
             facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes, graphs
         )
-        self._capacity = EngineCapacity(
+        #: any thread may ask it whether it may grow
+        self.capacity = EngineCapacity(
             device, self.vram, facts, reserve_bytes, may_grow=not capabilities.shares_host_memory
         )
         self._pipeline = pipeline
@@ -278,20 +279,11 @@ class Engine:
 
     def introduce(self) -> EngineFacts:
         """Return the capacity of this engine and the speed of its link."""
-        return self._capacity.facts
+        return self.capacity.facts
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
         return self.vram.residency()
-
-    @property
-    def may_grow(self) -> bool:
-        """Whether `grow` would take memory now. On any thread, also during runs."""
-        return self._capacity.may_grow
-
-    def grow(self) -> None:
-        """Take memory that other processes have given back, as each run does; the next residency has the capacity."""
-        self._capacity.grow()
 
     def run(
         self,
@@ -384,7 +376,7 @@ class Engine:
         resume: RunState | None,
         gang: Gang | None = None,
     ) -> TaskRun[tuple[Result, ...]]:
-        self._capacity.grow()
+        self.capacity.grow()
         if fresh:
             self._runner.release_pending()
             self.vram.unload_all()
@@ -428,7 +420,7 @@ class Engine:
         What does not fit is left out, and loads nothing if the policy keeps no weights between runs. Returns the bytes
         on the bus. Raises RanOutOfMemory, OutOfHostMemory, or a UserError about a file. Residency is exact afterwards.
         """
-        self._capacity.grow()
+        self.capacity.grow()
         patchers = dict.fromkeys(self.patcher(model, role) for role in roles)
         wanted = [use for patcher in patchers for use in with_dependents(patcher, 1)]
         return self._runner.load(wanted, kept, should_stop)
@@ -577,7 +569,7 @@ class Engine:
         if isinstance(work := members[0].work, DecodeParams) and work.joins:
             image, cost = _joined(work, members[0].inputs, batch_hooks(members))
             return (image,), cost
-        self._capacity.grow()
+        self.capacity.grow()
         patchers = self._used_by(members[0].work)
         return self._runner.run(self._run_of(members, patchers, needed_next))
 
@@ -598,7 +590,7 @@ class Engine:
         if len(padded(members)) == 1 and isinstance(work, DecodeParams) and not work.is_tiled:
             begin = partial(self._begin_decode, members[0], work, patchers[0], uploading)
         together = len(padded(members))
-        beside_bytes = 0 if members[0].gang is None else self._communicator_bytes(members[0].gang, work)
+        beside_bytes = 0 if members[0].gang is None else _exchange_bytes(self._device.kind, members[0].gang, work)
         return TaskRun(
             task,
             _wanted(patchers, task),
@@ -610,13 +602,6 @@ class Engine:
             begin,
             beside_bytes=beside_bytes,
         )
-
-    def _communicator_bytes(self, gang: Gang, work: StageParams) -> int:
-        """Memory of the device that the exchange of tensors takes in a run that workers share."""
-        from modelpool.pool.engine.gang.gang_layout import layout_of
-
-        assert isinstance(work, SampleParams), "no other stage is shared"
-        return communicator_bytes(self._device.kind, layout_of(gang.degree, work.texts).group_sizes)
 
     def _begin_decode(
         self,
@@ -763,9 +748,17 @@ class Engine:
             self._meeting_seconds = seconds
 
         memory = self._device.memory
-        if memory.free_bytes() - memory.cached_bytes() < self._communicator_bytes(gang, work):
+        if memory.free_bytes() - memory.cached_bytes() < _exchange_bytes(self._device.kind, gang, work):
             release_unused(memory)  # communicators are not from torch's allocator
         return sample_in_gang(gang, work.texts, shared, hooks, met)
+
+
+def _exchange_bytes(kind: DeviceKind, gang: Gang, work: StageParams) -> int:
+    """Return the memory of a device that the exchange of tensors takes in a run that workers share."""
+    from modelpool.pool.engine.gang.gang_layout import layout_of
+
+    assert isinstance(work, SampleParams), "no other stage is shared"
+    return communicator_bytes(kind, layout_of(gang.degree, work.texts).group_sizes)
 
 
 def _operated(

@@ -306,6 +306,15 @@ class OutOfMemory(UserError):
     """Stands in for torch's in engines that do without torch."""
 
 
+class FixedCapacity:
+    """The memory of an engine that never has more."""
+
+    may_grow = False
+
+    def grow(self) -> None:
+        raise AssertionError("nobody was told that it could")
+
+
 class FakeEngine:
     """Runs by arithmetic. `folder` holds the gates of the prompts that ask for them."""
 
@@ -313,19 +322,13 @@ class FakeEngine:
         self._folder = folder
         self._image_side = image_side
         self._residency = Residency(CAPACITY_BYTES)
+        self.capacity = FixedCapacity()
 
     def introduce(self) -> Facts:
         return Facts(CAPACITY_BYTES, 1e9, "fake")
 
     def residency(self) -> Residency:
         return self._residency
-
-    @property
-    def may_grow(self) -> bool:
-        return False
-
-    def grow(self) -> None:
-        pass
 
     def close(self) -> None:
         self._residency = Residency(self._residency.capacity_bytes)
@@ -600,6 +603,19 @@ class TracingEngine(FakeEngine):
         elif isinstance(result, Latent):
             result = TracedLatent(result.samples_CHW, notes=self._folder)
         return result, cost
+
+
+class GrowingEngine(FakeEngine):
+    """Has twice the memory when it takes it."""
+
+    may_grow = True
+
+    def __init__(self, folder: Path | None = None, image_side: int = 0) -> None:
+        super().__init__(folder, image_side)
+        self.capacity = self
+
+    def grow(self) -> None:
+        self._residency, self.may_grow = Residency(2 * CAPACITY_BYTES), False
 
 
 class TellingEngine(FakeEngine):

@@ -34,11 +34,13 @@ from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.stage_params import Latent
 from modelpool.pool.values.specs.spec import JobId, RunErrorKind, Stage, TaskId
 from tests.actors.fakes import (
+    CAPACITY_BYTES,
     ENDLESS,
     FAIL,
     HOLD_ONCE,
     MODELS,
     FakeCatalog,
+    GrowingEngine,
     TellingEngine,
     TracedImage,
     TracingEngine,
@@ -158,6 +160,11 @@ def test_the_death_of_the_catalog_loses_no_submission_and_it_ends_with_its_pool(
         (new,) = catalogs() - others
         assert new.pid != process.pid
     eventually(lambda: not new.is_running())
+
+
+def test_an_idle_worker_takes_memory_that_others_have_freed(folder) -> None:
+    with start_fake_pool("grows", workers=1, engine=GrowingEngine, folder=folder, heartbeat_seconds=0.1) as opened:
+        eventually(lambda: [worker.capacity_bytes for worker in opened.status().workers] == [2 * CAPACITY_BYTES])
 
 
 def test_the_death_of_an_idle_worker_is_noticed(pool) -> None:

@@ -134,6 +134,9 @@ def test_every_part_has_its_share_and_what_is_left_over() -> None:
         first = seconds_for(parts[0], parts[1:], 570)
         assert 0 < first < 570 / 2
         assert seconds_for(parts[-1], (), 33) == 33
+    small, rest = Part("small", 0.1), (Part("large", 9.9),)
+    assert [seconds_for(small, rest, left, 60.0) for left in (1000.0, 100.0)] == [60.0, 25.0]
+    assert seconds_for(rest[0], (small,), 1000.0, 60.0) == 990.0
     assert {part.name.partition(" ")[2] for part in PARTS} - {""} == FULL_SIZE.keys()
 
 

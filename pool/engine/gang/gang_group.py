@@ -26,11 +26,14 @@ from modelpool.pool.devices.torch_api.process_groups import (
     finished_within,
     set_timeout,
 )
+from modelpool.pool.devices.torch_modules import gpu_place
 from modelpool.pool.engine.gang.gang_layout import GangLayout
 from modelpool.pool.engine.gang.meeting_store import reach_store
+from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.core.process_identity import is_stopped, process_start
 from modelpool.pool.values.specs.gang import Gang
+from modelpool.pool.values.specs.spec import WorkerId
 
 #: limit of the wait for the other members: they may still end their last run, or load weights
 MEET_SECONDS = 120.0
@@ -49,6 +52,10 @@ STOPPED_SECONDS = 0.1
 _POLL_SECONDS = 0.01
 #: between two looks at a device that computes, and at members that may have left meanwhile
 _DEVICE_POLL_SECONDS, _DEVICE_LOOK_SECONDS = 0.0005, 0.25
+
+#: before the cause in an error of NCCL
+_LAST_ERROR = "Last error:"
+_SHORT_LENGTH = 200
 
 _HERE, _LEFT, _SEEN = "here", "left", "seen"
 _FAILURES = (RuntimeError, dist.DistError)
@@ -78,7 +85,7 @@ class GangGroup:
 
     def meet(self, should_stop: Callable[[], bool], seconds: float = MEET_SECONDS) -> bool:
         """Meet the other members and form the group. Returns False if `should_stop` says so before; raises GangBroken
-        if some do not come within `seconds`."""
+        if some do not come within `seconds`, UnusableField if two have parts of one GPU."""
         gang = self.gang
         ranks = range(gang.degree)
         with self._failing_as_broken():
@@ -107,8 +114,21 @@ class GangGroup:
             for members in self.layout.part_ranks():
                 group = dist.new_group(members, timeout=limit) if len(members) > 1 else None
                 self._part = group if gang.rank in members else self._part
+        self._expect_own_gpus()
         self._connect()
         return True
+
+    def _expect_own_gpus(self) -> None:
+        """Raise UnusableField if two members have parts of one GPU: NCCL does not connect these, and says so only with
+        a number."""
+        if self.device.type != "cuda":
+            return
+        known: dict[str, WorkerId] = {}
+        for name, place in zip(self.gang.members, self.tell(gpu_place(self.device)), strict=True):
+            if place and place in known:
+                obstacle = f"{known[place]} and {name} are parts of one GPU, which exchange no tensors"
+                raise unusable_field("gpus", self.gang.degree, f"fewer: {obstacle}")
+            known[place] = name
 
     def _connect(self) -> None:
         """Exchange a number, so that the connections between the GPUs, and their memory, are there before the first
@@ -295,7 +315,13 @@ class GangGroup:
 
 
 def _short(failed: BaseException) -> str:
-    return str(failed).splitlines()[0][:200] if str(failed) else type(failed).__name__
+    """The first line of an error; of one of NCCL, the last thing that failed there, which is the cause."""
+    lines = [line.strip() for line in str(failed).splitlines() if line.strip()]
+    if not lines:
+        return type(failed).__name__
+    if _LAST_ERROR in lines[:-1]:
+        return f"NCCL: {lines[lines.index(_LAST_ERROR) + 1]}"[:_SHORT_LENGTH]
+    return lines[0][:_SHORT_LENGTH]
 
 
 def _within(ask: Callable[[], _T], seconds: float) -> _T | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.architecture.source_tree import ROOT
 
-#: what the tests for GPUs need
+#: what the tests for GPUs and the benchmark need
 COPIED = ("actors", "benchmarks", "modelpool", "pool", "scheduler", "tests", "pyproject.toml")
 #: files that know both devices, or neither
 LEFT = (
@@ -25,7 +25,7 @@ LEFT = (
     "pool/values/",
     "tests/pool/devices/",
 )
-CHANGED = ("pool", "tests/gpu", "tests/pool/pipeline.py")
+CHANGED = ("pool", "tests/gpu", "tests/pool/pipeline.py", "benchmarks/gpu")
 STAND_IN = "stand_in_cuda"
 #: sides of matrices in the tests that keep a GPU busy, and what they become
 LARGE, SMALL = (4096, 4608, 8192), 64
@@ -38,6 +38,8 @@ USUAL = (
     (r'torch\.device\("cuda", \w+\)', 'torch.device("sim", 0)'),
     (r'device="cuda:0"', 'device="sim:0"'),
     (r'torch\.device\(name, 0\) if name == "cuda"', 'torch.device("sim", 0) if name == "cuda"'),
+    (r"torch\.device\(kind, 0\)", 'torch.device("sim" if kind == "cuda" else kind, 0)'),
+    (r'torch\.device\("cuda"\)', 'torch.device("sim", 0)'),
     (r"torch\.cuda\b", STAND_IN),
 )
 
@@ -71,6 +73,12 @@ ONCE = (
         'clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)',
         "from tests.pool.devices.stand_in_cuda import free_workspaces as clear",
     ),
+    Replacement("benchmarks/gpu/transfers.py", ', pin_memory=device.type in ("cuda", "sim"))', ")"),
+    # another process has a stand-in of its own
+    Replacement(
+        "benchmarks/gpu/device_facts.py", 'held = torch.ones(int(sys.argv[1]), dtype=torch.uint8, device="cuda")\n', ""
+    ),
+    Replacement("benchmarks/gpu/device_facts.py", f'{STAND_IN}.synchronize()\nprint("held"', 'print("held"'),
     # private calls of torch for CUDA, which a build for CPUs lacks
     Replacement("pool/devices/device_kinds.py", f"if module is {STAND_IN}:", "if True:"),
     Replacement("pool/devices/torch_modules.py", "None if torch.version.hip else", ""),

@@ -1,4 +1,5 @@
-"""The tests for GPUs pass on the stand-in for `torch.cuda`, and its streams are used without a finding.
+"""The tests for GPUs pass on the stand-in for `torch.cuda`, and its streams are used without a finding. Parts of the
+visit to a GPU measure what they should on it: their code for CUDA runs nowhere else.
 
 Without captures, compilation, and what compares times of copies with times of products.
 """
@@ -8,10 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.measurements import read_measurements
 from tests.pool.devices.stand_in_tree import make_tree
 
 LEFT_OUT = "not graphs and not compiled and not while_the_device_computes"
@@ -45,3 +48,43 @@ def test_tests_for_gpus_pass_on_the_stand_in(tmp_path: Path) -> None:
     assert "findings: {} after True" in done.stdout, done.stdout[-2000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
+
+
+#: of the visit, and the seconds that each may take
+VISITED = ("device", "transfers", "switch", "more sdxl", "overlap sdxl", "soak", "gangs")
+PART_SECONDS = 150.0
+#: diffusers asks torch itself for streams of the device
+DIFFUSERS_STREAMS = "group offloading of diffusers"
+
+
+@pytest.mark.nightly(usually="tests/benchmarks/test_gpu.py")
+@pytest.mark.timeout(1800)
+def test_parts_of_the_visit_run_on_the_stand_in(tmp_path: Path) -> None:
+    """Found by it: engines with the budgets of half resident weights, of the soak and of switches did not open, as
+    workspaces take some of them on a Hopper."""
+    tree, rows_path = make_tree(tmp_path / "tree"), tmp_path / "rows.jsonl"
+    (tmp_path / "models").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    for part in VISITED:
+        command = [sys.executable, "-m", "benchmarks.gpu.part", part, "--device", "cuda", "--size", "small"]
+        command += ["--rows", str(rows_path), "--models", str(tmp_path / "models")]
+        command += ["--ends-at", str(time.monotonic() + PART_SECONDS)]
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    rows = read_measurements(rows_path)
+    failed = [(row.name, row.note) for row in rows if row.value is None and row.is_met is False]
+    assert [each for each in failed if each[0] != DIFFUSERS_STREAMS] == []
+    late = [row.name for row in rows if "out of time" in row.note]
+    assert late == []
+    measured = {row.name for row in rows if row.value is not None}
+    assert {
+        "asking for free memory",
+        "context of a process",
+        "workspaces of one stream",
+        "link with 8 fill threads",
+        "memory of a killed process",
+        "sampling with half of the weights resident",
+        "images per second, decodes overlapping sampling",
+        "peak reserved memory, overlapping",
+        "jobs",
+    } <= measured

@@ -122,13 +122,15 @@ def test_an_engine_reports_memory_that_it_has_taken(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(SimMemory, "grow", lambda self: True)
         monkeypatch.setattr(SimMemory, "may_grow", lambda self: True)
         monkeypatch.setattr(SimMemory, "total_bytes", lambda self: 3 * (1 << 30))
-        assert engine.may_grow
-        engine.grow()
+        assert engine.capacity.may_grow
+        engine.capacity.grow()
         assert engine.residency().capacity_bytes == engine.introduce().capacity_bytes == 3 * (1 << 30) - MIB
         monkeypatch.setattr(SimMemory, "total_bytes", lambda self: GIB)
         monkeypatch.setattr(SimMemory, "may_grow", _lost)
-        assert not engine.may_grow, "a lost device is found by the next run, not by a question of the controller"
-        engine._capacity.grow()
+        assert not engine.capacity.may_grow, (
+            "a lost device is found by the next run, not by a question of the controller"
+        )
+        engine.capacity.grow()
         assert engine.residency().capacity_bytes == 3 * (1 << 30) - MIB, "never less"
     finally:
         engine.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed import HashStore, PrefixStore
 from modelpool.pool.devices.copy_streams import StreamMaker
 from modelpool.pool.devices.device_kinds import SimMemory
 from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.torch_modules import gpu_place
 from modelpool.pool.devices.workspaces import communicator_bytes
 from modelpool.pool.engine import engine as engine_module
 from modelpool.pool.engine.engine import EngineSettings
@@ -26,6 +28,7 @@ from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.gang_layout import layout_of
 from modelpool.pool.engine.gang.gang_run import _SharedRun
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
+from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.core.stage_params import RunHooks
 from modelpool.pool.values.specs.gang import Gang
@@ -37,6 +40,11 @@ from tests.pool.families.whole_transformer import Whole
 MIB = 1 << 20
 GANG = Gang("gang", (WorkerId("gpu-0"), WorkerId("gpu-1")), 0, "127.0.0.1:1")
 STEP_SECONDS = 0.2
+NCCL_ERROR = """NCCL error in: NCCLUtils.cpp:94, unhandled system error, NCCL version 2.27.3
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Error while creating shared memory segment /dev/shm/nccl-abc (size 9637888), error: No space left on device (28)
+"""
 
 
 class SlowEvent(FakeEvent):
@@ -97,6 +105,32 @@ def test_a_wait_for_the_device_ends_without_the_other_member(monkeypatch: pytest
     with pytest.raises(GangBroken, match=r"gpu-1 .rank 1. does not take part: OutOfMemoryError"):
         left.await_device()
     assert time.monotonic() - began < gang_group.FIRST_SECONDS / 4, "not as after the timeout"
+
+
+def test_a_failure_of_nccl_names_its_cause() -> None:
+    """Found in a review: the first line has a place in torch's source; what failed, such as shared memory of 64 MiB in
+    a container, is in the last one."""
+    group = group_with(SlowEvent)
+    group._store.set("seen/1", "1")
+    with pytest.raises(GangBroken, match=r"ended: NCCL: Error while .* No space left"), group._failing_as_broken():
+        raise RuntimeError(NCCL_ERROR)
+
+
+def test_instances_of_one_card_share_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: NCCL refuses them, as an error whose text names no GPU, and the run was tried again."""
+    facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=129, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    group, told = group_with(SlowEvent), list[str]()
+    monkeypatch.setattr(GangGroup, "tell", lambda group, place: [place, *told])
+    group.device = torch.device("cuda", 0)
+    told.append(gpu_place(group.device))
+    with pytest.raises(UnusableField, match="gpu-0 and gpu-1 are parts of one GPU"):
+        group._expect_own_gpus()
+    told[0] = "another machine [0, 129, 0]"
+    group._expect_own_gpus()
+    del facts.pci_bus_id  # torch does not tell
+    told[0] = ""
+    group._expect_own_gpus()
 
 
 def test_memory_of_communicators_is_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
