@@ -351,8 +351,10 @@ class _WorkflowTasks:
         self._check_latent("latent", latent, model)
         shape = latent.shape
         assert shape is not None, "a latent has a shape"
-        tiles = GenerateRequest(model=node.model, prompt="", vae_tile=node.vae_tile, vae_frames=node.vae_frames)
-        work = with_tiles(DecodeParams(model, shape), tiles, defaults.sampling)
+        work = DecodeParams(model, shape)
+        if node.vae_tile or node.vae_frames:
+            tiles = GenerateRequest(model=node.model, prompt="", vae_tile=node.vae_tile, vae_frames=node.vae_frames)
+            work = with_tiles(work, tiles, defaults.sampling)
         task = add_decode(self.tasks, work, {task_inputs.LATENT: latent.task}, defaults)
         size = Size(shape.width, shape.height, shape.frames)
         return NodeValue(AUDIO if shape.seconds and not shape.frames else IMAGE, task, size, shape=shape)

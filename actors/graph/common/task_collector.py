@@ -46,6 +46,7 @@ from modelpool.pool.values.specs.spec import (
 EMBEDDING_ROW_BYTES = 8192
 #: first estimate of joining the tiles of a decode on one core of a host: 0.2 s for an image of 4096 by 4096 pixels
 _PRIOR_SECONDS, _PRIOR_SECONDS_PER_VALUE = 0.005, 4e-9
+_NO_ID = TaskId("")
 #: a first estimate of the time of an operation on the CPU
 OPERATION_SECONDS = 0.02
 
@@ -118,6 +119,7 @@ class TaskCollector:
         self.node = ""
         #: nodes by the tasks that they have; dicts as ordered sets
         self._nodes: dict[TaskId, dict[str, None]] = {}
+        self._likes: dict[tuple[object, ...], TaskSpec] = {}
 
     def add(
         self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = (), gpus: int = 0
@@ -129,31 +131,46 @@ class TaskCollector:
         work, degrees = self._of_gpus(work, gpus)
         new = task_id(work, needs)
         if new not in self._tasks:
-            uses = self._uses(work)
-            (whole, *divided), run_seconds = self._modes_and_seconds(work, context_tokens)
-            if batch_size > 1:  # a part of a pass would have other bits
-                whole, divided = whole.times(batch_size), []
             self._works[new] = work
-            self._tasks[new] = TaskSpec(
-                task_id=new,
-                stage=stage_of(work),
-                uses=uses,
-                activation_bytes=whole.activation_bytes,
-                run_seconds=run_seconds * batch_size,
-                needs=tuple(needs.values()),
-                input_names=tuple(needs),
-                divisions=tuple(divided),
-                counted_bytes=whole.counted_bytes,
-                together=batch_key(work, context_tokens),
-                options=work.measured_apart if isinstance(work, EncodeParams | SampleParams | DecodeParams) else (),
-                batch_size=batch_size,
-                pass_key=self._pass_key(work, context_tokens),
-                degrees=degrees,
-                is_kept=self._keeps,
-            )
+            like = self._task_like(work, context_tokens, batch_size, degrees)
+            self._tasks[new] = replace(like, task_id=new, needs=tuple(needs.values()), input_names=tuple(needs))
         if self.node:
             self._nodes.setdefault(new, {})[self.node] = None
         return new
+
+    def _task_like(
+        self, work: StageParams, context_tokens: Sequence[int], batch_size: int, degrees: tuple[int, ...]
+    ) -> TaskSpec:
+        """Return a task of `work`, without its id and inputs. In a workflow, many tasks differ in nothing else, or in
+        seeds: estimates take most of the time of a graph."""
+        if not self._keeps:
+            return self._priced(work, context_tokens, batch_size, degrees)
+        key = (replace(work, seed=0) if isinstance(work, SampleParams) else work, tuple(context_tokens), batch_size, degrees)
+        if key not in self._likes:
+            self._likes[key] = self._priced(work, context_tokens, batch_size, degrees)
+        return self._likes[key]
+
+    def _priced(
+        self, work: StageParams, context_tokens: Sequence[int], batch_size: int, degrees: tuple[int, ...]
+    ) -> TaskSpec:
+        (whole, *divided), run_seconds = self._modes_and_seconds(work, context_tokens)
+        if batch_size > 1:  # a part of a pass would have other bits
+            whole, divided = whole.times(batch_size), []
+        return TaskSpec(
+            task_id=_NO_ID,
+            stage=stage_of(work),
+            uses=self._uses(work),
+            activation_bytes=whole.activation_bytes,
+            run_seconds=run_seconds * batch_size,
+            divisions=tuple(divided),
+            counted_bytes=whole.counted_bytes,
+            together=batch_key(work, context_tokens),
+            options=work.measured_apart if isinstance(work, EncodeParams | SampleParams | DecodeParams) else (),
+            batch_size=batch_size,
+            pass_key=self._pass_key(work, context_tokens),
+            degrees=degrees,
+            is_kept=self._keeps,
+        )
 
     def __contains__(self, task_id: TaskId) -> bool:
         return task_id in self._tasks
