@@ -19,7 +19,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from modelpool.actors.http.comfy.comfy_export import api_format, is_exported, is_workflow
 from modelpool.actors.http.comfy.comfy_graph import OutputNode, PoolNames
-from modelpool.actors.http.comfy.comfy_images import WorkflowImages, with_alpha
+from modelpool.actors.http.comfy.comfy_images import WorkflowImages, image_size_of, with_alpha
 from modelpool.actors.http.comfy.comfy_node_types import NodeInput, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_problems import rejection
@@ -310,7 +310,9 @@ async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
     listings = await services.listings()
     images = await asyncio.to_thread(uploads.names, owner)
     models = {each.name: each.family for each in listings.models}
-    return PoolNames(models, [each.name for each in listings.loras], images, listings.files)
+    loras = [each.name for each in listings.loras]
+    image_size = image_size_of(lambda name: uploads.image(owner, name))
+    return PoolNames(models, loras, images, listings.files, image_size)
 
 
 def page_of(ended: Sequence[Prompt], most: int, offset: int) -> Sequence[Prompt]:

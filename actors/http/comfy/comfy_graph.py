@@ -37,6 +37,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     check_guidance,
     clip_skip,
     guidance_warning,
+    image_guidance,
     has_distilled_guidance,
     lora_fields,
     prompt_text,
@@ -86,6 +87,8 @@ class PoolNames:
     loras: Sequence[str]
     images: Sequence[str] | None = None
     files: FileNames | None = None
+    #: width and height of an image of the user, by its name; raises UserError. None: they are not known
+    image_size: Callable[[str], tuple[int, int]] | None = field(default=None, repr=False, compare=False)
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def choices(self, given: NodeInput) -> Sequence[str]:
@@ -530,7 +533,7 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     fields |= _start_fields(latent, read_image)
     if positive.video is not None:
         images = {name: read_steps(image, read_image) for name, image in positive.video.images().items()}
-        fields |= positive.video.fields() | images
+        fields |= positive.video.fields() | images | image_guidance(positive, family)
     if positive.regions:
         size = _size(latent.start)
         fields["regions"] = tuple(_region_fields(region, size, read_image) for region in positive.regions)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_BUILDERS
+from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_BUILDERS
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_BUILDERS
 from modelpool.actors.http.comfy.comfy_evaluation import evaluated
 from modelpool.actors.http.comfy.comfy_graph import (
@@ -41,7 +42,7 @@ from modelpool.actors.request.workflow_fields import MAX_NODES, Workflow
 
 #: what nodes become in workflows, by their kind; others have the same values as in requests without one
 BUILDERS: Mapping[str, Builder] = MappingProxyType(
-    {**WORKFLOW_NODES, **ENCODER_BUILDERS, **AUDIO_BUILDERS, **PASSED_BUILDERS, **OPERATION_BUILDERS}
+    {**WORKFLOW_NODES, **ENCODER_BUILDERS, **AUDIO_BUILDERS, **CUSTOM_BUILDERS, **PASSED_BUILDERS, **OPERATION_BUILDERS}
 )
 #: seeds are below this, and continue at 0
 _SEEDS = 2**64
@@ -85,7 +86,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
     nodes = known_nodes(prompt)
     outputs = output_nodes(nodes)
-    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs))
+    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs), names.image_size)
 
     def plain(wanted: Sequence[str]) -> tuple[OutputNode, ...]:
         found = request_outputs(nodes, wanted, names)

@@ -244,7 +244,8 @@ def _is_beside(params: Stitch) -> bool:
     return params.direction in ("left", "right")
 
 
-def _stitch_size(params: Stitch, sizes: Sizes) -> Size:
+def stitch_size(params: Stitch, sizes: Sizes) -> Size:
+    """Return the size of two images, "first" and "second", side by side. Raises UnusableField."""
     first, second, space = _stitch_sizes(params, sizes)
     frames = max(first.frames, second.frames)
     if _is_beside(params):
@@ -367,7 +368,7 @@ IMAGE_DETAIL = (
     _row("image_edges", Edges, _edges, _edges_size),
     _row("image_morphology", Morphology, _morphed, _morphology_size),
     _row("image_noise", AddedNoise, _with_noise, _noise_size),
-    _row("image_stitch", Stitch, _stitched, _stitch_size, {"first": IMAGE, "second": IMAGE}),
+    _row("image_stitch", Stitch, _stitched, stitch_size, {"first": IMAGE, "second": IMAGE}),
     _row("image_letterbox", Letterbox, _letterboxed, _letterbox_size),
     _row("image_plane", Plane, _plane, _plane_size),
     _row("image_of_planes", NoSettings, _of_planes, same_as("Y"), dict.fromkeys(PLANES, IMAGE)),
