@@ -1,9 +1,9 @@
 """`ClientEvents`: the pending events of one driver.
 
 Ends of jobs are kept until the driver acknowledges them, so that a lost answer loses nothing; there are at most as
-many as the driver has jobs. Progress is a level, sent at most every `PROGRESS_SECONDS`. While more ends are expected,
-answers are `GATHER_SECONDS` apart so that each carries many: an answer costs about as much as a task. Knows neither
-the content of jobs nor the core.
+many as the driver has jobs. Progress is a level, which every answer has: it has an answer of its own only if no end
+follows within `PROGRESS_SECONDS`. While more ends are expected, answers are `GATHER_SECONDS` apart so that each
+carries many: an answer costs about as much as a task. Knows neither the content of jobs nor the core.
 """
 
 from __future__ import annotations
@@ -97,15 +97,20 @@ class ClientEvents:
             self._listening -= 1
             self._last_call_at = now()
         self._wake.clear()
+        self._forget_progress()  # what follows has it
         ended = tuple(islice(self._ended, ENDS_IN_ONE_ANSWER))
         previews, self._previews = tuple(self._previews.values()), {}
         return DriverEvents(self._dropped + len(ended), ended, running(), previews)
 
     def close(self) -> None:
         """Wake waiting calls for the last time."""
+        self._forget_progress()
+        self._wake.set()
+
+    def _forget_progress(self) -> None:
         if self._wake_later is not None:
             self._wake_later.cancel()
-        self._wake.set()
+            self._wake_later = None
 
     async def _gather(self, seconds: float) -> None:
         """Wait for more jobs to end, for `seconds` at most."""

@@ -457,12 +457,13 @@ class Controller:
         running, more = (lambda: self._queue.running_for(client_id)), (lambda: bool(driver.submissions))
         return await driver.events.events(cursor, timeout_seconds, running, self._clock.now, more)
 
-    async def step_done(self, step: StepDone) -> None:
-        """Note the progress of a worker."""
-        if self._dispatcher.step_done(step):
-            job = self._queue.first_of(step.task_id)
-            if job is not None and job.client_id in self._drivers.known:
-                self._drivers.known[job.client_id].events.progressed()
+    async def steps_done(self, steps: Sequence[StepDone]) -> None:
+        """Note the progress of runs that a worker computes together."""
+        for step in steps:
+            if self._dispatcher.step_done(step):
+                job = self._queue.first_of(step.task_id)
+                if job is not None and job.client_id in self._drivers.known:
+                    self._drivers.known[job.client_id].events.progressed()
 
     async def preview_made(self, made: PreviewMade) -> None:
         """Pass on a preview of a run that is under way, to the jobs that want it."""
@@ -692,7 +693,7 @@ def _note_handled(witnesses: Iterable[EventWitness], event: Event, commands: Seq
 
 def _largest_bytes(dispatcher: Dispatcher, budget_bytes: int | None) -> int | None:
     """Return the largest memory of any worker; while none is up, the budget, or None if that is unknown."""
-    return max((worker.capacity_bytes for worker in dispatcher.workers.specs), default=budget_bytes)
+    return max((worker.residency.capacity_bytes for worker in dispatcher.workers), default=budget_bytes)
 
 
 def _recipe_of(job: QueuedJob) -> Recipe:

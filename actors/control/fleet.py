@@ -18,6 +18,7 @@ from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result
 from modelpool.pool.values.specs.spec import TaskId, TaskReport, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.model.messages import LossCause
 
 #: a run to send with others: the request, and references to its inputs
@@ -84,10 +85,14 @@ class WorkerFleet(Protocol):
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
         """Wait until a started worker is gone, and return why."""
 
-    def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[object] | None:
-        """Ask the worker to answer; whoever awaits it gets the answer, or an exception if the worker is gone. None if
-        it has no process yet, or is unknown.
+    def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[bool] | None:
+        """Ask the worker to answer; whoever awaits it gets whether `grow` would give it more memory, or an exception if
+        the worker is gone. None if it has no process yet, or is unknown.
         """
+
+    async def grow(self, worker_id: WorkerId, incarnation: int) -> Residency:
+        """Let a started worker take memory that other processes have given back, after what it was sent before. Return
+        the weights on its GPU, with the new capacity. Raises WorkerLost."""
 
     async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:
         """Find out why a worker has not answered for `silent_seconds`, within seconds. It will be ended: its process is

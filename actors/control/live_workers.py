@@ -19,7 +19,7 @@ from modelpool.pool.values.specs.spec import ComponentKey, TaskId, WorkerId, Wor
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.file_verdicts import Incarnation
-from modelpool.scheduler.model.messages import Event, StartFailed, StartWorker, WorkerDown, WorkerUp
+from modelpool.scheduler.model.messages import Event, StartFailed, StartWorker, WeightsLoaded, WorkerDown, WorkerUp
 
 
 class LiveWorker:
@@ -50,6 +50,11 @@ class LiveWorker:
     def key(self) -> Incarnation:
         """The id and the incarnation."""
         return self.spec.worker_id, self.spec.incarnation
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it was sent nothing that is not over."""
+        return not self.runs and not self.load
 
     def is_running(self, task_id: TaskId, run: int) -> bool:
         """Return whether the run with this number is under way, or waits behind another, for the task."""
@@ -160,12 +165,27 @@ class LiveWorkers:
                 self._heartbeats.forget(key)
                 self._background.spawn(self._give_up(key, seconds))
 
-    async def _await_answer(self, key: Incarnation, answer: Awaitable[object]) -> None:
+    async def _await_answer(self, key: Incarnation, answer: Awaitable[bool]) -> None:
         try:
-            await answer
+            may_grow = await answer
         except Exception:  # it is gone: reported by whoever waits for its end
             return
         self._heartbeats.heard(key)
+        worker = self.find(*key)
+        if may_grow and worker is not None and worker.is_idle:
+            await self._grow(worker)
+
+    async def _grow(self, worker: LiveWorker) -> None:
+        """Let an idle worker take memory that other processes have given back: the core, which knows the capacity of
+        before, may have no task that fits it, and a run would come too late. A run takes it, too."""
+        last = worker.last_wait
+        try:
+            residency = await self._fleet.grow(*worker.key)
+        except Exception:  # it is gone, as above
+            return
+        if self.has(worker) and worker.is_idle and worker.last_wait is last:
+            worker.residency = residency
+            self._post(WeightsLoaded(self._clock.now(), *worker.key, residency))
 
     def _repeated_seconds(self, key: Incarnation) -> float | None:
         """Return the expected length of the run that would be repeated without this worker; None if unknown."""

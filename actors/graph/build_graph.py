@@ -65,7 +65,7 @@ def build_graph(
     except RunsAlone as alone:
         recipe, graph = built_with(1)
         reason = alone.reason
-    return replace(recipe, batch_reason=reason), graph
+    return replace(recipe, batch_reason=reason), replace(graph, job=replace(graph.job, batch_reason=reason))
 
 
 def _built(

@@ -43,12 +43,14 @@ from modelpool.actors.request.workflow_fields import (
     UpscaleNode,
     Workflow,
 )
+from modelpool.pool.inference.operations.audio_edits import MAX_SECONDS
 from modelpool.pool.inference.operations.latent_edits import VaeScale
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Operation, Size
+from modelpool.pool.inference.operations.pixel_levels import STILL_RATE
 from modelpool.pool.inference.operations.resampling import SLERP
 from modelpool.pool.values.core import task_inputs
-from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, unusable_field
+from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
@@ -64,6 +66,10 @@ from modelpool.pool.values.specs.spec import JobId, Stage, TaskId
 
 #: bytes of the results of all nodes of a workflow together
 MAX_INTERMEDIATE_BYTES = 8 << 30
+#: tokens of a text that is made of others: about those of the longest prompt
+MAX_JOINED_TOKENS = 1 << 17
+#: bytes of a token of an encoded text, and of a second of audio
+_TOKEN_BYTES, _SECOND_BYTES = 16384, 384_000
 #: bytes of a cell of a latent: 16 channels of float32; some families have more, and larger cells
 _CELL_BYTES = 64
 _NO_SIZE = Size(0, 0)
@@ -94,10 +100,19 @@ class NodeValue:
     model: ModelRef | None = None
 
     @property
+    def timing(self) -> float:
+        """Frames per second of several images, seconds of audio; 0 for a single image."""
+        if self.shape is None:
+            return 0.0
+        return self.shape.seconds if self.kind == AUDIO else self.shape.frame_rate
+
+    @property
     def size_bytes(self) -> int:
         """About the bytes of the result."""
+        if self.kind == AUDIO:
+            return int(self.timing * _SECOND_BYTES)
         bytes_of_one = {IMAGE: 3, MASK: 1, LATENT: _CELL_BYTES}.get(self.kind, 0)
-        return self.size.width * self.size.height * self.size.count * bytes_of_one
+        return self.size.width * self.size.height * self.size.count * bytes_of_one + self.tokens * _TOKEN_BYTES
 
 
 def build_workflow(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) -> tuple[Recipe, JobGraph]:
@@ -264,6 +279,10 @@ class _WorkflowTasks:
         )
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
+        if first_step and work.schedule.first_step != first_step:
+            field = "first_step" if node.strength is None else "strength"
+            expected = f"none: model {model.name!r} reads its image in all steps"
+            raise unusable_field(field, node.first_step or node.strength, expected)
         self.warnings |= tasks.warnings
         self.warnings |= dict.fromkeys(edit_model_warnings(request, facts, model))
         self.warnings |= dict.fromkeys(sampler_warnings(request, facts))
@@ -282,7 +301,10 @@ class _WorkflowTasks:
                     raise unusable_field(name, own, f"{side}, that of the start latent, or none")
                 changed[name] = side or None
             if start.shape.frames:
-                changed |= {"frames": start.shape.frames, "frame_rate": start.shape.frame_rate}
+                if (own := request.frames) not in (None, start.shape.frames):
+                    raise unusable_field("frames", own, f"{start.shape.frames}, those of the start latent, or none")
+                rate = request.frame_rate or start.shape.frame_rate
+                changed |= {"frames": start.shape.frames, "frame_rate": rate}
         others = ("positive", "negative", "latent", "mask", *_INPAINTED)
         images = {name: self._task_image(node, name) for name in node.inputs if name not in others}
         parts: dict[str, Any] = {}
@@ -381,13 +403,16 @@ class _WorkflowTasks:
         task = self.tasks.add(work, {name: value.task for name, value in read.items()})
         tokens = sum(value.tokens for value in read.values()) if "concat" in operation.name else 0
         tokens = tokens or (0 if like is None else like.tokens)
-        if operation.result != LATENT or like is None or like.model is None or like.shape is None:
-            shape = None if like is None or operation.result == LATENT else _resized(like.shape, size)
-            return NodeValue(operation.result, task, size, tokens, shape)
-        _, defaults = self._model(like.model.name)
-        sides = size.width * defaults.downscale, size.height * defaults.downscale
-        shape = replace(like.shape, width=sides[0], height=sides[1])
-        return NodeValue(LATENT, task, size, shape=shape, model=like.model)
+        if operation.result == LATENT and like is not None and like.model is not None and like.shape is not None:
+            defaults = self._model(like.model.name)[1]
+            return NodeValue(LATENT, task, size, shape=_decoded_shape(like, size, defaults), model=like.model)
+        timings = {name: value.timing for name, value in read.items() if value.timing}
+        timing = operation.timing(params, timings)
+        if tokens > MAX_JOINED_TOKENS:
+            raise unusable_field(node.name, counted(tokens, "token"), f"up to {MAX_JOINED_TOKENS}")
+        if operation.result == AUDIO and timing > MAX_SECONDS:
+            raise unusable_field(node.name, f"{timing:g} seconds of audio", f"up to {MAX_SECONDS}")
+        return NodeValue(operation.result, task, size, tokens, _made_shape(operation.result, size, timing))
 
 
 def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:
@@ -432,12 +457,31 @@ def _given(node: ImageNode) -> NodeValue:
 
 
 def _latent(task: TaskId, shape: OutputShape, model: ModelRef, defaults: ModelDefaults) -> NodeValue:
-    size = Size(shape.width // defaults.downscale, shape.height // defaults.downscale, shape.frames)
+    video = defaults.sampling.video
+    cells = 0 if video is None else 1 + (shape.frames - 1) // video.frames_per_cell + shape.leading
+    size = Size(shape.width // defaults.downscale, shape.height // defaults.downscale, cells)
     return NodeValue(LATENT, task, size, shape=shape, model=model)
+
+
+def _decoded_shape(before: NodeValue, size: Size, defaults: ModelDefaults) -> OutputShape:
+    """Return the shape of the output of a latent of `size`, which an operation made of the latent `before`."""
+    shape, video = before.shape, defaults.sampling.video
+    assert shape is not None, "a latent of a model has a shape"
+    found = replace(shape, width=size.width * defaults.downscale, height=size.height * defaults.downscale)
+    if video is None or size.frames == before.size.frames:
+        return found
+    return replace(found, frames=1 + (size.frames - 1) * video.frames_per_cell, leading=0)
+
+
+def _made_shape(kind: str, size: Size, timing: float) -> OutputShape | None:
+    """Return the shape of what an operation makes; None for what is no output."""
+    if kind == AUDIO:
+        return OutputShape(0, 0, seconds=timing)
+    if kind != IMAGE:
+        return None
+    return OutputShape(size.width, size.height, size.frames, (timing or STILL_RATE) if size.frames else 0.0)
 
 
 def _resized(shape: OutputShape | None, size: Size) -> OutputShape | None:
     """Return the shape of images of another size; None if nothing else is known of them."""
-    if shape is None or not size.width:
-        return None
-    return replace(shape, width=size.width, height=size.height, frames=size.frames)
+    return None if shape is None else replace(shape, width=size.width, height=size.height, frames=size.frames)

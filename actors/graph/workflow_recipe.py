@@ -40,7 +40,9 @@ def workflow_recipe(
     for node_id, node in workflow.in_order:
         fields = node.model_dump(mode="json", exclude_unset=True, exclude={"request"})
         if isinstance(node, SampleNode):
-            outer = {"quality", "format"} | ({"seed"} if node.request.seed is None else set())
+            # models that read a whole image run all steps, and accept no strength
+            unset = {name for name in ("seed", "strength") if getattr(node.request, name) is None}
+            outer = {"quality", "format"} | unset
             fields["request"] = resolved[node_id].model_dump(mode="json", exclude_unset=True, exclude=outer)
         nodes[node_id] = _without_images(fields, images)
     sampled = [work for work in graph.works.values() if isinstance(work, SampleParams)]

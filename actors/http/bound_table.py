@@ -355,6 +355,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         Bound(
             "request.workflow_fields:MAX_DEPTH", "nodes of a `workflow` behind one another", "", "", "request_fields"
         ),
+        Bound("request.workflow_fields:MAX_SETTING", "numbers of settings of operations"),
         Bound(
             "request.workflow_fields:MAX_WORKFLOW_STEPS",
             "sampling steps of all nodes of a `workflow`",
@@ -369,6 +370,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "",
             "request_fields",
         ),
+        Bound("graph.workflow_graph:MAX_JOINED_TOKENS", "a text of a `workflow` that is made of others", "tokens"),
         Bound("http.comfy.comfy_expressions:MAX_CHARACTERS", "expression of a node", "characters"),
         Bound("http.comfy.comfy_evaluation:MAX_COMPUTED_CHARACTERS", "texts that nodes compute, in all", "characters"),
         Bound(

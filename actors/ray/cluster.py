@@ -192,6 +192,10 @@ class ControllerActor(Controller):
         own = ray.get_runtime_context().runtime_env
         return {name: own[name] for name in ("py_modules", PY_EXECUTABLE) if own.get(name)}
 
+    async def steps_done_packed(self, steps: bytes) -> None:
+        """As `steps_done`, packed."""
+        await self.steps_done(unpacked(steps))
+
     async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
         """As `state_saved`, for the state itself: it is stored here, since an object that the worker stored would be
         lost with the worker."""
@@ -211,8 +215,8 @@ class GpuWorkerActor(GpuWorker):
         #: replaced by `follow`
         self._controller = controller
 
-        def on_step(step: StepDone) -> None:
-            self._controller.step_done.remote(step)
+        def on_steps(steps: Sequence[StepDone]) -> None:
+            self._controller.steps_done_packed.remote(packed(steps))
 
         def on_preview(made: PreviewMade) -> None:
             self._controller.preview_made.remote(made)
@@ -238,7 +242,7 @@ class GpuWorkerActor(GpuWorker):
             new.worker_id,
             new.incarnation,
             plan.open_engine,
-            on_step,
+            on_steps,
             node=node,
             on_state=on_state,
             checkpoint_seconds=None if plan.checkpoints is None else plan.checkpoints.seconds,

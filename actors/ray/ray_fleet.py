@@ -51,6 +51,7 @@ from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result
 from modelpool.pool.values.specs.spec import NO_NODE, NodeId, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.model.messages import LossCause
 
 logger = logging.getLogger(__name__)
@@ -289,12 +290,12 @@ class RayFleet:
                 self._ends.submit(self._demand.end)
             await self._ends.settled()
 
-    def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[object] | None:
+    def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[bool] | None:
         """See `WorkerFleet`."""
         worker = self._workers.get((worker_id, incarnation))
         if worker is None or worker.process is None:
             return None
-        return _answer(worker.handle.ping.options(concurrency_group=CONTROL).remote(self._epoch))
+        return _answer(worker.handle.beat.options(concurrency_group=CONTROL).remote(self._epoch))
 
     async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:
         """See `WorkerFleet`."""
@@ -400,6 +401,18 @@ class RayFleet:
             self._note_epoch(raised)
             raise raised.cause from raised
         return report
+
+    async def grow(self, worker_id: WorkerId, incarnation: int) -> Residency:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        try:
+            residency: Residency = await worker.handle.grow.options(concurrency_group=COMPUTE).remote(self._epoch)
+        except WORKER_GONE as lost:
+            raise await self._lost(worker, lost) from lost
+        except RayTaskError as raised:
+            self._note_epoch(raised)
+            raise raised.cause from raised
+        return residency
 
     def drop_weights(self, worker_id: WorkerId, incarnation: int) -> None:
         """See `WorkerFleet`."""

@@ -24,6 +24,8 @@ from modelpool.pool.values.core.errors import UnusableField, UserError, together
 _OPTION_OF_UNION = re.compile(
     r"(?:str|int|float|bool|path|constrained-\w+|(?:literal|function-\w+|lax-or-strict|is-instance|nullable)\[.*)$"
 )
+#: characters of a key in a message
+_MOST_SHOWN = 200
 
 
 class WrongValue(UnusableField):
@@ -123,7 +125,9 @@ def _field(detail: ErrorDetails) -> str:
 
 def _place(detail: ErrorDetails) -> str:
     """Return the place of a value, without the type of a union for which pydantic tried it."""
-    return ".".join(str(part) for part in detail["loc"] if not _OPTION_OF_UNION.match(str(part)))
+    # keys of the caller are cut: they may be long
+    parts = (str(part)[:_MOST_SHOWN] for part in detail["loc"])
+    return ".".join(part for part in parts if not _OPTION_OF_UNION.match(part))
 
 
 def _to_user_error(detail: ErrorDetails) -> UserError:

@@ -28,6 +28,8 @@ from modelpool.pool.values.core.errors import UnusableField, counted, unusable_f
 MAX_NODES, MAX_DEPTH = 1000, 250
 #: inputs and settings of one node; characters of an id of a node
 MAX_NODE_INPUTS, MAX_NODE_ID = 64, 200
+#: numbers of settings of operations, whatever their own bounds
+MAX_SETTING = 1e12
 #: sampling steps of all nodes together
 MAX_WORKFLOW_STEPS = 20_000
 #: fields of a request that a node that samples cannot have: they belong to the request around the workflow
@@ -233,12 +235,20 @@ def _plain_setting(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         if len(value) > MAX_PROMPT_CHARACTERS or not all(type(each) in (int, float) for each in value):
             raise unusable_field(f"settings.{name}", type(value).__name__, "a list of numbers")
-        return tuple(value)
+        return tuple(_bounded(name, each) for each in value)
     if isinstance(value, str):
         check_characters(f"settings.{name}", value, MAX_NAME_CHARACTERS)
     if not isinstance(value, bool | int | float | str):
         raise unusable_field(f"settings.{name}", type(value).__name__, "a number, a text, or a list of numbers")
-    return value
+    return value if isinstance(value, str) else _bounded(name, value)
+
+
+def _bounded(name: str, number: float) -> float:
+    """Return a number that every operation can compute with. Raises UnusableField."""
+    if not abs(number) <= MAX_SETTING:
+        found = f"{number:g}" if isinstance(number, float) else "a larger whole number"
+        raise unusable_field(f"settings.{name}", found, f"a number from {-MAX_SETTING:g} to {MAX_SETTING:g}")
+    return number
 
 
 WorkflowNode: TypeAlias = Annotated[

@@ -3,7 +3,6 @@ ComfyUI's API format. Torch-free, ray-free."""
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,8 @@ from modelpool.pool.values.core.errors import UserError, unusable_field
 
 #: where a node of the pool has fields that belong to what it runs
 _PARTS = ("request", "settings")
+#: the tables of a node that are changed
+_TABLES = (*_PARTS, "inputs")
 _LISTED = 20
 
 
@@ -48,15 +49,20 @@ def with_inputs(graph: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str
     a node of the pool also of a field of its request, or of a setting. Raises UserError for a node or an input that the
     workflow does not have."""
     check_entries("inputs", inputs, MAX_ENTRIES)
-    changed = copy.deepcopy(dict(graph))
-    nodes = changed["nodes"] if is_own_workflow(graph) else changed
+    changed, is_own = dict(graph), is_own_workflow(graph)
+    nodes = changed
+    if is_own:
+        nodes = changed["nodes"] = dict(graph["nodes"])
     for name, value in inputs.items():
         node_id = next((name[:place] for place in _dots(name) if name[:place] in nodes), None)
         node = None if node_id is None else nodes[node_id]
         if node_id is None or not isinstance(node, dict):
             listed = ", ".join(list(map(str, nodes))[:_LISTED])
             raise UserError(f"inputs: found {name[:200]!r}, expected NODE.INPUT with one of the nodes {listed}")
-        _set(node, node_id, name[len(node_id) + 1 :], value, is_own_workflow(graph))
+        # of the caller's tables, only those that change are copied: a graph may be large, and its values deep
+        tables = {key: dict(node[key]) for key in _TABLES if isinstance(node.get(key), dict)}
+        nodes[node_id] = node = {**node, **tables}
+        _set(node, node_id, name[len(node_id) + 1 :], value, is_own)
     return changed
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +43,7 @@ from modelpool.actors.worker.run_memory import RunMemory
 from modelpool.actors.worker.run_previews import RunPreviews
 from modelpool.actors.worker.running_pass import Passes, RunningPass, input_count
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.worker.step_reports import StepReports
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.wire.messages import (
     LoadReport,
@@ -116,7 +116,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: interval of step reports, counted from the start of a run; the report covers the last step. Clients get no more
-#: (`control.client_events`). A message costs the controller about as much as a task, so shorter runs send none
+#: (`control.client_events`). Shorter runs send none
 PROGRESS_SECONDS = 0.1
 #: stops that are remembered, as a stop may arrive before its run begins; more than the tasks of any batch
 STOPS_REMEMBERED = 256
@@ -174,6 +174,13 @@ class WorkerEngine(Protocol):
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether other processes have given back memory that `grow` would take; on any thread."""
+
+    def grow(self) -> None:
+        """Take it; the next residency has the capacity."""
 
     def prepare_previews(self, model: ModelRef, wish: PreviewWish) -> None:
         """Prepare previews before a run; may raise anything."""
@@ -258,7 +265,7 @@ class GpuWorker:
         worker_id: WorkerId,
         incarnation: int,
         open_engine: Callable[[], WorkerEngine],
-        on_step: Callable[[StepDone], None],
+        on_steps: Callable[[Sequence[StepDone]], None],
         progress_seconds: float = PROGRESS_SECONDS,
         node: NodeId = NO_NODE,
         on_state: Callable[[StateSaved, RunState], None] = lambda saved, state: None,
@@ -281,7 +288,7 @@ class GpuWorker:
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
-        self._on_step = on_step
+        self._on_steps = on_steps
         self._progress_seconds = progress_seconds
         self._node = node
         self._memory = RunMemory()
@@ -469,7 +476,7 @@ class GpuWorker:
             state = sent if request.gang is not None else self._checkpoints.resume(request, sent)
             resume: dict[str, Any] = {} if state is None else {"resume": state}
             self._prepare_previews((request,))
-            hooks = self._hooks(request)
+            hooks = self._hooks(request, self._step_reports())
             if request.gang is not None:
                 task, work, after = request.task, request.work, request.needed_next
                 begun = self._engine.run(task, work, own, hooks, request.fresh, after, state, request.gang)
@@ -541,11 +548,12 @@ class GpuWorker:
         for request in requests:
             self.may_start(request)
         assert self._engine is not None, "start comes before run"
-        members, rest = [], iter(inputs)
+        members, rest, reports = [], iter(inputs), self._step_reports()
         for request in requests:
             own, sent = _split_inputs(request, tuple(islice(rest, input_count(request))))
             state = self._checkpoints.resume(request, sent)
-            members.append(BatchMember(request.task, request.work, own, self._hooks(request), state))
+            hooks = self._hooks(request, reports, tells=request is requests[-1])
+            members.append(BatchMember(request.task, request.work, own, hooks, state))
         outcomes: Sequence[Outcome]
         in_use = FilesInUse()
         fetched: FetchCost | None = None
@@ -637,6 +645,22 @@ class GpuWorker:
         self._lease.check(epoch)
         return this_process(self._node)
 
+    def beat(self, epoch: int = 0) -> bool:
+        """Answer, on any thread; return whether `grow` would give this worker more memory. Raises OlderEpoch."""
+        self._lease.check(epoch)
+        return self._engine is not None and self._engine.may_grow
+
+    def grow(self, epoch: int = 0) -> Residency:
+        """Take memory that other processes have given back, and return the weights on the GPU with the new capacity.
+        Called where `run` is. Raises OlderEpoch."""
+        return self._in_turn(lambda: self._grow(epoch))
+
+    def _grow(self, epoch: int) -> Residency:
+        self._lease.check(epoch)
+        assert self._engine is not None, "start comes before growing"
+        self._engine.grow()
+        return self._engine.residency()
+
     def gang_address(self, host: str = LOOPBACK) -> str:
         """Return "host:port" of the store at which the members of the gangs that this worker leads meet
         (`Gang.address`); `host` is the address of this machine for them. Opened once, on any thread."""
@@ -682,10 +706,15 @@ class GpuWorker:
             except Exception as problem:
                 logger.warning("no previews of %s: %s: %s", model.name, type(problem).__name__, problem)
 
-    def _hooks(self, request: RunRequest) -> RunHooks:
+    def _step_reports(self) -> StepReports:
+        """Return the reports of the steps of one run, or of those that are computed together."""
+        return StepReports(self._progress_seconds, lambda steps: self._on_steps(steps), self._is_current)
+
+    def _hooks(self, request: RunRequest, reports: StepReports, tells: bool = True) -> RunHooks:
+        """Return the hooks of a run; `tells` is False if another one tells of its steps."""
         done = [0]
         return RunHooks(
-            self._step_callback(request, done),
+            self._step_callback(request, done, reports, tells),
             lambda: self._should_stop(request),
             lambda: self._preload_for(request),
             lambda: request.run in self._pauses and self._is_current(request),
@@ -775,18 +804,19 @@ class GpuWorker:
             return None
         return request_and_run[1]
 
-    def _step_callback(self, request: RunRequest, done: list[int]) -> Callable[[int, int], None]:
-        """Return a callback that forwards steps, but not too often and not the last one; `done` holds their number."""
-        reported_at = time.monotonic()
+    def _step_callback(
+        self, request: RunRequest, done: list[int], reports: StepReports, tells: bool
+    ) -> Callable[[int, int], None]:
+        """Return a callback that notes steps, and tells of them if it `tells`; `done` holds their number."""
 
         def report(step: int, steps: int) -> None:
-            nonlocal reported_at
             done[0] = step
-            now = time.monotonic()
-            if step < steps and now - reported_at >= self._progress_seconds and self._is_current(request):
-                reported_at = now
-                task_id, run = request.task.task_id, request.run
-                self._on_step(StepDone(self._worker_id, self._incarnation, task_id, run, step, steps))
+            reports.note(
+                request,
+                StepDone(self._worker_id, self._incarnation, request.task.task_id, request.run, step, steps),
+            )
+            if tells:
+                reports.tell()
 
         return report
 
@@ -807,12 +837,15 @@ class _PassMembers:
         self._worker = worker
         #: bytes that were read from disks before: those after them are charged to whoever ends next
         self._read_bytes = 0
+        #: of the pass that runs
+        self._reports = worker._step_reports()
 
     def run(self, running: RunningPass, needed_next: tuple[ComponentKey, ...]) -> None:
         """Run a pass to its end."""
         engine = self._worker._engine
         assert engine is not None, "start comes before run"
         self._read_bytes = self._worker._storage_bytes()
+        self._reports = self._worker._step_reports()
         self._worker._in_turn(partial(engine.run_pass, running, needed_next))
 
     def prepare(self, request: RunRequest, inputs: tuple[Result, ...], joins: bool) -> tuple[BatchMember, FilesInUse]:
@@ -825,7 +858,12 @@ class _PassMembers:
         own, sent = _split_inputs(request, inputs)
         state = worker._checkpoints.resume(request, sent)
         worker._prepare_previews((request,))
-        return BatchMember(request.task, request.work, own, worker._hooks(request), state), in_use
+        hooks = worker._hooks(request, self._reports, tells=False)
+        return BatchMember(request.task, request.work, own, hooks, state), in_use
+
+    def stepped(self) -> None:
+        """All runs have done a step."""
+        self._reports.tell()
 
     def report(
         self, request: RunRequest, member: BatchMember | None, outcome: Outcome, in_use: FilesInUse

@@ -40,6 +40,9 @@ class Members(Protocol):
     def report(self, request: RunRequest, member: BatchMember | None, outcome: Outcome, in_use: FilesInUse) -> End:
         """Return the end of a run; of one that could not be prepared, there is no `member`."""
 
+    def stepped(self) -> None:
+        """All runs of the pass have done a step."""
+
 
 class RunningPass:
     """Runs that wait to join, those that are in the pass, and the ends that nobody was told of yet. It is over when
@@ -94,6 +97,10 @@ class RunningPass:
         """A member has left."""
         request, _, in_use = self._members.pop(id(member))
         self._tell(self._made_by.report(request, member, outcome, in_use))
+
+    def stepped(self) -> None:
+        """All members have done a step."""
+        self._made_by.stepped()
 
     def _next_call(self, going_on: int) -> Call | None:
         with self._changed:

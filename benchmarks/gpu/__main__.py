@@ -5,7 +5,8 @@ The parts of a command come in order of value, each in a child process with an e
 hang of the driver ends one part and not the run. After each part, `table.md` and `results.json` in FOLDER are complete
 up to there; the output of the children is in `log.txt`. Runs from a plain source tree. Parts that need a package which
 is not installed are skipped, with the reason. `--device cpu` or `sim` runs the same code with tiny models on any
-machine.
+machine. Before the parts, the command measures how slow the machine is at the time: what cannot be interrupted, such as
+compiling, is begun with as much more time.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from benchmarks.gpu import calibration
+from benchmarks.gpu.calibration import START_SECONDS, Calibration
 from benchmarks.gpu.figures import figures_table
-from benchmarks.gpu.measurements import Measurement, read_measurements, table_of
+from benchmarks.gpu.measurements import SKIPPED, Measurement, read_measurements, table_of
 from benchmarks.gpu.setting import PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GRACE_SECONDS, GRACE_SHARE = 20.0, 0.5
 #: at the end of the run: for writing the results, and the share of its time that only a part takes which is late
 END_SECONDS, LATE_SHARE = 2.0, 0.08
-#: a part is not started with less
-LEAST_SECONDS = 5.0
+#: a part is not started with less, or with less than this many times what the start of a process takes
+LEAST_SECONDS, LEAST_STARTS = 5.0, 1.5
 #: folder in memory on Linux
 SHARED_MEMORY = Path("/dev/shm")
 #: for Flux, SDXL and some reserve
@@ -88,17 +91,19 @@ COMMANDS: Mapping[str, tuple[Part, ...]] = {
     "features": (
         Part("overlap sdxl", 1.0, ("sdxl",)),
         Part("captures", 2.5),
+        Part("gangs", 1.5),
         Part("soak", 1.5),
         Part("compiled sdxl", 3.0, ("sdxl",)),
         Part("sampling flux_fp8", 2.0, ("flux_fp8",)),
         Part("compiled flux", 3.0, ("flux",)),
         Part("overlap sd15", 0.7, ("sd15",)),
         Part("pool", 1.5, ("sd15",)),
-        Part("gangs", 0.7),
     ),
 }
 #: all of them
 PARTS = tuple(part for parts in COMMANDS.values() for part in parts)
+#: the command of each part
+COMMAND_OF: Mapping[str, str] = {part.name: command for command, parts in COMMANDS.items() for part in parts}
 #: time of one command
 COMMAND_MINUTES = 9.5
 
@@ -114,17 +119,19 @@ def run_parts(
     out: Path,
     models: Path,
     command_of: Callable[[Part, float, Path], Sequence[str]],
+    least_seconds: float | None = None,
 ) -> None:
     """Run the parts one after the other and write the results after each.
 
     `command_of` returns the command of a part, with the end of its time on the monotonic clock and the file for its
     measurements. A part may take longer, until the end of the run at most; those behind it get less. Parts write models
-    to the folder `models`. After each part, all that no later part reads is removed from it: models take tens of
-    gigabytes of memory.
+    to the folder `models`. No part is begun with less than `least_seconds` (None: `LEAST_SECONDS`). After each part,
+    all that no later part reads is removed from the folder: models take tens of gigabytes of memory.
     """
     out.mkdir(parents=True, exist_ok=True)
     rows_path = out / "rows.jsonl"
     rows_path.unlink(missing_ok=True)
+    least_seconds = LEAST_SECONDS if least_seconds is None else least_seconds
     ends_at = time.monotonic() + 60 * minutes
     last_part_ends_at = ends_at - END_SECONDS - LATE_SHARE * 60 * minutes
     ended: list[dict[str, object]] = []
@@ -132,9 +139,9 @@ def run_parts(
         for number, part in enumerate(parts):
             left_seconds = last_part_ends_at - time.monotonic()
             seconds = seconds_for(part, parts[number + 1 :], left_seconds)
-            if seconds < LEAST_SECONDS:
-                row = Measurement(part.name, "the whole part", note="skipped: out of time")
-                _append(rows_path, row)
+            if seconds < least_seconds:
+                why = f"out of time, {max(0.0, seconds):.0f} s were left of the {least_seconds:.0f} that it needs"
+                _append(rows_path, Measurement(part.name, "the whole part", note=f"{SKIPPED}{why}"))
                 continue
             log.write(f"\n===== {part.name}, {seconds:.0f} s\n")
             log.flush()
@@ -147,7 +154,15 @@ def run_parts(
             for left in models.iterdir():
                 if left.name not in kept:
                     shutil.rmtree(left, ignore_errors=True)
-            ended.append({"part": part.name, "seconds": round(took_seconds, 1), "outcome": outcome})
+            ended.append(
+                {
+                    "part": part.name,
+                    "seconds": round(took_seconds, 1),
+                    "of_seconds": round(seconds, 1),
+                    "outcome": outcome,
+                    "load": round(_load(), 1),
+                }
+            )
             if outcome != "done":
                 _append(rows_path, Measurement(part.name, "the whole part", is_met=False, note=outcome))
             write_results(rows_path, out, ended)
@@ -158,10 +173,24 @@ def run_parts(
 def write_results(rows_path: Path, out: Path, ended: Sequence[dict[str, object]]) -> None:
     """Write the table and the JSON of the measurements so far."""
     rows = read_measurements(rows_path)
-    page = f"{table_of(rows, 'GPU benchmark')}\n## Figures\n\n{figures_table(rows)}"
+    ran = [str(part["part"]) for part in ended]
+    figures = figures_table(rows, COMMAND_OF, ran)
+    page = f"{table_of(rows, 'GPU benchmark')}\n## Figures\n\n{figures}\n## Parts\n\n{_parts_table(ended)}"
     (out / "table.md").write_text(page, encoding="utf-8")
     content = {"parts": list(ended), "measurements": [asdict(row) for row in rows]}
     (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _parts_table(ended: Sequence[dict[str, object]]) -> str:
+    """A Markdown table of the parts that have ended. The load is the machine's, the average of a minute."""
+    lines = ["| part | seconds | of | outcome | load |", "|--|--|--|--|--|"]
+    lines += [f"| {' | '.join(str(value) for value in part.values())} |" for part in ended]
+    return "\n".join(lines) + "\n"
+
+
+def _load() -> float:
+    """The load of the machine; 0 where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def _last_end(started: float, seconds: float, ends_at: float) -> float:
@@ -172,8 +201,7 @@ def _last_end(started: float, seconds: float, ends_at: float) -> float:
 def _run_child(command: Sequence[str], ends_at: float, log: IO[str]) -> str:
     """Run a child in a process group of its own until `ends_at` at the latest; returns how it ended."""
     seconds = max(0.1, ends_at - time.monotonic())
-    paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH", "")) if path)
-    environment = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **os.environ, "PYTHONPATH": paths}
+    environment = _environment()
     child = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=log.fileno(), stderr=log.fileno(), start_new_session=True
     )
@@ -188,9 +216,19 @@ def _run_child(command: Sequence[str], ends_at: float, log: IO[str]) -> str:
     return "done" if code == 0 else f"exit status {code}; see log.txt"
 
 
+def _environment() -> dict[str, str]:
+    paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH", "")) if path)
+    return {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **os.environ, "PYTHONPATH": paths}
+
+
 def _end(child: subprocess.Popen[bytes]) -> None:
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+
+
+def _least_seconds(machine: Calibration) -> float:
+    """Return the time without which no part is begun. Pure."""
+    return max(LEAST_SECONDS, LEAST_STARTS * min(machine.start_seconds, 2 * START_SECONDS))
 
 
 def _append(path: Path, row: Measurement) -> None:
@@ -215,12 +253,17 @@ def main() -> None:
     unknown = set(names) - {part.name for part in known}
     if unknown:
         parser.error(f"--parts: found {sorted(unknown)}, expected some of {', '.join(part.name for part in known)}")
+    began = time.monotonic()
+    machine = calibration.measure(_environment(), ROOT)
+    print(
+        f"calibration: the host is {machine.slowness:.1f} times as slow as planned for, load {_load():.1f}", flush=True
+    )
     size = asked.size or ("full" if asked.device == "cuda" else "small")
 
     def command_of(part: Part, part_ends_at: float, rows_path: Path) -> list[str]:
         command = [sys.executable, "-m", "benchmarks.gpu.part", part.name, "--device", asked.device, "--size", size]
         command += ["--rows", str(rows_path), "--ends-at", f"{part_ends_at:.3f}"]
-        return [*command, "--models", str(models)]
+        return [*command, "--slowness", f"{machine.slowness:.2f}", "--models", str(models)]
 
     parts = [part for part in known if part.name in names]
     has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > MODEL_BYTES
@@ -230,7 +273,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=root) as folder:
         models = Path(folder).resolve()
-        run_parts(parts, minutes, asked.out.resolve(), models, command_of)
+        left = minutes - (time.monotonic() - began) / 60
+        run_parts(parts, left, asked.out.resolve(), models, command_of, _least_seconds(machine))
     print((asked.out / "table.md").read_text(encoding="utf-8"))
 
 

@@ -23,12 +23,14 @@ from benchmarks.gpu.transfers import MIB, median_seconds, pinned_rate, synchroni
 from modelpool.pool.devices import loader
 from modelpool.pool.devices.capabilities import detect_capabilities
 from modelpool.pool.devices.device_kinds import device_kind
+from modelpool.pool.devices.pinned_memory import CudaHostRegister
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.workspaces import PRODUCT_STREAMS, workspace_bytes
 from modelpool.pool.weights.ops.attention import AttentionBackend, use_attention_kernels
 
 FILL_THREADS = (1, 2, 4, 8)
 NODES = Path("/sys/devices/system/node")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 #: seconds that a killed process is followed
 MOST_END_SECONDS = 30.0
 #: batch, heads, query tokens, key tokens, size of a head
@@ -65,7 +67,7 @@ def run(record: Record, setting: Setting) -> None:
         measure_threads(record, device, size_bytes)
     with record.attempting("link from NUMA node"):
         measure_nodes(record, device, size_bytes)
-    with record.attempting("memory of a killed process", least_seconds=20.0 if setting.device == "cuda" else 0.0):
+    with record.attempting("memory of a killed process", least_seconds=setting.least(20.0)):
         measure_end_of_process(record, setting)
 
 
@@ -166,11 +168,13 @@ def measure_threads(record: Record, device: torch.device, size_bytes: int) -> No
 
 
 def measure_nodes(record: Record, device: torch.device, size_bytes: int) -> None:
-    """Record the speed of copies from pinned memory of each NUMA node."""
+    """Record the speed of copies from pinned memory of each NUMA node, and which one the device is at. Memory is of the
+    node of the processor that writes it first, so it is not from torch's cache of pinned memory."""
     if not hasattr(os, "sched_setaffinity"):
         record.skip("link from NUMA node", "this system does not bind threads to processors")
         return
     nodes = sorted(NODES.glob("node[0-9]*")) if NODES.is_dir() else []
+    own_number = node_of(device)
     allowed = os.sched_getaffinity(0)
     cores = {node.name[4:]: cores_of((node / "cpulist").read_text()) & allowed for node in nodes}
     for number, own in (cores or {"0": allowed}).items():
@@ -179,10 +183,37 @@ def measure_nodes(record: Record, device: torch.device, size_bytes: int) -> None
             continue
         try:
             os.sched_setaffinity(0, own)
-            record.add(f"link from NUMA node {number}", pinned_rate(device, size_bytes) / 1e9, "GB/s",
-                       note=f"{len(own)} processors")  # fmt: skip
+            is_own = "; the device is at it" if number == own_number else ""
+            record.add(f"link from NUMA node {number}", fresh_rate(device, size_bytes) / 1e9, "GB/s",
+                       note=f"{len(own)} processors{is_own}")  # fmt: skip
         finally:
             os.sched_setaffinity(0, allowed)
+
+
+def fresh_rate(device: torch.device, size_bytes: int) -> float:
+    """Return the bytes per second of a copy from pinned memory that this thread has just got from the system."""
+    host = torch.ones(size_bytes, dtype=torch.uint8)
+    target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    register = CudaHostRegister(device) if device.type == "cuda" else None
+    if register is not None and not register.pin(host.data_ptr(), size_bytes):
+        raise RuntimeError("the driver does not pin memory")
+    try:
+        return size_bytes / median_seconds(device, lambda: target.copy_(host, non_blocking=True))
+    finally:
+        if register is not None:
+            register.unpin(host.data_ptr())
+
+
+def node_of(device: torch.device, devices: Path = PCI_DEVICES) -> str:
+    """Return the number of the NUMA node that a CUDA device is at; "" if the system does not tell."""
+    if device.type != "cuda":
+        return ""
+    facts = torch.cuda.get_device_properties(device)
+    place = [getattr(facts, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if None in place:
+        return ""
+    file = devices / "{:04x}:{:02x}:{:02x}.0".format(*place) / "numa_node"
+    return file.read_text().strip() if file.exists() else ""
 
 
 def cores_of(text: str) -> set[int]:

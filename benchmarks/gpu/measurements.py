@@ -15,6 +15,8 @@ from pathlib import Path
 
 #: characters of an error in the table
 ERROR_LENGTH = 300
+#: begins the note of what was left out
+SKIPPED = "skipped: "
 
 
 class OutOfTime(Exception):
@@ -81,7 +83,7 @@ class Record:
 
     def skip(self, name: str, why: str) -> None:
         """Record that something was left out."""
-        self.add(name, note=f"skipped: {why}")
+        self.add(name, note=f"{SKIPPED}{why}")
 
     @contextmanager
     def attempting(self, name: str, least_seconds: float = 0.0) -> Iterator[None]:
@@ -129,7 +131,7 @@ def table_of(rows: Sequence[Measurement], title: str) -> str:
         lines += [_line(row) for row in rows if row.part == part]
         lines.append("")
     failed = [f"{row.part}: {row.name}" for row in rows if row.is_met is False]
-    skipped = [f"{row.part}: {row.name} ({row.note})" for row in rows if row.note.startswith("skipped")]
+    skipped = [f"{row.part}: {row.name} ({row.note})" for row in rows if row.note.startswith(SKIPPED)]
     lines += [
         f"Not met or failed: {'; '.join(failed) or 'nothing'}.",
         "",

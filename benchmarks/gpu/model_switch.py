@@ -45,7 +45,7 @@ def run(record: Record, setting: Setting) -> None:
                     measure_switch(record, setting, name, jobs, text, extent, turn, link)
     finally:
         engine.close()
-    with record.attempting("announced", least_seconds=10.0 if setting.device == "cuda" else 0.0):
+    with record.attempting("announced", least_seconds=setting.least(10.0)):
         measure_announced(record, setting, extent, texts)
 
 

@@ -47,7 +47,7 @@ def run(record: Record, setting: Setting, model: str) -> None:
     try:
         jobs = EngineJobs(path, engine)
         texts = jobs.texts()
-        with record.attempting("overlap", least_seconds=10.0 if setting.device == "cuda" else 0.0):
+        with record.attempting("overlap", least_seconds=setting.least(10.0)):
             for overlap in (False, True):  # weights are loaded, kernels chosen, memory reserved
                 make_images(jobs, extent, texts, 2, overlap)
             compare(record, setting, jobs, extent, texts, count)

@@ -56,10 +56,11 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--ends-at", type=float, required=True, help="on the monotonic clock")
     parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--slowness", type=float, default=1.0)
     asked = parser.parse_args()
     record = Record(asked.rows, asked.part, asked.ends_at)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=asked.models, ignore_cleanup_errors=True) as folder:
-        setting = Setting(asked.device, asked.size == "small", asked.models, Path(folder))
+        setting = Setting(asked.device, asked.size == "small", asked.models, Path(folder), asked.slowness)
         if setting.small:
             torch.set_num_threads(1)  # as in workers; several wait for each other on a busy machine
         try:

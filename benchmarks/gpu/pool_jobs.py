@@ -47,12 +47,12 @@ def run(record: Record, setting: Setting) -> None:
 
 def compare(record: Record, setting: Setting, path: Path, extent: Extent) -> None:
     """Record the images per second of the engine alone and of the pool, for one model."""
-    is_cuda, rate = setting.device == "cuda", 0.0
-    with record.attempting(f"{path.stem}, engine alone", least_seconds=20.0 if is_cuda else 0.0):
+    rate = 0.0
+    with record.attempting(f"{path.stem}, engine alone", least_seconds=setting.least(20.0)):
         rate = engine_rate(setting, path, extent)
         record.add(f"{path.stem}, engine alone", rate, "images/s", note=f"{extent.width} px, {extent.steps} steps")
     for number, (name, settings) in enumerate(SETTINGS.items()):
-        with record.attempting(f"{path.stem}, {name}", least_seconds=30.0 if is_cuda else 0.0):
+        with record.attempting(f"{path.stem}, {name}", least_seconds=setting.least(30.0)):
             found = pool_rate(setting, path, extent, settings, setting.work / f"{path.stem}{number}")
             record.add(f"{path.stem}, {name}", found, "images/s", rate, f"at least {LEAST_SHARE} of the engine",
                        setting.met(found >= LEAST_SHARE * rate))  # fmt: skip

@@ -19,16 +19,23 @@ class Setting:
     small   tiny models instead of published shapes
     models  folder for models, which later parts find there
     work    folder of this part for everything else; it is removed with the part
+    slowness  how many times as long as planned the work of the host takes (`benchmarks.gpu.calibration`)
     """
 
     device: str
     small: bool
     models: Path
     work: Path
+    slowness: float = 1.0
 
     def met(self, condition: bool) -> bool | None:
         """Whether a goal is met: None on other devices than CUDA, whose times say nothing about a GPU."""
         return condition if self.device == "cuda" else None
+
+    def least(self, seconds: float) -> float:
+        """Seconds without which a measurement is not begun, where the machine is as fast as planned: tiny models need
+        none."""
+        return seconds * self.slowness if self.device == "cuda" else 0.0
 
     def model_file(self, name: str) -> Path:
         """Return the file of `FULL_SIZE[name]`; writes it unless an earlier part did, completely."""

@@ -51,9 +51,9 @@ def run_loading(record: Record, setting: Setting, model: str) -> None:
         link = pinned_rate(device, (4 if setting.small else 512) * MIB)
         record.add("copy from pinned memory", link / 1e9, "GB/s")
     path = measured_file(record, setting, model)
-    with record.attempting("load", least_seconds=15.0 if setting.device == "cuda" else 0.0):
+    with record.attempting("load", least_seconds=setting.least(15.0)):
         load_with_engine(record, setting, path, link)
-    with record.attempting("load with diffusers", least_seconds=20.0 if setting.device == "cuda" else 0.0):
+    with record.attempting("load with diffusers", least_seconds=setting.least(20.0)):
         load_with_diffusers(record, setting, path)
 
 

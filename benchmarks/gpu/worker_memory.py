@@ -38,7 +38,7 @@ def run(record: Record, setting: Setting) -> None:
     path = measured_file(record, setting, "sdxl")
     for count in COUNTS[:2] if setting.small else COUNTS:
         name = f"host memory of the weights with {count} {'worker' if count == 1 else 'workers'}"
-        with record.attempting(name, least_seconds=20.0 if setting.device == "cuda" else 0.0):
+        with record.attempting(name, least_seconds=setting.least(20.0)):
             reports = measure(setting.device, path, count, record)
             copies, note = copies_of(reports, path.stat().st_size)
             record.add(name, copies, "of the file", 1.0, f"at most {MOST_COPIES}",

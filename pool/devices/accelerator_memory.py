@@ -123,18 +123,16 @@ class AcceleratorMemory:
         """As `DeviceMemory`."""
         return self._calls.refusals()
 
+    def may_grow(self) -> bool:
+        """As `DeviceMemory`."""
+        return self._growth()[0] > 0
+
     def grow(self) -> bool:
         """As `DeviceMemory`, in steps of `GROWTH_SHARE` of the device."""
-        if self._calls.driver is None:
+        grown_bytes, device_bytes = self._growth()
+        if not grown_bytes:
             return False
-        free_bytes, device_bytes = self._calls.driver()
         capped = self._calls.capped()
-        # other engines of the process have their part of its cap
-        others_bytes = 0 if capped is None or not self._share else int((capped - self._share) * device_bytes)
-        room_bytes = free_bytes + self._calls.reserved() - others_bytes - self._before_bytes
-        grown_bytes = min(self._budget_bytes or room_bytes, room_bytes) - self._total_bytes
-        if grown_bytes < GROWTH_SHARE * device_bytes:
-            return False
         self._total_bytes += grown_bytes
         if capped is None:
             self._calls.cap(min(MOST_SHARE, self._total_bytes / device_bytes))
@@ -143,6 +141,18 @@ class AcceleratorMemory:
             self._share += share - capped
             self._calls.cap(share)
         return True
+
+    def _growth(self) -> tuple[int, int]:
+        """Return how much more memory there is for this engine, 0 if that is less than a step, and the device's."""
+        if self._calls.driver is None:
+            return 0, 0
+        free_bytes, device_bytes = self._calls.driver()
+        capped = self._calls.capped()
+        # other engines of the process have their part of its cap
+        others_bytes = 0 if capped is None or not self._share else int((capped - self._share) * device_bytes)
+        room_bytes = free_bytes + self._calls.reserved() - others_bytes - self._before_bytes
+        grown_bytes = min(self._budget_bytes or room_bytes, room_bytes) - self._total_bytes
+        return (grown_bytes if grown_bytes >= GROWTH_SHARE * device_bytes else 0), device_bytes
 
     def close(self) -> None:
         """As `DeviceMemory`: takes the memory of this engine off the cap of the process. The last one lifts it, and

@@ -12,6 +12,7 @@ import torch
 from modelpool.pool.devices.accelerator_memory import AcceleratorMemory, memory_calls
 from modelpool.pool.devices.allocator_settings import PROBE_BYTES, prepare_segments
 from modelpool.pool.devices.capabilities import detect_capabilities
+from modelpool.pool.devices.host_allocator import keep_freed_memory, release_freed_memory
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 from modelpool.pool.devices.memory_limits import HostMemory, HostMemoryReader
 from modelpool.pool.devices.memory_wait import MemoryWait
@@ -68,6 +69,10 @@ class DeviceMemory(Protocol):
     def refusals(self) -> int:
         """Return how often the allocator had no memory, including when torch did something else instead; 0 if it is
         not counted."""
+        ...
+
+    def may_grow(self) -> bool:
+        """Return whether `grow` would take memory now. Asks the driver; changes nothing, on any thread."""
         ...
 
     def grow(self) -> bool:
@@ -130,6 +135,9 @@ class SimMemory:
         """Every one is an error."""
         return 0
 
+    def may_grow(self) -> bool:
+        return False
+
     def grow(self) -> bool:
         """Its memory is the budget."""
         return False
@@ -163,15 +171,19 @@ class CpuMemory:
         """Nothing is counted."""
 
     def cached_bytes(self) -> int:
-        """Nothing is cached."""
+        """Unknown: the C library serves other tensors from it."""
         return 0
 
     def release_cached(self) -> None:
-        """Nothing is cached."""
+        """Returns what the C library keeps."""
+        release_freed_memory()
 
     def refusals(self) -> int:
         """Every one is an error."""
         return 0
+
+    def may_grow(self) -> bool:
+        return False
 
     def grow(self) -> bool:
         """Its memory is the budget."""
@@ -232,14 +244,17 @@ def open_device(
     """Open the device of this kind with at most `budget_bytes` (None: all of its memory) for this process.
 
     `find_module` returns the torch module of a kind. Waits for processes that are ending there, at most as `waiting`
-    says (None: the default), if less than that is free. Raises UserError for an unknown kind or a missing device.
+    says (None: the default), if less than that is free. If tensors are in host memory, this process keeps what they
+    free. Raises UserError for an unknown kind or a missing device.
     """
     match device_kind(kind, find_module):
         case DeviceKind.SIM:
+            keep_freed_memory()
             sim.configure(index, budget_bytes or DEFAULT_SIM_BYTES)
             place = torch.device("sim", index)
             return OpenDevice(DeviceKind.SIM, place, "simulated GPU", SimMemory(index), sim_linear)
         case DeviceKind.CPU:
+            keep_freed_memory()
             return OpenDevice(DeviceKind.CPU, torch.device("cpu"), "CPU", CpuMemory(budget_bytes))
         case found:
             module = find_module(found)

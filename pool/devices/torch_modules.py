@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -60,6 +61,12 @@ def device_name(kind: DeviceKind, module: Any, index: int) -> str:
         if hasattr(module, ask):
             return str(getattr(module, ask)(index)).rstrip("\0 ") or kind.facts.title
     return kind.facts.title
+
+
+def as_current(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which `device` is the current one of the thread: kernels of other libraries run there,
+    wherever their tensors are. Nothing for devices other than CUDA."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def torch_device(kind: DeviceKind, module: Any, index: int) -> torch.device:

@@ -1,5 +1,5 @@
-"""Device memory that libraries take beside tensors: the workspaces of cuBLAS and cuBLASLt, one each per stream. Pure,
-torch-free.
+"""Device memory that libraries take beside tensors: the workspaces of cuBLAS and cuBLASLt, one each per stream, and the
+communicators of NCCL. Pure, torch-free.
 
 torch allocates them at the first product on a stream and keeps them until the last engine closes, so plans leave them
 out from the start. Sources of the sizes: aten/src/ATen/cuda/CublasHandlePool.cpp and CUDABlas.cpp.
@@ -8,12 +8,15 @@ out from the start. Sources of the sizes: aten/src/ATen/cuda/CublasHandlePool.cp
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from modelpool.pool.devices.kind_names import DeviceKind
 
 #: streams with products: compute, patched weights (`TransferPipeline.overlapping`), and decodes that overlap
 PRODUCT_STREAMS = 3
+#: NCCL: buffers of a group, and of each of its members. Source: an assumption, from reports of 0.3 to 1.5 GB for 2 to 8
+#: GPUs; a visit measures it (`benchmarks.gpu`, part "gangs")
+GROUP_BYTES = MEMBER_BYTES = 128 << 20
 _KIB = 1 << 10
 #: cuBLAS: buffers of 4 MiB and 16 KiB; on Hopper and data centre Blackwell eight of 4 MiB
 _USUAL_BYTES = (2 * 4096 + 8 * 16) * _KIB
@@ -54,3 +57,11 @@ def _cublaslt_bytes(generation: tuple[int, int], total_bytes: int, environment: 
     if generation[0] >= 9:
         return 32768 * _KIB
     return (4096 if generation[0] == 8 and total_bytes >= _LT_LARGE_CARD_BYTES else 1024) * _KIB
+
+
+def communicator_bytes(kind: DeviceKind, groups: Sequence[int]) -> int:
+    """Return the bytes that NCCL takes for groups of so many GPUs. 0 for devices other than CUDA, and for groups of
+    one."""
+    if kind is not DeviceKind.CUDA:
+        return 0
+    return sum(GROUP_BYTES + MEMBER_BYTES * size for size in groups if size > 1)

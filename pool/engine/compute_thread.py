@@ -27,11 +27,13 @@ class ComputeThread:
         self._thread: ThreadPoolExecutor | None = None
 
     def call(self, work: Callable[[], _T]) -> _T:
-        """Return `work()`, with the context variables and the stream of the caller. Raises what it raises; an interrupt
-        of the caller is raised when `work` has ended."""
+        """Return `work()`, with the context variables and the stream of the caller, and with the device of the stream
+        as the current one: kernels of other libraries run there, wherever their tensors are. Raises what it raises; an
+        interrupt of the caller is raised when `work` has ended."""
+        placed = self._pipeline.on_current_stream(work)
         if self._thread is None:
-            return work()
-        called = self._thread.submit(contextvars.copy_context().run, self._pipeline.on_current_stream(work))
+            return placed()
+        called = self._thread.submit(contextvars.copy_context().run, placed)
         try:
             return called.result()
         except BaseException:

@@ -30,7 +30,7 @@ from modelpool.pool.devices.opening import measure_link, open_with_room, usable_
 from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
-from modelpool.pool.devices.workspaces import workspace_bytes
+from modelpool.pool.devices.workspaces import communicator_bytes, workspace_bytes
 from modelpool.pool.engine.all_run_parts import RUN_PARTS
 from modelpool.pool.engine.batching import batch_hooks, batch_task, padded, run_batch
 from modelpool.pool.engine.engine_capacity import EngineCapacity, EngineFacts
@@ -279,6 +279,15 @@ class Engine:
     def residency(self) -> Residency:
         """Return the weights on the device."""
         return self.vram.residency()
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether `grow` would take memory now. On any thread, also during runs."""
+        return self._capacity.may_grow
+
+    def grow(self) -> None:
+        """Take memory that other processes have given back, as each run does; the next residency has the capacity."""
+        self._capacity.grow()
 
     def run(
         self,
@@ -582,7 +591,25 @@ class Engine:
         if len(padded(members)) == 1 and isinstance(work, DecodeParams) and not work.is_tiled:
             begin = partial(self._begin_decode, members[0], work, patchers[0], uploading)
         together = len(padded(members))
-        return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, together, caches, begin)
+        beside_bytes = 0 if members[0].gang is None else self._communicator_bytes(members[0].gang, work)
+        return TaskRun(
+            task,
+            _wanted(patchers, task),
+            compute,
+            hooks.should_stop,
+            needed_next,
+            together,
+            caches,
+            begin,
+            beside_bytes=beside_bytes,
+        )
+
+    def _communicator_bytes(self, gang: Gang, work: StageParams) -> int:
+        """Memory of the device that the exchange of tensors takes in a run that workers share."""
+        from modelpool.pool.engine.gang.gang_layout import layout_of
+
+        assert isinstance(work, SampleParams), "no other stage is shared"
+        return communicator_bytes(self._device.kind, layout_of(gang.degree, _texts_of(work)).group_sizes)
 
     def _begin_decode(
         self,
@@ -728,7 +755,15 @@ class Engine:
         def met(seconds: float) -> None:
             self._meeting_seconds = seconds
 
-        return sample_in_gang(gang, work.texts if work.reads_negative else 1, shared, hooks, met)
+        memory = self._device.memory
+        if memory.free_bytes() - memory.cached_bytes() < self._communicator_bytes(gang, work):
+            release_unused(memory)  # communicators are not from torch's allocator
+        return sample_in_gang(gang, _texts_of(work), shared, hooks, met)
+
+
+def _texts_of(work: SampleParams) -> int:
+    """The texts for which the model predicts in each step."""
+    return work.texts if work.reads_negative else 1
 
 
 def _operated(work: OperationParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from modelpool.pool.devices.device_kinds import OpenDevice
@@ -36,6 +37,14 @@ class EngineCapacity:
         """`may_grow` is False where device memory is the host's: what is free there changes all the time."""
         self.facts = facts
         self._device, self._vram, self._reserve_bytes, self._may_grow = device, vram, reserve_bytes, may_grow
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether `grow` would take memory now, on any thread: a question to the driver, of some microseconds. False on
+        a lost device, which the next run finds."""
+        with suppress(RuntimeError):
+            return self._may_grow and self._device.memory.may_grow()
+        return False
 
     def grow(self) -> None:
         """Take memory that other processes have given back since the device was opened; the next residency has the new

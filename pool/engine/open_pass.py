@@ -44,6 +44,9 @@ class Joining(Protocol):
     def ended(self, member: BatchMember, outcome: Outcome) -> None:
         """A member has left. Called once for each that was taken."""
 
+    def stepped(self) -> None:
+        """All members have done a step, and those that are in the pass have reported it to their hooks."""
+
 
 class Abandoned(BaseException):
     """Ends the thread of a row, as the pass has failed. No Exception: what a row runs may catch those."""
@@ -244,6 +247,7 @@ class OpenPass:
             answers |= {id(row): part for row, part in zip(group, predicted.split(count), strict=False)}
         for row in rows:
             row.go_on(answers.pop(id(row)))
+        self.joining.stepped()
 
     def _left_out(self, rows: Sequence[_Row]) -> list[_Row]:
         """Tell the outcomes of the rows that have ended; return the others. Those of the last ones wait for the cost of

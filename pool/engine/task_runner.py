@@ -82,6 +82,7 @@ class TaskRun(Generic[ResultT]):
     begin        as `compute`, but the device may still compute when it returns; what it returns waits for the result
                  and returns it. None: such a run never overlaps with others
     on_loaded    called before `compute` with the cost of the load
+    beside_bytes  device memory that libraries take for it beside tensors: weights make room for it if they can
     """
 
     task: TaskSpec
@@ -93,6 +94,7 @@ class TaskRun(Generic[ResultT]):
     caches_weights: bool = False
     begin: Callable[[ExecutionMode | None], Callable[[], ResultT]] | None = None
     on_loaded: Callable[[RunCost], None] = lambda cost: None
+    beside_bytes: int = 0
 
     @property
     def uses(self) -> tuple[ComponentUse, ...]:
@@ -280,6 +282,9 @@ class TaskRunner:
         progress.counted_on_bytes, progress.refusals = self._available_bytes(), memory.refusals()
         started, overlaps_pending = time.perf_counter(), self._pending is not None
         activation_bytes = self._activation_bytes(run, division)
+        activation_bytes += min(
+            run.beside_bytes, max(0, self._vram.activation_room(run.uses, new=run.specs) - activation_bytes)
+        )
         with ExitStack() as held:
             lease = held.enter_context(
                 self._vram.lease(run.wanted, activation_bytes, run.needed_next, trying.most_weight_bytes)

@@ -11,9 +11,9 @@ Rules (which workers share a run: `scheduler.decisions.placement.gang_choice`)
 4. A run continues on more GPUs, from its state, if GPUs are idle for which nothing waits, and that saves at least
    `LEAST_SAVED` of the time that is left, and `LEAST_SAVED_SECONDS`; or if it would miss its deadline otherwise.
 5. It continues on fewer GPUs if tasks wait that would start there, longer than `MOST_WAIT_SECONDS`, and these save more
-   time together than the run loses, or one of them would miss its deadline otherwise; unless the run would then miss
-   its own. Where no run can do with fewer, one on one GPU that has time to spare stops for a task that would miss its
-   deadline otherwise.
+   time together than the run loses; or at once, if one of them would miss its deadline otherwise; unless the run would
+   then miss its own. Where no run can do with fewer, one on one GPU that has time to spare stops for a task that would
+   miss its deadline otherwise.
 6. The price of a change: the rest of a step, loads, and the time until the workers have found each other. One run
    changes at a time, each at most `MOST_RESIZES` times, and none in its last `LEAST_LEFT_SECONDS`.
 
@@ -33,7 +33,7 @@ from modelpool.scheduler.core.membership import Membership
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.placement.gang_choice import GangChoice, choose_gang
-from modelpool.scheduler.decisions.placement.gang_load import GangLoad
+from modelpool.scheduler.decisions.placement.gang_load import GangLoad, reserved_gpus
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.gang_times import FORMING_SECONDS, prior_seconds
@@ -62,8 +62,9 @@ LEAST_LEFT_SECONDS = 3.0
 MOST_LATE = 8
 #: busy workers that are considered for a change
 MOST_BUSY = 64
-#: a deadline is met with this much time to spare
+#: a deadline is met with this much time to spare, and no more than this part of the work that is left
 DEADLINE_SPARE_SECONDS = 0.5
+SPARE_SHARE = 0.1
 
 
 class GangStarts:
@@ -108,7 +109,8 @@ class GangStarts:
         """Return the decision to start its task on several workers, or `decision` itself."""
         alone = (decision.worker, decision.why.chosen.extra_seconds)
         deadline = self._deadline(decision.task, query.at)
-        choice = choose_gang(query, decision.task, alone, self.load.most_times, deadline)
+        reserved = self._reserved(query.at)
+        choice = choose_gang(query, decision.task, alone, self.load.most_times, deadline, reserved)
         return decision if choice is None else _shared(decision.task, choice, decision.why, decision.spent_seconds)
 
     def shared_only(self, query: PlacementQuery) -> PlacementDecision | None:
@@ -212,9 +214,8 @@ class GangStarts:
     # ---- changes during a run ---------------------------------------------------------------------------------------
 
     def resize(self, at: float) -> None:
-        """Stop a run that should continue on more or fewer GPUs. Call after ready tasks were started."""
-        if not self._demand.shareable:
-            return
+        """Stop a run that should continue on more or fewer GPUs. Call after ready tasks were started, if there are any
+        tasks that may be shared."""
         index, backlog = self._worker_table.worker_index, self._demand.backlog
         waiting = backlog.count + len(backlog.shared_only)
         if not waiting and not index.idle_count:
@@ -254,6 +255,7 @@ class GangStarts:
     def _grow(self, at: float) -> None:
         index = self._worker_table.worker_index
         best: tuple[float, Worker, Task, int] | None = None
+        reserved = self._reserved(at)
         for worker, task, left_seconds in self._resizable(at):
             if worker.spec is None or not worker.spec.node:
                 continue
@@ -277,7 +279,8 @@ class GangStarts:
                 is_saving = saved_seconds >= max(LEAST_SAVED_SECONDS, LEAST_SAVED * left_seconds)
                 is_cheap = degree * self._prior(task, degree) <= self.load.most_times * self._prior(task, 1)
                 is_late = at + left_seconds > deadline >= at + there_seconds
-                is_worth_it = (is_saving and is_cheap) or is_late
+                is_spare = more <= index.idle_count - reserved
+                is_worth_it = (is_saving and is_cheap and is_spare) or is_late
                 if is_worth_it and (best is None or saved_seconds > best[0]):
                     best = (saved_seconds, worker, task, degree)
         if best is not None:
@@ -286,16 +289,16 @@ class GangStarts:
     def _shrink(self, at: float) -> None:
         index = self._worker_table.worker_index
         soonest_seconds = index.busy[0][0] - at if index.busy else inf
-        if soonest_seconds <= MOST_WAIT_SECONDS:
-            return
-        waiting = self._demand.backlog.count
+        # a wait that no run changes for may still be too long for a deadline
+        waiting = self._demand.backlog.count if soonest_seconds > MOST_WAIT_SECONDS else 0
         for worker, task, left_seconds in self._resizable(at):
             if task.degree == 1:
                 continue
-            price_seconds = self._price(task, worker, left_seconds)
-            if soonest_seconds <= price_seconds:
+            stop_seconds = self._stop_seconds(task, worker, left_seconds)
+            if soonest_seconds <= stop_seconds:
                 continue
-            saved_seconds = soonest_seconds - price_seconds
+            price_seconds = stop_seconds + FORMING_SECONDS
+            saved_seconds = soonest_seconds - stop_seconds
             fewer = [degree for degree in task.degrees if degree < task.degree]
             deadline = self._deadline(task, at)
             for degree in reversed(fewer):
@@ -306,7 +309,7 @@ class GangStarts:
                 if at + left_seconds <= deadline < at + price_seconds + there_seconds:
                     continue
                 is_worth_it = served * saved_seconds > price_seconds + there_seconds - left_seconds
-                if is_worth_it or self._late(soonest_seconds, price_seconds, task.degree - degree, at) is not None:
+                if is_worth_it or self._late(soonest_seconds, stop_seconds, task.degree - degree, at) is not None:
                     self._continue(worker, task, degree, f"{waiting} tasks wait", at)
                     return
         self._yield(soonest_seconds, at)
@@ -318,7 +321,7 @@ class GangStarts:
             if task.degree > 1:
                 continue
             price_seconds = self._price(task, worker, left_seconds)
-            late = self._late(soonest_seconds, price_seconds, 1, at)
+            late = self._late(soonest_seconds, self._stop_seconds(task, worker, left_seconds), 1, at)
             if late is None:
                 return
             deadline = self._deadline(task, at)
@@ -367,10 +370,18 @@ class GangStarts:
         task.resizes += 1
         task.goes_first = True
 
+    def _reserved(self, at: float) -> int:
+        """The idle GPUs that stay free for jobs with deadlines that may come."""
+        return reserved_gpus(self._worker_table.worker_index.count, self._demand.fair_queue.deadlines.arrivals, at)
+
     def _price(self, task: Task, worker: Worker, left_seconds: float) -> float:
         """Seconds that a change costs: the rest of a step, and until the workers have found each other."""
+        return self._stop_seconds(task, worker, left_seconds) + FORMING_SECONDS
+
+    def _stop_seconds(self, task: Task, worker: Worker, left_seconds: float) -> float:
+        """Seconds until a run that is asked to stop has left its workers, at most: the rest of a step."""
         run_seconds = self._costs.gang_seconds(task.spec, task.cost_class, worker, task.degree, task.remaining)
-        return min(left_seconds, step_seconds(task.spec, run_seconds, task.remaining)) + FORMING_SECONDS
+        return min(left_seconds, step_seconds(task.spec, run_seconds, task.remaining))
 
     def _prior(self, task: Task, degree: int) -> float:
         """Seconds of a whole run on so many GPUs, for comparisons."""
@@ -394,7 +405,8 @@ class GangStarts:
                 if rank > task.cost_class.rank:
                     later[rank] = max(later.get(rank, 0.0), self._least_seconds(other, inf))
             later_seconds = sum(later.values())
-            due = job.spec.deadline - later_seconds - DEADLINE_SPARE_SECONDS
+            work_seconds = later_seconds + self._least_seconds(task, inf)
+            due = job.spec.deadline - later_seconds - min(DEADLINE_SPARE_SECONDS, SPARE_SHARE * work_seconds)
             if at < due < found:
                 found = due
         return found

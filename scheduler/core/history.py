@@ -95,6 +95,8 @@ class JobHistory:
     tasks         in the order of the job
     lines         story lines of the job and its tasks up to its end, oldest first
     complete      False if parts are no longer known
+    batch_size    images of the forward passes of its tasks; 1: of one image, and 0 if its request is no longer known
+    batch_reason  why it is that; "" if the request said so
     """
 
     job_id: JobId
@@ -109,6 +111,8 @@ class JobHistory:
     tasks: tuple[TaskHistory, ...] = ()
     lines: tuple[StoryLine, ...] = ()
     complete: bool = True
+    batch_size: int = 0
+    batch_reason: str = ""
 
 
 def find_job(state: SchedulerState, text: str, others: Iterable[JobId] = ()) -> JobId:
@@ -206,6 +210,8 @@ def _with_tasks(history: JobHistory, spec: JobSpec, state: SchedulerState, log: 
         deadline=spec.deadline,
         tasks=tuple(_task(task, by_task[task.task_id], state, history.at) for task in spec.tasks),
         lines=tuple(line for line in log.lines({history.job_id, *by_task}) if line.at <= until),
+        batch_size=max((task.batch_size for task in spec.tasks), default=1),
+        batch_reason=spec.batch_reason,
     )
 
 

@@ -261,6 +261,10 @@ def _backlog(state: SchedulerState) -> None:
     ready = [t for t in state.demand.tasks.values() if t.status is TaskStatus.READY]
     pinned = [*state.demand.pinned, *state.demand.fair_queue.limits.held(), *backlog.shared_only]
     assert all(task.degrees[0] > 1 for task in backlog.shared_only), "a task waits for several workers without need"
+    held_for = None if state.ends_at is not None else state.gang_starts.held_for
+    assert held_for is None or any(task.name == held_for for task in backlog.shared_only), (
+        f"workers are held for {held_for}, which does not wait"
+    )
     assert len(filed) == len(backlog), f"{len(filed)} tasks are in the backlog, which counts {len(backlog)}"
     wanted = Counter(key for task in filed for key in task.cost_class.components)
     assert backlog.wanted == wanted, f"the backlog counts {backlog.wanted} uses of components, there are {dict(wanted)}"

@@ -76,7 +76,8 @@ class Starts:
     def start_ready(self) -> None:
         """Send ready tasks to running passes that they may join, and to idle workers."""
         backlog = self._demand.backlog
-        self._join_ready()
+        if self._worker_table.open_passes:
+            self._join_ready()
         if len(self._demand.pinned):
             self._start_pinned()
             if (pinned_until := self._recovery.time_passed(self._demand.at)) < inf:
@@ -84,7 +85,7 @@ class Starts:
             # released tasks may start now, or may be held back by their user's limit
             self._demand.fair_queue.settle(self._demand.at)
         workers = self._worker_table.worker_index
-        if len(backlog.shared_only):
+        if len(backlog.shared_only) or (self.gang_starts is not None and self.gang_starts.held_for is not None):
             self._start_shared_only()
         while workers.idle_count and backlog.count:
             query = self._query()
@@ -97,7 +98,8 @@ class Starts:
             if query.switch_seconds > 0.0 and decision.spent_seconds == 0.0:
                 self.switch_budget.nothing_due(self._demand.at)
             self._start(decision)
-            self._join_ready()
+            if self._worker_table.open_passes:
+                self._join_ready()
 
     def _start_shared_only(self) -> None:
         """Start tasks that never run on one worker, and what fits before the run of the first one that waits."""
@@ -338,7 +340,7 @@ class Starts:
         self._preload_planner.run_started(worker, task.cost_class, decision)
 
     def _join_ready(self) -> None:
-        if self._worker_table.open_passes and self._demand.backlog.count:
+        if self._demand.backlog.count:
             self._joins.join_ready(self._query)
 
     def _join(self, decision: PlacementDecision, passes_over: bool) -> None:

@@ -219,15 +219,12 @@ class SchedulerState:
         self.starts.switch_budget.pass_time(
             self.at, self.worker_table.worker_index.count, self.worker_table.worker_index.idle_count
         )
-        self.gang_starts.pass_time(self.at)
+        if self.demand.shareable or self.gang_starts.load.is_known:
+            self.gang_starts.pass_time(self.at)
         self.log.begin(event, self.at)
         self._apply(event)
         self._decide(event)
         self._request_ticks(event)
-        while self.refutation.refute_lost_workers():  # which the steps above have ended
-            self.demand.fair_queue.settle(self.at)
-            if self.ends_at is None:
-                self.starts.start_ready()
         if self.gangs.runs:
             self.gangs.spread_stops()
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
@@ -302,8 +299,9 @@ class SchedulerState:
 
     def _decide(self, event: Event) -> None:
         """Decide what follows: nodes, runs, preemption, tasks sent ahead, and loads."""
-        self.refutation.refute_lost_workers()
-        if self.ends_at is None:
+        if self.refutation.verdicts.pending:
+            self.refutation.refute_lost_workers()
+        if self.autoscaler is not None and self.ends_at is None:
             self.membership.scale(event)
         if self.worker_table.cordons:
             self._maintain(event)
@@ -313,13 +311,19 @@ class SchedulerState:
                 self.starts.start_ready()
             if self.config.preemption:
                 self.preemption.preempt(self.at)
-            self.gang_starts.resize(self.at)
+            if self.demand.shareable:
+                self.gang_starts.resize(self.at)
         else:
             self.leaving.stop_what_outlasts(self.ends_at, self.at)
         if self.starts.send_ahead.seconds:
             self.starts.plan_ahead(self.ends_at is not None)
         if self.node_limits.draining:
             self._leave_drained(event)
+        verdicts = self.refutation.verdicts
+        while verdicts.pending and self.refutation.refute_lost_workers():  # the steps above have ended them
+            self.demand.fair_queue.settle(self.at)
+            if self.ends_at is None:
+                self.starts.start_ready()
         if self.ends_at is None:
             self.starts.prepare_loads(isinstance(event, Submitted))
             if self.pinned_loads.sets and (load_at := self.pinned_loads.plan(self.at)) < inf:
@@ -333,7 +337,7 @@ class SchedulerState:
             self.ticks.request(overdue - self.at, self.at)
         if self.gangs.runs and (hangs_at := self.gangs.next_check(self.config.stop_grace_seconds)) < inf:
             self.ticks.request(hangs_at - self.at, self.at)
-        if (resize_at := self.gang_starts.next_at(self.at)) < inf and self.ends_at is None:
+        if self.demand.shareable and self.ends_at is None and (resize_at := self.gang_starts.next_at(self.at)) < inf:
             self.ticks.request(resize_at - self.at, self.at)
         if self.autoscaler is not None and self.autoscaler.next_at < inf and self.ends_at is None:
             self.ticks.request(self.autoscaler.next_at - self.at, self.at)

@@ -33,12 +33,21 @@ class Timeouts:
         timeout and was not asked to stop. Equal for all tasks of a run, which stops when all were asked to: those that
         joined later are asked later."""
         assert task.worker_id is not None, f"{task.name} runs nowhere"
-        worker = self._worker_table.workers[task.worker_id]
-        tasks = [self._demand.tasks[name] for name in worker.task_ids]
-        going_on = [task for task in tasks if task.stop_requested_at == inf]
-        if not going_on:
-            return max(task.stop_requested_at for task in tasks) + self._config.stop_grace_seconds
-        return min(self._timeout_at(task, worker) for task in going_on)
+        return self._due(self._worker_table.workers[task.worker_id])
+
+    def _due(self, worker: Worker) -> float:
+        """As `time_up_at`, of the run of a worker, which is not idle. Asked of every worker at every tick."""
+        is_limited, latest, soonest = self._config.run_timeout_seconds is not None, 0.0, inf
+        for name in worker.task_ids:
+            task = self._demand.tasks[name]
+            asked_at = task.stop_requested_at
+            if asked_at < inf:
+                latest = max(latest, asked_at)
+            elif is_limited:
+                soonest = min(soonest, self._timeout_at(task, worker))
+            else:
+                return inf
+        return soonest if soonest < inf else latest + self._config.stop_grace_seconds
 
     def _timeout_at(self, task: Task, worker: Worker) -> float:
         """Time at which a task has run for too long; infinity if it has no timeout."""
@@ -50,9 +59,9 @@ class Timeouts:
         """Ask runs that take too long to stop. Returns the workers with runs that did not, with a message."""
         hanging: list[tuple[Worker, str]] = []
         for worker in self._worker_table.workers.values():
-            tasks = [self._demand.tasks[name] for name in worker.task_ids]
-            if not tasks or at < self.time_up_at(tasks[0]):
+            if worker.task_id is None or at < self._due(worker):
                 continue
+            tasks = [self._demand.tasks[name] for name in worker.task_ids]
             ran_seconds = at - tasks[0].started_at
             if all(task.stop_requested_at < inf for task in tasks):
                 message = f"{tasks[0].name} ran for {ran_seconds:.0f} s on {worker.worker_id} and did not stop"
@@ -77,5 +86,5 @@ class Timeouts:
                 task.cancel_requested_at = at
         if not (stopped or is_tick or self._config.run_timeout_seconds is not None):
             return inf
-        names = [worker.task_id for worker in self._worker_table.workers.values() if worker.task_id is not None]
-        return min((self.time_up_at(self._demand.tasks[name]) for name in names), default=inf)
+        workers = [worker for worker in self._worker_table.workers.values() if worker.task_id is not None]
+        return min([self._due(worker) for worker in workers], default=inf)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.values.specs.spec import TaskId, WorkerId
 from modelpool.pool.values.specs.wire_value import WireValue
+from modelpool.scheduler.decisions.placement.joining import takes_joining
 from modelpool.scheduler.model.jobs import Task, TaskStatus
 from modelpool.scheduler.model.placement_record import PlacementOption, WaitEvaluation
 from modelpool.scheduler.model.workers import Worker, WorkerState
@@ -102,8 +103,12 @@ def _ready(state: SchedulerState, task: Task, now: float) -> TaskWait:
         reason = f"waits for {task.pinned_to}: it {'ran out of memory' if task.memory_failures else 'failed'} before"
         until = next((now + option.wait_seconds for option in options if option.worker_id == task.pinned_to), None)
         return TaskWait(reason, since, until, worker_id=task.pinned_to, options=options)
+    index = state.worker_table.worker_index
     if not options:
-        return _without_worker(state, since)
+        if not any(_may_run_on(state, task, worker) for worker in _some_workers(state, task)):
+            return _without_worker(state, since)
+        busy_words = f"{index.busy_count} of {index.count} are busy, with runs of a length that was not measured yet"
+        return TaskWait(f"waits for a worker: {busy_words}{_in_a_pass(state, task)}", since)
     ahead, ahead_seconds = _work_ahead(state, task, options[0])
     evaluation = task.evaluation
     evaluated = () if evaluation is None else _evaluated(state, task, evaluation)
@@ -115,14 +120,35 @@ def _ready(state: SchedulerState, task: Task, now: float) -> TaskWait:
             there = next((option for option in evaluated if option.worker_id == evaluation.idle), None)
             instead = "" if there is None else f"; {there.seconds:.2f} s on {there.worker_id}, which was idle"
             reason = f"waits for {chosen.worker_id}: {chosen.seconds:.2f} s until its result there{instead}"
+            reason += _in_a_pass(state, task)
             return TaskWait(reason, since, until, ahead, chosen.worker_id, options, at, evaluated)
-    live = state.worker_table.worker_index.count
+    live = index.count
     until = now + min(option.wait_seconds for option in options) + ahead_seconds / max(1, live)
-    busy = state.worker_table.worker_index.busy_count
+    busy = index.busy_count
     before = f", {ahead} tasks before it" if ahead != 1 else ", 1 task before it"
     overtaken = f", overtaken by later tasks {task.passed:.1f} times" if task.passed else ""
-    reason = f"waits for a worker: {busy} of {live} are busy{before if ahead else ''}{overtaken}"
+    reason = (
+        f"waits for a worker: {busy} of {live} are busy{before if ahead else ''}{overtaken}{_in_a_pass(state, task)}"
+    )
     return TaskWait(reason, since, until, ahead, None, options, at, evaluated)
+
+
+def _in_a_pass(state: SchedulerState, task: Task) -> str:
+    """Say which pass a task of a fixed batch size may join, or with how many others it begins one; "" for others."""
+    spec, demand = task.spec, state.demand
+    if spec.batch_size == 1:
+        return ""
+    for worker in state.worker_table.open_passes.values():
+        if worker.pass_key != spec.pass_key:
+            continue
+        running = [demand.tasks[task_id] for task_id in worker.task_ids]
+        if not worker.free_rows:
+            return f"; or joins the pass on {worker.worker_id} when one of its {worker.pass_rows} rows is free"
+        if takes_joining(worker, running):
+            return f"; the pass on {worker.worker_id} has a free row, but would take longer with it, and others wait"
+    line = demand.backlog.line(task.cost_class)
+    ready = 0 if line is None else len(line.tasks)
+    return f"; then runs in a pass of {spec.batch_size} images, for which {ready} of its kind wait"
 
 
 def _without_worker(state: SchedulerState, since: float | None) -> TaskWait:
@@ -200,6 +226,10 @@ def _options(state: SchedulerState, task: Task, now: float) -> tuple[PlacementOp
             run_seconds = state.costs.resident_seconds(task.spec, task.cost_class, worker)
             options.append(PlacementOption(worker.worker_id, wait_seconds, extra_seconds, run_seconds))
     return _soonest(options)
+
+
+def _may_run_on(state: SchedulerState, task: Task, worker: Worker) -> bool:
+    return state.costs.extra_seconds(task.spec, task.cost_class, worker) is not None
 
 
 def _some_workers(state: SchedulerState, task: Task) -> Iterable[Worker]:

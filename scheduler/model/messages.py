@@ -273,9 +273,10 @@ class PoolEnding(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class WeightsLoaded(WireValue):
-    """A `LoadWeights` ended: all is loaded, memory was full, a run or the shell ended it, or it failed with `error`.
+    """A `LoadWeights` ended: all is loaded, memory was full, a run or the shell ended it, or it failed with `error`. Or
+    an idle worker without one has taken memory that other processes have given back.
 
-    residency  the weights on the GPU now
+    residency  the weights on the GPU now, and its capacity
     """
 
     at: float

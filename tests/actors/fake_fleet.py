@@ -189,6 +189,9 @@ class FakeFleet:
         #: workers that do not answer, and all that were asked
         self.hung: set[WorkerId] = set()
         self.asked: list[WorkerId] = []
+        #: workers with more memory than they have said, and what they say when they may take it; those that have
+        self.growing: dict[WorkerId, int] = {}
+        self.grown: list[WorkerId] = []
         #: why such a worker is lost
         self.silence = LossCause.CRASH
 
@@ -227,14 +230,19 @@ class FakeFleet:
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
         return Loss(await self.workers[worker_id, incarnation].gone)
 
-    def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[None] | None:
+    def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[bool] | None:
         if (worker_id, incarnation) not in self.workers and (worker_id, incarnation) not in self.starting:
             return None
         self.asked.append(worker_id)
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if worker_id not in self.hung:
-            answer.set_result(None)
+            answer.set_result(worker_id in self.growing)
         return answer
+
+    async def grow(self, worker_id: WorkerId, incarnation: int) -> Residency:
+        self.grown.append(worker_id)
+        await asyncio.sleep(0)
+        return Residency(self.growing.pop(worker_id))
 
     async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:
         return Loss(f"silent for {silent_seconds:.0f} s", self.silence)
@@ -515,9 +523,8 @@ class Desk:
             seconds -= 10.0
 
     async def tell_step(self, sent: Sent, step: int, steps: int) -> None:
-        await self.controller.step_done(
-            StepDone(sent.worker_id, sent.incarnation, sent.task_id, sent.request.run, step, steps)
-        )
+        done = StepDone(sent.worker_id, sent.incarnation, sent.task_id, sent.request.run, step, steps)
+        await self.controller.steps_done((done,))
 
 
 def dialogue(talk: Callable[[], Awaitable[None]]) -> Callable[[], None]:

@@ -318,6 +318,13 @@ class FakeEngine:
     def residency(self) -> Residency:
         return self._residency
 
+    @property
+    def may_grow(self) -> bool:
+        return False
+
+    def grow(self) -> None:
+        pass
+
     def close(self) -> None:
         self._residency = Residency(self._residency.capacity_bytes)
 

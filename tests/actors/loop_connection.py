@@ -43,6 +43,7 @@ from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result, RunState
 from modelpool.pool.values.specs.spec import JudgedFile, TaskId, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
 from tests.actors.fake_fleet import FakeRef
@@ -120,7 +121,7 @@ class ThreadFleet:
         self.workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
         #: of ended workers too, whose runs may go on until their next step
         self.threads: list[ThreadPoolExecutor] = []
-        self.on_step: Callable[[StepDone], None] = lambda step: None
+        self.on_steps: Callable[[Sequence[StepDone]], None] = lambda steps: None
         self.on_preview: Callable[[PreviewMade], None] = lambda made: None
         self.on_judged: Callable[..., None] = lambda worker_id, incarnation, files, epoch: None
 
@@ -129,7 +130,7 @@ class ThreadFleet:
         while before is not None:  # the one before may have been lost before it took over
             for origin, worker, thread in before.surrender():
                 worker.change_controller(self.epoch)
-                worker._on_step = self.on_step
+                worker._on_steps = self.on_steps
                 worker._files._on_judged = partial(self._judged, worker)
                 self._left.append((origin, worker, thread))
             before = before._predecessor
@@ -166,7 +167,7 @@ class ThreadFleet:
             worker_id,
             incarnation,
             self._make_engine,
-            self.on_step,
+            self.on_steps,
             progress_seconds=0.0,
             on_state=lambda saved, state: self.on_state(saved, state),
             checkpoint_seconds=self._checkpoint_seconds,
@@ -186,6 +187,9 @@ class ThreadFleet:
 
     def ping(self, worker_id: WorkerId, incarnation: int) -> None:
         return None
+
+    async def grow(self, worker_id: WorkerId, incarnation: int) -> Residency:
+        raise AssertionError("nobody was told that it could")
 
     async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:
         return Loss("never")
@@ -308,7 +312,7 @@ class LoopConnection:
             models=NamedModels(tuple(pins), tuple(named)),
             records=Records(checkpoints=CheckpointArchive(disk_at(checkpoint_folders[1]))),
         )
-        fleet.on_step = lambda step: self._start(self.controller.step_done(step))
+        fleet.on_steps = lambda steps: self._start(self.controller.steps_done(steps))
         fleet.on_judged = lambda *about: self._start(self.controller.files_judged(*about))
         fleet.on_preview = lambda made: self._start(self.controller.preview_made(made))
         fleet.on_state = lambda saved, state: self._start(self.controller.state_saved(saved, FakeRef(state), state))

@@ -2,11 +2,13 @@
 
 Proves: the bytes of an image with a batch size are the same in any order of submission, on one, two or three workers,
 beside other requests, with a worker killed in the middle, alone, and when an output is verified; passes are shared; the
-size that measurements choose is recorded, and its bytes are those of the number.
+size that measurements choose is recorded, and its bytes are those of the number; a submission that is resumed on more
+workers keeps the size that it began with.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +19,10 @@ from random import Random
 import pytest
 
 from modelpool import GenerateRequest, ModelPool
+from modelpool.actors.client.jobs import Jobs
 from modelpool.actors.control.controller import Controller
+from modelpool.pool.families.batch_gain_table import measured_gains
+from modelpool.pool.values.core.batch_gains import BatchedWork
 from modelpool.pool.values.core.errors import UserError
 from tests.actors.test_shapes_pool import CONFIG, requests
 
@@ -93,3 +98,41 @@ def test_passes_are_shared_and_an_output_is_verified_with_its_batch_size(tmp_pat
     command = ("verify", str(folder), "--config", str(CONFIG), "--device", "sim", "--vram", "64MiB", "--sample", "25%")
     verified = subprocess.run([sys.executable, "-c", MAIN, *command], capture_output=True, text=True, check=False)
     assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def written(folder: Path) -> dict[int, tuple[int, bytes]]:
+    """The batch size and the file of each seed."""
+    lines = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+    return {
+        line["recipe"]["seed"]: (line["recipe"].get("batch", 0), (folder / line["file"]).read_bytes())
+        for line in lines
+        if "recipe" in line
+    }
+
+
+def ended(jobs: Jobs) -> int:
+    """Wait for a submission; return how many of its images exist."""
+    return len({image.index for image in jobs.images()})
+
+
+@pytest.mark.nightly(usually="tests/actors/graph/test_batch_choice.py")
+def test_a_submission_that_is_resumed_on_more_workers_keeps_its_size(tmp_path: Path) -> None:
+    """Two workers would end sooner with passes of four, which a new submission of them has: its files differ."""
+    wanted = requests(3 * SIZE, steps=STEPS, batch="auto")
+    work = BatchedWork("sd1", "sim", 9_000_000, measured_gains("sd1", "sim"))
+    chosen = [work.usual_size(64, 64, 0, len(wanted), workers).size for workers in (1, 2)]
+    assert chosen == [SIZE, SIZE // 2], "else the test shows nothing"
+    with ModelPool.start(CONFIG, device="sim", workers=1, vram="64MiB", name="few") as pool:
+        assert ended(pool.submit(wanted, output=tmp_path / "undisturbed")) == len(wanted)
+        jobs = pool.submit(wanted, output=tmp_path / "resumed")
+        next(iter(jobs.images()))
+        jobs.cancel()
+        assert ended(jobs) < len(wanted)
+    assert 0 < len(written(tmp_path / "resumed")) < len(wanted)
+    with ModelPool.start(CONFIG, device="sim", workers=2, vram="64MiB", name="more") as pool:
+        assert ended(pool.submit(wanted, output=tmp_path / "resumed")) == len(wanted)
+        assert ended(pool.submit(wanted[::-1], output=tmp_path / "new")) == len(wanted)
+    undisturbed, resumed, new = (written(tmp_path / name) for name in ("undisturbed", "resumed", "new"))
+    assert {size for size, _ in resumed.values()} == {SIZE}
+    assert {size for size, _ in new.values()} == {SIZE // 2}
+    assert resumed == undisturbed

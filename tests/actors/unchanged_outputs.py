@@ -91,11 +91,8 @@ def _write_models(folder: Path) -> None:
         path = _own_folder(folder, name) / f"{name}.safetensors"
         write_tiny_checkpoint(path, seed=place, dtype=torch.float32, layout=layout())
     for family in TRANSFORMERS:
-        own = _own_folder(folder, family.name)
-        save_file(family.file(), own / f"{family.name}.safetensors")
-        _write_tokenizers(own, family)
-    with quiet_libraries():
-        save_file(VIDEOS["svd"].file(), _own_folder(folder, "svd") / "svd.safetensors")
+        _write_family(folder, family)
+    write_video_unet(folder, "svd")
     pair = _own_folder(folder, "pair")
     write_pair(pair, _LOUDER["wan_t2v"])
     _write_tokenizers(pair, _LOUDER["wan_t2v"])
@@ -106,6 +103,24 @@ def _write_models(folder: Path) -> None:
         controls / "sd1_canny.safetensors", seed=6, dtype=torch.float32, layout=ldm_controlnet(layouts.TINY_UNET)
     )
     tiny_controls.write(controls / "flux_canny.safetensors", tiny_controls.flux, 7)
+
+
+def write_transformer(folder: Path, name: str) -> None:
+    """Write one of the tiny `TRANSFORMERS` into a folder of its own in `folder`."""
+    with patch.object(tiny_transformers, "tiny", _recorded_tokenizer):
+        _write_family(folder, next(family for family in TRANSFORMERS if family.name == name))
+
+
+def write_video_unet(folder: Path, name: str) -> None:
+    """Write a tiny model that makes videos of an image into a folder of its own in `folder`."""
+    with quiet_libraries():
+        save_file(VIDEOS[name].file(), _own_folder(folder, name) / f"{name}.safetensors")
+
+
+def _write_family(folder: Path, family: TinyFamily) -> None:
+    own = _own_folder(folder, family.name)
+    save_file(family.file(), own / f"{family.name}.safetensors")
+    _write_tokenizers(own, family)
 
 
 def write_inputs(folder: Path) -> None:

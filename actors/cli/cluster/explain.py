@@ -154,6 +154,12 @@ def headline(history: JobHistory) -> str:
     return text
 
 
+def batch_words(history: JobHistory) -> str:
+    """Return in passes of how many images a job runs, and why."""
+    images = "1 image" if history.batch_size == 1 else f"{history.batch_size} images"
+    return f"in passes of {images}: {history.batch_reason or 'as the request says'}"
+
+
 def _qos_terms(history: JobHistory) -> list[str]:
     """Return the scheduling terms of the job; a deadline counts from submission, or from now if that time is
     unknown.
@@ -179,6 +185,8 @@ def _print_why(console: Console, history: JobHistory) -> None:
     from modelpool.actors.cli.terminal.screen import say, show
 
     say(console, headline(history), "bold")
+    if history.batch_size > 1 or history.batch_reason:
+        say(console, batch_words(history))
     names = task_names(history)
     for task in history.tasks:
         if not task.attempts and task.wait is None:

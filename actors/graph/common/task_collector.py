@@ -166,6 +166,8 @@ class TaskCollector:
         reached = [wanted]
         while reached:
             task_id = reached.pop()
+            if task_id in needed:  # else graphs whose paths double would be walked path by path
+                continue
             needed.add(task_id)
             for need in self._tasks[task_id].needs:
                 if need in given or need not in self._tasks:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
@@ -43,6 +44,8 @@ _SUBGRAPH_INPUT, _SUBGRAPH_OUTPUT = -10, -20
 _OWN_WIDGET = "-1"
 #: subgraphs within each other; links that lead from one to the next
 _MOST_LEVELS, _MOST_LINKS = 16, 10_000
+#: of a whole workflow: links that are followed, values that hosts of subgraphs set, and characters that templates add
+_MOST_FOLLOWED, _MOST_VALUES, _MOST_CHARACTERS = 50_000, 100_000, 1 << 22
 
 #: an id and an index of an output, or a value in `_Value`
 _Source: TypeAlias = "tuple[str, int] | _Value | None"
@@ -72,42 +75,101 @@ class _Link:
         return cls(str(link[1]), link[2], str(link[3]), link[4])
 
 
+class _Work:
+    """What converting a workflow has cost so far: links that were followed, values of subgraphs, characters of
+    templates. Small files may describe much of each."""
+
+    def __init__(self) -> None:
+        self._done: dict[str, int] = {}
+
+    def take(self, what: str, count: int, most: int) -> None:
+        """Count `what` that is done. Raises WorkflowRejected for more than `most` in a workflow."""
+        done = self._done[what] = self._done.get(what, 0) + count
+        if done > most:
+            message = f"found more than {most} {what} in the workflow"
+            raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
+
+
+class _Definition:
+    """The nodes and the links of a workflow, or of a subgraph, however often it is used.
+
+    running  nodes that are not virtual, muted or bypassed
+    inputs   names of the inputs of a subgraph
+    outputs  links to the outputs of a subgraph, by place
+    setters  nodes that pass an input on under a name, by name
+    """
+
+    def __init__(self, nodes: Sequence[Mapping[str, Any]], links: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
+        self.nodes = {str(node["id"]): node for node in nodes}
+        self.links = _links_by_id(links)
+        switched_off = (_NEVER, _BYPASS)
+        self.running = [
+            node
+            for node in self.nodes.values()
+            if node["type"] not in _VIRTUAL and node.get("mode") not in switched_off
+        ]
+        self.inputs = tuple(each["name"] for each in inputs)
+        target = str(_SUBGRAPH_OUTPUT)
+        self.outputs = {link.target_slot: link for link in reversed(self.links.values()) if link.target == target}
+
+    @cached_property
+    def setters(self) -> Mapping[str, Mapping[str, Any]]:
+        found: dict[str, Mapping[str, Any]] = {}
+        for node in self.nodes.values():
+            if node["type"] == _SET:
+                found.setdefault(node["widgets_values"][0], node)
+        return found
+
+
+class _Definitions:
+    """The subgraphs of a workflow, each parsed once, and the work of converting it."""
+
+    def __init__(self, listed: Sequence[Mapping[str, Any]]) -> None:
+        self._listed = {each["id"]: each for each in listed}
+        self._parsed: dict[str, _Definition] = {}
+        self.work = _Work()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._listed
+
+    def __getitem__(self, name: str) -> _Definition:
+        if name not in self._parsed:
+            each = self._listed[name]
+            self._parsed[name] = _Definition(each["nodes"], each["links"], each.get("inputs") or ())
+        return self._parsed[name]
+
+
 @dataclass(frozen=True, slots=True)
 class _Scope:
     """A workflow, or a subgraph where one is used.
 
     prefix  of the ids of its nodes
     host    the node that stands for it in `outer`
-    inputs  the names of its inputs
     values  of widgets that `host` sets: by the id of the node in it and the name of the widget
     """
 
-    nodes: Mapping[str, Mapping[str, Any]]
-    links: Mapping[Any, _Link]
-    definitions: Mapping[str, Any]
+    own: _Definition
+    definitions: _Definitions
     prefix: str = ""
     outer: _Scope | None = None
     host: Mapping[str, Any] | None = None
-    inputs: tuple[str, ...] = ()
     values: Mapping[tuple[str, str], Any] | None = None
+    _inner: dict[str, _Scope] = field(default_factory=dict, compare=False)
 
     def inner(self, node: Mapping[str, Any]) -> _Scope:
         """Return the subgraph that `node` stands for. Raises WorkflowRejected if subgraphs contain themselves."""
-        definition = self.definitions[node["type"]]
+        node_id = str(node["id"])
+        if node_id in self._inner:
+            return self._inner[node_id]
         if self.prefix.count(":") >= _MOST_LEVELS:
             raise WorkflowRejected(
                 "invalid_prompt", f"found more than {_MOST_LEVELS} subgraphs in each other", is_over_bound=True
             )
-        return _Scope(
-            {str(each["id"]): each for each in definition["nodes"]},
-            _links_by_id(definition["links"]),
-            self.definitions,
-            f"{self.prefix}{node['id']}:",
-            self,
-            node,
-            tuple(each["name"] for each in definition.get("inputs") or ()),
-            _values_of_subgraph(node),
-        )
+        values = _values_of_subgraph(node)
+        self.definitions.work.take("values of subgraphs", len(values), _MOST_VALUES)
+        found = _Scope(self.definitions[node["type"]], self.definitions, f"{self.prefix}{node_id}:", self, node, values)
+        self._inner[node_id] = found
+        return found
 
 
 def is_exported(workflow: Any) -> bool:
@@ -130,8 +192,7 @@ def api_format(workflow: Any) -> dict[str, Any]:
     nodes, links = workflow["nodes"], workflow["links"]
     try:
         definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
-        by_id = {each["id"]: each for each in definitions}
-        return _converted(_Scope({str(node["id"]): node for node in nodes}, _links_by_id(links), by_id))
+        return _converted(_Scope(_Definition(nodes, links), _Definitions(definitions)))
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, WorkflowRejected):
             raise
@@ -166,7 +227,7 @@ def _converted(scope: _Scope) -> dict[str, Any]:
         raise WorkflowRejected("missing_node_type", f"the pool does not have these nodes: {listed}", errors)
     if errors:
         raise WorkflowRejected("invalid_prompt", f"the workflow cannot be converted; {EXPORT_HINT}", errors)
-    return _with_templates(found, titles)
+    return _with_templates(found, titles, scope.definitions.work)
 
 
 def _widget_problem(kind: str, left: Sequence[Any]) -> str:
@@ -182,15 +243,18 @@ def _titles_of(node: Mapping[str, Any]) -> list[str]:
     return [name for name in names if isinstance(name, str) and name]
 
 
-def _with_templates(prompt: dict[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
+def _with_templates(prompt: dict[str, Any], titles: Mapping[str, str], work: _Work) -> dict[str, Any]:
     """Return a workflow in which templates `%node.widget%` in texts are the values of these widgets. Of several nodes
     with one name it is the first; templates that name none stay as they are. A value is not searched for templates
-    again."""
+    again. Raises WorkflowRejected for too many characters."""
 
     def value_of(match: re.Match[str]) -> str:
         inputs = prompt.get(titles.get(match[1], ""), {"inputs": {}})["inputs"]
         value = inputs.get(match[2])
-        return str(value) if isinstance(value, str | int | float) else match[0]
+        if not isinstance(value, str | int | float):
+            return match[0]
+        work.take("characters of templates", len(shown := str(value)), _MOST_CHARACTERS)
+        return shown
 
     def changed(value: Any) -> Any:
         return _TEMPLATE.sub(value_of, value) if isinstance(value, str) and "%" in value else value
@@ -206,9 +270,7 @@ def _nodes_of(scope: _Scope) -> Iterator[tuple[_Scope, Mapping[str, Any]]]:
     waiting, count = [scope], 0
     while waiting:
         each = waiting.pop(0)
-        for node in each.nodes.values():
-            if node["type"] in _VIRTUAL or node.get("mode") in (_NEVER, _BYPASS):
-                continue
+        for node in each.own.running:
             if node["type"] in each.definitions:
                 count += 1
                 if count > MAX_NODES:
@@ -272,7 +334,7 @@ def _linked(scope: _Scope, node: Mapping[str, Any]) -> dict[str, Any]:
     for given in node.get("inputs") or []:
         if given.get("link") is None:
             continue
-        source = _source(scope, scope.links[given["link"]])
+        source = _source(scope, scope.own.links[given["link"]])
         if isinstance(source, _Value):
             found[given["name"]] = source.value
         elif source is not None:
@@ -284,38 +346,35 @@ def _source(scope: _Scope, link: _Link) -> _Source:
     """Return where a link begins, behind reroutes, bypassed nodes and the borders of subgraphs: a node and an output,
     or a value; None if it begins nowhere. Raises KeyError for a loop."""
     for _ in range(_MOST_LINKS):
+        scope.definitions.work.take("links from node to node", 1, _MOST_FOLLOWED)
         if link.source == str(_SUBGRAPH_INPUT):
             host, outer = scope.host, scope.outer
             if host is None or outer is None:
                 raise KeyError("a link of a subgraph outside of it")
-            name = scope.inputs[link.source_slot]
+            name = scope.own.inputs[link.source_slot]
             given: Mapping[str, Any] = next((each for each in host.get("inputs") or () if each["name"] == name), {})
             if given.get("link") is None:
                 values = scope.values or {}
                 return _Value(values[_OWN_WIDGET, name]) if (_OWN_WIDGET, name) in values else None
-            scope, link = outer, outer.links[given["link"]]
+            scope, link = outer, outer.own.links[given["link"]]
             continue
-        node = scope.nodes[link.source]
+        node = scope.own.nodes[link.source]
         if node.get("mode") == _NEVER:
             return None
         if node["type"] == _PRIMITIVE:
             return _Value(node["widgets_values"][0])
         if node["type"] == _GET:
-            name = node["widgets_values"][0]
-            setters = (each for each in scope.nodes.values() if each["type"] == _SET)
-            node = next(each for each in setters if each["widgets_values"][0] == name)
+            node = scope.own.setters[node["widgets_values"][0]]
         if node["type"] in (*_REROUTES, _SET) or node.get("mode") == _BYPASS:
             passed = _passed_through(node, link.source_slot)
             if passed is None:
                 return None
-            link = scope.links[passed]
+            link = scope.own.links[passed]
         elif node["type"] in scope.definitions:
             slot, scope = link.source_slot, scope.inner(node)
-            target = str(_SUBGRAPH_OUTPUT)
-            inside = [each for each in scope.links.values() if (each.target, each.target_slot) == (target, slot)]
-            if not inside:
+            if slot not in scope.own.outputs:
                 return None
-            link = inside[0]
+            link = scope.own.outputs[slot]
         else:
             return f"{scope.prefix}{node['id']}", link.source_slot
     raise KeyError("links in a loop")

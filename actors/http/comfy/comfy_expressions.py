@@ -20,6 +20,8 @@ Number: TypeAlias = int | float
 MAX_CHARACTERS = 400
 #: largest number, also between two steps; largest exponent
 _MOST, _MOST_EXPONENT = 2.0**64, 256
+#: digits to which a number is rounded
+_MOST_DIGITS = 20
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(
     {
         ast.Add: operator.add,
@@ -49,7 +51,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "float": float,
         "max": max,
         "min": min,
-        "round": round,
+        "round": lambda value, digits=0: _rounded(value, digits),
         "sqrt": math.sqrt,
         "iif": lambda condition, one, other: one if condition else other,
     }
@@ -92,6 +94,14 @@ def _value(node: ast.AST, names: Mapping[str, Number]) -> Number:
             return _bounded(FUNCTIONS[name](*(_value(each, names) for each in arguments)))
     known = ", ".join(FUNCTIONS)
     raise NodeUnsupported(f"expression: found {type(node).__name__}, expected numbers, names, operators, and {known}")
+
+
+def _rounded(value: Number, digits: Any) -> Number:
+    """Return a number rounded to digits behind the point; before it if they are negative: of very many, the power of
+    ten alone would take hours."""
+    if abs(digits) > _MOST_DIGITS:
+        raise NodeUnsupported(f"expression: found {digits:g} digits, expected up to {_MOST_DIGITS}")
+    return round(value, digits) if digits else round(value)  # type: ignore[no-any-return]
 
 
 def _bounded(value: Any) -> Number:

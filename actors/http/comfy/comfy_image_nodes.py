@@ -179,9 +179,7 @@ def _decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (DecodedImage(decoded_latent(given)),)
 
 
-def tile_fields(
-    given: Mapping[str, Any], size: tuple[int, int], frames: int
-) -> tuple[tuple[str, int], ...]:
+def tile_fields(given: Mapping[str, Any], size: tuple[int, int], frames: int) -> tuple[tuple[str, int], ...]:
     """Return the fields of a request for the tiles of VAEDecodeTiled; none for sides and frames that fit into one."""
     found: list[tuple[str, int]] = []
     tile = given["tile_size"] // 8 * 8

@@ -106,7 +106,14 @@ def _clip_name(place: int = 0) -> NodeInput:
 
 _LOADERS = (
     _row("CheckpointLoaderSimple", (combo("ckpt_name", MODELS),), _checkpoint, "MODEL", "CLIP", "VAE"),
-    _row("CheckpointLoader", (text("config_name", "anything_v3.yaml", choices=("anything_v3.yaml",)), combo("ckpt_name", MODELS)), _checkpoint, "MODEL", "CLIP", "VAE"),
+    _row(
+        "CheckpointLoader",
+        (text("config_name", "anything_v3.yaml", choices=("anything_v3.yaml",)), combo("ckpt_name", MODELS)),
+        _checkpoint,
+        "MODEL",
+        "CLIP",
+        "VAE",
+    ),
     _row(
         "unCLIPCheckpointLoader",
         (combo("ckpt_name", MODELS),),

@@ -316,6 +316,8 @@ _IMAGES = (
         "IMAGE",
     ),
 )
+
+
 def _canny(given: Mapping[str, Any]) -> tuple[Any, ...]:
     settings = {"low": given["low_threshold"], "high": given["high_threshold"]}
     return (_operate(given, NodeImage, "image_edges", {"image": given["image"]}, **settings),)

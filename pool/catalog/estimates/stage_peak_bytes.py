@@ -532,7 +532,8 @@ def _loop_bytes(
             # listed levels may be fewer
             levels = tuple(1.0 - step / _STEPS for step in range(_STEPS)) if work.schedule.sigmas else ()
             schedule = replace(work.schedule, steps=_STEPS, first_step=0, switch=0, sigmas=levels)
-            run = replace(work, schedule=schedule, options=counted_options(work.options))
+            # a part of the steps may end before it is looked at; each step needs the same
+            run = replace(work, schedule=schedule, options=counted_options(work.options), part=None)
             denoise_images(
                 ImagesToDenoise(run, (run.seed,), shape_CHW),
                 Prompts(

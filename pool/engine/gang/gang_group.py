@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from modelpool.pool.devices.copy_streams import StreamMaker, cuda_streams
 from modelpool.pool.devices.torch_api.process_groups import PrefixStore, abandon_group, backend_for, set_timeout
 from modelpool.pool.engine.gang.gang_layout import GangLayout
 from modelpool.pool.engine.gang.meeting_store import reach_store
@@ -34,6 +35,8 @@ STEP_FACTOR = 2.0
 #: after a failure, members say within this time that they are there
 SEEN_SECONDS = 0.6
 _POLL_SECONDS = 0.01
+#: between two looks at a device that computes, and at members that may have left meanwhile
+_DEVICE_POLL_SECONDS, _LOOK_SECONDS = 0.0005, 0.25
 
 _HERE, _LEFT, _SEEN = "here", "left", "seen"
 _FAILURES = (RuntimeError, dist.DistError)
@@ -43,8 +46,14 @@ _T = TypeVar("_T")
 class GangGroup:
     """One member's end of the group of a gang, for one run. Used in the thread of the run."""
 
-    def __init__(self, gang: Gang, layout: GangLayout, device: torch.device) -> None:
+    def __init__(
+        self, gang: Gang, layout: GangLayout, device: torch.device, streams: StreamMaker | None = None
+    ) -> None:
+        """`streams`: of the device; None: CUDA's, if it is one."""
         self.gang, self.layout, self.device = gang, layout, device
+        self._streams = cuda_streams(device) if streams is None and device.type == "cuda" else streams
+        #: limit of an operation that begins now
+        self._limit_seconds = FIRST_SECONDS
         self._store: PrefixStore | None = None
         #: all members, on their hosts: what they agree about never waits for a device
         self._hosts: dist.ProcessGroup | None = None
@@ -81,7 +90,17 @@ class GangGroup:
             for members in self.layout.part_ranks():
                 group = dist.new_group(members, timeout=limit) if len(members) > 1 else None
                 self._part = group if gang.rank in members else self._part
+        self._connect()
         return True
+
+    def _connect(self) -> None:
+        """Exchange a number, so that the connections between the GPUs, and their memory, are there before the first
+        step: all members are here now, and a member that ends before its first exchange would leave the others in a
+        call of NCCL that nothing ends."""
+        number = torch.zeros(1, device=self.device)
+        self.among_parts(number)
+        self.among_branches(number)
+        self.await_device()
 
     @staticmethod
     def decline(gang: Gang, reason: str) -> None:
@@ -97,6 +116,27 @@ class GangGroup:
         with suppress(*_FAILURES):
             abandon_group()
         self._store = self._hosts = self._branch = self._part = None
+
+    def await_device(self) -> None:
+        """Wait until the device has computed all that this thread has begun, at most as long as an operation may take.
+
+        Before members agree, leave, or read a latent: exchanges between GPUs are part of the device's work, and never
+        end if another member does not take part. A thread that waited in the driver could not be woken, and one that
+        left would take away memory from which slower members still read. Raises GangBroken.
+        """
+        if self._streams is None:
+            return
+        mark = self._streams.new_event()
+        mark.record(self._streams.current())
+        began = looked_at = time.monotonic()
+        while not mark.query():
+            now = time.monotonic()
+            if now - looked_at >= _LOOK_SECONDS:
+                looked_at = now
+                self._raise_if_left()
+            if now - began > self._limit_seconds:
+                raise self._broken(RuntimeError(f"no end of an exchange within {self._limit_seconds:.1f} s"))
+            time.sleep(_DEVICE_POLL_SECONDS)
 
     def agree(self, numbers: Sequence[float]) -> Tensor:
         """Return the numbers of all members, float64 [members, numbers]. Raises GangBroken."""
@@ -115,7 +155,7 @@ class GangGroup:
 
     def allow(self, step_seconds: float) -> None:
         """Limit operations from now on by the longest step so far, of any member."""
-        seconds = max(LEAST_SECONDS, STEP_FACTOR * step_seconds)
+        seconds = self._limit_seconds = max(LEAST_SECONDS, STEP_FACTOR * step_seconds)
         for group in (self._hosts, self._branch, self._part):
             if group is not None:
                 set_timeout(group, seconds)
@@ -192,12 +232,19 @@ class GangGroup:
 
     def _raise_if_left(self) -> None:
         """Raise GangBroken if a member has left already."""
+        left = _within(self._left, 2 * SEEN_SECONDS)  # no answer: the store has ended, which operations notice
+        if left:
+            named = self.gang.members[next(iter(left))]
+            raise GangBroken(
+                f"{named} (rank {next(iter(left))}) does not take part: {'; '.join(left.values())}", tuple(left)
+            )
+
+    def _left(self) -> dict[int, str]:
+        """The members that have left, with their reasons."""
         store = self._store
         assert store is not None, "members have met at the store"
-        left = tuple(rank for rank in range(self.gang.degree) if store.check([f"{_LEFT}/{rank}"]))
-        if left:
-            why = "; ".join(store.get(f"{_LEFT}/{rank}").decode() for rank in left)
-            raise GangBroken(f"{self.gang.members[left[0]]} (rank {left[0]}) does not take part: {why}", left)
+        left = [rank for rank in range(self.gang.degree) if store.check([f"{_LEFT}/{rank}"])]
+        return {rank: store.get(f"{_LEFT}/{rank}").decode() for rank in left}
 
 
 def _short(failed: BaseException) -> str:

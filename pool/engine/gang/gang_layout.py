@@ -18,6 +18,11 @@ class GangLayout:
     branches: int
     parts: int
 
+    @property
+    def group_sizes(self) -> tuple[int, int]:
+        """The members of each group that exchanges tensors: those that divide tokens, and those with other texts."""
+        return self.parts, self.branches
+
     def branch_of(self, rank: int) -> int:
         """Return the group of a member."""
         return rank // self.parts

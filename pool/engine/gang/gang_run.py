@@ -149,6 +149,7 @@ class _SharedRun:
     def _after_step(self, done: int, steps: int) -> None:
         """Agree on what was asked of any member, and on the time of a step."""
         assert self._group is not None, "steps are inside of the group"
+        self._group.await_device()
         now = time.monotonic()
         asked = float(self._hooks.should_stop()), float(self._hooks.should_pause()), now - self._begun
         stops, pauses, seconds = self._group.agree(asked).amax(0).tolist()

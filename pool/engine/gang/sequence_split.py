@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.token_exchange import TokenExchange, TokenShares, joined_shares
-from modelpool.pool.values.core.sequence_plan import Gather, SequencePlan, Split, SplitAttention
+from modelpool.pool.values.core.sequence_plan import Gather, SequencePlan, Split, SplitAttention, Undivided
 from modelpool.pool.weights.ops.attention_calls import current_kernels, routed
 
 
@@ -54,6 +54,10 @@ class _DividedCall:
         for gather in self._plan.gathers:
             for found in modules_at(module, gather.module):
                 yield found.register_forward_hook(self._gathering(gather))
+        for undivided in self._plan.undivided:
+            for found in modules_at(module, undivided.module):
+                yield found.register_forward_pre_hook(self._joining(found, undivided), with_kwargs=True)
+                yield found.register_forward_hook(self._keeping(undivided))
         for divided in self._plan.attention:
             for found in modules_at(module, divided.module):
                 yield found.register_forward_pre_hook(self._entering(divided))
@@ -68,16 +72,13 @@ class _DividedCall:
         """Check that every entry has acted."""
         done = {(entry.module, entry.argument) for entry in self._acted if isinstance(entry, Split)}
         idle: list[object] = [split for split in self._plan.splits if (split.module, split.argument) not in done]
-        idle += [entry for entry in (*self._plan.gathers, *self._plan.attention) if entry not in self._acted]
+        others = (*self._plan.gathers, *self._plan.undivided, *self._plan.attention)
+        idle += [entry for entry in others if entry not in self._acted]
         if idle:
             raise PlanUnfit(f"{type(module).__name__}: found no use of {idle[0]}, expected one in each call")
 
     def _splitting(self, module: nn.Module, split: Split) -> Any:
-        names = list(inspect.signature(type(module).forward).parameters)[1:]
         argument, _, place = split.argument.partition(".")
-        if argument not in names:
-            raise PlanUnfit(f"{type(module).__name__}: found no input {argument!r}, expected {split}")
-        position = names.index(argument)
 
         def own(given: Any) -> Any:
             if not place or given is None:
@@ -86,15 +87,7 @@ class _DividedCall:
             each[int(place)] = self._own(each[int(place)], split)
             return tuple(each)
 
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-            if argument in kwargs:
-                return args, {**kwargs, argument: own(kwargs[argument])}
-            if position < len(args):
-                return (*args[:position], own(args[position]), *args[position + 1 :]), kwargs
-            self._acted.add(split)  # it has its default
-            return args, kwargs
-
-        return hook
+        return _changing(module, argument, split, own, lambda: self._acted.add(split))  # it has its default
 
     def _own(self, given: Any, split: Split) -> Any:
         """The share of this member in an input."""
@@ -134,7 +127,23 @@ class _DividedCall:
 
         return hook
 
-    def _joined(self, own: Tensor, lengths: list[int], gather: Gather) -> Tensor:
+    def _joining(self, module: nn.Module, undivided: Undivided) -> Any:
+        def joined(own: Tensor) -> Tensor:
+            self._acted.add(undivided)
+            return self._joined(own, self._shares.share(undivided.segment), undivided)
+
+        return _changing(module, undivided.argument, undivided, joined, lambda: None)
+
+    def _keeping(self, undivided: Undivided) -> Any:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            lengths = self._shares.share(undivided.segment)
+            if output.shape[undivided.dim] != sum(lengths):
+                raise PlanUnfit(f"found {output.shape[undivided.dim]} tokens, expected {sum(lengths)} in {undivided}")
+            return output.narrow(undivided.dim, sum(lengths[: self._part]), lengths[self._part])
+
+        return hook
+
+    def _joined(self, own: Tensor, lengths: list[int], gather: Gather | Undivided) -> Tensor:
         if own.shape[gather.dim] != lengths[self._part]:
             expected = f"{lengths[self._part]} in {gather}"
             raise PlanUnfit(f"found {own.shape[gather.dim]} tokens, expected {expected}")
@@ -143,6 +152,7 @@ class _DividedCall:
     def _entering(self, divided: SplitAttention) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
             self.attention.segments = divided.queries, divided.keys
+            self.attention.leaves_out = divided.leaves_out
             self.attention.calls = 0
 
         return hook
@@ -156,6 +166,30 @@ class _DividedCall:
                 raise PlanUnfit(f"{type(module).__name__}: found no attention inside, expected it for {divided}")
 
         return hook
+
+
+def _changing(
+    module: nn.Module,
+    argument: str,
+    entry: Split | Undivided,
+    change: Callable[[Any], Any],
+    on_default: Callable[[], None],
+) -> Any:
+    """Return a hook that changes an input of `module`. Raises PlanUnfit if it has none of that name."""
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    if argument not in names:
+        raise PlanUnfit(f"{type(module).__name__}: found no input {argument!r}, expected {entry}")
+    position = names.index(argument)
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if argument in kwargs:
+            return args, {**kwargs, argument: change(kwargs[argument])}
+        if position < len(args):
+            return (*args[:position], change(args[position]), *args[position + 1 :]), kwargs
+        on_default()
+        return args, kwargs
+
+    return hook
 
 
 def modules_at(module: nn.Module, name: str) -> Sequence[nn.Module]:

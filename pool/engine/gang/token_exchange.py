@@ -56,6 +56,8 @@ class TokenExchange(AttentionKernels):
         self._part = group.layout.part_of(group.gang.rank)
         #: segments of queries and keys of the module that computes
         self.segments: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        #: whether that module leaves tokens out
+        self.leaves_out = False
         #: exchanges in the current call of the model
         self.calls = 0
 
@@ -79,24 +81,31 @@ class TokenExchange(AttentionKernels):
             return self._plain(attend, query, key, value, attn_mask, *args, **kwargs)
         self.calls += 1
         queries, keys = self.segments
-        lengths = self._shares.together(keys)
-        _expect(key.shape[-2], lengths[self._part], "keys", keys)
+        lengths = self._lengths(keys, key.shape[-2])
         if not queries:
             found = [self._joined(each, lengths) for each in (key, value)]
             mask = attn_mask if attn_mask is None or attn_mask.shape[-1] == 1 else self._keys_of(attn_mask, lengths)
             return self._plain(attend, query, *found, mask, *args, **kwargs)
-        own = self._shares.together(queries)
-        _expect(query.shape[-2], own[self._part], "queries", queries)
         assert set(queries) == set(keys), "queries and keys of divided attention are the same tokens"
+        _expect(query.shape[-2], lengths[self._part], "queries", queries)
         if key.shape[1] != query.shape[1]:  # fewer heads of keys: each member needs those of its heads of queries
             repeats = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
             kwargs = {name: given for name, given in kwargs.items() if name != "enable_gqa"}
-        heads = shares_of(query.shape[1], len(own))
-        mask = None if attn_mask is None else self._whole_mask(attn_mask, own, heads)
-        scattered = self._heads_for_tokens((query, key, value), own, heads)
+        heads = shares_of(query.shape[1], len(lengths))
+        mask = None if attn_mask is None else self._whole_mask(attn_mask, lengths, heads)
+        scattered = self._heads_for_tokens((query, key, value), lengths, heads)
         made = self._plain(attend, *scattered, mask, *args, **kwargs)
-        return self._tokens_for_heads(made, own, heads)
+        return self._tokens_for_heads(made, lengths, heads)
+
+    def _lengths(self, segments: Sequence[str], found: int) -> list[int]:
+        """How many of these tokens each member has; this one has `found`."""
+        if self.leaves_out:
+            own = torch.tensor([found], device=self._group.device)
+            return [int(each.item()) for each in self._group.among_parts(own)]
+        lengths = self._shares.together(segments)
+        _expect(found, lengths[self._part], "keys", segments)
+        return lengths
 
     def _plain(
         self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *args: Any, **kwargs: Any

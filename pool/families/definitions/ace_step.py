@@ -150,6 +150,7 @@ _SAMPLING = fam.SamplingFacts(
     defaults=fam.SamplingDefaults(
         steps=50, cfg=7.0, sampler="euler", schedule="simple", guidance=fam.Guidance.PROJECTED
     ),
+    not_divided="the tokens of music are few",
 )
 FAMILIES = (
     fam.Family(

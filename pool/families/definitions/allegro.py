@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 
@@ -114,6 +115,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=100, cfg=7.5, sampler="euler_ancestral", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.ALLEGRO,
         ),
         size=(1280, 720),
         sources="diffusers' AllegroPipeline; rhymes-ai/Allegro",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=3.5, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.AURAFLOW,
         ),
         sources="diffusers' AuraFlowPipeline; fal/AuraFlow-v0.3",
         folder=fam.DiffusersFolder("AuraFlowPipeline"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from modelpool.pool.families.definitions.longcat_image import is_longcat
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
 from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=30, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.FLUX,
         ),
         sources="diffusers' BriaPipeline; briaai/BRIA-3.2, whose folder has the shift of its scheduler",
         folder=fam.DiffusersFolder("BriaPipeline", shifts_by_size=False),

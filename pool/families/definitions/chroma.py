@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import CHROMA
 from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
 
@@ -77,6 +78,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=35, cfg=5.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.CHROMA,
         ),
         sources="diffusers' ChromaPipeline; shift as in ComfyUI. Reads the words and one padding token only",
         folder=fam.DiffusersFolder(

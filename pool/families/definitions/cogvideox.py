@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.video_layouts import COGVIDEOX
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.video_calls import fixed_extent, joined
 from modelpool.pool.values.core.errors import UnknownArchitecture, unusable_field
@@ -319,6 +320,7 @@ _LARGE = fam.Family(
         defaults=fam.SamplingDefaults(
             steps=50, cfg=6.0, sampler="euler", schedule="trailing", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
+        sequence=sequence_plans.COGVIDEOX,
     ),
     size=(_WIDTH, _HEIGHT),
     sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-5b",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions import cogview4
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size
 
@@ -62,6 +63,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=5.0, sampler="euler", schedule="trailing", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.COGVIEW3_PLUS,
         ),
         sources="diffusers' CogView3PlusPipeline; THUDM/CogView3-Plus-3B",
         folder=fam.DiffusersFolder(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size
 from modelpool.pool.families.parts.video_calls import joined
@@ -160,6 +161,7 @@ _PLAIN = fam.Family(
         defaults=fam.SamplingDefaults(
             steps=50, cfg=5.0, sampler="euler", schedule="linspace", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
+        sequence=sequence_plans.COGVIEW4,
     ),
     sources="diffusers' CogView4Pipeline; THUDM/CogView4-6B",
     folder=fam.DiffusersFolder("CogView4Pipeline", scheduler=SCHEDULER),

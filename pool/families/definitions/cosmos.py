@@ -14,6 +14,7 @@ from modelpool.pool.families.detection.layouts.video_layouts import (
     PATCH,
     without_mask,
 )
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
 
@@ -189,6 +190,7 @@ _T2V = fam.Family(
         defaults=fam.SamplingDefaults(
             steps=36, cfg=7.0, sampler="euler", schedule="karras", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
+        sequence=sequence_plans.COSMOS,
     ),
     size=(1280, 704),
     sources="diffusers' CosmosTextToWorldPipeline; the padding of texts is read like the rest, as zeros",
@@ -229,6 +231,7 @@ _PREDICT_2_T2I = replace(
         defaults=fam.SamplingDefaults(
             steps=35, cfg=7.0, sampler="euler", schedule="karras", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
+        sequence=sequence_plans.COSMOS,
     ),
     size=(1360, 768),
     sources="diffusers' Cosmos2TextToImagePipeline: the shares are sigma / (1 + sigma) of Karras' levels between "

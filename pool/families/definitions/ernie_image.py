@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 
@@ -101,6 +102,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.ERNIE_IMAGE,
         ),
         sources="diffusers' ErnieImagePipeline; the shift is that of ComfyUI's class",
         folder=fam.DiffusersFolder("ErnieImagePipeline", entries={"pe": fam.NOTHING, "pe_tokenizer": fam.NOTHING}),

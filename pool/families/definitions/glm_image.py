@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.definitions import cogview4
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size
 from modelpool.pool.families.parts.written_image import REFERENCE_TOKEN
@@ -188,6 +189,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=1.5, sampler="euler", schedule="linspace_open", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.COGVIEW4,
         ),
         sources="diffusers' GlmImagePipeline; zai-org/GLM-Image",
         folder=fam.DiffusersFolder(

@@ -122,6 +122,7 @@ FAMILIES = (
                 steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
             routes_tokens=True,
+            not_divided="each of its blocks reads other words of the text",
         ),
         sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; at most 4096 patches",
         folder=fam.DiffusersFolder("HiDreamImagePipeline"),

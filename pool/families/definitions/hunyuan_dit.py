@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.hunyuan_dit_inputs import TOKENS, module_kwargs
 
@@ -146,6 +147,7 @@ _V1_2 = fam.Family(
         defaults=fam.SamplingDefaults(
             steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
+        sequence=sequence_plans.HUNYUAN_DIT,
     ),
     sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.2; 77 and 256 tokens, filled up",
     folder=fam.DiffusersFolder(

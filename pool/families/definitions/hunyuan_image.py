@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.flux_layouts import HUNYUAN_VIDEO
-from modelpool.pool.families.parts import hunyuan
+from modelpool.pool.families.parts import hunyuan, sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 
@@ -117,6 +117,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=3.5, sampler="euler", schedule="simple", guidance=fam.Guidance.PROJECTED_LATE
             ),
+            sequence=sequence_plans.HUNYUAN_IMAGE,
         ),
         size=(2048, 2048),
         sources="diffusers' HunyuanImagePipeline; shift of ComfyUI's class. The distilled one has a shift of 4 and "

@@ -88,6 +88,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=4, cfg=3.25, sampler="euler", schedule="simple", guidance=fam.Guidance.DISTILLED
             ),
+            not_divided="it sharpens an image of the base model, as a second stage",
         ),
         sources="diffusers' HunyuanImageRefinerPipeline; shift of ComfyUI's class",
         folder=replace(

@@ -155,7 +155,6 @@ _I2V = replace(
     ),
     sampling=replace(
         _T2V.sampling,
-        sequence=None,
         reads=frozenset({"context", "pooled", "image", "context_mask"}),
         vision_use=fam.VisionEncoderUse.WORDS,
         video=fam.video_like(_T2V.sampling, frames=125, begins=fam.FirstFrameMode.LEADING_CELL),
@@ -174,7 +173,6 @@ _SKYREELS = replace(
     build=replace(_T2V.build, forward=skyreels_forward),
     sampling=replace(
         _T2V.sampling,
-        sequence=None,
         reads=frozenset({"context", "pooled", "image", "context_mask"}),
         video=fam.video_like(_T2V.sampling, frames=97, begins=fam.FirstFrameMode.FIRST_CELL),
         defaults=fam.defaults_like(_T2V.sampling, guidance=fam.Guidance.CLASSIFIER_FREE),

@@ -129,7 +129,12 @@ _SUPER_RESOLUTION = replace(
         comfyui="HunyuanVideo15_SR_Distilled",
     ),
     build=replace(_VIDEO.build, optional_inputs=_VIDEO.build.optional_inputs - {"image"}),
-    sampling=replace(_VIDEO.sampling, sequence=None, noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=2.0)),
+    sampling=replace(
+        _VIDEO.sampling,
+        sequence=None,
+        not_divided="requests have no input for the video that it enlarges",
+        noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=2.0),
+    ),
     folder=replace(_VIDEO.folder, pipeline=""),
 )
 

@@ -165,6 +165,7 @@ FAMILIES = (
                 guidance=fam.Guidance.CLASSIFIER_FREE,
                 last_cfg=3.0,
             ),
+            not_divided="its mask tells which pairs of tokens see each other",
         ),
         size=(2048, 2048),
         sources="diffusers' Ideogram4Pipeline, of which the last 3 of 48 steps have a scale of 3; the presets of "

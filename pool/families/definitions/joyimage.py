@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ FAMILIES = (
                 schedule="normal",
                 guidance=fam.Guidance.CLASSIFIER_FREE,
             ),
+            sequence=sequence_plans.JOYIMAGE,
         ),
         sources="diffusers' JoyImageEditPipeline, which rescales each cell to its norm before guidance, and makes "
         "images of about a million pixels; the shift of SGLang",

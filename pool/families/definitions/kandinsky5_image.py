@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.video_layouts import KANDINSKY_5
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import one_length_at_a_time
 
@@ -124,6 +125,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=3.5, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.KANDINSKY5,
         ),
         sources="diffusers' Kandinsky5T2IPipeline; the shift is that of ComfyUI",
         folder=fam.DiffusersFolder(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from modelpool.pool.families.definitions import kandinsky5_image
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import one_length_at_a_time
 
@@ -117,6 +118,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.KANDINSKY5,
         ),
         size=(768, 512),
         sources="diffusers' Kandinsky5T2VPipeline; the shift is that of ComfyUI",

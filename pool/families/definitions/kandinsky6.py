@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.definitions import kandinsky5_video
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND, SoundTrack, cells_of_frames, joined, sound_length
 from modelpool.pool.families.parts.video_calls import frame_rate
@@ -301,6 +302,7 @@ _BASE = fam.Family(
         defaults=fam.SamplingDefaults(
             steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
+        sequence=sequence_plans.KANDINSKY6,
     ),
     size=(768, 512),
     sources="diffusers' Kandinsky6TI2VAPipeline",

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
 
@@ -147,6 +148,7 @@ _SAMPLING = fam.SamplingFacts(
     defaults=fam.SamplingDefaults(
         steps=28, cfg=5.5, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
     ),
+    sequence=sequence_plans.KREA_2,
 )
 FAMILIES = (
     fam.Family(

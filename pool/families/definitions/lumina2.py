@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import LUMINA_2
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 
@@ -98,6 +99,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=30, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.LUMINA_2,
         ),
         sources="diffusers' Lumina2Pipeline, which rescales each row of cells to its norm before guidance; "
         "Alpha-VLLM/Lumina-Image-2.0",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.values.core.errors import UnknownArchitecture, counted
@@ -167,6 +168,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=64, cfg=4.5, sampler="euler", schedule="linear_quadratic", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.MOCHI,
         ),
         size=(848, 480),
         sources="diffusers' MochiPipeline, which has its own levels instead of a shift: linear, then quadratic",

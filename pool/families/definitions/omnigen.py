@@ -219,6 +219,7 @@ FAMILIES = (
                 image_cfg=1.6,
                 negative=_NEGATIVE,
             ),
+            not_divided="its words see only the words before them",
         ),
         sources="diffusers' OmniGenPipeline; Shitao/OmniGen-v1",
         folder=fam.DiffusersFolder(

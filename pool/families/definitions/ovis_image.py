@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.families.detection.layouts.flux_layouts import FLUX
 from modelpool.pool.families.parts import flux_architecture as flux
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=5.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            sequence=sequence_plans.FLUX,
         ),
         sources="diffusers' OvisImagePipeline; AIDC-AI/Ovis-Image-7B",
         folder=fam.DiffusersFolder("OvisImagePipeline"),

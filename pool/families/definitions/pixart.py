@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import PIXART
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import output_size, text_mask
 
@@ -113,6 +114,7 @@ _SIGMA = fam.Family(
         defaults=fam.SamplingDefaults(
             steps=20, cfg=4.5, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
+        sequence=sequence_plans.PIXART,
     ),
     sources="diffusers' PixArtSigmaPipeline; PixArt-alpha/PixArt-Sigma-XL-2-1024-MS; prompts of 300 tokens",
     folder=fam.DiffusersFolder("PixArtSigmaPipeline"),

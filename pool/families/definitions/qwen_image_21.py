@@ -145,6 +145,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=40, cfg=1.0, sampler="euler", schedule="simple", guidance=fam.Guidance.NONE
             ),
+            not_divided="its words see only the words before them",
         ),
         sources="diffusers' QwenImage21Pipeline; Qwen/Qwen-Image-2.1, scheduler",
         folder=fam.DiffusersFolder(

@@ -41,6 +41,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=4.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            not_divided="its layers are made from an image that the model reads",
         ),
         size=(640, 640),
         sources="diffusers' QwenImageLayeredPipeline, which optionally rescales each patch to its norm before "

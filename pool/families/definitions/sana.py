@@ -185,6 +185,7 @@ _SANA = (
             defaults=fam.SamplingDefaults(
                 steps=20, cfg=4.5, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            not_divided="it convolves over neighbouring tokens",
         ),
         sources="diffusers' SanaPipeline; Efficient-Large-Model/Sana_1600M_1024px_diffusers",
         folder=fam.DiffusersFolder("SanaPipeline", is_multistep=True),
@@ -226,6 +227,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=2, cfg=4.5, sampler="lcm", schedule="scm", guidance=fam.Guidance.DISTILLED
             ),
+            not_divided="it convolves over neighbouring tokens",
         ),
         sources="diffusers' SanaSprintPipeline; Efficient-Large-Model/Sana_Sprint_1.6B_1024px_diffusers",
         folder=replace(

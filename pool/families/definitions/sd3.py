@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ _SD3 = fam.Family(
         defaults=fam.SamplingDefaults(
             steps=28, cfg=7.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
+        sequence=sequence_plans.SD3,
     ),
     sources="diffusers' StableDiffusion3Pipeline; stabilityai/stable-diffusion-3-medium",
     folder=fam.DiffusersFolder(
@@ -160,7 +162,11 @@ FAMILIES = (
         name="sd35_medium",
         title="Stable Diffusion 3.5 medium",
         detect=replace(_SD3.detect, when=fam.anything),
-        sampling=replace(_SD3.sampling, defaults=fam.defaults_like(_SD3.sampling, steps=40, cfg=4.5)),
+        sampling=replace(
+            _SD3.sampling,
+            defaults=fam.defaults_like(_SD3.sampling, steps=40, cfg=4.5),
+            sequence=sequence_plans.SD35_MEDIUM,
+        ),
         sources="stabilityai/stable-diffusion-3.5-medium, card and scheduler",
     ),
 )

@@ -173,6 +173,7 @@ FAMILIES = (
                 schedule="exponential",
                 guidance=fam.Guidance.CLASSIFIER_FREE,
             ),
+            not_divided="the tokens of sound are few",
         ),
         size=(0, 0),
         sources="diffusers' StableAudioPipeline and scripts/convert_stable_audio.py; ComfyUI's minimum sigma is "

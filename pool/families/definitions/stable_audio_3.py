@@ -131,6 +131,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=8, cfg=1.0, sampler="lcm", schedule="log_snr", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
+            not_divided="the tokens of sound are few",
         ),
         size=(0, 0),
         sources="diffusers' StableAudio3Pipeline, for the distilled models; the base model needs 100 steps of "

@@ -244,7 +244,7 @@ _VACE = replace(
     build=replace(_T2V.build, module="WanVACETransformer3DModel", config=vace_config, forward=forward_vace),
     sampling=replace(
         _T2V.sampling,
-        sequence=None,
+        sequence=sequence_plans.WAN_VACE,
         reads=frozenset({"context", "control", "context_mask"}),
         several_references=True,
     ),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.definitions import wan
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.video_calls import FACE_SIDE, MASK_CHANNELS
 from modelpool.pool.values.core.errors import UnknownArchitecture
@@ -157,7 +158,7 @@ FAMILIES = (
         ),
         sampling=replace(
             _I2V.sampling,
-            sequence=None,
+            sequence=sequence_plans.WAN_ANIMATE,
             noise=wan.flow_noise(5.0),
             reads=frozenset({"context", "control", "face", "image_context", "context_mask"}),
             vision_use=fam.VisionEncoderUse.PENULTIMATE,

@@ -11,12 +11,24 @@ from typing import Any
 import numpy as np
 
 from modelpool.pool.inference.operations.image_edits import NoSettings
-from modelpool.pool.inference.operations.operation import AUDIO, Inputs, Operation, Size, Sizes, need, no_size
+from modelpool.pool.inference.operations.operation import (
+    AUDIO,
+    Inputs,
+    Operation,
+    Size,
+    Sizes,
+    Timings,
+    first_timing,
+    need,
+    no_size,
+)
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import AudioSamples, FloatArray
 
 #: seconds of audio that an operation makes at most
 MAX_SECONDS = 3600
+#: samples of a channel: those of `MAX_SECONDS` at 48,000 a second
+MAX_SAMPLES = MAX_SECONDS * 48_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,7 @@ def _silence_size(params: Silence, sizes: Sizes) -> Size:
     need("seconds", params.seconds, 0.001, MAX_SECONDS)
     need("rate", params.rate, 1, 192_000)
     need("channels", params.channels, 1, 2)
+    need("seconds, rate", params.seconds * params.rate, 1, MAX_SAMPLES)
     return no_size(params, sizes)
 
 
@@ -112,15 +125,23 @@ def _with_volume(params: Volume, inputs: Inputs) -> AudioSamples:
     return AudioSamples(audio.samples_SC * np.float32(10 ** (params.decibels / 20)), audio.samples_per_second)
 
 
-def _row(name: str, params: type[Any], inputs: tuple[str, ...], run: Any, size: Any = no_size) -> Operation:
-    return Operation(name, params, dict.fromkeys(inputs, AUDIO), AUDIO, run, size)
+def _trimmed_seconds(params: TrimAudio, timings: Timings) -> float:
+    seconds = timings["audio"]
+    start = params.start if params.start >= 0 else max(0.0, seconds + params.start)
+    return max(0.0, min(params.seconds, seconds - start))
+
+
+def _row(
+    name: str, params: type[Any], inputs: tuple[str, ...], run: Any, size: Any = no_size, timing: Any = first_timing
+) -> Operation:
+    return Operation(name, params, dict.fromkeys(inputs, AUDIO), AUDIO, run, size, timing=timing)
 
 
 _TWO = ("first", "second")
 AUDIO_EDITS = (
-    _row("audio_silence", Silence, (), _silence, _silence_size),
-    _row("audio_trim", TrimAudio, ("audio",), _trimmed, _trim_size),
-    _row("audio_concat", NoSettings, _TWO, _audio_joined),
+    _row("audio_silence", Silence, (), _silence, _silence_size, lambda given, timings: given.seconds),
+    _row("audio_trim", TrimAudio, ("audio",), _trimmed, _trim_size, _trimmed_seconds),
+    _row("audio_concat", NoSettings, _TWO, _audio_joined, timing=lambda given, timings: sum(timings.values())),
     _row("audio_merge", NoSettings, _TWO, _audio_merged),
     _row("audio_volume", Volume, ("audio",), _with_volume, _volume_size),
 )

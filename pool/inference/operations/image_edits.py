@@ -24,6 +24,7 @@ from modelpool.pool.inference.operations.operation import (
     Operation,
     Size,
     Sizes,
+    first_timing,
     need,
     need_one_of,
     same_as,
@@ -437,8 +438,9 @@ def _row(
     size: Any,
     result: str = IMAGE,
     optional: tuple[str, ...] = (),
+    timing: Any = first_timing,
 ) -> Operation:
-    return Operation(name, params, inputs, result, run, size, frozenset(optional))
+    return Operation(name, params, inputs, result, run, size, frozenset(optional), timing)
 
 
 _ONE, _TWO = {"image": IMAGE}, {"first": IMAGE, "second": IMAGE}
@@ -462,5 +464,13 @@ IMAGE_EDITS = (
     _row("image_rotate", Turn, _ONE, _turned, lambda given, sizes: turned_size(given.rotation, sizes["image"])),
     _row("image_flip", Flip, _ONE, _flipped, _flip_size),
     _row("image_solid", Solid, {}, _solid, _solid_size),
-    _row("video_of_images", FrameRate, {"image": IMAGE, "sound": AUDIO}, _video, _video_size, optional=("sound",)),
+    _row(
+        "video_of_images",
+        FrameRate,
+        {"image": IMAGE, "sound": AUDIO},
+        _video,
+        _video_size,
+        optional=("sound",),
+        timing=lambda given, timings: given.rate,
+    ),
 )

@@ -13,7 +13,6 @@ Shape legend: C channels, H W latent height and width; frames of a video may be 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -52,6 +51,8 @@ NOT_LATENT_EDITS: Mapping[str, str] = MappingProxyType(
 )
 #: pixels of a cell in ComfyUI's nodes, whatever the model
 DOWNSCALE = 8
+#: numbers of a scale: their products with latents are finite
+_MOST = 1e12
 #: least side of a latent that was scaled to a size, in pixels
 _LEAST_SIDE = 64
 
@@ -77,7 +78,7 @@ class VaeScale:
         """Return the scale of a setting; () is the scale in which both are one. Raises UnusableField."""
         if not numbers:
             return cls()
-        if len(numbers) < 2 or len(numbers) % 2 or not all(map(math.isfinite, numbers)) or not numbers[0]:
+        if len(numbers) < 2 or len(numbers) % 2 or not all(abs(each) <= _MOST for each in numbers) or not numbers[0]:
             raise UnusableField(f"scale: found {numbers}, expected a factor, a shift, and means and deviations")
         factor, shift, *others = numbers
         half = len(others) // 2
@@ -106,6 +107,8 @@ class VaeScale:
 
 
 def _by_channel(values: tuple[float, ...], like_CHW: FloatArray) -> FloatArray:
+    if len(values) != len(like_CHW):
+        raise UnusableField(f"scale: found {len(values)} means and deviations, expected {len(like_CHW)}")
     return np.asarray(values, np.float32).reshape(-1, *[1] * (like_CHW.ndim - 1))
 
 
@@ -438,7 +441,11 @@ def _row(
     inputs: Mapping[str, str] = MappingProxyType({"samples": LATENT}),
     optional: tuple[str, ...] = (),
 ) -> Operation:
-    return Operation(name, params, inputs, LATENT, run, size, frozenset(optional))
+    def checked(given: Any, sizes: Sizes) -> Size:
+        VaeScale.of_numbers(getattr(given, "scale", ()))
+        return size(given, sizes)  # type: ignore[no-any-return]
+
+    return Operation(name, params, inputs, LATENT, run, checked, frozenset(optional))
 
 
 _TWO = MappingProxyType({"first": LATENT, "second": LATENT})

@@ -66,7 +66,14 @@ _TYPES: Mapping[str, str] = MappingProxyType(
 #: sizes of the inputs by name; encoded texts and audio have none
 Sizes: TypeAlias = "Mapping[str, Size]"
 Inputs: TypeAlias = "Mapping[str, Any]"
+#: frames per second of images and seconds of audio, by name of the input; single images have none
+Timings: TypeAlias = "Mapping[str, float]"
 _NO_SIZE = Size(0, 0)
+
+
+def first_timing(params: Any, timings: Timings) -> float:
+    """Return the timing of the first input that has one; 0 for none."""
+    return next(iter(timings.values()), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,7 @@ class Operation:
     run: Callable[[Any, Inputs], Result]
     size: Callable[[Any, Sizes], Size]
     optional: frozenset[str] = frozenset()
+    timing: Callable[[Any, Timings], float] = first_timing
 
     def params_of(self, settings: Mapping[str, Any]) -> Any:
         """Return the parameters with these settings, defaults for the others. Raises UnusableField for unknown names,

@@ -96,7 +96,9 @@ class BatchedWork:
         less = _size_for(expected, workers, gains, size) if expected else size
         if less == 1:
             return BatchChoice(1, f"{expected} in all would end later with more per pass")
+        devices = ", ".join(dict.fromkeys(row.device for row in rows))
         gained = f"{gains[less]:.1f} times the images of single passes, measured for {self.family} at {at}"
+        gained += f" on {self.kind} ({devices})"
         return BatchChoice(less, gained)
 
 

@@ -428,6 +428,7 @@ class SamplingFacts:
                     about as many pixels as the output
     learned_negative  it is guided against a state that it has learned, and reads no negative prompt
     sequence        how several GPUs divide its tokens; None: they cannot
+    not_divided     why they cannot, for users: a clause
     routes_tokens   the values of tokens choose their experts, each of which computes the tokens of all images of a
                     forward pass in one product: it rounds by how many there are, so images have other bits beside
                     others, also in passes of one size
@@ -460,6 +461,7 @@ class SamplingFacts:
     reference_side: int = 0
     learned_negative: bool = False
     sequence: SequencePlan | None = None
+    not_divided: str = ""
     routes_tokens: bool = False
 
     @property

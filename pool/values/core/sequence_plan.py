@@ -50,14 +50,32 @@ class Gather:
 class SplitAttention:
     """The attention modules whose members are divided.
 
-    module   their name
-    queries  the segments of the queries, in any order; () if every member has all of them
-    keys     the segments of the keys
+    module      their name
+    queries     the segments of the queries, in any order; () if every member has all of them
+    keys        the segments of the keys
+    leaves_out  whether a module leaves out tokens that a mask names, so that members tell each other how many they have
     """
 
     module: str
     queries: tuple[str, ...]
     keys: tuple[str, ...]
+    leaves_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Undivided:
+    """A module that every member computes for all tokens, since it reads them in an order of its own: the shares of its
+    input are joined, and each member keeps its share of the output, a tensor with the same dimension of tokens.
+
+    module    its name
+    argument  the name of the input
+    dim       the dimension of the tokens
+    """
+
+    module: str
+    argument: str
+    dim: int
+    segment: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +83,14 @@ class SequencePlan:
     """Where the tokens of a model are split and joined, and which attention reads the tokens of all members. Attention
     that is not named reads only what its member has.
 
-    reads_images  whether it holds with an image that a video begins with
+    undivided       modules between the first split and the gather that read all tokens
+    reads_images    whether it holds with an image that a video begins with
+    follows_videos  whether it holds with videos that the model follows, and with the images that it takes with them
     """
 
     splits: tuple[Split, ...]
     gathers: tuple[Gather, ...]
     attention: tuple[SplitAttention, ...]
+    undivided: tuple[Undivided, ...] = ()
     reads_images: bool = False
+    follows_videos: bool = False

@@ -6,7 +6,7 @@ where anything runs. `ComponentKey` and the other names are strings at run time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from modelpool.pool.values.specs.name_types import ComponentKey as ComponentKey
@@ -220,6 +220,7 @@ class JobSpec(WireValue):
     user      for fair-share scheduling; priorities come first, then each user's share
     deadline  on the core's clock; None for none
     batch     jobs of one submission share a name and may overtake each other freely; "" is a job of its own
+    batch_reason  for users: why `TaskSpec.batch_size` of its tasks is what it is; "" if the request said so
     """
 
     job_id: JobId
@@ -230,6 +231,7 @@ class JobSpec(WireValue):
     user: UserId = NO_USER
     deadline: float | None = None
     batch: str = ""
+    batch_reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

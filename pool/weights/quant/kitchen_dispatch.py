@@ -15,6 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from modelpool.pool.devices.torch_modules import as_current
 from modelpool.pool.weights.quant.formats import WEIGHT, number
 from modelpool.pool.weights.quant.kitchen import (
     DTYPE_CODES,
@@ -104,7 +105,8 @@ UNPACKERS: Mapping[str, Callable[[Parts, Settings, torch.dtype], Tensor]] = Mapp
 def unpack(name: str, parts: Parts, settings: Settings, dtype: torch.dtype) -> Tensor:
     """Return the values of a weight in the format `name`, padding included, in `dtype` (any float type)."""
     if parts[WEIGHT].device.type in KNOWN_DEVICES:
-        return UNPACKERS[name](parts, settings, dtype)
+        with as_current(parts[WEIGHT].device):
+            return UNPACKERS[name](parts, settings, dtype)
     names = list(parts)
     out: Tensor = _operations()[0](list(parts.values()), json.dumps([name, names, dict(settings)]), dtype)
     return out
@@ -117,7 +119,8 @@ def quantize(name: str, weight: Tensor, settings: Settings, seed: int | None) ->
           integer formats on the kind of device: the package draws their noise on the weight's device
     """
     if weight.device.type in KNOWN_DEVICES:
-        return QUANTIZERS[name](weight, settings, seed)
+        with as_current(weight.device):
+            return QUANTIZERS[name](weight, settings, seed)
     tensors: list[Tensor] = _operations()[1](weight, json.dumps([name, dict(settings)]), -1 if seed is None else seed)
     names = bytes(tensors[0].cpu().tolist()).decode().split()
     return dict(zip(names, tensors[1:], strict=True))
@@ -128,7 +131,8 @@ def round_to_fp8(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     if x.device.type not in KNOWN_DEVICES:
         parts: list[Tensor] = _operations()[1](x, json.dumps(["fp8", {"dtype": str(dtype)}]), seed)
         return parts[0]
-    return fp8_stochastic(x, dtype, seed)
+    with as_current(x.device):
+        return fp8_stochastic(x, dtype, seed)
 
 
 @functools.cache

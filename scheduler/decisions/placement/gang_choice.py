@@ -5,8 +5,8 @@ Rules
 2. Of the numbers of GPUs that the task may have, the one counts with which it should complete soonest: the slowest
    load of a member, the time until they have found each other (`FORMING_SECONDS`: a group is formed for each run), and
    the run. Of two, the larger one must be sooner by `LEAST_GAIN`.
-3. Only GPUs that nothing else waits for are used, and only as much GPU time as the load leaves (`GangLoad`): under load
-   a run has one GPU.
+3. Only GPUs that nothing else waits for are used, but for those that are kept free for deadlines, and only as much GPU
+   time as the load leaves (`GangLoad`): under load a run has one GPU.
 4. A task that would miss its deadline gets the least number of GPUs with which it meets it, whatever waits. One that
    misses it anyway is treated as if it had none.
 5. A task that continues after a loss, or with another number of GPUs (`Task.resume_degree`), gets as many of them as
@@ -58,13 +58,19 @@ class GangChoice:
 
 
 def choose_gang(
-    query: PlacementQuery, task: Task, alone: tuple[Worker, float] | None, most_times: float, deadline: float
+    query: PlacementQuery,
+    task: Task,
+    alone: tuple[Worker, float] | None,
+    most_times: float,
+    deadline: float,
+    reserved: int = 0,
 ) -> GangChoice | None:
     """Return the workers that should share the next run of `task`, which would start on `alone` (worker and extra
     seconds) otherwise; None if it had better run there.
 
     most_times  how many times its GPU time on one GPU it may take
     deadline    when the run must have completed; infinity if there is none
+    reserved    idle GPUs that stay free for jobs with deadlines that may come (`GangLoad.reserved`)
     """
     degrees = [degree for degree in task.degrees if degree > 1]
     if not degrees:
@@ -81,7 +87,7 @@ def choose_gang(
         return None if best is None else _noted(best, "it continues on as many")
     if alone_seconds == inf:
         return _noted(_best(found, inf) or found[0], "it never runs on one")
-    spare = query.workers.idle_count - max(0, query.backlog.count - 1)
+    spare = query.workers.idle_count - max(0, query.backlog.count - 1) - reserved
     affordable = [
         choice
         for choice in found
@@ -93,7 +99,8 @@ def choose_gang(
         in_time = [choice for choice in found if query.at + choice.seconds <= deadline]
         if in_time:
             return _noted(in_time[0], f"it would miss its deadline in {deadline - query.at:.0f} s on fewer")
-    return None if best is None else _noted(best, "nothing else waits for them")
+    kept = f", and {reserved} stay free for jobs with deadlines" if reserved else ""
+    return None if best is None else _noted(best, f"nothing else waits for them{kept}")
 
 
 def _best(choices: Sequence[GangChoice], seconds: float) -> GangChoice | None:

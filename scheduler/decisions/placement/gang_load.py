@@ -7,25 +7,31 @@ took so much more.
 
 from __future__ import annotations
 
-from math import inf
+from collections.abc import Iterable
+from math import inf, isqrt
 
 #: time over which the load is averaged
 AVERAGED_SECONDS = 300.0
 #: load up to which GPU time is spent on sharing runs
 MOST_LOAD = 0.9
+#: time in which the jobs with deadlines have come that more of them are expected after
+EXPECTED_SECONDS = 60.0
 
 
 class GangLoad:
     """The average part of GPU time that runs needed, each counted as on one GPU."""
 
     def __init__(self) -> None:
-        self._at = 0.0
+        #: until when the load is known; None before the first call
+        self._at: float | None = None
         self._since = 0.0
         self.load = 0.0
 
     def pass_time(self, at: float, workers: int, busy: float) -> None:
-        """Account for the time until `at`, which never falls: of `workers`, `busy` ran something. The part of shared
-        runs that one GPU would not have needed is not counted in `busy`."""
+        """Account for the time from the call before to `at`: of `workers`, `busy` ran something. Of shared runs, what
+        one GPU would not have needed is not counted in `busy`."""
+        if self._at is None:
+            self._at = at
         seconds = at - self._at
         if seconds <= 0.0:
             return
@@ -37,6 +43,19 @@ class GangLoad:
         self.load += weight * (busy / workers - self.load)
 
     @property
+    def is_known(self) -> bool:
+        """Whether time is accounted for."""
+        return self._at is not None
+
+    @property
     def most_times(self) -> float:
         """How many times the GPU time of a run on one GPU a shared run may take."""
         return MOST_LOAD / self.load if self.load > 0.0 else inf
+
+
+def reserved_gpus(workers: int, arrivals: Iterable[float], at: float) -> int:
+    """Return how many of the idle GPUs of `workers` stay free for jobs with deadlines, of which the last ones came at
+    `arrivals`. The job that comes now is one of these, and is no reason to expect others."""
+    count = sum(at - arrived <= EXPECTED_SECONDS for arrived in arrivals)
+    most = isqrt(workers - 1) + 1 if workers else 0  # rounded up
+    return max(0, min(most, count - 1))

@@ -87,9 +87,11 @@ class PinnedLoads:
         return next_at
 
     def ended(self, worker: Worker, event: WeightsLoaded, at: float) -> None:
-        """A load ended on `worker`. Its residency is believed if no run has started since."""
+        """A load ended on `worker`, or it took more memory. Its residency is believed if no run has started since."""
         pending, worker.loading = worker.loading, None
         if pending is None:
+            if worker.is_idle:
+                self._worker_table.assume(worker, event.residency)
             return
         if not worker.is_idle or worker.totals.runs != pending.runs:
             return  # a run ended it

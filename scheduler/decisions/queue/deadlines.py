@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ from modelpool.scheduler.model.jobs import Job
 SAFETY = 1.25
 #: interval for checking a new deadline together with all others; by itself it is checked at once
 LEAST_CHECK_SECONDS = 1.0
+#: arrivals of jobs that are remembered
+MOST_ARRIVALS = 64
 
 
 @dataclass(slots=True)
@@ -55,6 +58,8 @@ class Deadlines:
         self._due: list[float] = []
         #: time of the next check; infinity while nothing can become urgent
         self.next_check = math.inf
+        #: when the last jobs came
+        self.arrivals: deque[float] = deque(maxlen=MOST_ARRIVALS)
         #: since the start: jobs that met their deadline, and those that missed it
         self.met = 0
         self.missed = 0
@@ -67,6 +72,7 @@ class Deadlines:
         included."""
         deadline = job.spec.deadline
         assert deadline is not None, f"{job.name} has no deadline"
+        self.arrivals.append(at)
         group = self._groups.get(deadline)
         if group is None:
             group = self._groups[deadline] = _Group(deadline)

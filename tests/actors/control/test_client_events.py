@@ -1,7 +1,7 @@
 """When a driver is told of ends: together while more are to come, at once when there are none.
 
 Proves: the last end does not wait for others, neither when that is known before nor when it turns out meanwhile; ends
-in between do wait, and are told by one answer.
+in between do wait, and are told by one answer; progress that an answer with ends has is not told again.
 """
 
 from __future__ import annotations
@@ -85,5 +85,24 @@ def test_ends_that_come_while_others_are_to_come_are_told_together() -> None:
         assert not answer.done()
         talk.feed.all_ended()
         assert await answer == (1, 2, 3)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_progress_is_told_alone_only_if_no_end_has_told_it() -> None:
+    async def scene() -> None:
+        talk = Talk()
+        talk.feed.progressed()
+        answer = asyncio.ensure_future(talk.hear())
+        await asyncio.sleep(0)
+        talk.feed.progressed()
+        assert talk.feed._wake_later is not None, "alone, if nothing else comes"
+        talk.end(0)
+        assert await answer == (0,)
+        assert talk.feed._wake_later is None, "that answer had it"
+        answer = asyncio.ensure_future(talk.hear())
+        await asyncio.sleep(0)
+        talk.feed.progressed()
+        assert await answer == ()
 
     asyncio.run(asyncio.wait_for(scene(), 30))

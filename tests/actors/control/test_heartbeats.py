@@ -7,6 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelpool.actors.control import controller as controller_module
 from modelpool.actors.control.heartbeats import LEAST_BEATS, MOST_BEATS, SUSPECT_BEATS, Heartbeats, patience_seconds
 from modelpool.actors.control.losses import Loss, loss_of_silent
 from modelpool.actors.request.requests import GenerateRequest
@@ -14,6 +15,7 @@ from modelpool.actors.worker.worker_process import ProcessState
 from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.scheduler.model.messages import LossCause
 from tests.actors.fake_fleet import Desk, dialogue, settle
+from tests.actors.fakes import CAPACITY_BYTES
 
 BEAT = 3.0
 ONE = WorkerId("gpu-0")
@@ -85,6 +87,22 @@ async def test_an_idle_worker_that_hangs_is_shown_and_then_replaced() -> None:
     assert desk.fleet.ended == [(ONE, 1)]
     assert (worker.state, worker.incarnation, worker.silent_seconds) == ("idle", 2, 0.0)
     assert worker.trouble == "silent for 30 s"
+
+
+@dialogue
+async def test_an_idle_worker_takes_memory_that_others_have_freed() -> None:
+    """Found in a review: a worker took it at its next run only, and the core, which knew its first capacity, refused
+    every task that needs more, so that there was none."""
+    desk = await Desk(heartbeat_seconds=BEAT).open()
+    desk.fleet.growing[ONE] = 4 * CAPACITY_BYTES
+    await desk.clock.advance(2 * BEAT)
+    assert desk.fleet.grown == [ONE]
+    assert desk.state.worker_table.workers[ONE].capacity_bytes == 4 * CAPACITY_BYTES
+    assert controller_module._largest_bytes(desk.controller._dispatcher, None) == 4 * CAPACITY_BYTES
+    await desk.submit(request(seed=1))
+    desk.fleet.growing[ONE] = 8 * CAPACITY_BYTES
+    await desk.clock.advance(2 * BEAT)
+    assert desk.fleet.grown == [ONE], "a run takes it by itself"
 
 
 async def wait(desk: Desk, seconds: float) -> None:

@@ -18,7 +18,7 @@ from modelpool.actors.request.workflow_inputs import inputs_of_texts, with_input
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.stage_params import SampleParams, StepPart
 from modelpool.pool.values.specs.spec import ExecutionMode, JobId, Stage, TaskId
-from tests.actors.fakes import BEGINS, FakeCatalog
+from tests.actors.fakes import BEGINS, VIDEOS, FakeCatalog
 from tests.each_case import each_case
 
 CATALOG = FakeCatalog()
@@ -119,6 +119,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an empty latent as the start": (
         {**BASE, "s": sampling("e"), "e": operation("latent_empty", {}, channels=4, width=8, height=8)},
         "node s: latent: found 'an empty latent, of no model'",
+    ),
+    "frames that the start latent does not have": (
+        {**BASE, "v": sampling(request={"model": VIDEOS, "frames": 9}),
+         "s": sampling("v", strength=0.5, request={"model": VIDEOS, "frames": 5}),
+         "d": {**BASE["d"], "model": VIDEOS}}, "node s: frames: found 5, expected 9",
+    ),
+    "steps that a model with a first frame cannot leave out": (
+        {**BASE, "i": operation("image_solid", {}, width=64, height=64),
+         "s": {**sampling(request={"model": BEGINS, "frames": 5}, strength=0.5), "inputs": {"image": "i"}},
+         "d": {**BASE["d"], "model": BEGINS}}, f"node s: strength: found 0.5, expected none: model '{BEGINS}' reads",
     ),
     "an enlarged latent": (
         {**BASE, "u": operation("latent_upscale_by", {"samples": "s"}, factor=1e6), "d": sampling("u")},

@@ -17,9 +17,7 @@ from modelpool.actors.outputs.audio import AudioKind, as_16_bits, audio_kind, en
 from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UnusableField
 from tests.each_case import each_case
 
-KINDS = pytest.mark.parametrize(
-    "kind", [kind for kind in AudioKind if kind.is_lossless], ids=lambda kind: kind.value
-)
+KINDS = pytest.mark.parametrize("kind", [kind for kind in AudioKind if kind.is_lossless], ids=lambda kind: kind.value)
 LOSSY = [kind for kind in AudioKind if not kind.is_lossless]
 Samples = npt.NDArray[np.int16]
 

@@ -17,6 +17,7 @@ from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Latent, PreloadRequest, SampleParams, Stopped
 from modelpool.pool.values.core.task_inputs import TaskInputs
 from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, OomStep, RunErrorKind, Stage, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FAIL, FakeCatalog, FakeEngine, result_of
 from tests.actors.worker.one_run import run_all, run_one
@@ -30,7 +31,7 @@ class Bench:
     def __init__(self, engine: object | None = None, prompt: str = "a red circle", steps: int = 3) -> None:
         self.steps: list[StepDone] = []
         self.engine = engine or FakeEngine()
-        self.worker = GpuWorker(WorkerId("gpu-0"), 4, lambda: self.engine, self.steps.append, progress_seconds=0.0)
+        self.worker = GpuWorker(WorkerId("gpu-0"), 4, lambda: self.engine, self.steps.extend, progress_seconds=0.0)
         request = GenerateRequest(model="shapes", prompt=prompt, seed=1, steps=steps)
         _, cut = build_graph(request, JobId("x"), FakeCatalog())
         self.task = next(task for task in cut.job.tasks if task.stage is Stage.SAMPLE)
@@ -56,6 +57,24 @@ def test_a_worker_introduces_itself_with_what_its_engine_measured() -> None:
     spec = Bench().worker.start()
     assert (spec.worker_id, spec.incarnation, spec.capacity_bytes) == ("gpu-0", 4, CAPACITY_BYTES)
     assert (spec.link_bytes_per_second, spec.device_name) == (1e9, "fake")
+
+
+class GrowingEngine(FakeEngine):
+    """Has twice the memory when it takes it."""
+
+    may_grow = True
+
+    def grow(self) -> None:
+        self._residency, self.may_grow = Residency(2 * CAPACITY_BYTES), False
+
+
+def test_a_worker_says_that_it_may_grow_and_grows_when_it_is_asked() -> None:
+    worker = Bench(GrowingEngine()).worker
+    assert not worker.beat(), "it has not started"
+    worker.start()
+    assert worker.beat()
+    assert worker.grow().capacity_bytes == 2 * CAPACITY_BYTES
+    assert not worker.beat()
 
 
 def test_a_run_comes_back_with_its_result_cost_and_residency() -> None:

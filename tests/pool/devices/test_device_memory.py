@@ -68,13 +68,17 @@ def test_a_process_takes_memory_that_others_free_later() -> None:
     memory = AcceleratorMemory(memory_calls(DeviceKind.CUDA, module, 0), None)
     assert memory.total_bytes() == 4 * GIB
     module.foreign_bytes -= 512 * MIB
+    assert not memory.may_grow()
     assert not memory.grow(), "small steps would change plans all the time"
     module.foreign_bytes, module.allocated_bytes, module.cached_bytes = 8 * GIB, 2 * GIB, GIB
+    assert memory.may_grow()
+    assert memory.total_bytes() == 4 * GIB, "a question changes nothing: another thread asks it"
     assert memory.grow()
     assert memory.total_bytes() == 24 * GIB, "with what it has reserved"
     assert module.shares[0] == pytest.approx(24 / 32)
     assert not memory.grow()
     module.foreign_bytes = 20 * GIB
+    assert not memory.may_grow()
     assert not memory.grow(), "it does not shrink: plans look at what is free"
     assert memory.total_bytes() == 24 * GIB
     memory.close()
@@ -116,14 +120,22 @@ def test_an_engine_reports_memory_that_it_has_taken(monkeypatch: pytest.MonkeyPa
         before_bytes = engine.introduce().capacity_bytes
         assert before_bytes == engine.device.memory.total_bytes() - MIB, "workspaces are not planned with"
         monkeypatch.setattr(SimMemory, "grow", lambda self: True)
+        monkeypatch.setattr(SimMemory, "may_grow", lambda self: True)
         monkeypatch.setattr(SimMemory, "total_bytes", lambda self: 3 * (1 << 30))
-        engine._capacity.grow()
+        assert engine.may_grow
+        engine.grow()
         assert engine.residency().capacity_bytes == engine.introduce().capacity_bytes == 3 * (1 << 30) - MIB
         monkeypatch.setattr(SimMemory, "total_bytes", lambda self: GIB)
+        monkeypatch.setattr(SimMemory, "may_grow", _lost)
+        assert not engine.may_grow, "a lost device is found by the next run, not by a question of the controller"
         engine._capacity.grow()
         assert engine.residency().capacity_bytes == 3 * (1 << 30) - MIB, "never less"
     finally:
         engine.close()
+
+
+def _lost(memory: SimMemory) -> bool:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def test_workspaces_have_the_sizes_that_torch_allocates() -> None:

@@ -55,6 +55,9 @@ class Arrivals:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     #: those that were there at each step
     together: list[int] = field(default_factory=list)
+    #: steps that members reported since the pass said that all have, and those at each time that it did
+    reported: list[int] = field(default_factory=list)
+    steps: list[list[int]] = field(default_factory=list)
     is_over: bool = False
 
     def take(self, most: int, going_on: int) -> Sequence[BatchMember]:
@@ -71,6 +74,10 @@ class Arrivals:
     def ended(self, member: BatchMember, outcome: Outcome) -> None:
         assert member.task.task_id not in self.outcomes, "told twice"
         self.outcomes[member.task.task_id] = outcome
+
+    def stepped(self) -> None:
+        self.steps.append(self.reported)
+        self.reported = []
 
     def of(self, member: BatchMember) -> Outcome:
         return self.outcomes[member.task.task_id]
@@ -325,6 +332,22 @@ def test_one_that_is_done_at_the_step_at_which_memory_runs_out_has_left(
     bench.engine.run_pass(arrivals)
     assert_bytes(arrivals, members, expected)
     assert told == [3], "the first has run once"
+
+
+def test_a_pass_tells_of_a_step_once_all_rows_have_reported_it(bench: Bench) -> None:
+    """So that one message can have the steps of all: those that joined later are at earlier ones."""
+    members, arrivals = sampled(bench, 3), Arrivals({})
+    heard = [
+        replace(member, hooks=replace(member.hooks, on_step=lambda done, steps: arrivals.reported.append(done)))
+        for member in members
+    ]
+    arrivals.at = {0: heard[:2], 4: heard[2:]}
+    bench.engine.run_pass(arrivals)
+    assert arrivals.reported == []
+    assert len(arrivals.steps[0]) == 2
+    assert any(len(set(steps)) > 1 for steps in arrivals.steps), "rows at different steps"
+    for row in (0, 1):
+        assert [steps[row] for steps in arrivals.steps if len(steps) > row][:2] == [1, 2]
 
 
 def test_no_thread_of_a_row_outlives_its_pass(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

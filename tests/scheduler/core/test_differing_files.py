@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.model.config import SchedulerConfig
-from modelpool.scheduler.model.messages import LossCause, Outcome, RunTask
+from modelpool.scheduler.model.messages import LossCause, Outcome, RunTask, ScheduleTick
 from modelpool.scheduler.model.node_groups import NodeGroup
 from modelpool.scheduler.model.nodes import RETRY_SECONDS, UNAVAILABLE_SECONDS
 from tests.scheduler.world import PAINT, TEXT, Shell, alone, encode, image, sample
@@ -207,3 +207,19 @@ def test_a_node_is_not_given_up_while_results_wait_for_the_hashes_of_its_files()
         shell.tick(600.0)
         shell.feed_nothing()
     assert not shell.up
+
+
+def test_a_run_that_replaces_what_a_lost_worker_made_has_a_timeout_too() -> None:
+    """It begins after everything else of the event, and nothing looked at its time before the next one."""
+    shell = on_nodes(SchedulerConfig(run_timeout_seconds=20.0, story_length=None), a="n1", b="n1")
+    shell.submit(alone("j", encode("cat")))
+    (made_on,) = shell.running
+    shell.finish(made_on)
+    assert shell.outcome("j") is None, "the hashes are not known"
+    while shell.tick_due is not None:
+        shell.tick_comes()
+    commands = shell.restart(made_on, 0.0)
+    assert [type(command).__name__ for command in commands if isinstance(command, (RunTask, ScheduleTick))] == [
+        "RunTask",
+        "ScheduleTick",
+    ]

@@ -245,7 +245,41 @@ def test_workers_are_held_for_a_run_that_needs_several_and_short_runs_fill_the_g
     assert shell.outcome("j") is Outcome.SUCCEEDED
 
 
+def test_workers_are_held_no_longer_than_the_task_waits_that_they_are_held_for() -> None:
+    shell = pool("ab", send_ahead_seconds=0.0)
+    for seed in (1, 2):
+        shell.submit(alone(f"known{seed}", sample(GIVEN, seed=seed), given=(GIVEN,)))
+    for name in "ab":
+        shell.finish(name, cost=RunCost(run_seconds=10.0))
+    shell.submit(alone("long", sample(GIVEN, seed=3, run_seconds=80.0), given=(GIVEN,)))
+    shell.submit(video("j", (2,)))
+    shell.submit(alone("waits", sample(GIVEN, seed=4, run_seconds=90.0), given=(GIVEN,)))
+    idle = "b" if shell.on("a") else "a"
+    assert shell.on(idle) is None
+    shell.cancel("j")
+    assert shell.state.gang_starts.held_for is None
+    assert shell.on(idle) is not None
+
+
 def test_a_run_that_needs_more_gpus_than_a_machine_has_fails_at_once() -> None:
     shell = pool("ab")
     shell.submit(video("j", (4,)))
     assert "4 GPUs of one machine" in shell.error("j").message
+
+
+def test_a_run_stops_at_once_for_a_task_that_would_miss_its_deadline_otherwise() -> None:
+    """Also if the time until the others have found each other would be too long for that task, which does not wait for
+    it."""
+    for spare_seconds, stopped in ((24.0, {}), (28, dict.fromkeys("abcd", True)), (4000.0, {})):
+        shell = pool(send_ahead_seconds=0.0)
+        shell.submit(video("known"))
+        for name in "abcd":
+            shell.finish(name, cost=RunCost(run_seconds=SECONDS / 4))
+        assert len(names(shell.submit(video("long", seed=1)))) == 4
+        task = sample(GIVEN, seed=2, run_seconds=SECONDS, degrees=(1, 2, 4))
+        found = stops(
+            shell.submit(
+                JobSpec(JobId("due"), (task,), task.task_id, (GIVEN,), deadline=shell.at + SECONDS / 2 + spare_seconds)
+            )
+        )
+        assert found == stopped, spare_seconds

@@ -14,7 +14,7 @@ from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import PoolEnding
 from modelpool.scheduler.model.node_groups import NodeGroup
 from modelpool.scheduler.model.user_share import UserShare
-from tests.scheduler.world import Shell, alone, encode, image
+from tests.scheduler.world import Shell, alone, encode, image, sample
 
 
 def tasks(shell: Shell, job: str) -> dict[Stage, TaskHistory]:
@@ -139,3 +139,24 @@ def test_asking_changes_no_later_decision() -> None:
         return decided
 
     assert run(asks=True) == run(asks=False)
+
+
+def test_a_task_of_a_fixed_batch_size_says_which_pass_it_waits_for() -> None:
+    """For a row of the pass that runs; or for a worker, with how many of its kind. Found: before a run was measured, it
+    said that no worker could run the task."""
+    shell = Shell(SchedulerConfig(joins=True))
+    shell.workers(a=64)
+    for seed in (1, 2, 3):
+        shell.submit(alone(f"job {seed}", sample(seed=seed, batch_size=2)))
+    reason = wait(shell, "job 3", Stage.SAMPLE).reason
+    assert reason.startswith("waits for a worker: 1 of 1 are busy, with runs of a length that was not measured yet")
+    assert reason.endswith("; or joins the pass on a when one of its 2 rows is free")
+    shell = Shell(SchedulerConfig(joins=True))
+    shell.workers(a=64)
+    shell.submit(alone("busy", sample(seed=9)))
+    for seed in range(5):
+        shell.submit(alone(f"job {seed}", sample(seed=seed, batch_size=2)))
+    waits = [found for n in range(5) if (found := tasks(shell, f"job {n}")[Stage.SAMPLE].wait) is not None]
+    assert waits
+    for found in waits:
+        assert found.reason.endswith(f"; then runs in a pass of 2 images, for which {len(waits)} of its kind wait")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from dataclasses import replace
 
 from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, UserId, WorkerId
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of
@@ -12,7 +13,7 @@ from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.placement_record import PlacementOption, PlacementRule, TaskStart, Why
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
-from tests.scheduler.world import Shell, alone, encode, image
+from tests.scheduler.world import Shell, alone, encode, image, sample
 
 
 @dataclasses.dataclass
@@ -184,3 +185,17 @@ def test_a_live_job_whose_submission_is_forgotten_is_told_without_false_times(co
     assert re.match(r" *relative to now +what", command("story", "s-0", "--pool", "mine", pool=pool).out.split("\n")[2])
     pool.now = shell.at + 60.0
     assert re.search(r"deadline \d\d\.\d s ago", command("why", "s-0", "--pool", "mine", pool=pool).out)
+
+
+def test_why_tells_the_batch_size_and_how_it_was_chosen(command: Command) -> None:
+    """Left open, as the request says, and of requests that run alone: nothing."""
+    shell = Shell()
+    shell.workers(a=64)
+    for name, size, reason in (("open", 2, "2.5 times the images"), ("asked", 2, ""), ("alone", 1, "")):
+        job = alone(name, sample(seed=size, batch_size=size))
+        shell.submit(replace(job, batch_reason=reason))
+    pool = RememberingPool(state=shell.state)
+    lines = {name: command("why", name, "--pool", "mine", pool=pool).out for name in ("open", "asked", "alone")}
+    assert "\nin passes of 2 images: 2.5 times the images\n" in lines["open"]
+    assert "\nin passes of 2 images: as the request says\n" in lines["asked"]
+    assert "passes" not in lines["alone"]

@@ -48,6 +48,7 @@ from modelpool.pool.values.core.stage_params import (
     SampleParams,
     SamplingSchedule,
     StageParams,
+    StepPart,
     stage_of,
 )
 from modelpool.pool.values.specs.spec import ExecutionMode, Role, RunCost, TaskId, TaskSpec
@@ -153,6 +154,15 @@ def test_sampling_counts_what_the_sampler_keeps(bench: Bench, sampler: str, cfg:
     work = sampling(bench, cfg, sampler)
     lengths = (77,) * (2 if work.reads_negative else 1)
     check(bench.catalog.figures.activation_bytes(bench.model, work, lengths), bench.measured(work, lengths))
+
+
+def test_a_part_of_the_steps_needs_what_all_of_them_need(bench: Bench) -> None:
+    """Also one that ends early, and that is the first to be estimated of its size."""
+    parts = (StepPart(1, keeps_noise=True), StepPart(2), StepPart(adds_noise=False))
+    for width, part in zip((200, 208, 216), parts, strict=True):
+        whole = sampling(bench, width=width)
+        needed_bytes = bench.catalog.figures.activation_bytes(bench.model, replace(whole, part=part), (77, 77))
+        check(needed_bytes, bench.measured(whole, (77, 77)))
 
 
 @pytest.mark.parametrize("lengths", [(77, 154), (231, 154), (5 * 77, 6 * 77)], ids=str)

@@ -27,6 +27,7 @@ from modelpool.pool.inference.operations.image_filters import bayer_ranks
 from modelpool.pool.inference.operations.latent_edits import NOT_LATENT_EDITS, VaeScale
 from modelpool.pool.inference.operations.operate import OPERATIONS, operate, operation_named
 from modelpool.pool.inference.operations.operation import Size, size_of_result
+from modelpool.pool.inference.operations.pixel_levels import STILL_RATE
 from modelpool.pool.inference.operations.resampling import PLAIN_METHODS, centre_box, resampled
 from modelpool.pool.values.core.errors import UnknownName, UnusableField
 from modelpool.pool.values.core.stage_params import (
@@ -134,8 +135,15 @@ def arrays(result: Any) -> list[npt.NDArray[Any]]:
     return [value for name in result.__match_args__ if isinstance(value := getattr(result, name), np.ndarray)]
 
 
+def timing_of(result: Any) -> float:
+    """Frames per second of several images, seconds of audio; 0 for others."""
+    if isinstance(result, AudioSamples):
+        return len(result.samples_SC) / result.samples_per_second
+    return result.frame_rate if isinstance(result, VideoFrames) else 0.0
+
+
 @each_case("name", OPERATIONS)
-def test_an_operation_predicts_its_size_and_changes_no_input(name: str) -> None:
+def test_an_operation_predicts_its_size_and_timing_and_changes_no_input(name: str) -> None:
     assert sorted(CASES) == sorted(OPERATIONS), "each has a case here"
     found = operation_named(name)
     settings, refused = CASES[name]
@@ -148,6 +156,9 @@ def test_an_operation_predicts_its_size_and_changes_no_input(name: str) -> None:
         result = found(params, inputs)
         sizes = {one: size_of_result(value) for one, value in inputs.items()}
         assert size_of_result(result) == found.size_of(params, sizes), (name, frames)
+        timings = {one: timing for one, value in inputs.items() if (timing := timing_of(value))}
+        if timing := timing_of(result):
+            assert timing == pytest.approx(found.timing(params, timings) or STILL_RATE), (name, frames)
         assert all(one.flags.c_contiguous and one.dtype in (np.uint8, np.float32) for one in arrays(result))
         work = OperationParams(name, tuple(sorted(settings.items())))
         again = arrays(operate(work, TaskInputs(inputs)))

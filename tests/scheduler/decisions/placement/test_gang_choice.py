@@ -6,7 +6,12 @@ from math import inf
 
 from modelpool.pool.values.specs.spec import TaskId
 from modelpool.scheduler.decisions.placement.gang_choice import choose_gang
-from modelpool.scheduler.decisions.placement.gang_load import AVERAGED_SECONDS, GangLoad
+from modelpool.scheduler.decisions.placement.gang_load import (
+    AVERAGED_SECONDS,
+    EXPECTED_SECONDS,
+    GangLoad,
+    reserved_gpus,
+)
 from modelpool.scheduler.model.gang_times import FORMING_SECONDS
 from modelpool.scheduler.model.jobs import Task
 from modelpool.scheduler.model.messages import GangMember
@@ -27,11 +32,11 @@ def long_task(scene: Scene, degrees: tuple[int, ...] = (1, 2, 4), seed: int = 0)
     return scene.task(sample(GIVEN, seed=seed, run_seconds=400.0, degrees=degrees))
 
 
-def chosen(scene: Scene, task: Task, most_times: float = inf, deadline: float = inf) -> list[str]:
+def chosen(scene: Scene, task: Task, most_times: float = inf, deadline: float = inf, reserved: int = 0) -> list[str]:
     """The workers that share its run; one of them if none do."""
     query = scene.query()
     alone = (scene.workers[0], 0.0)
-    choice = choose_gang(query, task, alone, most_times, deadline)
+    choice = choose_gang(query, task, alone, most_times, deadline, reserved)
     return [scene.workers[0].worker_id] if choice is None else [worker.worker_id for worker in choice.workers]
 
 
@@ -72,6 +77,22 @@ def test_a_deadline_gets_the_least_number_that_meets_it_whatever_waits() -> None
     assert len(chosen(scene, task, deadline=AT + 50.0)) == 1, "it is late anyway"
 
 
+def test_gpus_stay_free_for_deadlines_unless_a_deadline_needs_them() -> None:
+    scene = scene_of("abcd")
+    task = long_task(scene)
+    assert [len(chosen(scene, task, reserved=reserved)) for reserved in range(5)] == [4, 2, 2, 1, 1]
+    assert len(chosen(scene, task, deadline=AT + 150.0, reserved=4)) == 4
+
+
+def test_gpus_stay_free_while_other_jobs_with_deadlines_come() -> None:
+    for workers, most in ((0, 0), (1, 1), (2, 2), (4, 2), (8, 3), (64, 8), (65, 9)):
+        arrivals = [10.0 + number for number in range(20)]
+        assert reserved_gpus(workers, arrivals, 30.0) == most, workers
+        assert reserved_gpus(workers, arrivals[:2], 30.0) == min(1, most), "as many as others came"
+        assert reserved_gpus(workers, arrivals[:1], 30.0) == 0, "one job is no reason to expect others"
+        assert reserved_gpus(workers, arrivals, 30.0 + EXPECTED_SECONDS) == 0, "they came long ago"
+
+
 def test_what_continues_gets_as_many_as_it_had() -> None:
     scene = scene_of("abcd")
     task = long_task(scene)
@@ -108,6 +129,8 @@ def test_a_kept_gang_forms_a_group_for_its_next_run_too() -> None:
 
 def test_the_load_is_an_average_of_minutes() -> None:
     load = GangLoad()
+    assert load.most_times == inf
+    load.pass_time(0.0, 8, 8.0)
     assert load.most_times == inf
     load.pass_time(10.0, 8, 8.0)
     assert load.load == 1.0

@@ -1,0 +1,77 @@
+"""Steps of runs that are computed together are told in one message.
+
+Proves: a message has the last step of every run, once the last one has done it, and not more often than at the
+interval; the end of a run is not told as a step; if the run that tells has left, the next step tells; nothing is sent
+for a controller that is not current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from modelpool.actors.worker import step_reports
+from modelpool.actors.worker.step_reports import StepReports
+from modelpool.actors.worker.wire.messages import StepDone
+from modelpool.pool.values.specs.spec import TaskId, WorkerId
+
+STEPS = 4
+
+
+class Rows:
+    """Three runs that are computed together; `sent` has the runs and steps of each message."""
+
+    def __init__(self, interval_seconds: float = 0.0, current_epoch: int = 1) -> None:
+        self.sent: list[list[tuple[int, int]]] = []
+        self.current_epoch = current_epoch
+        self.reports = StepReports(interval_seconds, self.send, lambda request: request.epoch >= self.current_epoch)
+
+    def send(self, steps: Sequence[StepDone]) -> None:
+        self.sent.append([(step.run, step.step) for step in steps])
+
+    def done(self, step: int, runs: Sequence[int] = (1, 2, 3), tells: bool = True) -> None:
+        for run in runs:
+            request: Any = SimpleNamespace(run=run, epoch=1)
+            self.reports.note(request, StepDone(WorkerId("gpu-0"), 1, TaskId(f"task-{run}"), run, step, STEPS))
+        if tells:
+            self.reports.tell()
+
+
+def test_one_message_has_the_step_of_every_run() -> None:
+    rows = Rows()
+    for step in range(1, STEPS + 1):
+        rows.done(step)
+    assert rows.sent == [[(run, step) for run in (1, 2, 3)] for step in range(1, STEPS)]
+
+
+def test_messages_keep_the_interval_and_have_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(step_reports.time, "monotonic", lambda: now[0])
+    rows = Rows(interval_seconds=10.0)
+    for step, at in ((1, 4.0), (2, 11.0), (3, 20.0)):
+        now[0] = at
+        rows.done(step)
+    assert rows.sent == [[(1, 2), (2, 2), (3, 2)]], "nothing in the first interval, nor in that after a message"
+
+
+def test_the_next_step_tells_if_the_run_that_tells_has_left() -> None:
+    rows = Rows()
+    rows.done(1, runs=(1, 2), tells=False)
+    rows.done(2, runs=(1,), tells=False)
+    assert rows.sent == [[(1, 1), (2, 1)]]
+
+
+def test_the_end_of_a_run_is_not_told_as_a_step() -> None:
+    rows = Rows()
+    rows.done(STEPS, runs=(1,), tells=False)
+    rows.done(1, runs=(2,))
+    assert rows.sent == [[(2, 1)]]
+
+
+def test_nothing_is_told_of_runs_of_an_earlier_controller() -> None:
+    rows = Rows(current_epoch=2)
+    rows.done(1)
+    assert rows.sent == []

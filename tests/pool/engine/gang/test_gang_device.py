@@ -1,0 +1,140 @@
+"""What a member of a gang does with a device that computes while the host is ahead of it, as CUDA does.
+
+Proves: members agree, and leave, when their device has finished, and say how long that took; a wait for the device ends
+if another member does not take part; the memory of communicators is planned with.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore, PrefixStore
+
+from modelpool.pool.devices.copy_streams import StreamMaker
+from modelpool.pool.devices.device_kinds import SimMemory
+from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.workspaces import communicator_bytes
+from modelpool.pool.engine import engine as engine_module
+from modelpool.pool.engine.engine import EngineSettings
+from modelpool.pool.engine.gang import gang_group, gang_run
+from modelpool.pool.engine.gang.gang_group import GangGroup
+from modelpool.pool.engine.gang.gang_layout import layout_of
+from modelpool.pool.engine.gang.gang_run import _SharedRun
+from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
+from modelpool.pool.values.core.gang_errors import GangBroken
+from modelpool.pool.values.core.stage_params import RunHooks
+from modelpool.pool.values.specs.gang import Gang
+from modelpool.pool.values.specs.spec import WorkerId
+from tests.pool.devices.fake_streams import FakeEvent, Trace
+from tests.pool.families.tiny_relatives import ALL_FAMILIES
+from tests.pool.families.whole_transformer import Whole
+
+MIB = 1 << 20
+GANG = Gang("gang", (WorkerId("gpu-0"), WorkerId("gpu-1")), 0, "127.0.0.1:1")
+STEP_SECONDS = 0.2
+
+
+class SlowEvent(FakeEvent):
+    """Happens `STEP_SECONDS` after it was recorded."""
+
+    def record(self, stream: object) -> None:
+        self.ends_at = time.monotonic() + STEP_SECONDS
+
+    def query(self) -> bool:
+        return time.monotonic() >= self.ends_at
+
+
+class EndlessEvent(SlowEvent):
+    """Never happens: another member does not take part."""
+
+    def query(self) -> bool:
+        return False
+
+
+def group_with(event: type[FakeEvent]) -> GangGroup:
+    maker: StreamMaker = replace(Trace().maker, new_event=event)
+    group = GangGroup(GANG, layout_of(2, 1), torch.device("cpu"), maker)
+    group._store = PrefixStore("run", HashStore())
+    return group
+
+
+def test_members_agree_when_their_devices_have_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: they agreed on steps that their devices had not computed, and left while others still read
+    from them; and the limit of an operation was by the time in which a step is launched."""
+    told: list[tuple[float, ...]] = []
+    began = time.monotonic()
+    monkeypatch.setattr(
+        GangGroup, "agree", lambda group, numbers: told.append((time.monotonic(), *numbers)) or torch.zeros(2, 3)
+    )
+    run = _SharedRun(GANG, 1, RunHooks(lambda done, steps: None, lambda: False), lambda seconds: None)
+    run._group, run._begun = group_with(SlowEvent), began
+    run.hooks.on_step(1, 3)
+    ((at, _, _, seconds),) = told
+    assert at - began >= STEP_SECONDS
+    assert seconds >= STEP_SECONDS, "the time of a step is the device's"
+
+
+def test_a_wait_for_the_device_ends_without_the_other_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: a member waited in the driver for an exchange with one that was killed, without end."""
+    monkeypatch.setattr(gang_group, "LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(gang_group, "SEEN_SECONDS", 0.1)
+    silent = group_with(EndlessEvent)
+    silent.allow(0.1)
+    with pytest.raises(
+        GangBroken, match=r"gpu-1 \(rank 1\) does not take part any more: no end of an exchange"
+    ) as found:
+        silent.await_device()
+    assert found.value.suspects == (1,)
+
+    left = group_with(EndlessEvent)  # its first step, in which all may take long
+    left._store.set("left/1", "OutOfMemoryError: it had no memory")
+    began = time.monotonic()
+    with pytest.raises(GangBroken, match=r"gpu-1 .rank 1. does not take part: OutOfMemoryError"):
+        left.await_device()
+    assert time.monotonic() - began < gang_group.FIRST_SECONDS / 4, "not as after the timeout"
+
+
+def test_memory_of_communicators_is_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: plans gave all memory to weights, and torch keeps what it has taken: NCCL had the reserve of
+    400 MiB for its buffers."""
+    planned: list[int] = []
+    run = TaskRunner.run
+
+    def noted(runner: TaskRunner, task_run: TaskRun[Any]) -> Any:
+        result, cost = run(runner, task_run)
+        planned.append(cost.planned_bytes)
+        return result, cost
+
+    monkeypatch.setattr(TaskRunner, "run", noted)
+    monkeypatch.setattr(engine_module, "communicator_bytes", lambda kind, sizes: 8 * MIB)
+    monkeypatch.setattr(
+        gang_run, "sample_in_gang", lambda gang, texts, alone, hooks, met: alone(hooks, lambda run: None)
+    )
+    monkeypatch.setattr(SimMemory, "cached_bytes", lambda memory: memory.free_bytes())
+    released: list[bool] = []
+    monkeypatch.setattr(SimMemory, "release_cached", lambda memory: released.append(True))
+    whole = Whole(tmp_path, ALL_FAMILIES["flux_dev"], settings=EngineSettings("sim", budget_bytes=64 * MIB))
+    try:
+        texts = whole.texts()
+        whole.latent(texts)
+        released.clear()
+        whole.gang = GANG
+        whole.latent(texts)
+        assert planned[-1] == planned[-2] + 8 * MIB
+        assert released == [True], "what torch holds unused is no memory for NCCL"
+        monkeypatch.setattr(engine_module, "communicator_bytes", lambda kind, sizes: 80 * MIB)
+        whole.latent(texts)  # no assumption about NCCL makes a run not fit
+    finally:
+        whole.engine.close()
+
+    texts_and_tokens, tokens = layout_of(8, 2).group_sizes, layout_of(8, 1).group_sizes
+    assert (texts_and_tokens, tokens) == ((4, 2), (8, 1))
+    alone = {size: communicator_bytes(DeviceKind.CUDA, (size,)) for size in (1, 2, 4, 8)}
+    assert 0 == alone[1] < alone[2] < alone[4] < alone[8]
+    assert communicator_bytes(DeviceKind.CUDA, texts_and_tokens) == alone[2] + alone[4], "two groups have two"
+    assert communicator_bytes(DeviceKind.SIM, tokens) == communicator_bytes(DeviceKind.CUDA, (1, 1)) == 0
