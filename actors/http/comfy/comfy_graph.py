@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from modelpool.actors.http.comfy.comfy_images import WorkflowImages, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_images import LEAST_WHITE, WorkflowImages, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     CONTROLNETS,
@@ -44,6 +45,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     reads_guidance,
     region_fields,
     shift_of,
+    whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
@@ -74,6 +76,8 @@ MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 MAX_LISTED_LEVELS = 50_000
 #: ComfyUI's names of samplers that draw their noise on the GPU
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
+#: the name of an embedding in a text. Source: `pool.models.text.chunks`
+_EMBEDDING = re.compile(r"embedding:([^\s,()]+)")
 #: names in the details of an error
 _MOST_NAMED = 20
 
@@ -211,7 +215,26 @@ class KnownGraph:
         def warn(message: str) -> None:
             self.warnings[f"node {node_id} ({name}): {message}"] = None
 
-        return {**node_values(self, node, NODE_TYPES[name]), "node_id": node_id, "warn": warn}
+        values = node_values(self, node, NODE_TYPES[name])
+        # files of LoRAs may have embeddings, which have names of their own
+        if self.names.files is not None and not any("ora" in each["class_type"] for each in self.nodes.values()):
+            for given in NODE_TYPES[name].inputs:
+                if given.type == "STRING" and isinstance(values[given.name], str) and "embedding:" in values[given.name]:
+                    values[given.name] = self._without_unknown(values[given.name], warn)
+        return {**values, "node_id": node_id, "warn": warn}
+
+    def _without_unknown(self, text: str, warn: Callable[[str], None]) -> str:
+        """Return a text without the embeddings that the pool does not have: ComfyUI leaves them out, with a warning."""
+        assert self.names.files is not None, "the names are known"
+        known = {file_stem(name) for name in self.names.files.embeddings}
+
+        def kept(match: re.Match[str]) -> str:
+            if file_stem(match[1]) in known:
+                return match[0]
+            warn(f"the pool has no embedding {match[1][:100]!r}: it is left out")
+            return ""
+
+        return _EMBEDDING.sub(kept, text)
 
 
 def output_nodes(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -547,7 +570,7 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
     """Return the fields for what a sampler starts from."""
     start = latent.start
     if isinstance(start, BlankLatent):
-        sides: dict[str, Any] = {"width": start.width, "height": start.height} if start.width else {}
+        sides: dict[str, Any] = whole_cells(start.width, start.height) if start.width else {}
         sides |= {"frames": start.frames} if start.frames else {}
         sides |= {"seconds": start.seconds} if start.seconds else {}
         return sides | ({} if start.image is None else {"image": read_steps(start.image, read_image)})
@@ -557,9 +580,11 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
         return {"image": image}
     if start.mask is not None:
         mask = read_mask(start.mask, read_image, image.size)
+        if mask.getextrema()[1] < LEAST_WHITE:
+            raise NodeUnsupported("mask: found a black one, which regenerates nothing")
         return {"image": image, "mask": mask, "strength": _strength(latent)}
     if latent.positive.references and latent.run_steps == latent.steps:  # nothing of it is left, only its size
-        return {"width": image.width, "height": image.height}
+        return whole_cells(image.width, image.height)
     return {"image": image, "strength": _strength(latent)}
 
 

@@ -69,6 +69,8 @@ class WorkflowImages:
             self._take(size[0] * size[1])
 
 
+#: the least value of a mask that is not taken for black: half, at which `checked_image` makes the difference
+LEAST_WHITE = 1
 #: pixels of an image that was scaled or padded: a few bytes of a workflow must not take much memory
 MOST_PIXELS = 1 << 24
 #: Pillow's filters for ComfyUI's names

@@ -24,6 +24,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     reads_guidance,
     region_fields,
     shift_of,
+    whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value
 from modelpool.actors.http.comfy.comfy_text_nodes import combined, with_whole
@@ -300,7 +301,7 @@ class MadeNodes:
         fields |= {"sampler": chosen.name, "eta": chosen.eta, "s_noise": chosen.s_noise}
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
         if isinstance(start, BlankLatent):
-            fields |= {"width": start.width, "height": start.height} if start.width else {}
+            fields |= whole_cells(start.width, start.height) if start.width else {}
             fields |= {"frames": start.frames} if start.frames else {}
             fields |= {"seconds": start.seconds} if start.seconds else {}
             inputs |= {} if start.image is None else {"image": self.image(start.image)}
