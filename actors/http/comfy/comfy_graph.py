@@ -216,8 +216,7 @@ class KnownGraph:
             self.warnings[f"node {node_id} ({name}): {message}"] = None
 
         values = node_values(self, node, NODE_TYPES[name])
-        # files of LoRAs may have embeddings, which have names of their own
-        if self.names.files is not None and not any("ora" in each["class_type"] for each in self.nodes.values()):
+        if self.names.files is not None:
             for given in NODE_TYPES[name].inputs:
                 if given.type == "STRING" and isinstance(values[given.name], str) and "embedding:" in values[given.name]:
                     values[given.name] = self._without_unknown(values[given.name], warn)
