@@ -100,7 +100,9 @@ def _power_loras(given: Mapping[str, Any]) -> tuple[Any, ...]:
             continue
         strength, text_strength = row.get("strength", 1), row.get("strengthTwo")
         text_strength = strength if text_strength is None else text_strength
-        if not isinstance(row["lora"], str) or not all(isinstance(one, int | float) for one in (strength, text_strength)):
+        if not isinstance(row["lora"], str) or not all(
+            isinstance(one, int | float) for one in (strength, text_strength)
+        ):
             raise NodeUnsupported(f"lora_{place}: expected a name and a strength")
         uses.append(LoraUse(file_stem(row["lora"]), float(strength), float(text_strength)))
     return _with_loras(given["model"], given.get("clip"), tuple(uses))
@@ -134,7 +136,8 @@ def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if not all(sides.values()) or how not in ("stretch", "crop") or given["crop_position"] != "center":
         found = f"{how}, {given['crop_position']}, and {sides['width']}x{sides['height']}"
         raise NodeUnsupported(
-            f"keep_proportion, crop_position, width, height: found {found}; expected stretch or crop, center, and a size"
+            f"keep_proportion, crop_position, width, height: found {found}; expected stretch or crop, center, and a "
+            "size"
         )
     wide, high = (side // step * step for side in sides.values())
     settings = {"width": wide, "height": high, "method": given["upscale_method"], "crop": how == "crop"}

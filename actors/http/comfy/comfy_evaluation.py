@@ -106,9 +106,7 @@ def _size_of(
     return rule({**links, **settings}, {name: sizes[source] for name, source in links.items() if source in sizes})
 
 
-def _outputs_of(
-    node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels]
-) -> tuple[Any, ...] | None:
+def _outputs_of(node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels]) -> tuple[Any, ...] | None:
     """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated."""
     inputs = node["inputs"]
     if kind.name in SIZE_NODES:
@@ -117,7 +115,9 @@ def _outputs_of(
         if link is None or link[0] not in sizes:
             return None
         width, height = sizes[link[0]]
-        return tuple({"width": width, "height": height, "count": 1, "image": inputs[source]}.get(each) for each in outputs)
+        return tuple(
+            {"width": width, "height": height, "count": 1, "image": inputs[source]}.get(each) for each in outputs
+        )
     if kind.name in PASSING_NODES:
         settings = _settings(node, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
         there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)

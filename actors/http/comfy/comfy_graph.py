@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from modelpool.actors.http.comfy.comfy_images import LEAST_WHITE, WorkflowImages, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     CONTROLNETS,
@@ -38,8 +38,8 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     check_guidance,
     clip_skip,
     guidance_warning,
-    image_guidance,
     has_distilled_guidance,
+    image_guidance,
     lora_fields,
     prompt_text,
     reads_guidance,
@@ -218,7 +218,11 @@ class KnownGraph:
         values = node_values(self, node, NODE_TYPES[name])
         if self.names.files is not None:
             for given in NODE_TYPES[name].inputs:
-                if given.type == "STRING" and isinstance(values[given.name], str) and "embedding:" in values[given.name]:
+                if (
+                    given.type == "STRING"
+                    and isinstance(values[given.name], str)
+                    and "embedding:" in values[given.name]
+                ):
                     values[given.name] = self._without_unknown(values[given.name], warn)
         return {**values, "node_id": node_id, "warn": warn}
 
@@ -579,7 +583,7 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
         return {"image": image}
     if start.mask is not None:
         mask = read_mask(start.mask, read_image, image.size)
-        if mask.getextrema()[1] < LEAST_WHITE:
+        if is_black(mask):
             raise NodeUnsupported("mask: found a black one, which regenerates nothing")
         return {"image": image, "mask": mask, "strength": _strength(latent)}
     if latent.positive.references and latent.run_steps == latent.steps:  # nothing of it is left, only its size

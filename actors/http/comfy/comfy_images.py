@@ -69,8 +69,6 @@ class WorkflowImages:
             self._take(size[0] * size[1])
 
 
-#: the least value of a mask that is not taken for black: half, at which `checked_image` makes the difference
-LEAST_WHITE = 1
 #: pixels of an image that was scaled or padded: a few bytes of a workflow must not take much memory
 MOST_PIXELS = 1 << 24
 #: Pillow's filters for ComfyUI's names
@@ -121,6 +119,11 @@ def read_mask(mask: MaskFile, read: WorkflowImages, size: tuple[int, int] | None
         return channel
     read.take(size)
     return channel.resize(size, Resampling.BILINEAR)
+
+
+def is_black(mask: Image) -> bool:
+    """Whether a mask regenerates nothing: a request refuses it, as it is more likely a mistake there."""
+    return mask.getbbox() is None
 
 
 def with_alpha(original: bytes, mask: bytes) -> bytes:

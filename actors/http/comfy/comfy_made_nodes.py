@@ -17,8 +17,8 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     check_guidance,
     clip_skip,
     guidance_warning,
-    image_guidance,
     has_distilled_guidance,
+    image_guidance,
     lora_fields,
     prompt_text,
     reads_guidance,
@@ -47,6 +47,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.actors.request.workflow_fields import MAX_NODES
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
 #: operations that read all images of a batch; a batch of a sampler is as many workflows here, of one image each
@@ -180,7 +181,7 @@ class MadeNodes:
             return image
         check_parts("images", "frames", image.frames * image.count, _MOST_FRAMES)
         if image.count > 1:
-            raise NodeUnsupported(f"images: found {image.count} videos, expected the frames of one")
+            raise NodeUnsupported(f"images: found {counted(image.count, 'video')}, expected the frames of one")
         made = self.add(f"{node_id}/frame", FRAME, {"image": image.node})
         self._count(made, image.frames)
         return NodeImage(made, image.frames, image.sampler)

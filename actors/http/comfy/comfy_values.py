@@ -217,7 +217,9 @@ class TextValue:
     def at_step(self, step: int, steps: int) -> tuple[TextValue, ...]:
         """Return the texts that act in a step of so many: those of which the share has begun, and has not ended."""
         share = step / steps
-        acting = (each for each in self.all_parts if each.span[0] <= share and (share < each.span[1] or each.span[1] == 1))
+        acting = (
+            each for each in self.all_parts if each.span[0] <= share and (share < each.span[1] or each.span[1] == 1)
+        )
         return tuple(replace(each, span=(0.0, 1.0)) for each in acting)
 
 

@@ -29,7 +29,7 @@ from modelpool.actors.http.comfy.comfy_graph import (
     request_outputs,
     sources_of,
 )
-from modelpool.actors.http.comfy.comfy_images import LEAST_WHITE, ReadImage, WorkflowImages, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
@@ -215,15 +215,10 @@ def _fields_at(made: MadeNodes, node_id: str, place: int) -> dict[str, Any]:
     return {**fields, "request": {**fields["request"], "seed": seed}}
 
 
-def _is_black(mask: Any) -> bool:
-    return bool(mask.getextrema()[1] < LEAST_WHITE)
-
-
 def _with_images(value: Any, images: WorkflowImages, read: dict[Any, Any]) -> Any:
     """Return the fields of a node with its images and masks read, each once."""
     match value:
-        case {"kind": "mask", "mask": MaskFile() as mask} if _is_black(found := _with_images(mask, images, read)):
-            # which regenerates nothing: more likely a mistake in a request, and usual in a workflow
+        case {"kind": "mask", "mask": MaskFile() as mask} if is_black(found := _with_images(mask, images, read)):
             settings = {"level": 0.0, "width": found.width, "height": found.height}
             return {"kind": "operation", "name": "mask_solid", "settings": settings, "inputs": {}}
         case ImageFile() | MaskFile():

@@ -332,8 +332,10 @@ def _plane(params: Plane, inputs: Inputs) -> ImagePixels | VideoFrames:
 
 
 def _of_planes(params: NoSettings, inputs: Inputs) -> ImagePixels | VideoFrames:
-    """Return the image of three grey images: the inverse of `image_plane`."""
-    bright, blue, red = (levels(frames_of(inputs[name]))[..., :3].mean(-1) for name in PLANES)
+    """Return the image of three grey images: the inverse of `image_plane`. The others get the size of the first."""
+    count, height, width, _ = frames_of(inputs["Y"]).shape
+    planes = [frames_of(scaled(inputs[name], width, height, "bilinear"))[..., :3] for name in PLANES]
+    bright, blue, red = (levels(repeated_to(each, count)).mean(-1) for each in planes)
     reddish, blueish = red - np.float32(0.5), blue - np.float32(0.5)
     found = [
         bright + np.float32(1.403) * reddish,

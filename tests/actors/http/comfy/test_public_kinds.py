@@ -1,6 +1,6 @@
-"""Workflows of the kinds that people publish (`public_kinds/*.txt`, written for these tests, in both formats of ComfyUI):
-at least 95% of those of nodes that the pool means to have are accepted and render with tiny models; each other one is
-refused with its nodes and a reason."""
+"""Workflows of the kinds that people publish (`public_kinds/*.txt`, written for these tests, in both formats of
+ComfyUI): at least 95% of the workflows of nodes that the pool means to have are accepted, and render with tiny models;
+each other one is refused with its nodes and a reason."""
 
 from __future__ import annotations
 
@@ -81,8 +81,16 @@ SAMPLE = {
 SMALL: Mapping[str, Any] = {
     **dict.fromkeys(("width", "height", "target_width", "target_height", "tile_size"), 64),
     **dict.fromkeys(("empty_latent_width", "empty_latent_height"), 64),
-    **{"steps": 4, "video_frames": 3, "seconds": 0.5, "megapixels": 0.01, "step": 2, "layers": "0"},
-    **{"lora_name": "tiny_lora", "control_net_name": "sd1_canny", "model_name": "up2", "dimensions": "64 x 64"},
+    "steps": 4,
+    "video_frames": 3,
+    "seconds": 0.5,
+    "megapixels": 0.01,
+    "step": 2,
+    "layers": "0",
+    "lora_name": "tiny_lora",
+    "control_net_name": "sd1_canny",
+    "model_name": "up2",
+    "dimensions": "64 x 64",
 }
 
 
