@@ -99,7 +99,9 @@ def _size_of(
         except UserError:  # the image is read again later, with its node
             return None
     rule = SIZE_RULES.get(kind.name)
-    settings = None if rule is None else _settings(node, [each for each in kind.inputs if each.type in WIDGET_TYPES])
+    # names of files, samplers and the like say nothing about a size
+    wanted = [each for each in kind.inputs if each.type in WIDGET_TYPES and not isinstance(each.choices, str)]
+    settings = None if rule is None else _settings(node, wanted)
     if rule is None or settings is None:
         return None
     links = {name: link[0] for name in node["inputs"] if (link := link_of(node, name)) is not None}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -176,23 +177,28 @@ def _morphology_size(params: Morphology, sizes: Sizes) -> Size:
 
 def _morphed(params: Morphology, inputs: Inputs) -> ImagePixels | VideoFrames:
     frames = frames_of(inputs["image"])
-    size = params.kernel
+    narrow, wide = (partial(_extreme, size=params.kernel, choose=choose) for choose in (np.minimum, np.maximum))
     match params.operation:
         case "erode":
-            found = _extreme(frames, size, np.minimum)
+            found = narrow(frames)
         case "dilate":
-            found = _extreme(frames, size, np.maximum)
+            found = wide(frames)
         case "open":
-            found = _extreme(_extreme(frames, size, np.minimum), size, np.maximum)
+            found = wide(narrow(frames))
         case "close":
-            found = _extreme(_extreme(frames, size, np.maximum), size, np.minimum)
+            found = narrow(wide(frames))
         case "gradient":
-            found = _extreme(frames, size, np.maximum) - _extreme(frames, size, np.minimum)
+            found = _less(wide(frames), narrow(frames))
         case "top_hat":
-            found = frames - _extreme(_extreme(frames, size, np.minimum), size, np.maximum)
+            found = _less(frames, wide(narrow(frames)))
         case _:
-            found = _extreme(_extreme(frames, size, np.maximum), size, np.minimum) - frames
+            found = _less(narrow(wide(frames)), frames)
     return image_like(inputs["image"], found)
+
+
+def _less(one_THWC: PixelArray, other_THWC: PixelArray) -> PixelArray:
+    """Return the difference, at least 0: squares of an even side are not in the middle."""
+    return np.asarray(np.maximum(one_THWC.astype(np.int16) - other_THWC, 0), np.uint8)
 
 
 def _extreme(frames_THWC: PixelArray, size: int, choose: Callable[[Any, Any], Any]) -> PixelArray:
