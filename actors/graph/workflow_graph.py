@@ -76,7 +76,9 @@ _CELL_BYTES = 64
 _NO_SIZE = Size(0, 0)
 #: the image and the mask that an inpainting model reads; other models do not read them
 _INPAINTED = ("inpaint_image", "inpaint_mask")
-_SAMPLE_INPUTS = "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N"
+_SAMPLE_INPUTS = (
+    "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +321,7 @@ class _WorkflowTasks:
                 parts[name] = image
             elif field == "reference" and place.isdecimal():
                 parts[field] = (*parts.get(field, ()), image)
-            elif field in ("controls", "image_prompts"):
+            elif field in ("controls", "image_prompts", "regions"):
                 number, _, what = place.partition(".")
                 known = list(parts.get(field, getattr(request, field)))
                 if not number.isdecimal() or int(number) >= len(known) or what not in ("", "mask"):

@@ -133,8 +133,8 @@ class SampleNode(_Node):
                  that of the request around the workflow
     inputs       positive, negative: encoded texts instead of the prompts of `request`; latent: the start latent, of
                  which the size follows; mask: where the latent is regenerated; image, last_image, reference.N,
-                 controls.N, controls.N.mask, image_prompts.N: images for these fields of `request`; inpaint_image,
-                 inpaint_mask: what a model reads that was trained for inpainting, and no other one
+                 controls.N, controls.N.mask, regions.N.mask, image_prompts.N: images for these fields of `request`;
+                 inpaint_image, inpaint_mask: what a model reads that was trained for inpainting, and no other one
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all
     adds_noise   whether noise is added to the start latent
@@ -164,6 +164,8 @@ class SampleNode(_Node):
                 found.setdefault(name, image)
             elif field in ("controls", "image_prompts") and place.isdecimal():
                 found[field] = _with_image(found.get(field), int(place), image)
+            elif field == "regions" and (number := place.removesuffix(".mask")).isdecimal():
+                found[field] = _with_image(found.get(field), int(number), image, "mask")
         return found
 
     @model_validator(mode="after")
@@ -186,11 +188,11 @@ class SampleNode(_Node):
         yield from (("image_prompt", prompt.model) for prompt in self.request.image_prompts)
 
 
-def _with_image(parts: Any, number: int, image: TaskImage) -> Any:
+def _with_image(parts: Any, number: int, image: TaskImage, name: str = "image") -> Any:
     """Return the parts of a field with the image of one of them; as they are if there is no such part."""
     if not isinstance(parts, list | tuple) or number >= len(parts) or not isinstance(parts[number], Mapping):
         return parts
-    return [{"image": image, **part} if place == number else part for place, part in enumerate(parts)]
+    return [{name: image, **part} if place == number else part for place, part in enumerate(parts)]
 
 
 class DecodeNode(_Node):

@@ -145,7 +145,12 @@ class TaskCollector:
         seeds: estimates take most of the time of a graph."""
         if not self._keeps:
             return self._priced(work, context_tokens, batch_size, degrees)
-        key = (replace(work, seed=0) if isinstance(work, SampleParams) else work, tuple(context_tokens), batch_size, degrees)
+        key = (
+            replace(work, seed=0) if isinstance(work, SampleParams) else work,
+            tuple(context_tokens),
+            batch_size,
+            degrees,
+        )
         if key not in self._likes:
             self._likes[key] = self._priced(work, context_tokens, batch_size, degrees)
         return self._likes[key]

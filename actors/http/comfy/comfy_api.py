@@ -20,7 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from modelpool.actors.http.comfy.comfy_export import api_format, is_exported, is_workflow
 from modelpool.actors.http.comfy.comfy_graph import OutputNode, PoolNames
-from modelpool.actors.http.comfy.comfy_images import WorkflowImages, with_alpha
+from modelpool.actors.http.comfy.comfy_images import WorkflowImages, image_size_of, with_alpha
 from modelpool.actors.http.comfy.comfy_node_info import described, facts_of
 from modelpool.actors.http.comfy.comfy_own_nodes import kinds_with
 from modelpool.actors.http.comfy.comfy_problems import rejection
@@ -343,7 +343,8 @@ async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
     images = await asyncio.to_thread(uploads.names, owner)
     models = {each.name: each.family for each in listings.models}
     loras = [each.name for each in listings.loras]
-    return PoolNames(models, loras, images, listings.files, kinds_with(listings.files.nodes))
+    image_size = image_size_of(lambda name: uploads.image(owner, name))
+    return PoolNames(models, loras, images, listings.files, kinds_with(listings.files.nodes), image_size)
 
 
 def page_of(ended: Sequence[Prompt], most: int, offset: int) -> Sequence[Prompt]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from modelpool.actors.http.comfy.comfy_images import WorkflowImages, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     CONTROLNETS,
@@ -38,11 +39,13 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     clip_skip,
     guidance_warning,
     has_distilled_guidance,
+    image_guidance,
     lora_fields,
     prompt_text,
     reads_guidance,
     region_fields,
     shift_of,
+    whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
@@ -73,6 +76,8 @@ MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 MAX_LISTED_LEVELS = 50_000
 #: ComfyUI's names of samplers that draw their noise on the GPU
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
+#: the name of an embedding in a text. Source: `pool.models.text.chunks`
+_EMBEDDING = re.compile(r"embedding:([^\s,()]+)")
 #: names in the details of an error
 _MOST_NAMED = 20
 
@@ -88,6 +93,8 @@ class PoolNames:
     files: FileNames | None = None
     #: the nodes that work here; None for those of the pool without nodes of users
     known_kinds: Mapping[str, NodeType] | None = None
+    #: width and height of an image of the user, by its name; raises UserError. None: they are not known
+    image_size: Callable[[str], tuple[int, int]] | None = field(default=None, repr=False, compare=False)
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -215,7 +222,29 @@ class KnownGraph:
         def warn(message: str) -> None:
             self.warnings[f"node {node_id} ({name}): {message}"] = None
 
-        return {**node_values(self, node, self.names.kinds[name]), "node_id": node_id, "warn": warn}
+        values = node_values(self, node, self.names.kinds[name])
+        if self.names.files is not None:
+            for given in self.names.kinds[name].inputs:
+                if (
+                    given.type == "STRING"
+                    and isinstance(values[given.name], str)
+                    and "embedding:" in values[given.name]
+                ):
+                    values[given.name] = self._without_unknown(values[given.name], warn)
+        return {**values, "node_id": node_id, "warn": warn}
+
+    def _without_unknown(self, text: str, warn: Callable[[str], None]) -> str:
+        """Return a text without the embeddings that the pool does not have: ComfyUI leaves them out, with a warning."""
+        assert self.names.files is not None, "the names are known"
+        known = {file_stem(name) for name in self.names.files.embeddings}
+
+        def kept(match: re.Match[str]) -> str:
+            if file_stem(match[1]) in known:
+                return match[0]
+            warn(f"the pool has no embedding {match[1][:100]!r}: it is left out")
+            return ""
+
+        return _EMBEDDING.sub(kept, text)
 
 
 def output_nodes(nodes: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, NodeType] = NODE_TYPES) -> list[str]:
@@ -537,7 +566,7 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     fields |= _start_fields(latent, read_image)
     if positive.video is not None:
         images = {name: read_steps(image, read_image) for name, image in positive.video.images().items()}
-        fields |= positive.video.fields() | images
+        fields |= positive.video.fields() | images | image_guidance(positive, family)
     if positive.regions:
         size = _size(latent.start)
         fields["regions"] = tuple(_region_fields(region, size, read_image) for region in positive.regions)
@@ -551,7 +580,7 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
     """Return the fields for what a sampler starts from."""
     start = latent.start
     if isinstance(start, BlankLatent):
-        sides: dict[str, Any] = {"width": start.width, "height": start.height} if start.width else {}
+        sides: dict[str, Any] = whole_cells(start.width, start.height) if start.width else {}
         sides |= {"frames": start.frames} if start.frames else {}
         sides |= {"seconds": start.seconds} if start.seconds else {}
         return sides | ({} if start.image is None else {"image": read_steps(start.image, read_image)})
@@ -561,9 +590,11 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
         return {"image": image}
     if start.mask is not None:
         mask = read_mask(start.mask, read_image, image.size)
+        if is_black(mask):
+            raise NodeUnsupported("mask: found a black one, which regenerates nothing")
         return {"image": image, "mask": mask, "strength": _strength(latent)}
     if latent.positive.references and latent.run_steps == latent.steps:  # nothing of it is left, only its size
-        return {"width": image.width, "height": image.height}
+        return whole_cells(image.width, image.height)
     return {"image": image, "strength": _strength(latent)}
 
 
