@@ -26,7 +26,9 @@ class Capacity(Protocol):
 class GrowingEngine(Protocol):
     """The part of an engine that is needed here."""
 
-    capacity: Capacity
+    @property
+    def capacity(self) -> Capacity:
+        """Its memory."""
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
