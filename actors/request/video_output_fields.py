@@ -20,7 +20,7 @@ FORMATS = tuple(dict.fromkeys((*IMAGE_FORMATS, *VIDEO_FORMATS, *AUDIO_FORMATS)))
 DEFAULT_QUALITY: Mapping[str, int] = MappingProxyType({"webp": 90, "jpg": 95, "avif": 85})
 #: quality of video files by default: 100 less the constant rate factor of their encoder; and the largest factor
 VIDEO_QUALITY: Mapping[str, int] = MappingProxyType({"mp4": 83, "webm": 76})
-MOST_RATE_FACTOR: Mapping[str, int] = MappingProxyType({"mp4": 51, "webm": 63})
+RATE_FACTORS: Mapping[str, int] = MappingProxyType({"mp4": 51, "webm": 63})
 MAX_QUALITY = 100
 _OTHER_NAMES = {"jpeg": "jpg"}
 

@@ -17,7 +17,7 @@ from modelpool.actors.request.video_output_fields import (
     IMAGE_FORMATS,
     LAYER_FORMATS,
     MAX_QUALITY,
-    MOST_RATE_FACTOR,
+    RATE_FACTORS,
     VIDEO_FORMATS,
     VIDEO_QUALITY,
 )
@@ -121,7 +121,7 @@ def quality_of(quality: int | None, format_name: str) -> int | None:
     """Return the quality of a file in this format, or its default; None for formats without, and for a video without
     one of its own. Raises UnusableField."""
     if format_name in VIDEO_QUALITY:
-        least = MAX_QUALITY - MOST_RATE_FACTOR[format_name]
+        least = MAX_QUALITY - RATE_FACTORS[format_name]
         if quality is not None and quality < least:
             expected = f"{least} to {MAX_QUALITY} for {format_name}: 100 less the constant rate factor of its encoder"
             raise unusable_field("quality", quality, expected)

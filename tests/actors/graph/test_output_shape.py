@@ -122,7 +122,7 @@ def test_every_format_is_of_one_kind(facts: SamplingFacts) -> None:
         except UserError as refused:
             assert str(refused).startswith(f"format: found {name!r}, expected {format_of(None, 'm', facts)}")  # noqa: PT017
     assert taken == [name for name in FORMATS if name in taken]
-    assert taken in (["png", "webp", "jpg", "avif"], ["webp", "mp4", "webm", "gif"], ["wav", "flac"])
+    assert taken in (["png", "webp", "jpg", "avif"], ["webp", "mp4", "webm", "gif"], ["wav", "flac", "mp3", "opus"])
 
 
 def test_audio_of_frames_that_are_shown_too_slowly_is_refused() -> None:
