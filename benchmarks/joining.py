@@ -1,10 +1,11 @@
 """Requests that join a running pass at a step, against waiting for whole runs and against one image per pass.
 
-    python -m benchmarks.joining [--requests 2000]
+    python -m benchmarks.joining [--requests 2000] [--loads 0.2,0.5,0.8,0.95]
 
 In virtual time, with the core as it is: 16 clients send requests at Poisson arrivals, with numbers of steps of their
 own, to one or two GPUs that have the model. Only samplings: their texts are there, and nobody decodes. The gains of
-larger passes are within the published ones for images, 1.3 to 2.5 (`benchmarks/notes/batching.md`).
+larger passes are within the published ones for images, 1.3 to 2.5 (`benchmarks/notes/batching.md`). In the last column
+each request has the size of pass that the arrivals before it suggest (`benchmarks.lab.size_by_load`), and joins.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from heapq import merge
 from itertools import islice
 from random import Random
 
+from benchmarks.lab.size_by_load import SizeByLoad
 from modelpool.pool.values.core.errors import GIB
 from modelpool.pool.values.specs.spec import (
     ComponentKey,
@@ -84,15 +86,18 @@ class Figures:
 
 
 def serve(shape: Shape, gpus: int, load: float, rows: int, joins: bool, requests: int, seed: int = 1) -> Figures:
-    """Serve `requests` in passes of `rows` images, at a `load` that is relative to full passes of `shape.rows`."""
+    """Serve `requests` in passes of `rows` images (0: by the load), at a `load` that is relative to full passes of
+    `shape.rows`."""
     state = SchedulerState(SchedulerConfig(story_length=1000, joins=joins))
     machines = [SimulatedGpu(WorkerId(f"gpu-{n}"), 80 * GIB, 25.0 * GIB) for n in range(gpus)]
     cluster = VirtualCluster(state, machines)
     cluster.start((ComponentSpec(UNET, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB),))
     rng = Random(seed)
     times = list(_arrivals(load * gpus * shape.per_second(shape.rows), requests, rng))
+    sizes = SizeByLoad(shape.rows, gpus, shape.seconds)
     for number, at in enumerate(times):
-        cluster.post(Submitted(at, sample_job(shape, number, rng.choice(shape.steps), rows)))
+        steps = rng.choice(shape.steps)
+        cluster.post(Submitted(at, sample_job(shape, number, steps, rows or sizes.size_for(at, steps))))
     cluster.run()
     assert not cluster.errors
     assert len(cluster.outcomes) == requests
@@ -132,18 +137,24 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
-    requests = parser.parse_args().requests
-    print("| steps | GPUs | load | one image | whole runs | joining |")
-    print("|---|---|---|---|---|---|")
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)))
+    given = parser.parse_args()
+    print(
+        "| steps | GPUs | load | one image | whole runs | joining | size by load | p99 of it / best p99 of the others |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for shape in SHAPES:
         for gpus in (1, 2):
-            for load in LOADS:
+            for load in map(float, given.loads.split(",")):
                 found = [
-                    serve(shape, gpus, load, rows, joins, requests)
-                    for rows, joins in ((1, False), (shape.rows, False), (shape.rows, True))
+                    serve(shape, gpus, load, rows, joins, given.requests)
+                    for rows, joins in ((1, False), (shape.rows, False), (shape.rows, True), (0, True))
                 ]
                 cells = [f"{f.per_second:.3g} / {f.median_seconds:.1f} / {f.p99_seconds:.1f}" for f in found]
-                print(f"| {shape.name}, passes of {shape.rows} | {gpus} | {load:.2f} | {' | '.join(cells)} |")
+                cells.append(f"{found[-1].p99_seconds / min(f.p99_seconds for f in found[:-1]):.2f}")
+                print(
+                    f"| {shape.name}, passes of {shape.rows} | {gpus} | {load:.2f} | {' | '.join(cells)} |", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -194,8 +194,9 @@ def work_of(turn: int, images: int) -> list[tuple[str, int]]:
     """Return prompts and seeds of a round."""
     kinds = [f"a {color} {shape}" for color in COLORS for shape in SHAPES]
     pairs = [f"{one} and {other}" for one in kinds for other in kinds if one != other]
-    first = turn * images
-    return [(pairs[(first + number) * 7 % len(pairs)], first + number) for number in range(images)]
+    numbers = range(turn * images, (turn + 1) * images)
+    again = [f" number {number // len(pairs)}" if number >= len(pairs) else "" for number in numbers]
+    return [(pairs[number * 7 % len(pairs)] + more, number) for number, more in zip(numbers, again, strict=True)]
 
 
 def be_bare(wanted: argparse.Namespace, model: str, size: str, part: str) -> None:

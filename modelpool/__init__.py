@@ -40,11 +40,14 @@ if TYPE_CHECKING:
     from modelpool.actors.request.control_fields import Control
     from modelpool.actors.request.image_fields import Hires, Region
     from modelpool.actors.request.requests import GenerateRequest, LoraChoice
+    from modelpool.pool.inference.operations.operation import Size
+    from modelpool.pool.inference.operations.own_nodes import CustomNode, node_setting
     from modelpool.pool.values.core.errors import UserError
 
 __all__ = [
     "AudioResult",
     "Control",
+    "CustomNode",
     "DeadlineTooSoon",
     "GenerateRequest",
     "Hires",
@@ -60,13 +63,18 @@ __all__ = [
     "PoolConfig",
     "PoolLost",
     "Region",
+    "Size",
     "UserError",
     "VideoResult",
     "WorkersFailed",
+    "node_setting",
     "request_like",
 ]
 
 _HOMES = {
+    "CustomNode": "modelpool.pool.inference.operations.own_nodes",
+    "node_setting": "modelpool.pool.inference.operations.own_nodes",
+    "Size": "modelpool.pool.inference.operations.operation",
     "Control": "modelpool.actors.request.control_fields",
     "Hires": "modelpool.actors.request.image_fields",
     "Region": "modelpool.actors.request.image_fields",

@@ -237,14 +237,18 @@ class ModelPool:
     ) -> Jobs:
         """Queue a workflow of the pool, {"nodes": {ID: NODE}, "output": ID}, with other `inputs` of its nodes, such as
         {"sampler.steps": 8}; `pool.run(workflow).images()` waits for its output. `seed` is that of nodes without one,
-        `fields` are further fields of a request beside `workflow`, `output` is as in `submit`. `modelpool run` and the
+        `fields` are further fields of a request beside `workflow`, which may be in it beside its nodes, too; `output`
+        is as in `submit`. `modelpool run` and the
         HTTP interface take workflows of ComfyUI. Raises UserError.
         """
         if not is_own_workflow(workflow):
             expected = '{"nodes": {ID: NODE}, "output": ID}; `modelpool run` takes workflows of ComfyUI'
             raise unusable_field("workflow", type(workflow).__name__, expected)
-        changed = with_inputs(workflow, inputs or {})
-        return self.submit(GenerateRequest(workflow=changed, seed=seed, **fields), output=output)
+        graph = with_inputs(workflow, inputs or {})
+        beside = {name: value for name, value in graph.items() if name not in ("nodes", "output")}
+        changed = {"nodes": graph["nodes"], "output": graph["output"]}
+        seeded = {} if seed is None else {"seed": seed}
+        return self.submit(GenerateRequest(workflow=changed, **{**beside, **fields, **seeded}), output=output)
 
     def submit(
         self,
@@ -781,7 +785,11 @@ def _new_submission() -> SubmissionId:
 
 
 def _with_seed(request: GenerateRequest) -> GenerateRequest:
-    return request if request.seed is not None else request.model_copy(update={"seed": secrets.randbits(32)})
+    if request.seed is not None:
+        return request
+    # a workflow whose runs all have seeds is the same at every call, and so is its file
+    own = None if request.workflow is None else request.workflow.own_seed
+    return request.model_copy(update={"seed": secrets.randbits(32) if own is None else own})
 
 
 def _chunks(requests: Iterable[GenerateRequest]) -> Iterator[tuple[GenerateRequest, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from modelpool.actors.client.job_ends import JobEnds
@@ -20,9 +21,19 @@ from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.results.progress import Progress, RunningJob
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.worker.wire.messages import ClientId, JobEnded, JobPreview, SubmissionId, TaskProgress
+from modelpool.actors.worker.wire.messages import (
+    ClientId,
+    JobEnded,
+    JobPreview,
+    NodesEnded,
+    SubmissionId,
+    TaskProgress,
+)
 from modelpool.pool.values.core.previews import INTERVAL_SECONDS, PreviewWish
 from modelpool.pool.values.specs.spec import RunErrorKind
+
+#: ends of nodes that wait to be read, some hundred bytes each; the oldest are dropped
+MOST_NODES = 4096
 
 
 class FollowedJobs:
@@ -59,6 +70,7 @@ class FollowedJobs:
         self._on_preview = on_preview
         self._requests: PackedList[GenerateRequest] = PackedList()
         self._running: tuple[TaskProgress, ...] = ()
+        self._nodes: deque[NodesEnded] = deque(maxlen=MOST_NODES)
         self.monitor = monitor = Monitor()
         self.ends = JobEnds(monitor)
         self.previews = KeptPreviews(monitor)
@@ -106,6 +118,14 @@ class FollowedJobs:
                 running=tuple(_running_job(task, self._requests[task.index]) for task in self._running),
                 held=self.writing.held,
             )
+
+    def take_nodes(self) -> tuple[NodesEnded, ...]:
+        """Return the ends of nodes of workflows, and failures of tasks, that were not returned before; of many, the
+        latest."""
+        with self.monitor:
+            nodes = tuple(self._nodes)
+            self._nodes.clear()
+        return nodes
 
     def cancel(self) -> None:
         """Cancel all unfinished jobs; running ones stop at their next step. Returns at once. Idempotent."""
@@ -195,6 +215,12 @@ class FollowedJobs:
         self.previews.add(preview)
         self._on_preview(preview)
 
+    def on_nodes_ended(self, nodes: tuple[NodesEnded, ...]) -> None:
+        """See `Listener`."""
+        with self.monitor:
+            self._nodes.extend(nodes)
+            self.monitor.notify()
+
     def on_lost(self, reason: Exception) -> None:
         """See `Listener`."""
         with self.monitor:
@@ -235,4 +261,6 @@ class FollowedJobs:
 
 
 def _running_job(task: TaskProgress, request: GenerateRequest) -> RunningJob:
-    return RunningJob(task.job_id, task.index, request.prompt, task.worker, task.stage, task.step, task.steps)
+    return RunningJob(
+        task.job_id, task.index, request.prompt, task.worker, task.stage, task.step, task.steps, task.nodes
+    )

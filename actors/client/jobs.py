@@ -25,7 +25,7 @@ from modelpool.actors.outputs.results.outcomes import (
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.results.progress import Progress
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.worker.wire.messages import SubmissionId, job_id_for
+from modelpool.actors.worker.wire.messages import NodesEnded, SubmissionId, job_id_for
 from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 from modelpool.pool.values.core.previews import INTERVAL_SECONDS
 from modelpool.pool.values.specs.spec import JobId
@@ -222,6 +222,11 @@ class Jobs:
     def preview(self, index: int) -> ImagePreview | None:
         """Return the newest preview of the output at `index`; None if there is none, or if that was returned."""
         return self._followed.previews.newest(index)
+
+    def take_nodes(self) -> tuple[NodesEnded, ...]:
+        """Return the nodes of workflows that have ended, and the failures of tasks, that were not returned before; of
+        many, the latest. The end of a job ends all its nodes."""
+        return self._followed.take_nodes()
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` after every change of the progress, in a thread of the pool. It must not block, nor call

@@ -12,6 +12,7 @@ from modelpool.actors.worker.wire.messages import (
     ClientId,
     JobEnded,
     JobPreview,
+    NodesEnded,
     ResultRef,
     SubmissionId,
     TaskProgress,
@@ -91,6 +92,9 @@ class StageResult:
 
     def on_preview(self, made: JobPreview) -> None:
         """See `Listener`. Nobody can ask for previews of a single stage."""
+
+    def on_nodes_ended(self, nodes: tuple[NodesEnded, ...]) -> None:
+        """See `Listener`. A single stage is no workflow."""
 
     def on_lost(self, reason: Exception) -> None:
         """See `Listener`."""

@@ -124,6 +124,8 @@ class NameCheck:
         request as the pool would, in seconds.
         """
         self._check_exactly = check_exactly
+        #: nodes of users that the configuration permits, which only a pool imports; None for those of a running pool
+        self._own_nodes: frozenset[str] | None = frozenset()
         self._registry = registry
         self._allow_pickle = allow_pickle
         self._on_found = on_found
@@ -145,7 +147,7 @@ class NameCheck:
         `on_slow` is called before a check that takes seconds."""
         models = config.models
         if models.sources or chosen_address(config.cluster.address, os.environ) != LOCAL:
-            return cls(None)
+            return cls(None)._with_nodes(config)
         return cls(
             _registry_of(config),
             on_found,
@@ -153,7 +155,22 @@ class NameCheck:
             budget_bytes=None if config.pool.policy is VramPolicy.DISABLED else config.pool.budget_bytes,
             # what a catalog assumes for GPUs depends on those that Ray counts
             check_exactly=ExactChecks(config, on_slow).check if computes_on_host(config) else lambda request: None,
-        )
+        )._with_nodes(config)
+
+    @classmethod
+    def of_running_pool(cls) -> NameCheck:
+        """Return the check of a pool that runs: of nothing, as it has its own files and nodes."""
+        found = cls(None)
+        found._own_nodes = None
+        return found
+
+    def may_be_own_node(self, name: str) -> bool:
+        """Whether a node that modelpool does not have may be one of users."""
+        return self._own_nodes is None or name in self._own_nodes
+
+    def _with_nodes(self, config: PoolConfig) -> NameCheck:
+        self._own_nodes = frozenset(config.workflows.nodes)
+        return self
 
     def check(self, request: GenerateRequest) -> None:
         """Raise the error of the first name in `request` that means no file: UnknownName with near names,

@@ -298,6 +298,16 @@ class ModelsSection(Strict):
         return value
 
 
+class WorkflowsSection(Strict):
+    """Workflows.
+
+    nodes  nodes of installed distributions that workflows may have, by the names of their entry points in the group
+           `modelpool.nodes` (`pool.inference.operations.own_nodes`). No other one is imported
+    """
+
+    nodes: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = ()
+
+
 class ClusterSection(Strict):
     """Ray. "auto" or host:port joins a running one; "local" starts one that ends with the pool. Without `address`, the
     one of RAY_ADDRESS is joined if that is set, else a local one is started.
@@ -433,6 +443,7 @@ class PoolConfig(Strict):
     serve: ServeSection = ServeSection()
     observability: ObservabilitySection = ObservabilitySection()
     maintenance: MaintenanceSection = MaintenanceSection()
+    workflows: WorkflowsSection = WorkflowsSection()
 
     @classmethod
     def load(cls, path: str | Path) -> PoolConfig:

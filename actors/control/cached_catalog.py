@@ -11,6 +11,7 @@ from modelpool.actors.graph.common.graph_catalog import (
     ImagePromptCatalog,
     UpscalerCatalog,
 )
+from modelpool.pool.inference.operations.own_nodes import OpenedNode
 from modelpool.pool.values.core.batch_gains import BatchedWork
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
@@ -69,6 +70,10 @@ class CachedCatalog:
     @property
     def controls(self) -> ControlNetCatalog:
         return self._catalog.controls
+
+    @property
+    def own_nodes(self) -> Mapping[str, OpenedNode]:
+        return self._catalog.own_nodes
 
     @property
     def upscalers(self) -> UpscalerCatalog:

@@ -14,12 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from modelpool.actors.worker.wire.messages import DriverEvents, JobEnded, JobPreview, TaskProgress
+from modelpool.actors.worker.wire.messages import DriverEvents, JobEnded, JobPreview, NodesEnded, TaskProgress
 from modelpool.pool.values.specs.spec import JobId
 
 PROGRESS_SECONDS = 0.1
 #: previews of one answer, some KiB each; the oldest are dropped
 PREVIEWS_KEPT = 256
+#: ends of tasks of one answer, some hundred bytes each; the oldest are dropped: the end of a job ends all its nodes
+NODES_KEPT = 4096
 GATHER_SECONDS = 0.01
 #: ends in one answer; the driver calls again at once while there are more
 ENDS_IN_ONE_ANSWER = 256
@@ -34,6 +36,7 @@ class ClientEvents:
         self._dropped = 0
         #: the newest preview of each job that was not sent, oldest first
         self._previews: dict[JobId, JobPreview] = {}
+        self._nodes: deque[NodesEnded] = deque(maxlen=NODES_KEPT)
         self._wake = asyncio.Event()
         self._wake_later: asyncio.TimerHandle | None = None
         self._all_ended = asyncio.Event()
@@ -62,6 +65,11 @@ class ClientEvents:
         self._previews[made.job_id] = made
         while len(self._previews) > PREVIEWS_KEPT:
             del self._previews[next(iter(self._previews))]
+        self.progressed()
+
+    def nodes_ended(self, nodes: NodesEnded) -> None:
+        """Add the end of a task of a workflow, or the failure of a task."""
+        self._nodes.append(nodes)
         self.progressed()
 
     def quiet_seconds(self, now: float) -> float:
@@ -100,7 +108,9 @@ class ClientEvents:
         self._forget_progress()  # what follows has it
         ended = tuple(islice(self._ended, ENDS_IN_ONE_ANSWER))
         previews, self._previews = tuple(self._previews.values()), {}
-        return DriverEvents(self._dropped + len(ended), ended, running(), previews)
+        nodes = tuple(self._nodes)
+        self._nodes.clear()
+        return DriverEvents(self._dropped + len(ended), ended, running(), previews, nodes)
 
     def close(self) -> None:
         """Wake waiting calls for the last time."""

@@ -224,6 +224,7 @@ class Controller:
             self._overview.node_name,
             pool.epoch,
             lambda task_id: self._previews.of_jobs(self._queue.of_task(task_id)),
+            lambda task, report: self._queue.task_ended(task, report),
         )
         self._states = RunStates(records.checkpoints or CheckpointArchive(), fleet)
         self._changed = asyncio.Event()

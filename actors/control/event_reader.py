@@ -18,6 +18,7 @@ from modelpool.actors.worker.wire.messages import (
     DriverEvents,
     JobEnded,
     JobPreview,
+    NodesEnded,
     SubmissionId,
     TaskProgress,
 )
@@ -38,6 +39,9 @@ class Listener(Protocol):
 
     def on_preview(self, made: JobPreview) -> None:
         """There is a new preview of a job of the submission."""
+
+    def on_nodes_ended(self, nodes: tuple[NodesEnded, ...]) -> None:
+        """These tasks of workflows of the submission ended, or tasks failed."""
 
     def on_lost(self, reason: Exception) -> None:
         """There will be no more events."""
@@ -103,6 +107,7 @@ class EventReader:
         """Notify the listeners; return the cursor of the next call."""
         for made in events.previews:
             self._notify_preview(made)
+        self._notify_nodes(events.nodes)
         for job in events.ended:
             self._notify_ended(job)
         self._notify_running(events.running)
@@ -119,6 +124,13 @@ class EventReader:
             listener = self._listeners.get(made.submission_id)
         if listener is not None:
             listener.on_preview(made)
+
+    def _notify_nodes(self, ended: tuple[NodesEnded, ...]) -> None:
+        for submission_id in dict.fromkeys(nodes.submission_id for nodes in ended):
+            with self._lock:
+                listener = self._listeners.get(submission_id)
+            if listener is not None:
+                listener.on_nodes_ended(tuple(nodes for nodes in ended if nodes.submission_id == submission_id))
 
     def _notify_running(self, running: tuple[TaskProgress, ...]) -> None:
         by_submission = {

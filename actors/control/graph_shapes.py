@@ -116,4 +116,5 @@ def _with_seed(
         works[new] = work
         tasks.append(replace(task, task_id=new, needs=needs))
     job = replace(graph.job, job_id=job_id, tasks=tuple(tasks), wanted=ids.get(graph.job.wanted, graph.job.wanted))
-    return BuiltRequest(replace(built.recipe, seed=seed), replace(graph, job=job, works=works))
+    nodes = {ids.get(task_id, task_id): names for task_id, names in graph.nodes.items()}
+    return BuiltRequest(replace(built.recipe, seed=seed), replace(graph, job=job, works=works, nodes=nodes))

@@ -15,6 +15,7 @@ from modelpool.actors.outputs.results.outcomes import TaskSummary
 from modelpool.actors.worker.wire.messages import (
     ClientId,
     JobEnded,
+    NodesEnded,
     ResultRef,
     SubmissionId,
     TaskProgress,
@@ -22,12 +23,15 @@ from modelpool.actors.worker.wire.messages import (
 )
 from modelpool.pool.values.specs.spec import (
     NO_NODE,
+    WITH_STATE,
     ComponentSpec,
     JobId,
     NodeId,
     RunError,
     RunErrorKind,
     TaskId,
+    TaskReport,
+    TaskSpec,
 )
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.messages import CancelRequested, ComponentsKnown, Outcome, Submitted
@@ -147,6 +151,8 @@ class JobQueue:
             self.parked.entered(job.flow)
         self.send_components(job.graph.components)  # first: it may forget the files of components without a task
         self._tasks.add(spec, job.graph.works, job.given, job.graph.fingerprints)
+        if job.graph.nodes:
+            self._tell_found(job)
         found = [  # first, as a task may start at once; those that a task has a use for
             saved
             for saved, state in job.found
@@ -239,15 +245,62 @@ class JobQueue:
         """Return the progress of the running tasks of a driver."""
         running = []
         for step in self._dispatcher.running():
-            job = self.first_of(step.task_id)
-            if job is not None and job.client_id == client_id:
-                stage = self._tasks.spec(step.task_id).stage
-                running.append(
-                    TaskProgress(
-                        job.submission_id, job.index, job.graph.job.job_id, stage, step.worker_id, step.step, step.steps
+            first = self.first_of(step.task_id)
+            for job in self.of_task(step.task_id):
+                # others are named if they are workflows: people watch their nodes
+                if job.client_id == client_id and (job is first or job.graph.nodes):
+                    nodes = job.graph.nodes_of(step.task_id)
+                    stage, job_id = self._tasks.spec(step.task_id).stage, job.graph.job.job_id
+                    running.append(
+                        TaskProgress(
+                            job.submission_id, job.index, job_id, stage, step.worker_id, step.step, step.steps, nodes
+                        )
                     )
-                )
         return tuple(running)
+
+    def task_ended(self, task: TaskSpec, report: TaskReport) -> None:
+        """Tell the drivers of workflows that a task has ended, and all drivers that one has failed."""
+        error, cost = report.error, report.cost
+        if error is not None and error.kind in WITH_STATE:
+            return
+        message = "" if error is None else error.message
+        seconds = round(cost.load_seconds + cost.run_seconds, 4)
+        for job in self.of_task(task.task_id):
+            if job.graph.nodes or message:
+                self._tell(job, task, str(report.worker_id), seconds, message=message)
+
+    def _tell_found(self, job: QueuedJob) -> None:
+        """Tell the driver of a workflow which nodes need not be computed: their results exist, or later ones do."""
+        graph = job.graph
+        specs = {task.task_id: task for task in graph.job.tasks}
+        needed = set[TaskId]()
+        waiting = [graph.job.wanted]
+        while waiting:
+            task_id = waiting.pop()
+            if task_id in specs and task_id not in needed and not self._tasks.has_result(task_id):
+                needed.add(task_id)
+                waiting += specs[task_id].needs
+        for task in graph.job.tasks:
+            if task.task_id not in needed:
+                self._tell(job, task, "", 0.0, is_found=True)
+
+    def _tell(
+        self,
+        job: QueuedJob,
+        task: TaskSpec,
+        worker: str,
+        seconds: float,
+        is_found: bool = False,
+        message: str = "",
+    ) -> None:
+        driver = self._drivers.known.get(job.client_id)
+        if driver is not None:
+            graph = job.graph
+            nodes, ended = graph.nodes_of(task.task_id), graph.nodes_ended_by(task.task_id)
+            about = job.submission_id, job.index, graph.job.job_id
+            driver.events.nodes_ended(
+                NodesEnded(*about, nodes, task.stage, worker, seconds, ended, is_found=is_found, message=message)
+            )
 
     def _end_held(self, submission: OpenSubmission) -> None:
         held, submission.held, submission.held_jobs = submission.held, [], 0

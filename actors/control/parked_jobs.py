@@ -102,7 +102,7 @@ class JobPack:
             self._refs = tuple((job.given, job.found) for job in self._jobs)
         parts = [
             (job.graph.job, dict(job.graph.works), job.graph.components, dict(job.graph.fingerprints), job.recipe)
-            + ((job.preview,) if job.preview else ())
+            + ((job.preview, dict(job.graph.nodes)) if job.preview or job.graph.nodes else ())
             for job in self._jobs
         ]
         self._content, self._jobs = zlib.compress(packed(parts), _ZLIB_LEVEL), ()
@@ -116,12 +116,12 @@ class JobPack:
                 self.client_id,
                 self.submission_id,
                 index,
-                JobGraph(job, works, components, fingerprints=fingerprints),
+                JobGraph(job, works, components, fingerprints=fingerprints, nodes=more[1] if more else {}),
                 recipe,
                 {},
-                preview="".join(preview),
+                preview=more[0] if more else "",
             )
-            for index, (job, works, components, fingerprints, recipe, *preview) in zip(
+            for index, (job, works, components, fingerprints, recipe, *more) in zip(
                 self.indexes, unpacked(zlib.decompress(self._content)), strict=True
             )
         )

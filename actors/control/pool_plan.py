@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from modelpool.actors.config.config import ObservabilitySection, PoolConfig, PoolSection
 from modelpool.actors.config.maintenance_section import MaintenanceSection
@@ -51,6 +51,18 @@ from modelpool.pool.values.specs.resident import Resident
 from modelpool.pool.values.specs.spec import ComponentUse, ExecutionMode, FileOnDisk, RunError, TaskReport, WorkerId
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.node_groups import NodeGroup
+
+if TYPE_CHECKING:
+    from modelpool.pool.inference.operations.own_nodes import OpenedNode
+
+
+class HasNodes(Protocol):
+    """An engine or a catalog."""
+
+    own_nodes: Mapping[str, OpenedNode]
+
+
+Opened = TypeVar("Opened")
 
 #: number of workers for workers = "all" without GPUs
 SIMULATED_WORKERS = 2
@@ -202,7 +214,8 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         worker_ids=tuple(WorkerId(f"gpu-{i}") for i in range(count)),
         gpus_per_worker=1 if on_ray_gpus else 0,
         budget_bytes=wanted.budget_bytes,
-        open_engine=partial(
+        open_engine=_with_nodes(
+            config.workflows.nodes,
             open_engine,
             device,
             wanted.budget_bytes,
@@ -215,7 +228,8 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             memory_format=wanted.memory_format,
             fast_paths=wanted.fast_paths,
         ),
-        open_catalog=partial(
+        open_catalog=_with_nodes(
+            config.workflows.nodes,
             open_catalog,
             config.models.folders,
             config.models.loras,
@@ -249,6 +263,25 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         most_gpus=wanted.most_gpus,
         named=tuple(each.name for each in wanted.models),
     )
+
+
+def _with_nodes(
+    names: tuple[str, ...], opens: Callable[..., Opened], *args: Any, **kwargs: Any
+) -> Callable[..., Opened]:
+    """Return what opens an engine or a catalog that has these nodes of users; without any, as before there were some:
+    equal settings are workers of one kind."""
+    opened = partial(opens, *args, **kwargs)
+    return partial(open_with_nodes, opened, names) if names else opened
+
+
+def open_with_nodes(opens: Callable[..., Opened], names: tuple[str, ...], **kwargs: Any) -> Opened:
+    """Open an engine or a catalog with these nodes of users, in its own process. Raises UserError."""
+    from modelpool.pool.inference.operations.own_nodes import open_nodes
+
+    nodes = open_nodes(names)  # first: an engine takes longer
+    opened = opens(**kwargs)
+    cast(HasNodes, opened).own_nodes = nodes
+    return opened
 
 
 def _log(wanted: ObservabilitySection) -> LogSettings | None:

@@ -120,7 +120,7 @@ class RunCalls:
     def send_part(self, command: RunInGang) -> None:
         """Send its part of a shared run to one member of the gang, once it is known where they meet."""
         worker = self._workers[command.run.worker_id]
-        request, inputs = self._begin(command.run, worker)
+        request, inputs = self._begin(command.run, worker, len(command.members))
         if command.rank:
             worker.parts.add(request.task.task_id)
         first = command.members[0]
@@ -219,14 +219,14 @@ class RunCalls:
         self._last_number += 1
         return self._last_number
 
-    def _begin(self, command: RunTask, worker: LiveWorker) -> RunCall:
-        """Return what to send for one task, which counts as running from now on."""
+    def _begin(self, command: RunTask, worker: LiveWorker, gpus: int = 1) -> RunCall:
+        """Return what to send for one task, which counts as running on `gpus` GPUs from now on."""
         if worker.load:  # the run does not wait for it
             self._fleet.stop(*worker.key, worker.load)
             worker.load = 0
         # what has ended is held, although the core may not know it when it decides
         own = {need: worker.runs[need].run for need in command.follows if need in worker.runs}
-        request, inputs = self._tasks.begin(command, self._next_number(), worker.checked, own)
+        request, inputs = self._tasks.begin(command, self._next_number(), worker.checked, own, gpus)
         steps = self._tasks.steps_before(command)
         worker.runs[command.task_id] = StepDone(*worker.key, command.task_id, request.run, *steps)
         is_decode = isinstance(request.work, DecodeParams)  # an upscale is of this stage, too

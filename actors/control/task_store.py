@@ -78,6 +78,9 @@ class _Entry:
     #: the state that its next run resumes from, until the core releases it, and its steps done and total
     state: ResultRef | None = None
     steps: tuple[int, int] = (0, 0)
+    #: numbers of GPUs that have computed the steps so far, one after the other: of that state, and with the latest run
+    state_gpus: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
     #: of the run that produced the result, and the job that the run is counted for
     report: TaskReport | None = None
     counted_for: JobId | None = None
@@ -94,7 +97,16 @@ class _Entry:
         """Hold the state with which a run ended, in place of one with no more steps: members of a gang end with
         several."""
         if self.state is None or report.step >= self.steps[0]:
-            self.state, self.steps = state, (report.step, report.steps)
+            self.keep(state, (report.step, report.steps))
+
+    def keep(self, state: ResultRef, steps: tuple[int, int]) -> None:
+        """Hold a state of the latest run."""
+        self.state, self.steps, self.state_gpus = state, steps, self.gpus
+
+    def begin(self, gpus: int) -> None:
+        """Note that a run begins on so many GPUs, from the state if there is one; of each of them once."""
+        before = () if self.state is None else self.state_gpus
+        self.gpus = before if before[-1:] == (gpus,) else (*before, gpus)
 
     def note_loss(self, reason: str) -> None:
         """Keep why a run was lost."""
@@ -111,9 +123,12 @@ class TaskStore:
         node_of: Callable[[WorkerId, int], str] = lambda worker_id, incarnation: "",
         epoch: int = 0,
         wish_of: Callable[[TaskId], PreviewWish | None] = lambda task_id: None,
+        on_ended: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None,
     ) -> None:
         """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker. `epoch`
-        is the controller's; `wish_of` returns the previews that are wanted of a sampling task."""
+        is the controller's; `wish_of` returns the previews that are wanted of a sampling task. `on_ended` is called as
+        `on_report`, but for every run before the core handles its end: jobs that need it are not resolved."""
+        self._on_ended = on_ended
         self._wish_of = wish_of
         self._on_report = on_report
         self._node_of = node_of
@@ -209,11 +224,14 @@ class TaskStore:
         run: int,
         checked: Container[CheckedFile] = (),
         own: Mapping[TaskId, int] = NOTHING_OWN,
+        gpus: int = 1,
     ) -> tuple[RunRequest, tuple[ResultRef, ...]]:
-        """Mark a task as sent to a worker, which has `checked` these files; return what to send. The state if it
-        resumes, and its inputs except those that runs of that worker make (`own`), are held; the core ensures that."""
+        """Mark a task as sent to a worker, one of `gpus` that share the run, which has `checked` these files; return
+        what to send. The state if it resumes, and its inputs except those that runs of that worker make (`own`), are
+        held; the core ensures that."""
         entry = self._entries[command.task_id]
         entry.running += 1
+        entry.begin(gpus)
         entry.why = command.why
         request = RunRequest(
             task=entry.spec,
@@ -255,6 +273,7 @@ class TaskStore:
             entry.ended_at = round(time.time(), 3)
         elif report.has_state:
             entry.hold(result, report)
+        self._on_ended(entry.spec, report)
         return entry.spec
 
     def end_part(self, report: TaskReport, result: ResultRef) -> None:
@@ -271,7 +290,7 @@ class TaskStore:
         entry = self._entries.get(saved.task_id)
         if entry is None:
             return False
-        entry.state, entry.steps = state, (saved.step, saved.steps)
+        entry.keep(state, (saved.step, saved.steps))
         return True
 
     def steps_before(self, command: RunTask) -> tuple[int, int]:
@@ -318,6 +337,11 @@ class TaskStore:
         if report.error is None:
             self._on_report(task, report)
         self._drop_unneeded(task.task_id)
+
+    def has_result(self, task_id: TaskId) -> bool:
+        """Return whether the result of a task is held."""
+        entry = self._entries.get(task_id)
+        return entry is not None and entry.result is not None
 
     def result(self, task_id: TaskId) -> ResultRef:
         """Return the reference of a held result."""
@@ -483,4 +507,13 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         lost=entry.lost,
         resumed=f"after step {cost.steps_before} of {cost.steps}" if cost.steps_before else "",
         ended_at=entry.ended_at,
+        gpus=_gpus_used(entry, cost.steps_before),
     )
+
+
+def _gpus_used(entry: _Entry, steps_before: int) -> tuple[int, ...]:
+    """Return the numbers of GPUs on which the steps of a result were computed, if its bytes depend on them."""
+    if not isinstance(entry.work, SampleParams) or not entry.work.gpus:
+        return ()
+    # without numbers of the state: it has resumed from one of an earlier controller
+    return (0, *entry.gpus) if steps_before and not entry.state_gpus else entry.gpus

@@ -47,6 +47,7 @@ from modelpool.pool.inference.operations.audio_edits import MAX_SECONDS
 from modelpool.pool.inference.operations.latent_edits import VaeScale
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Operation, Size
+from modelpool.pool.inference.operations.own_nodes import OpenedNode
 from modelpool.pool.inference.operations.pixel_levels import STILL_RATE
 from modelpool.pool.inference.operations.resampling import SLERP
 from modelpool.pool.values.core import task_inputs
@@ -75,7 +76,9 @@ _CELL_BYTES = 64
 _NO_SIZE = Size(0, 0)
 #: the image and the mask that an inpainting model reads; other models do not read them
 _INPAINTED = ("inpaint_image", "inpaint_mask")
-_SAMPLE_INPUTS = "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N"
+_SAMPLE_INPUTS = (
+    "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,10 @@ def build_workflow(request: GenerateRequest, job_id: JobId, catalog: GraphCatalo
     file_format = request.format or formats[0]
     quality = quality_of(request.quality, file_format) or 0
     shape = value.shape or OutputShape(value.size.width, value.size.height, value.size.frames)
-    return workflow_recipe(request, workflow, builder.resolved, graph, shape, (file_format, quality)), graph
+    recipe = workflow_recipe(
+        request, workflow, builder.resolved, graph, shape, (file_format, quality), builder.versions
+    )
+    return recipe, graph
 
 
 def _output_formats(value: NodeValue) -> tuple[str, tuple[str, ...]]:
@@ -152,11 +158,14 @@ class _WorkflowTasks:
         self.warnings: dict[str, None] = {}
         #: the requests of sampling nodes with the defaults of their models, by node
         self.resolved: dict[str, GenerateRequest] = {}
+        #: versions of the nodes of users, by name
+        self.versions: dict[str, str] = {}
 
     def build(self) -> NodeValue:
         """Add the tasks of all nodes that the output depends on; return the value of the output. Raises UserError."""
         total_bytes = 0
         for node_id, node in self._workflow.in_order:
+            self.tasks.node = node_id
             try:
                 value = self._value(node_id, node)
             except UserError as problem:
@@ -312,7 +321,7 @@ class _WorkflowTasks:
                 parts[name] = image
             elif field == "reference" and place.isdecimal():
                 parts[field] = (*parts.get(field, ()), image)
-            elif field in ("controls", "image_prompts"):
+            elif field in ("controls", "image_prompts", "regions"):
                 number, _, what = place.partition(".")
                 known = list(parts.get(field, getattr(request, field)))
                 if not number.isdecimal() or int(number) >= len(known) or what not in ("", "mask"):
@@ -344,8 +353,10 @@ class _WorkflowTasks:
         self._check_latent("latent", latent, model)
         shape = latent.shape
         assert shape is not None, "a latent has a shape"
-        tiles = GenerateRequest(model=node.model, prompt="", vae_tile=node.vae_tile, vae_frames=node.vae_frames)
-        work = with_tiles(DecodeParams(model, shape), tiles, defaults.sampling)
+        work = DecodeParams(model, shape)
+        if node.vae_tile or node.vae_frames:
+            tiles = GenerateRequest(model=node.model, prompt="", vae_tile=node.vae_tile, vae_frames=node.vae_frames)
+            work = with_tiles(work, tiles, defaults.sampling)
         task = add_decode(self.tasks, work, {task_inputs.LATENT: latent.task}, defaults)
         size = Size(shape.width, shape.height, shape.frames)
         return NodeValue(AUDIO if shape.seconds and not shape.frames else IMAGE, task, size, shape=shape)
@@ -382,8 +393,18 @@ class _WorkflowTasks:
             params = replace(params, scale=scale.numbers) if scale.shift or scale.means else params
         return params
 
+    def _check_version(self, node: OperationNode, own: OpenedNode | None) -> None:
+        """Note the version of a node of a user. Raises UnusableField for a node of another version."""
+        if own is not None:
+            self.versions[node.name] = own.declared.version
+        expected = "" if own is None else own.declared.version
+        if node.version and node.version != expected:
+            raise unusable_field("version", node.version, f"{expected}, as installed" if expected else "none")
+
     def _operate(self, node: OperationNode) -> NodeValue:
-        operation = operation_named(node.name)
+        own = self._catalog.own_nodes.get(node.name)
+        operation = operation_named(node.name) if own is None else own.operation
+        self._check_version(node, own)
         check_inputs(node, tuple(operation.inputs))
         read = {
             name: value
@@ -397,7 +418,8 @@ class _WorkflowTasks:
         like = next((value for value in alike if value.model is not None), alike[0] if alike else None)
         params = self._params(node, operation, read)
         size = operation.size_of(params, {name: value.size for name, value in read.items()})
-        work = OperationParams(operation.name, settings_of(params))
+        settings = settings_of(params)
+        work = OperationParams(operation.name, settings if own is None else own.work_settings(settings))
         task = self.tasks.add(work, {name: value.task for name, value in read.items()})
         tokens = sum(value.tokens for value in read.values()) if "concat" in operation.name else 0
         tokens = tokens or (0 if like is None else like.tokens)

@@ -4,6 +4,7 @@ images; and the workflow that a recipe has. Pure, but for looking up input files
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.graph.common.task_collector import JobGraph
@@ -11,7 +12,7 @@ from modelpool.actors.graph.features.feature import FindFile, find_input
 from modelpool.actors.graph.features.recipe import IMAGE_FORMAT, Recipe
 from modelpool.actors.graph.features.workflow_part import RecipeWorkflow
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.request.workflow_fields import SampleNode, Workflow
+from modelpool.actors.request.workflow_fields import OperationNode, SampleNode, Workflow
 from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     OperationParams,
@@ -32,9 +33,10 @@ def workflow_recipe(
     graph: JobGraph,
     shape: OutputShape,
     file: tuple[str, int],
+    versions: Mapping[str, str] = MappingProxyType({}),
 ) -> Recipe:
     """Return the recipe of an output of `shape`. `resolved` are the requests of sampling nodes with the defaults of
-    their models, `file` is the format and the quality."""
+    their models, `file` is the format and the quality, `versions` are of the nodes of users, by name."""
     images: dict[str, str] = {}
     nodes: dict[str, Any] = {}
     for node_id, node in workflow.in_order:
@@ -44,6 +46,8 @@ def workflow_recipe(
             unset = {name for name in ("seed", "strength") if getattr(node.request, name) is None}
             outer = {"quality", "format"} | unset
             fields["request"] = resolved[node_id].model_dump(mode="json", exclude_unset=True, exclude=outer)
+        if isinstance(node, OperationNode) and node.name in versions:
+            fields["version"] = versions[node.name]
         nodes[node_id] = _without_images(fields, images)
     sampled = [work for work in graph.works.values() if isinstance(work, SampleParams)]
     last = sampled[-1] if sampled else None

@@ -110,6 +110,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "header_bytes",
         ),
         Bound("http.server:MOST_MESSAGE_BYTES", "message of a web socket's client", "bytes", "it is closed"),
+        Bound("http.comfy.comfy_api:MOST_ANNOUNCED", "what a client of ComfyUI announces", "bytes", "it is not read"),
         Bound(
             "http.service.unread_bodies:MOST_SKIPPED_SECONDS",
             "in which the rest of a body is read after its answer, before its connection is closed",
@@ -327,6 +328,14 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "",
             "it is given up, with a line in the log",
         ),
+        Bound("http.service.node_states:MOST_NODES", "nodes of workflows with a known state", "", _OLDEST),
+        Bound("http.service.submissions:MOST_NODE_ENDS", "ends of nodes that wait for a web socket", "", _OLDEST),
+        Bound(
+            "http.service.submissions:MOST_OUTLINES",
+            "nodes of jobs of a submission that had images and failed",
+            "",
+            "the page does not draw further ones",
+        ),
         Bound("http.page.thumbnails:MOST_BYTES", "thumbnails of all users", "bytes", _OLDEST),
         Bound(
             "http.page.live_board:MOST_REMOVED",
@@ -408,6 +417,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         Bound("http.page.live_entries:MOST_QUEUES", "queues that the page shows", "", "the longest are shown"),
         Bound("http.page.pool_series:MOST_SAMPLES", "samples of a chart on the page", "", _OLDEST),
         Bound("http.page.pool_series:MOST_WORKERS", "workers with charts on the page", "", "the first are shown"),
+        Bound("http.page.node_graph:MOST_DRAWN", "nodes of a workflow on the page", "", "the first ones are left out"),
         Bound("http.page.live_entries:MOST_CHARACTERS", "prompt on the page", "characters", "it is cut"),
         Bound("http.service.shown_messages:MOST_CHARACTERS", "message of an error", "characters", "it is cut"),
         Bound("http.service.shown_names:MOST_BYTES", "name of an uploaded file", "bytes", "it is cut"),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.request.gpu_fields import AUTO
 from modelpool.pool.values.core.stage_params import FloatArray, PixelArray
 
 #: of the full scale: largest mean difference, and the difference that only `MOST_FAR` of the values may exceed
@@ -100,9 +101,36 @@ def differences(listed: OutputOrigin, again: OutputOrigin) -> tuple[str, ...]:
     return tuple(found)
 
 
-def left_open(recipe: Recipe) -> tuple[str, ...]:
-    """Return what may be another when an output with this recipe is generated again, as text."""
-    return ("numbers of GPUs, perhaps, which the scheduler chooses",) if recipe.gpus == "auto" else ()
+def gpus_used(tasks: Any) -> tuple[tuple[int, ...], ...] | None:
+    """Return the numbers of GPUs of each task whose bytes depend on them, in order, as the manifest lists them; None if
+    they are not known."""
+    listed = [task for task in tasks if isinstance(task, Mapping)] if isinstance(tasks, Sequence) else []
+    found = tuple([tuple(gpus) for task in listed if isinstance(gpus := task.get("gpus"), Sequence) and gpus])
+    are_known = all(type(number) is int and number > 0 for each in found for number in each)
+    return found if found and are_known else None
+
+
+def repeated_gpus(recipe: Recipe, tasks: Any) -> int | None:
+    """Return the number of GPUs with which a request repeats an output of this recipe and these tasks; None if the
+    request leaves it to the scheduler."""
+    numbers = {number for each in gpus_used(tasks) or () for number in each} if recipe.gpus == AUTO else set()
+    (number,) = numbers if len(numbers) == 1 else (1,)
+    return number if number > 1 else None  # 1 in a request is another computation: all texts in one call
+
+
+def left_open(recipe: Recipe, tasks: Any, again: Any) -> tuple[str, ...]:
+    """Return what the scheduler chose otherwise when an output with this recipe and these tasks was generated again by
+    the tasks `again`, as text."""
+    if recipe.gpus != AUTO:
+        return ()
+    listed, now = gpus_used(tasks), gpus_used(again)
+    if listed is None:
+        return ("numbers of GPUs, perhaps, which the scheduler chooses",)
+    return () if listed == now else (f"numbers of GPUs ({_counts(listed)}; now {_counts(now or ())})",)
+
+
+def _counts(used: tuple[tuple[int, ...], ...]) -> str:
+    return ", ".join(" then ".join(map(str, each)) for each in used) or "unknown"
 
 
 def compare(

@@ -100,8 +100,8 @@ def write_video(
     invalid frames, samples or rates, OutputFailed naming the file if it cannot be written.
     """
     whole = Path(path)
-    texts = {"title": title, "comment": comment}
-    content = encode_video(frames_THWC, frames_per_second, video_kind(whole), **texts, sound=sound)
+    kind = video_kind(whole)
+    content = encode_video(frames_THWC, frames_per_second, kind, title=title, comment=comment, sound=sound)
     try:
         write_atomically(whole, content)
     except OSError as error:

@@ -620,8 +620,8 @@ _ROWS = (
     ),
     RequestField(
         "quality",
-        "Quality of a file with lossy compression; webp at 100 is lossless, and mp4 and webm have 100 less the constant "
-        "rate factor of their encoder. Default: "
+        "Quality of a file with lossy compression; webp at 100 is lossless, and mp4 and webm have 100 less the "
+        "constant rate factor of their encoder. Default: "
         f"{', '.join(f'{name} {quality}' for name, quality in (*DEFAULT_QUALITY.items(), *VIDEO_QUALITY.items()))}.",
         check=Whole(1, MAX_QUALITY),
         requires="image or video output",

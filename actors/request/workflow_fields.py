@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters, over_bound
+from modelpool.actors.request.bounds import (
+    MAX_NAME_CHARACTERS,
+    MAX_PROMPT_CHARACTERS,
+    check_characters,
+    over_bound,
+    reworded,
+)
 from modelpool.actors.request.field_table import REQUEST_FIELDS, SIZE_STEP
 from modelpool.actors.request.image_fields import TaskImage, checked_image
 from modelpool.actors.request.lora_fields import LoraChoice, parse_loras
@@ -22,7 +29,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
-from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
+from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, counted, unusable_field
 
 #: nodes of a workflow, and nodes behind one another
 MAX_NODES, MAX_DEPTH = 1000, 250
@@ -126,8 +133,8 @@ class SampleNode(_Node):
                  that of the request around the workflow
     inputs       positive, negative: encoded texts instead of the prompts of `request`; latent: the start latent, of
                  which the size follows; mask: where the latent is regenerated; image, last_image, reference.N,
-                 controls.N, controls.N.mask, image_prompts.N: images for these fields of `request`; inpaint_image,
-                 inpaint_mask: what a model reads that was trained for inpainting, and no other one
+                 controls.N, controls.N.mask, regions.N.mask, image_prompts.N: images for these fields of `request`;
+                 inpaint_image, inpaint_mask: what a model reads that was trained for inpainting, and no other one
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all
     adds_noise   whether noise is added to the start latent
@@ -157,6 +164,8 @@ class SampleNode(_Node):
                 found.setdefault(name, image)
             elif field in ("controls", "image_prompts") and place.isdecimal():
                 found[field] = _with_image(found.get(field), int(place), image)
+            elif field == "regions" and (number := place.removesuffix(".mask")).isdecimal():
+                found[field] = _with_image(found.get(field), int(number), image, "mask")
         return found
 
     @model_validator(mode="after")
@@ -179,11 +188,11 @@ class SampleNode(_Node):
         yield from (("image_prompt", prompt.model) for prompt in self.request.image_prompts)
 
 
-def _with_image(parts: Any, number: int, image: TaskImage) -> Any:
+def _with_image(parts: Any, number: int, image: TaskImage, name: str = "image") -> Any:
     """Return the parts of a field with the image of one of them; as they are if there is no such part."""
     if not isinstance(parts, list | tuple) or number >= len(parts) or not isinstance(parts[number], Mapping):
         return parts
-    return [{"image": image, **part} if place == number else part for place, part in enumerate(parts)]
+    return [{name: image, **part} if place == number else part for place, part in enumerate(parts)]
 
 
 class DecodeNode(_Node):
@@ -216,10 +225,12 @@ class UpscaleNode(_Node):
 
 
 class OperationNode(_Node):
-    """An operation of `pool.inference.operations`: a change without a model, with its settings."""
+    """An operation of `pool.inference.operations`, or a node of a user that the operator permits: a change without a
+    model, with its settings. `version`: the version that a node of a user must have; "" for any."""
 
     kind: Literal["operation"]
     name: _Name
+    version: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)] = ""
     settings: dict[str, Any] = Field(default_factory=dict, max_length=MAX_NODE_INPUTS)
 
     @field_validator("settings")
@@ -255,6 +266,33 @@ WorkflowNode: TypeAlias = Annotated[
 ]
 
 
+#: the classes of nodes, by kind
+_CLASSES: Mapping[str, type[_Node]] = MappingProxyType(
+    {
+        "text": TextNode,
+        "image": ImageNode,
+        "mask": ImageNode,
+        "encode": EncodeNode,
+        "sample": SampleNode,
+        "decode": DecodeNode,
+        "upscale": UpscaleNode,
+        "operation": OperationNode,
+    }
+)
+
+
+def _parsed(node_id: Any, fields: Any) -> Any:
+    """Return a node of a known kind; other values as they are. Raises UserError that names the node."""
+    kind = fields.get("kind") if isinstance(fields, Mapping) else None
+    if not isinstance(kind, str) or kind not in _CLASSES or not all(isinstance(name, str) for name in fields):
+        return fields
+    try:
+        return _CLASSES[kind](**fields)
+    except UserError as problem:
+        message = f"node {str(node_id)[:MAX_NODE_ID]}: {problem}"
+        raise UnknownName(message) if isinstance(problem, UnknownName) else reworded(problem, message) from None
+
+
 class Workflow(Strict):
     """A graph of nodes, by their ids, and the node with the result, `output`."""
 
@@ -267,7 +305,9 @@ class Workflow(Strict):
         """Refuse too many nodes before any is read."""
         if isinstance(value, Mapping) and len(value) > MAX_NODES:
             raise over_bound("workflow.nodes", counted(len(value), "node"), f"up to {MAX_NODES}")
-        return value
+        if not isinstance(value, Mapping):
+            return value
+        return {node_id: _parsed(node_id, fields) for node_id, fields in value.items()}
 
     @model_validator(mode="after")
     def _connected(self) -> Workflow:
@@ -359,9 +399,11 @@ class Workflow(Strict):
         """Return the workflow with other nodes under some ids; they are valid."""
         return self.model_copy(update={"nodes": {**self.nodes, **changes}}) if changes else self
 
-    def without_seed(self) -> bool:
-        """Whether a sampling run takes the seed of the request."""
-        return any(node.request.seed is None for node in self.samplings)
+    @property
+    def own_seed(self) -> int | None:
+        """The seed of the last sampling run, 0 without one; None if a run takes the seed of the request."""
+        seeds = [node.request.seed for node in self.samplings]
+        return None if None in seeds else (0, *seeds)[-1]
 
 
 def checked_workflow(value: Any) -> Workflow:

@@ -3,8 +3,9 @@ ComfyUI's API format. Torch-free, ray-free."""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from modelpool.actors.request.bounds import MAX_ENTRIES, check_entries
@@ -15,6 +16,8 @@ _PARTS = ("request", "settings")
 #: the tables of a node that are changed
 _TABLES = (*_PARTS, "inputs")
 _LISTED = 20
+#: the seed beside a workflow of the pool, of nodes that set none
+SEED = "seed"
 
 
 def is_own_workflow(graph: Any) -> bool:
@@ -38,7 +41,7 @@ def inputs_of_texts(texts: tuple[str, ...], option: str = "--set") -> dict[str, 
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or "." not in name:
+        if not equals or ("." not in name and name.strip() != SEED):
             raise unusable_field(option, text, "NODE.INPUT=VALUE, such as 3.seed=7")
         found[name.strip()] = value_of_text(value)
     return found
@@ -46,24 +49,33 @@ def inputs_of_texts(texts: tuple[str, ...], option: str = "--set") -> dict[str, 
 
 def with_inputs(graph: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a workflow with other inputs of its nodes. A name is the id of a node, a dot, and the name of an input; of
-    a node of the pool also of a field of its request, or of a setting. Raises UserError for a node or an input that the
-    workflow does not have."""
+    a node of the pool also of a field of its request, or of a setting; "seed" is that of nodes without one. Raises
+    UserError for a node or an input that the workflow does not have."""
     check_entries("inputs", inputs, MAX_ENTRIES)
     changed, is_own = dict(graph), is_own_workflow(graph)
     nodes = changed
     if is_own:
         nodes = changed["nodes"] = dict(graph["nodes"])
     for name, value in inputs.items():
+        if name == SEED and is_own_workflow(graph):
+            changed[SEED] = value
+            continue
         node_id = next((name[:place] for place in _dots(name) if name[:place] in nodes), None)
         node = None if node_id is None else nodes[node_id]
         if node_id is None or not isinstance(node, dict):
-            listed = ", ".join(list(map(str, nodes))[:_LISTED])
-            raise UserError(f"inputs: found {name[:200]!r}, expected NODE.INPUT with one of the nodes {listed}")
+            listed, near = ", ".join(list(map(str, nodes))[:_LISTED]), _near(name.partition(".")[0], map(str, nodes))
+            raise UserError(f"inputs: found {name[:200]!r}, expected NODE.INPUT with one of the nodes {listed}{near}")
         # of the caller's tables, only those that change are copied: a graph may be large, and its values deep
         tables = {key: dict(node[key]) for key in _TABLES if isinstance(node.get(key), dict)}
         nodes[node_id] = node = {**node, **tables}
         _set(node, node_id, name[len(node_id) + 1 :], value, is_own)
     return changed
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """Return the nearest of some names as the end of a message; "" if none is near."""
+    near = difflib.get_close_matches(name[:200], list(known)[:MAX_ENTRIES], n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _dots(name: str) -> list[int]:
@@ -76,8 +88,9 @@ def _set(node: dict[str, Any], node_id: str, name: str, value: Any, is_own: bool
     if not is_own:
         known = node.get("inputs")
         if not isinstance(known, dict) or name not in known:
-            listed = ", ".join(known) if isinstance(known, dict) else ""
-            raise UserError(f"inputs: node {node_id} has no input {name[:200]!r}; it has {listed or 'none'}")
+            names = list(map(str, known)) if isinstance(known, dict) else []
+            listed = ", ".join(names[:_LISTED]) or "none"
+            raise UserError(f"inputs: node {node_id} has no input {name[:200]!r}; it has {listed}{_near(name, names)}")
         known[name] = value
         return
     if name in node or name in ("prompt", "image", "mask", "strength", "first_step", "last_step"):

@@ -286,6 +286,10 @@ class GpuWorker:
         self._open_engine = open_engine
         self._on_steps = on_steps
         self._progress_seconds = progress_seconds
+        #: returns the reports of the steps of one run, or of those that are computed together
+        self._step_reports: Callable[[], StepReports] = lambda: StepReports(
+            self._progress_seconds, lambda steps: self._on_steps(steps), self._is_current
+        )
         self._node = node
         self._memory = RunMemory()
         self._checkpoints = RunCheckpoints(worker_id, incarnation, checkpoint_seconds, on_state, checkpoint_disk)
@@ -696,7 +700,7 @@ class GpuWorker:
         """Return the hooks of a run; `tells` is False if another one tells of its steps."""
         done = [0]
         return RunHooks(
-            self._step_callback(request, done, reports, tells),
+            reports.callback(request, lambda: (self._worker_id, self._incarnation), done, tells),
             lambda: self._should_stop(request),
             lambda: self._preload_for(request),
             lambda: request.run in self._pauses and self._is_current(request),
@@ -785,22 +789,6 @@ class GpuWorker:
         if request_and_run is None or request_and_run[0] != request.run or not self._is_current(request):
             return None
         return request_and_run[1]
-
-    def _step_callback(
-        self, request: RunRequest, done: list[int], reports: StepReports, tells: bool
-    ) -> Callable[[int, int], None]:
-        """Return a callback that notes steps, and tells of them if it `tells`; `done` holds their number."""
-
-        def report(step: int, steps: int) -> None:
-            done[0] = step
-            reports.note(
-                request,
-                StepDone(self._worker_id, self._incarnation, request.task.task_id, request.run, step, steps),
-            )
-            if tells:
-                reports.tell()
-
-        return report
 
     def _checkpoint_callback(self, request: RunRequest) -> Callable[[Callable[[], Sequence[RunState]]], None]:
         """Return a callback that saves the state between two steps, unless another controller took over meanwhile, or

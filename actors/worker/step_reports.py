@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from modelpool.actors.worker.wire.messages import RunRequest, StepDone
+from modelpool.pool.values.specs.spec import WorkerId
 
 
 class StepReports:
@@ -29,6 +30,20 @@ class StepReports:
         #: by run, with the number of calls of `tell` before
         self._steps: dict[int, tuple[RunRequest, StepDone, int]] = {}
         self._calls = 0
+
+    def callback(
+        self, request: RunRequest, worker: Callable[[], tuple[WorkerId, int]], done: list[int], tells: bool
+    ) -> Callable[[int, int], None]:
+        """Return a callback that notes the steps of a run on `worker`, and tells of them if it `tells`; `done` holds
+        their number."""
+
+        def report(step: int, steps: int) -> None:
+            done[0] = step
+            self.note(request, StepDone(*worker(), request.task.task_id, request.run, step, steps))
+            if tells:
+                self.tell()
+
+        return report
 
     def note(self, request: RunRequest, step: StepDone) -> None:
         """Remember a step until the others have done theirs. The last one of a run is not told: its end is."""

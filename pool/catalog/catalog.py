@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.files.formats.model_description import read_description
 from modelpool.pool.files.formats.weights_file import files_of
 from modelpool.pool.inference.extensions.run_extension import check_fits
+from modelpool.pool.inference.operations.own_nodes import NO_NODES, OpenedNode
 from modelpool.pool.inference.pixels.decode_parts import cells_computed
 from modelpool.pool.inference.pixels.latent_pixels import latent_shape, sampled_shape
 from modelpool.pool.models.loading.content_digest import component_digests
@@ -119,6 +120,8 @@ class Catalog:
         )
         self._allow_pickle = allow_pickle
         self._device = device
+        #: the nodes of users that workflows may have, by name
+        self.own_nodes: Mapping[str, OpenedNode] = NO_NODES
         self._opened: LruCache[str, OpenModel] = LruCache(MODELS_KEPT)
         #: what runs need besides weights
         kind = device if isinstance(device, str) else device.kind.value
@@ -154,8 +157,8 @@ class Catalog:
         return self.registry.loras()
 
     def file_names(self) -> FileNames:
-        """Return the names of ControlNets, upscalers, image prompt adapters and embeddings."""
-        return self.registry.file_names()
+        """Return the names of ControlNets, upscalers, image prompt adapters and embeddings, and the nodes of users."""
+        return replace(self.registry.file_names(), nodes=tuple(node.listing for node in self.own_nodes.values()))
 
     def tiny_decoders(self) -> tuple[tuple[str, str], ...]:
         """Return the files of tiny decoders, for previews, each with the name of the decoder (`LatentFormat.tiny`)."""

@@ -43,6 +43,7 @@ from modelpool.pool.engine.image_stages import (
 )
 from modelpool.pool.engine.load_decisions import products_kernel, stored_formats
 from modelpool.pool.engine.open_pass import Joining, OpenPass, run_open_pass
+from modelpool.pool.engine.own_node_run import run_own_node
 from modelpool.pool.engine.preview_maker import PreviewMaker, first_frame_of, small_decode_bytes
 from modelpool.pool.engine.sampling_stage import ReadyRun, ready_run, sample_batch
 from modelpool.pool.engine.stages import TextEncoder, encode_batch
@@ -55,6 +56,7 @@ from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.inference.guidance.text_loras import TextLoras
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.inference.operations.operate import operate
+from modelpool.pool.inference.operations.own_nodes import NO_NODES, VERSION, OpenedNode
 from modelpool.pool.inference.pixels.latent_pixels import decoded
 from modelpool.pool.inference.upscalers.open_upscaler import OpenUpscaler
 from modelpool.pool.inference.upscalers.upscale import upscale_images
@@ -186,6 +188,8 @@ class Engine:
     ) -> None:
         """`fast_paths` say for which models `compiler` and `graphs` are used; None: for all."""
         self._device = device
+        #: the nodes of users that it may run, by name
+        self.own_nodes: Mapping[str, OpenedNode] = NO_NODES
         self._fast_paths = fast_paths or FastPaths(FastPath(True, True))
         self._memory_format = memory_format
         self._loras_at_run_time = loras_at_run_time
@@ -306,7 +310,7 @@ class Engine:
         GangBroken if one of them fails.
         """
         if isinstance(work, OperationParams):
-            return _operated(work, inputs, hooks)
+            return _operated(work, inputs, hooks, self.own_nodes)
         if isinstance(work, DecodeParams) and work.joins:
             return _joined(work, inputs, hooks)
         if gang is None:
@@ -338,7 +342,7 @@ class Engine:
             joined = _joined(work, inputs, hooks)
             return lambda: joined
         if isinstance(work, OperationParams):
-            operated = _operated(work, inputs, hooks)
+            operated = _operated(work, inputs, hooks, self.own_nodes)
             return lambda: operated
         ending = self._runner.begin(self._prepared(task, work, inputs, hooks, fresh, needed_next, resume))
 
@@ -557,7 +561,10 @@ class Engine:
     ) -> tuple[tuple[Result, ...], RunCost]:
         if isinstance(members[0].work, OperationParams):
             works = _all_of([member.work for member in members], OperationParams)
-            made = [_operated(work, each.inputs, each.hooks) for work, each in zip(works, members, strict=True)]
+            made = [
+                _operated(work, each.inputs, each.hooks, self.own_nodes)
+                for work, each in zip(works, members, strict=True)
+            ]
             return tuple(result for result, _ in made), made[0][1]
         if isinstance(work := members[0].work, DecodeParams) and work.joins:
             image, cost = _joined(work, members[0].inputs, batch_hooks(members))
@@ -743,7 +750,7 @@ class Engine:
         memory = self._device.memory
         if memory.free_bytes() - memory.cached_bytes() < _exchange_bytes(self._device.kind, gang, work):
             release_unused(memory)  # communicators are not from torch's allocator
-        return sample_in_gang(gang, _texts_of(work), shared, hooks, met)
+        return sample_in_gang(gang, work.texts, shared, hooks, met)
 
 
 def _exchange_bytes(kind: DeviceKind, gang: Gang, work: StageParams) -> int:
@@ -751,19 +758,19 @@ def _exchange_bytes(kind: DeviceKind, gang: Gang, work: StageParams) -> int:
     from modelpool.pool.engine.gang.gang_layout import layout_of
 
     assert isinstance(work, SampleParams), "no other stage is shared"
-    return communicator_bytes(kind, layout_of(gang.degree, _texts_of(work)).group_sizes)
+    return communicator_bytes(kind, layout_of(gang.degree, work.texts).group_sizes)
 
 
-def _texts_of(work: SampleParams) -> int:
-    """The texts for which the model predicts in each step."""
-    return work.texts if work.reads_negative else 1
-
-
-def _operated(work: OperationParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:
-    """Return the result of an operation, and its cost: it uses no memory of the device."""
+def _operated(
+    work: OperationParams, inputs: Mapping[str, Result], hooks: RunHooks, own: Mapping[str, OpenedNode]
+) -> tuple[Result, RunCost]:
+    """Return the result of an operation, or of a node of a user, and its cost: it uses no memory of the device."""
     stop_if_asked(hooks.should_stop)
     began = time.perf_counter()
-    result = operate(work, TaskInputs(inputs))
+    if work.name in own or any(name == VERSION for name, _ in work.settings):
+        result = run_own_node(work, TaskInputs(inputs), own)
+    else:
+        result = operate(work, TaskInputs(inputs))
     hooks.on_step(1, 1)
     return result, RunCost(run_seconds=time.perf_counter() - began, resident=True)
 

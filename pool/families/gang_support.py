@@ -1,19 +1,34 @@
 """Which runs several GPUs can share. Torch-free and pure: the graph asks before a task is queued, a worker before it
-meets its gang."""
+meets its gang.
+
+Members that divide the texts each call the model as one worker does, so all that acts in a call for one text is
+possible. What needs the complete image inside of the model is refused where members divide the tokens.
+"""
 
 from __future__ import annotations
 
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.sequence_plan import SequencePlan
 from modelpool.pool.values.core.stage_params import (
     ADAPTIVE_SAMPLER,
+    ControlRef,
+    ControlVideoCondition,
+    FaceCondition,
     ImageCondition,
+    ImagePromptRef,
     MaskCondition,
+    MaskedImageCondition,
+    ReferenceCondition,
+    RegionParams,
+    SampleCondition,
     SampleParams,
     StartCondition,
 )
 
-#: conditions that act on the latent between the calls of the model
-_OUTSIDE = (StartCondition, MaskCondition)
+#: conditions that act on the latent between the calls of the model, and texts of their own
+_OUTSIDE = (StartCondition, MaskCondition, RegionParams)
+#: options that change predictions
+_BETWEEN_CALLS = ("rescale_cfg", "cfg_zero")
 
 
 def text_groups(texts: int, degree: int) -> int:
@@ -28,32 +43,50 @@ def gang_obstacle(facts: SamplingFacts, work: SampleParams, degree: int) -> str:
         return ""
     if work.batch_size > 1:
         return "a run with a fixed batch size is not divided"
-    if work.options.names:
-        return (
-            f"{work.options.names[0]} acts inside of the model or counts its calls, which several GPUs do not support"
-        )
-    if any(lora.changes_in_run or lora.only for lora in work.loras):
-        return "a LoRA that changes in the run, or is for one text, is not supported by several GPUs"
     if work.schedule.sampler == ADAPTIVE_SAMPLER:
-        return f"the steps of sampler {ADAPTIVE_SAMPLER} are not shared"
-    outside = (*_OUTSIDE, ImageCondition) if facts.sequence is not None and facts.sequence.reads_images else _OUTSIDE
-    inside = [each for each in work.conditions if not isinstance(each, outside)]
-    if inside:
-        return f"{_NAMES.get(type(inside[0]).__name__, 'an input image of the model')} is not supported by several GPUs"
+        return f"sampler {ADAPTIVE_SAMPLER} chooses its steps by a sum over the latent, in which GPUs may differ"
     if facts.has_unconditional:
         return "the model has a second model for predictions without a text"
     if facts.video is not None and facts.video.sound is not None and facts.sequence is None:
         return "its sound track is not divided"
-    if degree // text_groups(work.texts, degree) > 1 and facts.sequence is None:
+    groups = text_groups(work.texts, degree)
+    if groups > 1 and work.options.sag is not None:
+        return "sag reads the attention of a prediction that another GPU makes, which several GPUs do not support"
+    if degree == groups:
+        return ""
+    if facts.sequence is None:
         most = "2, which divide the texts of guidance" if work.texts > 1 else "1"
-        return f"the tokens of this family are not divided among GPUs; expected at most {most}"
+        why = f", as {facts.not_divided}" if facts.not_divided else ""
+        return f"the tokens of this family are not divided among GPUs{why}; expected at most {most}"
+    return _token_obstacle(facts.sequence, work)
+
+
+def _token_obstacle(plan: SequencePlan, work: SampleParams) -> str:
+    """Return why tokens cannot be divided by `plan` in a run of `work`; "" if they can."""
+    possible: dict[type[SampleCondition], bool] = {
+        ImageCondition: plan.reads_images,
+        MaskedImageCondition: plan.reads_images,
+        ControlVideoCondition: plan.follows_videos,
+        FaceCondition: plan.follows_videos,
+        ReferenceCondition: plan.reads_references or plan.follows_videos,
+        ControlRef: plan.reads_controls,
+        ImagePromptRef: plan.reads_prompts,
+    }
+    for each in work.conditions:
+        if not isinstance(each, _OUTSIDE) and not possible.get(type(each), False):
+            name = _NAMES.get(type(each).__name__, "an input image of the model")
+            return f"{name} is not supported by GPUs that divide the tokens of this family"
+    if any(prompt.masks for prompt in work.image_prompts):
+        return "the masks of an image prompt are not supported by GPUs that divide the tokens"
+    inside = [name for name in work.options.names if name not in _BETWEEN_CALLS]
+    if inside and not plan.takes_options:
+        return f"{inside[0]} acts inside of the model, which GPUs that divide the tokens of this family do not support"
     return ""
 
 
 _NAMES = {
     "ControlRef": "a ControlNet",
     "ImagePromptRef": "an image prompt",
-    "RegionParams": "a region with a prompt of its own",
     "ReferenceCondition": "a reference image",
     "PriorCondition": "a second stage",
     "ControlVideoCondition": "a control video",

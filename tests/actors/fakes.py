@@ -25,6 +25,7 @@ from modelpool.pool.catalog.registry.listings import FileNames
 from modelpool.pool.families.two_experts import TWO_EXPERTS
 from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.inference.operations.operate import operate
+from modelpool.pool.inference.operations.own_nodes import NO_NODES, OpenedNode
 from modelpool.pool.models.text.chunks import embeddings_in
 from modelpool.pool.values.core.batch_gains import BatchedWork, MeasuredGain
 from modelpool.pool.values.core.errors import AdapterMismatch, UserError, unknown_name
@@ -210,6 +211,7 @@ class FakeCatalog:
     upscalers = FakeUpscalers()
     image_prompts = FakeImagePrompts()
     embeddings = FakeEmbeddings()
+    own_nodes: Mapping[str, OpenedNode] = NO_NODES
 
     def models(self) -> tuple[object, ...]:
         return tuple(MODELS)

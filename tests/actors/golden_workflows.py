@@ -587,6 +587,39 @@ IMAGES: dict[str, Golden] = {
         },
         lambda do: of_image(do.decode(do.sample()), lambda p: p[:, ::-1]),
     ),
+    "details, planes, and a frame around": Golden(
+        {
+            **BASE,
+            "e": BASE["d"],
+            "c": operation("image_edges", {"low": 0.1, "high": 0.3}, image="e"),
+            "m": operation("image_morphology", {"operation": "open", "kernel": 3}, image="e"),
+            "n": operation("image_noise", {"seed": 3, "strength": 0.1}, image="m"),
+            "t": operation("image_stitch", {"direction": "left", "spacing": 3}, first="n", second="c"),
+            "l": operation("image_letterbox", {"width": 64, "height": 64, "colour": "black"}, image="t"),
+            "Y": operation("image_plane", {"plane": "Y"}, image="l"),
+            "U": operation("image_plane", {"plane": "U"}, image="l"),
+            "V": operation("image_plane", {"plane": "V"}, image="l"),
+            "o": operation("image_of_planes", Y="Y", U="U", V="V"),
+            "a": operation("image_alpha_mask", image="o"),
+            "h": {"kind": "mask", "mask": HALF},
+            "u": operation("mask_composite", {"mode": "add"}, destination="a", source="h"),
+            "d": operation("image_with_alpha", image="o", mask="u"),
+        },
+        lambda do: detailed(do),
+    ),
+    "a text for each text encoder": Golden(
+        {
+            "p": text("a cat", "xl"),
+            "q": text("a dog", "xl"),
+            "a": operation("encoded_of_two", first="p", second="q"),
+            "b": operation("encoded_pooled_of", first="a", second="p"),
+            "c": operation("encoded_of_three", first="b", second="q", third="a"),
+            "s": sampling("xl", inputs={"positive": "a", "negative": "b"}),
+            "t": sampling("xl", "s", inputs={"positive": "c", "negative": "q"}, strength=0.5),
+            "d": decoding("t", "xl"),
+        },
+        lambda do: of_encoders(do),
+    ),
     "sizes in all ways": Golden(
         {
             **BASE,
@@ -636,6 +669,29 @@ def overlaid(do: Steps) -> Any:
     # the source begins 8 to the right and 8 above; its right half, which the mask shows, is cut off at 64
     found[:56, 40:] = image.pixels_HWC[8:, 32:56]
     return ImagePixels(found)
+
+
+def detailed(do: Steps) -> Any:
+    image = do.decode(do.sample())
+    edges = do.change("image_edges", {"low": 0.1, "high": 0.3}, image=image)
+    opened = do.change("image_morphology", {"operation": "open", "kernel": 3}, image=image)
+    noisy = do.change("image_noise", {"seed": 3, "strength": 0.1}, image=opened)
+    space = np.full((SIDE, 4, 3), 255, np.uint8)
+    both = ImagePixels(np.concatenate([edges.pixels_HWC, space, noisy.pixels_HWC], axis=1))
+    framed = do.change("image_letterbox", {"width": 64, "height": 64, "colour": "black"}, image=both)
+    planes = {plane: do.change("image_plane", {"plane": plane}, image=framed) for plane in "YUV"}
+    colours = do.change("image_of_planes", **planes)
+    return ImagePixels(np.concatenate([colours.pixels_HWC, 255 - HALF[..., None]], axis=-1))
+
+
+def of_encoders(do: Steps) -> Any:
+    cat, dog = do.text(model="xl"), do.text("a dog", "xl")
+    width = cat.context_LD.shape[-1] - cat.pooled_V.shape[-1]
+    states = np.concatenate([cat.context_LD[:, :width], dog.context_LD[:, width:]], axis=-1)
+    both, mixed = replace(dog, context_LD=states), replace(cat, context_LD=states)
+    three = do.change("encoded_of_three", first=mixed, second=dog, third=both)
+    first = do.sample("xl", positive=both, negative=mixed)
+    return do.decode(do.sample("xl", first=STEPS // 2, start=first, positive=three, negative=dog), "xl")
 
 
 def sized(do: Steps) -> Any:

@@ -88,17 +88,17 @@ def _recorded_tokenizer(kind: str) -> Tokenizer:
 
 def _write_models(folder: Path) -> None:
     for place, (name, layout) in enumerate(UNETS.items()):
-        path = _own_folder(folder, name) / f"{name}.safetensors"
+        path = own_folder(folder, name) / f"{name}.safetensors"
         write_tiny_checkpoint(path, seed=place, dtype=torch.float32, layout=layout())
     for family in TRANSFORMERS:
         _write_family(folder, family)
     write_video_unet(folder, "svd")
-    pair = _own_folder(folder, "pair")
+    pair = own_folder(folder, "pair")
     write_pair(pair, _LOUDER["wan_t2v"])
-    _write_tokenizers(pair, _LOUDER["wan_t2v"])
-    write_cascade(_own_folder(folder, "cascade"))
-    write_tiny_lora(_own_folder(folder, "loras") / "tiny_lora.safetensors", seed=5)
-    controls = _own_folder(folder, "controlnet")
+    write_tokenizers(pair, _LOUDER["wan_t2v"])
+    write_cascade(own_folder(folder, "cascade"))
+    write_tiny_lora(own_folder(folder, "loras") / "tiny_lora.safetensors", seed=5)
+    controls = own_folder(folder, "controlnet")
     write_tiny_checkpoint(
         controls / "sd1_canny.safetensors", seed=6, dtype=torch.float32, layout=ldm_controlnet(layouts.TINY_UNET)
     )
@@ -114,13 +114,13 @@ def write_transformer(folder: Path, name: str) -> None:
 def write_video_unet(folder: Path, name: str) -> None:
     """Write a tiny model that makes videos of an image into a folder of its own in `folder`."""
     with quiet_libraries():
-        save_file(VIDEOS[name].file(), _own_folder(folder, name) / f"{name}.safetensors")
+        save_file(VIDEOS[name].file(), own_folder(folder, name) / f"{name}.safetensors")
 
 
 def _write_family(folder: Path, family: TinyFamily) -> None:
-    own = _own_folder(folder, family.name)
+    own = own_folder(folder, family.name)
     save_file(family.file(), own / f"{family.name}.safetensors")
-    _write_tokenizers(own, family)
+    write_tokenizers(own, family)
 
 
 def write_inputs(folder: Path) -> None:
@@ -235,13 +235,13 @@ def apart(one: str, other: str) -> int:
     return int(np.abs(first - second).max()) if first.shape == second.shape else 256
 
 
-def _own_folder(folder: Path, name: str) -> Path:
+def own_folder(folder: Path, name: str) -> Path:
     own = folder / name
     own.mkdir(parents=True)
     return own
 
 
-def _write_tokenizers(folder: Path, family: TinyFamily) -> None:
+def write_tokenizers(folder: Path, family: TinyFamily) -> None:
     """Write what the text encoders of `family` read with, where they do not have a tokenizer built in."""
     stored = json.loads(gzip.decompress(TOKENIZERS.read_bytes()))
     for member in set(family.encoders) & set(stored):

@@ -97,7 +97,8 @@ def job_lines(
         try:
             request = GenerateRequest(**given)
         except UserError as error:
-            hint = "" if given.get("model") is not None else "; --model NAME is for all lines without one"
+            has_model = any(given.get(name) is not None for name in ("model", "workflow"))
+            hint = "" if has_model else "; --model NAME is for all lines without one"
             yield BrokenLine(number, _shortened(f"{error}{hint}"))
             continue
         for one in _seeded(request, seed, occurrences).expanded():

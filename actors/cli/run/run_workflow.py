@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,6 +58,7 @@ def run_workflow(
 
     graph = with_inputs(read_workflow(workflow), inputs_of_texts(tuple(inputs or ())))
     session = session_of(context)
+    drawn = draw_seed(graph)
     known = requests_before_a_pool(graph, workflow, session.check_names(where))
     if output.name is not None:
         check_name(output.name, known)
@@ -65,9 +67,25 @@ def run_workflow(
         requests = workflow_requests(graph, workflow, opened) if known is None else known
         if output.name is not None and known is None:
             check_name(output.name, requests)
-        resumed = shlex.join(["modelpool", *session.arguments, *([] if output.resume else ["--resume"])])
+        more = [*([] if drawn is None else ["--set", f"seed={drawn}"]), *([] if output.resume else ["--resume"])]
+        resumed = shlex.join(["modelpool", *session.arguments, *more])
         code = plan.run(requests, resumed, opened)
     raise typer.Exit(code)
+
+
+def draw_seed(graph: dict[str, Any]) -> int | None:
+    """Set a seed beside a workflow of the pool with runs that have none, and return it: a command that resumes names
+    it; None if it needs none. Raises UserError."""
+    from modelpool.actors.request.workflow_inputs import is_own_workflow
+
+    if not is_own_workflow(graph) or graph.get("seed") is not None:
+        return None
+    (request,) = own_requests(graph)
+    assert request.workflow is not None, "a request with a workflow"
+    if request.workflow.own_seed is not None:
+        return None
+    graph["seed"] = secrets.randbits(32)
+    return int(graph["seed"])
 
 
 def check_name(template: str, requests: Sequence[GenerateRequest] | None) -> None:
@@ -115,15 +133,20 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     from modelpool.actors.cli.run.read_inputs import with_images_read
     from modelpool.actors.http.comfy.comfy_graph import PoolNames, check_nodes
     from modelpool.actors.http.comfy.comfy_node_types import IMAGES, MODELS, file_stem
+    from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
     from modelpool.actors.http.read_requests import image_next_to
     from modelpool.actors.request.workflow_inputs import is_own_workflow
 
     if is_own_workflow(graph):
         (request,) = own_requests(graph)
         names.check(request)
+        check_operations(request, names)
         return [request]
-    check_nodes(graph)
     known, loras = names.model_names(), names.lora_names()
+    own_nodes = names_of_nodes(graph).difference(NODE_TYPES)
+    if own_nodes and all(map(names.may_be_own_node, own_nodes)):
+        return None  # the pool describes them
+    check_nodes(graph)
     if known is None or loras is None:
         for image in _values_of(graph, IMAGES):
             image_next_to(place, image)
@@ -137,6 +160,27 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     return requests
 
 
+def check_operations(request: GenerateRequest, names: NameCheck) -> None:
+    """Raise UserError that names the node for an unknown operation, and for a setting that it does not have, or of
+    another type. The pool checks those of nodes of users, and what depends on sizes."""
+    from modelpool.actors.request.workflow_fields import OperationNode
+    from modelpool.pool.inference.operations.operate import OPERATIONS, operation_named
+
+    assert request.workflow is not None, "a request with a workflow"
+    for node_id, node in request.workflow.in_order:
+        if isinstance(node, OperationNode) and (node.name in OPERATIONS or not names.may_be_own_node(node.name)):
+            try:
+                operation_named(node.name).check_settings(node.settings)
+            except UserError as problem:
+                raise type(problem)(f"node {node_id}: {problem}") from None
+
+
+def names_of_nodes(graph: dict[str, Any]) -> set[str]:
+    """Return the kinds of the nodes of a workflow in the API format."""
+    nodes = (node for node in graph.values() if isinstance(node, dict))
+    return {kind for node in nodes if isinstance(kind := node.get("class_type"), str)}
+
+
 def own_requests(graph: dict[str, Any]) -> list[GenerateRequest]:
     """Return the request of a workflow of the pool, which may be next to other fields of a request, such as a seed.
     Raises UserError."""
@@ -148,9 +192,13 @@ def own_requests(graph: dict[str, Any]) -> list[GenerateRequest]:
 
 def requests_with_names(graph: dict[str, Any], place: Path, names: NameCheck) -> list[GenerateRequest]:
     """Return the requests of the workflow at `place` by the names of files of this machine. Raises UserError."""
+    from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
     from modelpool.actors.request.workflow_inputs import is_own_workflow
 
     found = own_requests(graph) if is_own_workflow(graph) else requests_before_a_pool(graph, place, names)
+    if found is None and (own_nodes := names_of_nodes(graph).difference(NODE_TYPES)):
+        listed = ", ".join(sorted(own_nodes))
+        raise UserError(f"--workflow: found the nodes {listed} of users, expected them in a workflow of the pool")
     if found is None:
         raise UserError("--workflow: its models are known to another machine; expected a pool on this one")
     return found
@@ -159,9 +207,14 @@ def requests_with_names(graph: dict[str, Any], place: Path, names: NameCheck) ->
 def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[GenerateRequest]:
     """Return the requests of the workflow at `place`, with the names of a pool. Raises UserError."""
     from modelpool.actors.http.comfy.comfy_graph import PoolNames
+    from modelpool.actors.http.comfy.comfy_own_nodes import kinds_with
+    from modelpool.actors.request.workflow_inputs import is_own_workflow
 
+    if is_own_workflow(graph):
+        return own_requests(graph)
     models = {listing.name: listing.family for listing in pool.models() if not listing.problem}
-    return _requests(graph, place, PoolNames(models, [each.name for each in pool.loras() if not each.problem]))
+    loras = [each.name for each in pool.loras() if not each.problem]
+    return _requests(graph, place, PoolNames(models, loras, known_kinds=kinds_with(pool.file_names().nodes)))
 
 
 def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[GenerateRequest]:

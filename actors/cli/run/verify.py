@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from modelpool.actors.outputs.entries import ManifestEntry
     from modelpool.actors.outputs.place import OutputPlace
     from modelpool.actors.outputs.results.outcomes import OutputResult
+    from modelpool.actors.request.requests import GenerateRequest
 
 EXIT_FAILED = 1
 _SHARE = "a share such as 5% or 0.05, or all"
@@ -120,16 +121,40 @@ def compared_again(
     compared: dict[str, Comparison] = {}
     if not again:
         return compared, missing
-    for result in pool.submit([one.request for one in again], output=False).results():
-        one = again[result.index]
-        if not isinstance(result, OutputResult):
-            missing[one.entry.file] = f"{result.kind.value}: {result.message}"
-            continue
-        try:
-            compared[one.entry.file] = _comparison(out, one, result)
-        except OutputFailed as problem:
-            missing[one.entry.file] = str(problem)
+    requests = _on_as_many_gpus(again, pool)
+    left = list(range(len(again)))
+    while left:
+        places, left = left, []
+        for result in pool.submit([requests[place] for place in places], output=False).results():
+            place = places[result.index]
+            one = again[place]
+            if isinstance(result, OutputResult):
+                try:
+                    compared[one.entry.file] = _comparison(out, one, result)
+                except OutputFailed as problem:
+                    missing[one.entry.file] = str(problem)
+            elif requests[place] is not one.request:  # this pool may have fewer GPUs
+                requests[place] = one.request
+                left.append(place)
+            else:
+                missing[one.entry.file] = f"{result.kind.value}: {result.message}"
     return compared, missing
+
+
+def _on_as_many_gpus(again: Sequence[AgainRequest], pool: Pool) -> list[GenerateRequest]:
+    """Return the requests, with the number of GPUs that the scheduler chose for the listed output where a request can
+    have it."""
+    from modelpool.actors.outputs.comparison import repeated_gpus
+    from modelpool.pool.values.core.errors import UserError
+
+    requests = [one.request for one in again]
+    numbers = [repeated_gpus(one.entry.recipe, one.entry.fields.get("tasks")) for one in again]
+    chosen = {place: number for place, number in enumerate(numbers) if number is not None}
+    wanted = [requests[place].model_copy(update={"gpus": number}) for place, number in chosen.items()]
+    for place, request, recipe in zip(chosen, wanted, pool.recipes(wanted) if wanted else (), strict=True):
+        if not isinstance(recipe, UserError):
+            requests[place] = request
+    return requests
 
 
 def comparison_json(name: str, comparison: Comparison) -> dict[str, Any]:
@@ -151,9 +176,14 @@ def _comparison(out: OutputPlace, one: AgainRequest, result: OutputResult) -> Co
 
     pixels = array_of_result(result)
     listed = origin_of(one.entry.recipe, one.entry.fields.get("tasks"))
-    differs = differences(listed, origin_of(result.recipe, [plain(task) for task in result.tasks]))
+    again = [plain(task) for task in result.tasks]
+    differs = differences(listed, origin_of(result.recipe, again))
     other = [name for name in one.differs if "sha256" not in name and name not in ("loras", "embeddings", "decoder")]
-    differs = (*differs, *(f"{name} of the request" for name in other), *left_open(one.entry.recipe))
+    differs = (
+        *differs,
+        *(f"{name} of the request" for name in other),
+        *left_open(one.entry.recipe, one.entry.fields.get("tasks"), again),
+    )
     sha256 = pixels_sha256(pixels)
     with out.local_file(one.entry.file) as path:
         return compare(one.entry.pixels_sha256, sha256, partial(read_content, path), pixels, differs, is_lossless(path))

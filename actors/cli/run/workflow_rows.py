@@ -67,4 +67,5 @@ def _requests(
         beside = GenerateRequest(model="any", prompt="", **fields) if fields else request
         update = {name: getattr(beside, name) for name in fields}
         changed = request.model_copy(update=update)
-        yield changed if changed.seed is not None else changed.model_copy(update={"seed": 0})
+        own = None if changed.workflow is None else changed.workflow.own_seed
+        yield changed if changed.seed is not None else changed.model_copy(update={"seed": own or 0})

@@ -81,7 +81,7 @@ def name_check(options: PoolOptions) -> NameCheck:
     from modelpool.actors.client.start_checks import NameCheck, check_device, check_folders, check_named_models
 
     if options.pool is not None:  # which has its own models
-        return NameCheck(None)
+        return NameCheck.of_running_pool()
     settings = settings_for(options)
     check_folders(settings)
     check_device(settings)

@@ -71,6 +71,7 @@ from modelpool.actors.worker.wire.messages import (
     ClientId,
     JobEnded,
     JobPreview,
+    NodesEnded,
     Submission,
     SubmissionId,
     TaskProgress,
@@ -854,6 +855,10 @@ class _Listener:
     def on_preview(self, made: JobPreview) -> None:
         """See `Listener`."""
         self._service.note_preview(made)
+
+    def on_nodes_ended(self, nodes: tuple[NodesEnded, ...]) -> None:
+        """See `Listener`. The nodes that run are part of the progress of a submission, and those before them have
+        ended."""
 
     def on_lost(self, reason: Exception) -> None:
         """See `Listener`."""

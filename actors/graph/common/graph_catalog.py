@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from modelpool.pool.inference.operations.own_nodes import OpenedNode
 from modelpool.pool.values.core.batch_gains import BatchedWork
 from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
@@ -104,6 +105,10 @@ class GraphCatalog(Protocol):
     @property
     def upscalers(self) -> UpscalerCatalog:
         """The upscalers."""
+
+    @property
+    def own_nodes(self) -> Mapping[str, OpenedNode]:
+        """The nodes of users that workflows may have, by name."""
 
     @property
     def image_prompts(self) -> ImagePromptCatalog:

@@ -46,6 +46,7 @@ from modelpool.pool.values.specs.spec import (
 EMBEDDING_ROW_BYTES = 8192
 #: first estimate of joining the tiles of a decode on one core of a host: 0.2 s for an image of 4096 by 4096 pixels
 _PRIOR_SECONDS, _PRIOR_SECONDS_PER_VALUE = 0.005, 4e-9
+_NO_ID = TaskId("")
 #: a first estimate of the time of an operation on the CPU
 OPERATION_SECONDS = 0.02
 
@@ -56,6 +57,7 @@ class JobGraph:
 
     warnings      messages for the user
     fingerprints  of the files of components (`pool.models.loading.file_fingerprint`), as far as they could be read
+    nodes         of a workflow: the nodes that each task serves, in order; empty for other jobs
     """
 
     job: JobSpec
@@ -63,6 +65,24 @@ class JobGraph:
     components: tuple[ComponentSpec, ...]
     warnings: tuple[str, ...] = ()
     fingerprints: Mapping[ComponentKey, str] = field(default_factory=dict)
+    nodes: Mapping[TaskId, tuple[str, ...]] = field(default_factory=dict)
+
+    def nodes_of(self, task_id: TaskId) -> tuple[str, ...]:
+        """Return the nodes that a task serves. Of a job without a workflow, one that is its stage, a dot, and its place
+        among the tasks of this stage."""
+        if self.nodes:
+            return self.nodes.get(task_id, ())
+        stages = {task.task_id: task.stage for task in self.job.tasks}
+        if task_id not in stages:
+            return ()
+        alike = [each for each, stage in stages.items() if stage is stages[task_id]]
+        return (f"{stages[task_id].value}.{alike.index(task_id)}",)
+
+    def nodes_ended_by(self, task_id: TaskId) -> tuple[str, ...]:
+        """Return the nodes that a task serves and no later one does."""
+        names = self.nodes_of(task_id)
+        last = {name: task.task_id for task in self.job.tasks for name in self.nodes.get(task.task_id, ())}
+        return tuple(name for name in names if last.get(name, task_id) == task_id)
 
 
 def result_values(shape: OutputShape) -> int:
@@ -95,6 +115,11 @@ class TaskCollector:
         self._tasks: dict[TaskId, TaskSpec] = {}
         self._works: dict[TaskId, StageParams] = {}
         self._components: dict[ComponentKey, ComponentSpec] = {}
+        #: the node whose tasks are added; "" without a workflow
+        self.node = ""
+        #: nodes by the tasks that they have; dicts as ordered sets
+        self._nodes: dict[TaskId, dict[str, None]] = {}
+        self._likes: dict[tuple[object, ...], TaskSpec] = {}
 
     def add(
         self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = (), gpus: int = 0
@@ -106,29 +131,51 @@ class TaskCollector:
         work, degrees = self._of_gpus(work, gpus)
         new = task_id(work, needs)
         if new not in self._tasks:
-            uses = self._uses(work)
-            (whole, *divided), run_seconds = self._modes_and_seconds(work, context_tokens)
-            if batch_size > 1:  # a part of a pass would have other bits
-                whole, divided = whole.times(batch_size), []
             self._works[new] = work
-            self._tasks[new] = TaskSpec(
-                task_id=new,
-                stage=stage_of(work),
-                uses=uses,
-                activation_bytes=whole.activation_bytes,
-                run_seconds=run_seconds * batch_size,
-                needs=tuple(needs.values()),
-                input_names=tuple(needs),
-                divisions=tuple(divided),
-                counted_bytes=whole.counted_bytes,
-                together=batch_key(work, context_tokens),
-                options=work.measured_apart if isinstance(work, EncodeParams | SampleParams | DecodeParams) else (),
-                batch_size=batch_size,
-                pass_key=self._pass_key(work, context_tokens),
-                degrees=degrees,
-                is_kept=self._keeps,
-            )
+            like = self._task_like(work, context_tokens, batch_size, degrees)
+            self._tasks[new] = replace(like, task_id=new, needs=tuple(needs.values()), input_names=tuple(needs))
+        if self.node:
+            self._nodes.setdefault(new, {})[self.node] = None
         return new
+
+    def _task_like(
+        self, work: StageParams, context_tokens: Sequence[int], batch_size: int, degrees: tuple[int, ...]
+    ) -> TaskSpec:
+        """Return a task of `work`, without its id and inputs. In a workflow, many tasks differ in nothing else, or in
+        seeds: estimates take most of the time of a graph."""
+        if not self._keeps:
+            return self._priced(work, context_tokens, batch_size, degrees)
+        key = (
+            replace(work, seed=0) if isinstance(work, SampleParams) else work,
+            tuple(context_tokens),
+            batch_size,
+            degrees,
+        )
+        if key not in self._likes:
+            self._likes[key] = self._priced(work, context_tokens, batch_size, degrees)
+        return self._likes[key]
+
+    def _priced(
+        self, work: StageParams, context_tokens: Sequence[int], batch_size: int, degrees: tuple[int, ...]
+    ) -> TaskSpec:
+        (whole, *divided), run_seconds = self._modes_and_seconds(work, context_tokens)
+        if batch_size > 1:  # a part of a pass would have other bits
+            whole, divided = whole.times(batch_size), []
+        return TaskSpec(
+            task_id=_NO_ID,
+            stage=stage_of(work),
+            uses=self._uses(work),
+            activation_bytes=whole.activation_bytes,
+            run_seconds=run_seconds * batch_size,
+            divisions=tuple(divided),
+            counted_bytes=whole.counted_bytes,
+            together=batch_key(work, context_tokens),
+            options=work.measured_apart if isinstance(work, EncodeParams | SampleParams | DecodeParams) else (),
+            batch_size=batch_size,
+            pass_key=self._pass_key(work, context_tokens),
+            degrees=degrees,
+            is_kept=self._keeps,
+        )
 
     def __contains__(self, task_id: TaskId) -> bool:
         return task_id in self._tasks
@@ -179,7 +226,8 @@ class TaskCollector:
         components = {key: self._components[key] for key in keys}
         works = {task.task_id: self._works[task.task_id] for task in tasks}
         job = JobSpec(job_id, tasks, wanted, tuple(inputs))
-        return JobGraph(job, MappingProxyType(works), tuple(components.values()), tuple(warnings))
+        nodes = {task.task_id: tuple(self._nodes[task.task_id]) for task in tasks if task.task_id in self._nodes}
+        return JobGraph(job, MappingProxyType(works), tuple(components.values()), tuple(warnings), nodes=nodes)
 
     def _modes_and_seconds(
         self, work: StageParams, context_tokens: Sequence[int]

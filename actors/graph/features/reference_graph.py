@@ -27,7 +27,7 @@ from modelpool.actors.graph.features.feature import (
 from modelpool.actors.graph.features.image_concat_graph import EDIT_PIXELS, reference_size, size_like_reference
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
-from modelpool.actors.request.image_fields import InputImage
+from modelpool.actors.request.image_fields import InputImage, TaskImage
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.control_video_models import takes_control_video
 from modelpool.pool.families.parts.text_reading import IMAGE_NAME, image_names
@@ -96,7 +96,7 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
         raise unsupported_field("reference", request.model, _why_none(facts))
     if not count and facts.needs_reference:
         raise missing_field("reference", f"model {request.model!r} splits an image into layers")
-    if len({each.sha256 for each in request.references if isinstance(each, InputImage)}) < count:
+    if len({each.sha256 for each in request.references if isinstance(each, InputImage | TaskImage)}) < count:
         raise unusable_field("reference", "the same image twice", "different images")
     accepts_several = facts.several_references or (facts.reference_mode is not None and not facts.reference_covers)
     if count > 1 and not accepts_several:

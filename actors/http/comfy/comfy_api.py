@@ -8,6 +8,7 @@ Each path also exists below /api, as newer clients call it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -19,12 +20,19 @@ from starlette.websockets import WebSocketDisconnect
 
 from modelpool.actors.http.comfy.comfy_export import api_format, is_exported, is_workflow
 from modelpool.actors.http.comfy.comfy_graph import OutputNode, PoolNames
-from modelpool.actors.http.comfy.comfy_images import WorkflowImages, with_alpha
-from modelpool.actors.http.comfy.comfy_node_types import NodeInput, NodeType
-from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_images import WorkflowImages, image_size_of, with_alpha
+from modelpool.actors.http.comfy.comfy_node_info import described, facts_of
+from modelpool.actors.http.comfy.comfy_own_nodes import kinds_with
 from modelpool.actors.http.comfy.comfy_problems import rejection
-from modelpool.actors.http.comfy.comfy_prompts import ComfyPrompts, ImageFrame, PreviewFrame, Prompt, Socket
-from modelpool.actors.http.comfy.comfy_server_api import add_server_routes
+from modelpool.actors.http.comfy.comfy_prompts import (
+    ComfyPrompts,
+    ImageFrame,
+    PreviewFrame,
+    Prompt,
+    Socket,
+    StatesMessage,
+)
+from modelpool.actors.http.comfy.comfy_server_api import add_server_routes, socket_features
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.http.service.access import Caller
@@ -41,6 +49,9 @@ INTERFACE = "comfyui"
 #: largest workflow: images are uploaded, and not part of it
 MAX_WORKFLOW_BYTES = 1 << 20
 MAX_ID_LENGTH = 100
+_MOST_TITLE = 100
+#: largest message of a client to its web socket
+MOST_ANNOUNCED = 1 << 16
 #: workflows of up to as many nodes are read on the loop, which takes less than handing them to a thread
 _SMALL_NODES = 50
 
@@ -52,7 +63,7 @@ def comfy_router(services: Services, prompts: ComfyPrompts) -> APIRouter:
     _add_prompt_routes(routes, services, prompts, uploads)
     _add_file_routes(routes, services, prompts, uploads)
     add_server_routes(routes, services)
-    _add_socket(routes, prompts)
+    _add_socket(routes, prompts, socket_features(services))
     router = APIRouter()
     router.include_router(routes)
     router.include_router(routes, prefix="/api", include_in_schema=False)
@@ -68,7 +79,9 @@ def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyProm
         except WorkflowRejected as rejected:
             if rejected.is_over_bound:
                 services.limits.acted("request_fields", "refused a workflow that has too much")
-            return JSONResponse(rejected.as_json(), 400)
+            names = await _names(services, uploads, caller_of(request).owner)
+            facts = await asyncio.to_thread(facts_of, body.get("prompt"), rejected.errors, names)
+            return JSONResponse(rejected.as_json(facts), 400)
         return JSONResponse({"prompt_id": prompt.prompt_id, "number": prompt.number, "node_errors": {}})
 
     @router.get("/prompt", summary="Count the workflows that wait or run")
@@ -151,12 +164,12 @@ def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompt
     @router.get("/object_info", summary="Describe the nodes")
     async def object_info(request: Request) -> dict[str, Any]:
         names = await _names(services, uploads, caller_of(request).owner)
-        return {name: _described(kind, names) for name, kind in NODE_TYPES.items()}
+        return {name: described(kind, names) for name, kind in names.kinds.items()}
 
     @router.get("/object_info/{name}", summary="Describe a node")
     async def object_info_of(request: Request, name: str) -> dict[str, Any]:
         names = await _names(services, uploads, caller_of(request).owner)
-        return {name: _described(NODE_TYPES[name], names)} if name in NODE_TYPES else {}
+        return {name: described(names.kinds[name], names)} if name in names.kinds else {}
 
 
 def _file_of(form: FormBody) -> tuple[str, bytes]:
@@ -200,17 +213,19 @@ async def _original(prompts: ComfyPrompts, uploads: Uploads, owner: str, form: F
     return await asyncio.to_thread(prompts.output(owner, filename).read_bytes)
 
 
-def _add_socket(router: APIRouter, prompts: ComfyPrompts) -> None:
+def _add_socket(router: APIRouter, prompts: ComfyPrompts, features: Mapping[str, Any]) -> None:
     @router.websocket("/ws")
     async def messages(socket: WebSocket) -> None:
         client_id = socket.query_params.get("clientId", "")[:MAX_ID_LENGTH] or uuid.uuid4().hex
         await socket.accept()
         known = Socket(client_id, caller_of(socket).owner)
         prompts.connect(known)
-        reading = asyncio.create_task(_read_until_closed(socket, known))
+        reading = asyncio.create_task(_read_until_closed(socket, known, features))
         try:
             while (message := await known.messages.get()) is not None:
-                if isinstance(message, PreviewFrame):
+                if isinstance(message, StatesMessage):
+                    await socket.send_json(message.take())
+                elif isinstance(message, PreviewFrame):
                     await socket.send_bytes(message.take())
                 elif isinstance(message, ImageFrame):
                     if content := await asyncio.to_thread(message.take):
@@ -226,10 +241,13 @@ def _add_socket(router: APIRouter, prompts: ComfyPrompts) -> None:
             reading.cancel()
 
 
-async def _read_until_closed(socket: WebSocket, known: Socket) -> None:
-    """Read and ignore what a client sends; notice that it goes."""
-    while (await socket.receive())["type"] != "websocket.disconnect":
-        pass
+async def _read_until_closed(socket: WebSocket, known: Socket, features: Mapping[str, Any]) -> None:
+    """Read what a client announces; notice that it goes. What is no message of ComfyUI's clients is ignored."""
+    while (received := await socket.receive())["type"] != "websocket.disconnect":
+        text = received.get("text")
+        if isinstance(text, str) and len(text) <= MOST_ANNOUNCED:
+            with contextlib.suppress(NotJson):
+                known.heard(parse_json(text.encode(), MOST_ANNOUNCED), features)
     known.close()
 
 
@@ -256,7 +274,7 @@ async def _submitted(
             )
         names = await _names(services, uploads, caller.owner)
         if graph and is_exported(graph):
-            graph = await asyncio.to_thread(api_format, graph)
+            graph = await asyncio.to_thread(api_format, graph, names.kinds)
         # other callers get their turn while a large workflow is read
         is_small = isinstance(graph, dict) and len(graph) <= _SMALL_NODES
         outputs = outputs_of(graph, names) if is_small else await asyncio.to_thread(outputs_of, graph, names)
@@ -270,10 +288,24 @@ async def _submitted(
         except (HttpProblem, WorkflowRejected):
             raise
         except UserError as problem:
-            raise rejection(graph, outputs, problem) from None
-        prompt = Prompt.of(prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission)
+            raise rejection(graph, outputs, problem, names.kinds) from None
+        prompt = Prompt.of(
+            prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission, names.kinds
+        )
         prompts.add(prompt)
+        submission.name_nodes(_titles(graph))
         return prompt
+
+
+def _titles(graph: Mapping[str, Any]) -> dict[str, str]:
+    """Return the titles of the nodes of a workflow: their kinds, and what the editor calls them if that differs."""
+    found = {}
+    for node_id, node in graph.items():
+        kind, meta = node["class_type"], node.get("_meta")
+        title = meta.get("title") if isinstance(meta, dict) else None
+        found[node_id] = f"{title} ({kind})" if isinstance(title, str) and title not in ("", kind) else kind
+        found[node_id] = found[node_id][:_MOST_TITLE]
+    return found
 
 
 def _requests(
@@ -301,7 +333,7 @@ def _requests(
             except HttpProblem:  # a limit, and not this workflow
                 raise
             except UserError as problem:
-                raise rejection(graph, [output], problem) from None
+                raise rejection(graph, [output], problem, names.kinds) from None
         found += known[what]
     return found
 
@@ -310,7 +342,9 @@ async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
     listings = await services.listings()
     images = await asyncio.to_thread(uploads.names, owner)
     models = {each.name: each.family for each in listings.models}
-    return PoolNames(models, [each.name for each in listings.loras], images, listings.files)
+    loras = [each.name for each in listings.loras]
+    image_size = image_size_of(lambda name: uploads.image(owner, name))
+    return PoolNames(models, loras, images, listings.files, kinds_with(listings.files.nodes), image_size)
 
 
 def page_of(ended: Sequence[Prompt], most: int, offset: int) -> Sequence[Prompt]:
@@ -330,33 +364,3 @@ def _selection(body: Mapping[str, Any]) -> tuple[bool, Sequence[str]]:
     if not clear and not ids:
         raise HttpProblem(400, 'body: expected {"clear": true} or {"delete": [ids]}')
     return clear, ids
-
-
-def _described(kind: NodeType, names: PoolNames) -> dict[str, Any]:
-    """Return a node as /object_info has it."""
-    required = {given.name: _described_input(given, names) for given in kind.inputs if given.is_required}
-    optional = {given.name: _described_input(given, names) for given in kind.inputs if not given.is_required}
-    return {
-        "input": {"required": required, "optional": optional},
-        "input_order": {"required": list(required), "optional": list(optional)},
-        "output": list(kind.outputs),
-        "output_is_list": [False] * len(kind.outputs),
-        "output_name": list(kind.outputs),
-        "name": kind.name,
-        "display_name": kind.name,
-        "description": "",
-        "python_module": "modelpool",
-        "category": kind.category,
-        "output_node": kind.is_output,
-    }
-
-
-def _described_input(given: NodeInput, names: PoolNames) -> list[Any]:
-    if given.choices:
-        found = names.choices(given)
-        return [list(found), {} if given.default not in found else {"default": given.default}]
-    if given.type in ("INT", "FLOAT"):
-        return [given.type, {"default": given.default, "min": given.least, "max": given.most}]
-    if given.type in ("STRING", "BOOLEAN"):
-        return [given.type, {"default": given.default}]
-    return [given.type]

@@ -6,8 +6,8 @@ setting is wrong or comes from a node with tensors, stays as it is: the check of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
@@ -19,25 +19,40 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     converted,
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected, link_of
+from modelpool.pool.values.core.errors import UserError
 
+#: the size of an image of the user, by its name; raises UserError
+ImageSize: TypeAlias = "Callable[[str], Pixels]"
+_LOADERS = ("LoadImage", "LoadImageOutput", "LoadImageMask")
 #: characters of the texts that the nodes of a workflow compute, all together
 MAX_COMPUTED_CHARACTERS = 1 << 22
 
 
-def evaluated(nodes: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the nodes of `order` with the values of nodes without tensors. Each is behind its sources in `order`, so
-    that every node is evaluated once, whatever the graph. Raises WorkflowRejected for too much text."""
+def evaluated(
+    nodes: Mapping[str, Mapping[str, Any]],
+    order: Sequence[str],
+    kinds: Mapping[str, NodeType] = NODE_TYPES,
+    image_size: ImageSize | None = None,
+) -> dict[str, Mapping[str, Any]]:
+    """Return the nodes of `order` with the values of nodes without tensors, and of nodes of a size. Each is behind its
+    sources in `order`, so that every node is evaluated once, whatever the graph. Raises WorkflowRejected for too much
+    text."""
+    sizes: dict[str, Pixels] = {}
     found: dict[str, Mapping[str, Any]] = {}
     outputs: dict[str, tuple[Any, ...]] = {}
     characters = 0
     for node_id in order:
         node = nodes[node_id]
-        kind = NODE_TYPES[node["class_type"]]
+        kind = kinds[node["class_type"]]
         inputs = _with_values(nodes, node, kind, outputs)
         found[node_id] = {"class_type": node["class_type"], "inputs": inputs}
-        given = _outputs_of(found[node_id], kind) if _is_linked(nodes, found[node_id]) else None
+        is_linked = _is_linked(nodes, found[node_id], kinds)
+        if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
+            sizes[node_id] = size
+        given = _outputs_of(found[node_id], kind, sizes) if is_linked else None
         if given is None:
             continue
         outputs[node_id] = given
@@ -62,42 +77,72 @@ def _with_values(
         if link is None or link[0] not in outputs or not 0 <= link[1] < len(outputs[link[0]]):
             continue
         made = NODE_TYPES[nodes[link[0]]["class_type"]].outputs[link[1]]
+        if outputs[link[0]][link[1]] is None:  # an output that is made later
+            continue
         if ANY in (made, types.get(name, ANY)) or made == types[name]:
             inputs[name] = outputs[link[0]][link[1]]
     return inputs
 
 
-def _is_linked(nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> bool:
+def _is_linked(nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any], kinds: Mapping[str, NodeType]) -> bool:
     """Whether all links of a node begin at an output."""
     links = [link for name in node["inputs"] if (link := link_of(node, name)) is not None]
     return all(
-        source in nodes and 0 <= slot < len(NODE_TYPES[nodes[source]["class_type"]].outputs) for source, slot in links
+        source in nodes and 0 <= slot < len(kinds[nodes[source]["class_type"]].outputs) for source, slot in links
     )
 
 
-def _outputs_of(node: Mapping[str, Any], kind: NodeType) -> tuple[Any, ...] | None:
+def _size_of(
+    node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels], image_size: ImageSize | None
+) -> Pixels | None:
+    """Return the size of what a node makes; None if it is not known."""
+    if kind.name in _LOADERS and image_size is not None and isinstance(name := node["inputs"].get("image"), str):
+        try:
+            return image_size(name)
+        except UserError:  # the image is read again later, with its node
+            return None
+    rule = SIZE_RULES.get(kind.name)
+    # names of files, samplers and the like say nothing about a size
+    wanted = [each for each in kind.inputs if each.type in WIDGET_TYPES and not isinstance(each.choices, str)]
+    settings = None if rule is None else _settings(node, kind, wanted)
+    if rule is None or settings is None:
+        return None
+    links = {name: link[0] for name in node["inputs"] if (link := link_of(node, name)) is not None}
+    return rule({**links, **settings}, {name: sizes[source] for name, source in links.items() if source in sizes})
+
+
+def _outputs_of(node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels]) -> tuple[Any, ...] | None:
     """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated."""
     inputs = node["inputs"]
+    if kind.name in SIZE_NODES:
+        source, outputs = SIZE_NODES[kind.name]
+        link = link_of(node, source)
+        if link is None or link[0] not in sizes:
+            return None
+        width, height = sizes[link[0]]
+        return tuple(
+            {"width": width, "height": height, "count": 1, "image": inputs[source]}.get(each) for each in outputs
+        )
     if kind.name in PASSING_NODES:
-        settings = _settings(node, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
+        settings = _settings(node, kind, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
         there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)
         chosen = None if settings is None else PASSING_NODES[kind.name](settings, there)
         return None if chosen is None or chosen not in inputs else (inputs[chosen],)
     if kind.name not in COMPUTED_NODES:
         return None
-    settings = _settings(node, kind.inputs)
+    settings = _settings(node, kind, kind.inputs)
     try:
         return None if settings is None else kind.build(settings)
     except (NodeUnsupported, ArithmeticError):
         return None
 
 
-def _settings(node: Mapping[str, Any], wanted: Sequence[NodeInput]) -> dict[str, Any] | None:
+def _settings(node: Mapping[str, Any], kind: NodeType, wanted: Sequence[NodeInput]) -> dict[str, Any] | None:
     """Return the written values of a node in their types, and the defaults of others; None if one is linked, missing
     or wrong."""
     found: dict[str, Any] = {}
     # next to an unknown name, a setting that is missing is more likely misspelt than left out
-    names = {given.name for given in NODE_TYPES[node["class_type"]].inputs}
+    names = {given.name for given in kind.inputs}
     has_unknown = bool(set(node["inputs"]) - names - EDITOR_INPUTS)
     for given in wanted:
         if given.name not in node["inputs"]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
-from modelpool.actors.http.comfy.comfy_node_types import IMAGES, WIDGET_TYPES
+from modelpool.actors.http.comfy.comfy_node_types import IMAGES, WIDGET_TYPES, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
@@ -122,9 +122,10 @@ class _Definition:
 
 
 class _Definitions:
-    """The subgraphs of a workflow, each parsed once, and the work of converting it."""
+    """The subgraphs of a workflow, each parsed once; the kinds of nodes that work here; the work of converting it."""
 
-    def __init__(self, listed: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, listed: Sequence[Mapping[str, Any]], kinds: Mapping[str, NodeType]) -> None:
+        self.kinds = kinds
         self._listed = {each["id"]: each for each in listed}
         self._parsed: dict[str, _Definition] = {}
         self.work = _Work()
@@ -183,8 +184,9 @@ def is_workflow(body: Mapping[str, Any]) -> bool:
     return any(isinstance(each, dict) and ("class_type" in each or "widgets_values" in each) for each in nodes or ())
 
 
-def api_format(workflow: Any) -> dict[str, Any]:
-    """Return a workflow in the API format; one that is in it already as it is. Raises WorkflowRejected."""
+def api_format(workflow: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> dict[str, Any]:
+    """Return a workflow of these kinds of nodes in the API format; one that is in it already as it is. Raises
+    WorkflowRejected."""
     if not isinstance(workflow, dict):
         raise WorkflowRejected("invalid_prompt", "expected a workflow: a table of nodes")
     if not is_exported(workflow):
@@ -192,7 +194,7 @@ def api_format(workflow: Any) -> dict[str, Any]:
     nodes, links = workflow["nodes"], workflow["links"]
     try:
         definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
-        return _converted(_Scope(_Definition(nodes, links), _Definitions(definitions)))
+        return _converted(_Scope(_Definition(nodes, links), _Definitions(definitions, kinds)))
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, WorkflowRejected):
             raise
@@ -213,12 +215,15 @@ def _converted(scope: _Scope) -> dict[str, Any]:
         kind, node_id = node["type"], f"{node_scope.prefix}{node['id']}"
         if place >= MAX_NODES:
             raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} nodes", is_over_bound=True)
-        if kind not in NODE_TYPES:
+        if kind not in scope.definitions.kinds:
             errors.append(unknown_node(node_id, str(kind)))
         else:
             widgets, left = _widgets(node_scope, node)
             if left:
-                message, details = "the order of its widgets is not known", _widget_problem(kind, left)
+                message, details = (
+                    "the order of its widgets is not known",
+                    _widget_problem(scope.definitions.kinds[kind], left),
+                )
                 errors.append(NodeError(node_id, kind, "invalid_prompt", message, details))
             found[node_id] = {"class_type": kind, "inputs": {**widgets, **_linked(node_scope, node)}}
             titles |= {name: node_id for name in _titles_of(node) if name not in titles}
@@ -230,8 +235,8 @@ def _converted(scope: _Scope) -> dict[str, Any]:
     return _with_templates(found, titles, scope.definitions.work)
 
 
-def _widget_problem(kind: str, left: Sequence[Any]) -> str:
-    names = ", ".join(given.name for given in NODE_TYPES[kind].inputs if given.type in WIDGET_TYPES) or "none"
+def _widget_problem(kind: NodeType, left: Sequence[Any]) -> str:
+    names = ", ".join(given.name for given in kind.inputs if given.type in WIDGET_TYPES) or "none"
     shown = ", ".join(repr(value)[:40] for value in left[:3])
     found = counted(len(left), "value")
     return f"found {found} more ({shown}), expected values of {names}"
@@ -287,11 +292,11 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     sets have priority."""
     left: list[Any] = []
     values = node.get("widgets_values") or []
-    names = [given.name for given in NODE_TYPES[node["type"]].inputs if given.type in WIDGET_TYPES]
+    names = [given.name for given in scope.definitions.kinds[node["type"]].inputs if given.type in WIDGET_TYPES]
     # newer files list all widgets in their order, earlier ones only those that became inputs
     listed = [each["widget"]["name"] for each in node.get("inputs") or () if each.get("widget")]
     names = listed if set(names) <= set(listed) else names
-    numbers = {given.name for given in NODE_TYPES[node["type"]].inputs if given.type == "INT"}
+    numbers = {given.name for given in scope.definitions.kinds[node["type"]].inputs if given.type == "INT"}
     found: dict[str, Any] = {}
     if isinstance(values, dict):
         found = dict(values)
@@ -305,7 +310,7 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
                 left.pop(0)
     set_by_host = scope.values or {}
     own_id = str(node["id"])
-    is_loader = any(given.choices == IMAGES for given in NODE_TYPES[node["type"]].inputs)
+    is_loader = any(given.choices == IMAGES for given in scope.definitions.kinds[node["type"]].inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and value == _UPLOAD)]
     linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
     left = [] if linked.issuperset(names) else left

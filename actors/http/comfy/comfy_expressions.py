@@ -101,7 +101,7 @@ def _rounded(value: Number, digits: Any) -> Number:
     ten alone would take hours."""
     if abs(digits) > _MOST_DIGITS:
         raise NodeUnsupported(f"expression: found {digits:g} digits, expected up to {_MOST_DIGITS}")
-    return round(value, digits) if digits else round(value)  # type: ignore[no-any-return]
+    return round(value, digits) if digits else round(value)
 
 
 def _bounded(value: Any) -> Number:

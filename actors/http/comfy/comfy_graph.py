@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from modelpool.actors.http.comfy.comfy_images import WorkflowImages, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     CONTROLNETS,
@@ -38,11 +39,13 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     clip_skip,
     guidance_warning,
     has_distilled_guidance,
+    image_guidance,
     lora_fields,
     prompt_text,
     reads_guidance,
     region_fields,
     shift_of,
+    whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
@@ -73,6 +76,8 @@ MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 MAX_LISTED_LEVELS = 50_000
 #: ComfyUI's names of samplers that draw their noise on the GPU
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
+#: the name of an embedding in a text. Source: `pool.models.text.chunks`
+_EMBEDDING = re.compile(r"embedding:([^\s,()]+)")
 #: names in the details of an error
 _MOST_NAMED = 20
 
@@ -86,7 +91,16 @@ class PoolNames:
     loras: Sequence[str]
     images: Sequence[str] | None = None
     files: FileNames | None = None
+    #: the nodes that work here; None for those of the pool without nodes of users
+    known_kinds: Mapping[str, NodeType] | None = None
+    #: width and height of an image of the user, by its name; raises UserError. None: they are not known
+    image_size: Callable[[str], tuple[int, int]] | None = field(default=None, repr=False, compare=False)
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def kinds(self) -> Mapping[str, NodeType]:
+        """The nodes that work here, by name."""
+        return NODE_TYPES if self.known_kinds is None else self.known_kinds
 
     def choices(self, given: NodeInput) -> Sequence[str]:
         """Return the values of a COMBO, or those that are proposed for a STRING; () for any."""
@@ -208,12 +222,34 @@ class KnownGraph:
         def warn(message: str) -> None:
             self.warnings[f"node {node_id} ({name}): {message}"] = None
 
-        return {**node_values(self, node, NODE_TYPES[name]), "node_id": node_id, "warn": warn}
+        values = node_values(self, node, self.names.kinds[name])
+        if self.names.files is not None:
+            for given in self.names.kinds[name].inputs:
+                if (
+                    given.type == "STRING"
+                    and isinstance(values[given.name], str)
+                    and "embedding:" in values[given.name]
+                ):
+                    values[given.name] = self._without_unknown(values[given.name], warn)
+        return {**values, "node_id": node_id, "warn": warn}
+
+    def _without_unknown(self, text: str, warn: Callable[[str], None]) -> str:
+        """Return a text without the embeddings that the pool does not have: ComfyUI leaves them out, with a warning."""
+        assert self.names.files is not None, "the names are known"
+        known = {file_stem(name) for name in self.names.files.embeddings}
+
+        def kept(match: re.Match[str]) -> str:
+            if file_stem(match[1]) in known:
+                return match[0]
+            warn(f"the pool has no embedding {match[1][:100]!r}: it is left out")
+            return ""
+
+        return _EMBEDDING.sub(kept, text)
 
 
-def output_nodes(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def output_nodes(nodes: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, NodeType] = NODE_TYPES) -> list[str]:
     """Return the nodes that save or preview images. Raises WorkflowRejected for none, and for too many."""
-    outputs = [node_id for node_id, node in nodes.items() if NODE_TYPES[node["class_type"]].is_output]
+    outputs = [node_id for node_id, node in nodes.items() if kinds[node["class_type"]].is_output]
     if not outputs:
         raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
     if len(outputs) > MAX_OUTPUT_NODES:
@@ -233,7 +269,7 @@ def request_outputs(
     listed_levels = 0
     for node_id in nodes_in_order(graph, outputs):
         node = graph.nodes[node_id]
-        kind = NODE_TYPES[node["class_type"]]
+        kind = names.kinds[node["class_type"]]
         found = list(input_errors(graph, node_id, node, kind))
         if not found and all(source in graph.values for source in sources_of(node)):
             try:
@@ -303,7 +339,7 @@ def check_nodes(prompt: Any) -> None:
     known_nodes(prompt)
 
 
-def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
+def known_nodes(prompt: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> Mapping[str, Mapping[str, Any]]:
     """Return the nodes of a workflow, all of kinds that work here, without inputs that are null. Raises
     WorkflowRejected."""
     if not isinstance(prompt, dict) or not prompt:
@@ -326,7 +362,7 @@ def known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
             name = "inputs" if isinstance(kind, str) else ""
             class_type = kind[:100] if isinstance(kind, str) else ""
             errors.append(NodeError(node_id, class_type, "invalid_node", "the node is damaged", damaged, name))
-        elif kind not in NODE_TYPES:
+        elif kind not in kinds:
             unknown.append(unknown_node(node_id, kind))
         else:
             given = {name: value for name, value in inputs.items() if value is not None}
@@ -409,7 +445,7 @@ def _link_errors(
     graph: KnownGraph, node_id: str, node: Mapping[str, Any], given: NodeInput, link: tuple[str, int]
 ) -> Iterator[NodeError]:
     source = graph.nodes.get(link[0])
-    outputs = NODE_TYPES[source["class_type"]].outputs if source is not None else ()
+    outputs = graph.names.kinds[source["class_type"]].outputs if source is not None else ()
     if not 0 <= link[1] < len(outputs):
         details = f"{given.name}: node {link[0]} has no output {link[1]}"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
@@ -530,7 +566,7 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     fields |= _start_fields(latent, read_image)
     if positive.video is not None:
         images = {name: read_steps(image, read_image) for name, image in positive.video.images().items()}
-        fields |= positive.video.fields() | images
+        fields |= positive.video.fields() | images | image_guidance(positive, family)
     if positive.regions:
         size = _size(latent.start)
         fields["regions"] = tuple(_region_fields(region, size, read_image) for region in positive.regions)
@@ -544,7 +580,7 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
     """Return the fields for what a sampler starts from."""
     start = latent.start
     if isinstance(start, BlankLatent):
-        sides: dict[str, Any] = {"width": start.width, "height": start.height} if start.width else {}
+        sides: dict[str, Any] = whole_cells(start.width, start.height) if start.width else {}
         sides |= {"frames": start.frames} if start.frames else {}
         sides |= {"seconds": start.seconds} if start.seconds else {}
         return sides | ({} if start.image is None else {"image": read_steps(start.image, read_image)})
@@ -554,9 +590,11 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
         return {"image": image}
     if start.mask is not None:
         mask = read_mask(start.mask, read_image, image.size)
+        if is_black(mask):
+            raise NodeUnsupported("mask: found a black one, which regenerates nothing")
         return {"image": image, "mask": mask, "strength": _strength(latent)}
     if latent.positive.references and latent.run_steps == latent.steps:  # nothing of it is left, only its size
-        return {"width": image.width, "height": image.height}
+        return whole_cells(image.width, image.height)
     return {"image": image, "strength": _strength(latent)}
 
 

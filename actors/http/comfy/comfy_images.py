@@ -24,8 +24,21 @@ from modelpool.pool.values.core.errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+#: a tag of Exif, and its values for images that lie on a side
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
 #: opens an uploaded image by its name; its pixels are not read yet
 ReadImage: TypeAlias = "Callable[[str], Image]"
+
+
+def image_size_of(read: ReadImage) -> Callable[[str], tuple[int, int]]:
+    """Return a function of the name of an image that returns its width and height; its pixels are not read."""
+
+    def size(name: str) -> tuple[int, int]:
+        image = read(name)
+        width, height = image.size
+        return (height, width) if image.getexif().get(_ORIENTATION, 1) in _TURNED else (width, height)
+
+    return size
 
 
 class WorkflowImages:
@@ -106,6 +119,11 @@ def read_mask(mask: MaskFile, read: WorkflowImages, size: tuple[int, int] | None
         return channel
     read.take(size)
     return channel.resize(size, Resampling.BILINEAR)
+
+
+def is_black(mask: Image) -> bool:
+    """Whether a mask regenerates nothing: a request refuses it, as it is more likely a mistake there."""
+    return mask.getbbox() is None
 
 
 def with_alpha(original: bytes, mask: bytes) -> bytes:

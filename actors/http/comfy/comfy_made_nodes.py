@@ -18,13 +18,16 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     clip_skip,
     guidance_warning,
     has_distilled_guidance,
+    image_guidance,
     lora_fields,
     prompt_text,
     reads_guidance,
     region_fields,
     shift_of,
+    whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value
+from modelpool.actors.http.comfy.comfy_text_nodes import combined, with_whole
 from modelpool.actors.http.comfy.comfy_values import (
     AnyImage,
     AnyLatent,
@@ -44,6 +47,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.actors.request.workflow_fields import MAX_NODES
+from modelpool.pool.values.core.errors import counted
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
 #: operations that read all images of a batch; a batch of a sampler is as many workflows here, of one image each
@@ -177,7 +181,7 @@ class MadeNodes:
             return image
         check_parts("images", "frames", image.frames * image.count, _MOST_FRAMES)
         if image.count > 1:
-            raise NodeUnsupported(f"images: found {image.count} videos, expected the frames of one")
+            raise NodeUnsupported(f"images: found {counted(image.count, 'video')}, expected the frames of one")
         made = self.add(f"{node_id}/frame", FRAME, {"image": image.node})
         self._count(made, image.frames)
         return NodeImage(made, image.frames, image.sampler)
@@ -249,10 +253,46 @@ class MadeNodes:
     def sample(
         self, given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: AnyLatent, stops: Mapping[str, Any]
     ) -> NodeLatent:
+        """Return the latents of a sampling run, as `_run`; of texts for parts of the steps, of a run for each part."""
+        texts = given["positive"], given["negative"]
+        if not any(text.is_timed for text in texts):
+            return self._run(given, seed, levels, start, stops)
+        if isinstance(start, NodeLatent) and start.mask is not None:
+            raise NodeUnsupported("latent_image: found a mask, expected none with texts for parts of the steps")
+        is_guided = given["cfg"] != 1
+        end = levels.last_step or levels.steps
+        found: list[tuple[int, TextValue, TextValue]] = []
+        for step in range(levels.steps - levels.run_steps, end):
+            acting = [_one_text(name, text.at_step(step, levels.steps), step)
+                      for name, text in zip(("positive", "negative"), texts, strict=True)
+                      if is_guided or name == "positive"]  # fmt: skip
+            positive, negative = (*acting, acting[0])[:2]
+            if not found or found[-1][1:] != (positive, negative):
+                found.append((step, positive, negative))
+        if len({text.image_prompts for _, text, _ in found}) > 1:
+            raise NodeUnsupported("conditioning: expected the same image prompts in all steps")
+        made: AnyLatent = start
+        for number, (first, positive, negative) in enumerate(found):
+            is_last = number == len(found) - 1
+            part = dict(stops) if is_last else {**stops, "last_step": found[number + 1][0], "keeps_noise": True}
+            if number:
+                part["adds_noise"] = False
+            node_id = given["node_id"] if is_last else f"{given['node_id']}/{number}"
+            each = {**given, "positive": positive, "negative": negative, "node_id": node_id}
+            made = replace(
+                self._run(each, seed, replace(levels, run_steps=levels.steps - first), made, part),
+                sampler=given["node_id"],
+            )
+        assert isinstance(made, NodeLatent), "a run has at least one step"
+        return made
+
+    def _run(
+        self, given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: AnyLatent, stops: Mapping[str, Any]
+    ) -> NodeLatent:
         """Return the latents of a sampling run. `given` has model, positive, negative, cfg, sampler_name and node_id.
         Raises NodeUnsupported."""
         model: ModelValue = given["model"]
-        positive, negative, node_id = given["positive"], given["negative"], given["node_id"]
+        positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
         _check_texts(positive, negative, given["cfg"])
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
         fields, inputs = self._run_fields(model, positive, given["cfg"], levels, seed), dict[str, str]()
@@ -260,9 +300,9 @@ class MadeNodes:
             self.warnings[guidance_warning(node_id, positive.guidance, model.name)] = None
         chosen = sampler_value(given["sampler_name"])
         fields |= {"sampler": chosen.name, "eta": chosen.eta, "s_noise": chosen.s_noise}
-        size = (start.width, start.height) if isinstance(start, BlankLatent) else None
+        size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
         if isinstance(start, BlankLatent):
-            fields |= {"width": start.width, "height": start.height} if start.width else {}
+            fields |= whole_cells(start.width, start.height) if start.width else {}
             fields |= {"frames": start.frames} if start.frames else {}
             fields |= {"seconds": start.seconds} if start.seconds else {}
             inputs |= {} if start.image is None else {"image": self.image(start.image)}
@@ -370,7 +410,7 @@ class MadeNodes:
     ) -> None:
         """Add the images that condition a run."""
         if text.video is not None:
-            fields |= text.video.fields()
+            fields |= text.video.fields() | image_guidance(text, self._families.get(fields["model"], ""))
             inputs |= {name: self.image(image) for name, image in text.video.images().items()}
         for number, use in enumerate(text.controls):
             inputs[f"controls.{number}"] = self.image(use.image)
@@ -395,11 +435,22 @@ class MadeNodes:
             inputs["inpaint_image"] = self.image(text.inpainted.image)
             inputs["inpaint_mask"] = self.mask(text.inpainted.mask)
         if text.regions:
-            if size is None:
-                raise NodeUnsupported("texts for parts of the image: expected latents that began empty")
-            if any(isinstance(region.mask, NodeMask) for region in text.regions):
-                raise NodeUnsupported("texts for parts of the image: expected areas, or masks of loaded images")
+            if size is None or not any(size):
+                raise NodeUnsupported("texts for parts of the image: expected latents of a known size")
             fields["regions"] = [region_fields(region, size) for region in text.regions]
+            for number, region in enumerate(fields["regions"]):
+                if isinstance(region.get("mask"), NodeMask):
+                    inputs[f"regions.{number}.mask"] = self.mask(region.pop("mask"))
+
+
+def _one_text(name: str, acting: Sequence[TextValue], step: int) -> TextValue:
+    """Return the text of a step of which several act. Raises NodeUnsupported for none."""
+    if not acting:
+        raise NodeUnsupported(f"{name}: found no text that acts in step {step}, expected one")
+    found = acting[0]
+    for each in acting[1:]:
+        found = combined(found, each)
+    return found
 
 
 def _frames_after(operation: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> int:
@@ -449,7 +500,7 @@ def _is_plain(text: TextValue, model: ModelValue) -> bool:
 
 def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
     """Raise NodeUnsupported for texts that a sampling run cannot have."""
-    if positive.is_partial or (negative.is_partial and cfg != 1):
+    if negative.is_partial and cfg != 1:
         raise NodeUnsupported("positive, negative: expected a text without an area besides those with one")
     if negative.regions and cfg != 1:
         raise NodeUnsupported("negative: expected one text; areas are only supported in positive")

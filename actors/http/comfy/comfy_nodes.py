@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_NODES
+from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_NODES
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_NODES
 from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
 from modelpool.actors.http.comfy.comfy_node_types import (
@@ -201,6 +202,7 @@ _ROWS = (
     *OPERATION_NODES,
     *VIDEO_NODES,
     *AUDIO_NODES,
+    *CUSTOM_NODES,
 )
 #: nodes by name
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_graph import OutputNode, known_nodes
-from modelpool.actors.http.comfy.comfy_node_types import file_stem
+from modelpool.actors.http.comfy.comfy_node_types import NodeType, file_stem
+from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.request.bounds import OverBound
 from modelpool.pool.values.core.errors import UnknownName, UserError
@@ -64,10 +65,15 @@ _FIELD = re.compile(r"(?:requests\[\d+\][.:] ?)?(?:unknown (\w+) '|node (\S+): |
 _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 
 
-def rejection(prompt: Any, outputs: Sequence[OutputNode], problem: UserError) -> WorkflowRejected:
+def rejection(
+    prompt: Any,
+    outputs: Sequence[OutputNode],
+    problem: UserError,
+    kinds: Mapping[str, NodeType] = NODE_TYPES,
+) -> WorkflowRejected:
     """Return the rejection of a valid workflow with refused requests, with the node that the error is about: of
     the nodes that `outputs` need, the one with the field or the name in the message, else the sampler."""
-    nodes = known_nodes(prompt)
+    nodes = known_nodes(prompt, kinds)
     needed = list(_needed(nodes, [output.node_id for output in outputs]))
     node_id, input_name = _place(nodes, needed, str(problem)) or (outputs[0].sampler_id, "")
     is_name = isinstance(problem, UnknownName)

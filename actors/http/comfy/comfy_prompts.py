@@ -13,13 +13,24 @@ from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_graph import OutputNode
+from modelpool.actors.http.comfy.comfy_node_types import NodeType
+from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_progress import (
+    PromptNodes,
+    PromptProgress,
+    node_names,
+    shown_inputs,
+)
 from modelpool.actors.http.service.answers import json_text
 from modelpool.actors.http.service.encoded_images import image_bytes
+from modelpool.actors.http.service.node_states import BEGUN, FAILED
 from modelpool.actors.http.service.problems import HttpProblem, too_many
 from modelpool.actors.http.service.shares import of_the_largest
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, warnings_of
@@ -40,7 +51,11 @@ MOST_WAITING = 1000
 #: values of `extra_data.preview_method` with which ComfyUI's client asks for previews
 PREVIEW_METHODS = ("auto", "latent2rgb", "taesd")
 #: of a binary message: an image, and its format
-_PREVIEW_IMAGE, _JPEG, _PNG = 1, 1, 2
+_PREVIEW_IMAGE, _JPEG, _PNG, _PREVIEW_WITH_METADATA = 1, 1, 2, 4
+#: the message with the states of all nodes, of which a socket needs only the latest one
+STATES = "progress_state"
+#: classes of messages that a client sends: what it reads
+_FLAGS, _READS_METADATA = "feature_flags", "supports_preview_metadata"
 
 
 @dataclass(slots=True)
@@ -48,12 +63,31 @@ class PreviewFrame:
     """A preview that waits for a socket."""
 
     jpeg: bytes
+    #: of its node, for clients that have announced to read them; None for others
+    metadata: Mapping[str, Any] | None = None
     is_taken: bool = False
 
     def take(self) -> bytes:
-        """Return it as a binary message of ComfyUI's: two numbers of 32 bits, big-endian, and the image."""
+        """Return it as a binary message of ComfyUI's: two numbers of 32 bits, big-endian, and the image; with metadata
+        the second number is their length, and they come before the image, as JSON."""
         self.is_taken = True
-        return struct.pack(">II", _PREVIEW_IMAGE, _JPEG) + self.jpeg
+        if self.metadata is None:
+            return struct.pack(">II", _PREVIEW_IMAGE, _JPEG) + self.jpeg
+        text = json.dumps({**self.metadata, "image_type": "image/jpeg"}).encode()
+        return struct.pack(">II", _PREVIEW_WITH_METADATA, len(text)) + text + self.jpeg
+
+
+@dataclass(slots=True)
+class StatesMessage:
+    """The states of nodes that wait for a socket."""
+
+    data: Mapping[str, Any]
+    is_taken: bool = False
+
+    def take(self) -> dict[str, Any]:
+        """Return it as a message."""
+        self.is_taken = True
+        return {"type": STATES, "data": dict(self.data)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +110,48 @@ class Socket:
     def __init__(self, client_id: str, owner: str) -> None:
         self.client_id = client_id
         self.owner = owner
-        self.messages: asyncio.Queue[dict[str, Any] | PreviewFrame | ImageFrame | None] = asyncio.Queue(MOST_WAITING)
+        self.messages: asyncio.Queue[dict[str, Any] | PreviewFrame | StatesMessage | ImageFrame | None]
+        self.messages = asyncio.Queue(MOST_WAITING)
         self._frame: PreviewFrame | None = None
+        self._states: StatesMessage | None = None
+        #: whether previews have the names of their node, as the client has announced
+        self.reads_metadata = False
 
     def put(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Queue a message; a socket with a full queue gets no more, and is closed."""
-        self._put({"type": kind, "data": dict(data)})
+        """Queue a message; a socket with a full queue gets no more, and is closed. States of nodes replace some that
+        wait."""
+        if kind != STATES:
+            self._put({"type": kind, "data": dict(data)})
+        elif self._states is not None and not self._states.is_taken:
+            self._states.data = data
+        else:
+            self._states = StatesMessage(data)
+            self._put(self._states)
+
+    def heard(self, message: Any, features: Mapping[str, Any]) -> None:
+        """Take what a client has sent: what it reads, which is answered with the features of the server."""
+        match message:
+            case {"type": "feature_flags", "data": dict() as flags}:
+                self.reads_metadata = flags.get(_READS_METADATA) is True
+                self.put(_FLAGS, features)
 
     def put_image(self, path: Path) -> None:
         """Queue an image, as `put` does."""
         self._put(ImageFrame(path))
 
-    def _put(self, message: dict[str, Any] | ImageFrame) -> None:
+    def _put(self, message: dict[str, Any] | StatesMessage | ImageFrame) -> None:
         try:
             self.messages.put_nowait(message)
         except asyncio.QueueFull:
             self.close()
 
-    def put_preview(self, jpeg: bytes) -> None:
-        """Queue a preview, in place of one that waits."""
+    def put_preview(self, jpeg: bytes, names: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Queue a preview of the node with these names, in place of one that waits."""
+        metadata = names if self.reads_metadata else None
         if self._frame is not None and not self._frame.is_taken:
-            self._frame.jpeg = jpeg
+            self._frame.jpeg, self._frame.metadata = jpeg, metadata
         elif not self.messages.full():
-            self._frame = PreviewFrame(jpeg)
+            self._frame = PreviewFrame(jpeg, metadata)
             self.messages.put_nowait(self._frame)
 
     def close(self) -> None:
@@ -117,11 +170,14 @@ class Prompt:
     client_id: str | None
     #: the workflow and its `extra_data` as JSON: parsed they take twenty times as much
     text: str
-    #: of each node, its class
-    classes: Mapping[str, str]
+    nodes: PromptNodes
     preview_method: str | None
     outputs: tuple[OutputNode, ...]
     submission: HttpSubmission
+    #: set while it is followed
+    progress: PromptProgress | None = None
+    #: messages of the history, once it has ended
+    _messages: list[list[Any]] | None = field(default=None, repr=False)
     #: of each output, the index of its first job; and the number of all jobs
     _starts: tuple[int, ...] = field(init=False, repr=False)
 
@@ -138,14 +194,13 @@ class Prompt:
         extra_data: Mapping[str, Any],
         outputs: Sequence[OutputNode],
         submission: HttpSubmission,
+        kinds: Mapping[str, NodeType] = NODE_TYPES,
     ) -> Prompt:
         """Return a workflow as it is remembered."""
         text = json.dumps([graph, extra_data], separators=(",", ":"))
-        named = {output.sampler_id for output in outputs}
-        classes = {node_id: str(graph[node_id]["class_type"]) for node_id in named}
         method = extra_data.get("preview_method")
         method = method if method in PREVIEW_METHODS else None
-        return cls(number, prompt_id, client_id, text, classes, method, tuple(outputs), submission)
+        return cls(number, prompt_id, client_id, text, PromptNodes.of(graph, kinds), method, tuple(outputs), submission)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -198,7 +253,7 @@ class Prompt:
     @property
     def history_text(self) -> str:
         """The entry of the history, as JSON."""
-        found = json_text({"outputs": self.image_names, "status": self.status, "meta": {}})
+        found = json_text({"outputs": self.image_names, "status": self.status, "meta": self.meta})
         return f'{{"prompt":{self.entry_text},{found[1:]}'
 
     @property
@@ -206,6 +261,20 @@ class Prompt:
         """The images of the outputs so far, by node."""
         listed = ((place, output) for place, output in enumerate(self.outputs) if not output.is_sent)
         return {output.node_id: self.output_of_place(place) for place, output in listed}
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The names of the nodes with outputs, by node."""
+        return {
+            output.node_id: {
+                "node_id": output.node_id,
+                "display_node": output.node_id,
+                "parent_node": None,
+                "real_node_id": output.node_id,
+            }
+            for output in self.outputs
+            if not output.is_sent
+        }
 
     def output_of_place(self, place: int) -> dict[str, Any]:
         """Return the files of the output at `place` so far, as ComfyUI's clients read them: images, of which some are
@@ -220,11 +289,19 @@ class Prompt:
     @property
     def status(self) -> dict[str, Any]:
         """How it has ended, with the messages about it."""
-        submission = self.submission
-        kind, data = self.end_message
-        complete = submission.over and kind == "execution_success"
-        messages = [["execution_start", {"prompt_id": self.prompt_id}], *self.warning_messages, [kind, data]]
+        messages = self._messages
+        if messages is None:
+            known = [] if self.progress is None else self.progress.messages
+            begun = known or [["execution_start", {"prompt_id": self.prompt_id}]]
+            messages = [*begun, *self.warning_messages, list(self.end_message)]
+        complete = self.submission.over and messages[-1][0] == "execution_success"
         return {"status_str": "success" if complete else "error", "completed": complete, "messages": messages}
+
+    def close(self) -> None:
+        """Keep only what the history has: it has ended, and all messages about it were sent."""
+        assert self.progress is not None, "it was followed"
+        self._messages = self.progress.messages
+        self.nodes, self.progress = self.nodes.classes_of(self.outputs), None
 
     @property
     def end_message(self) -> tuple[str, dict[str, Any]]:
@@ -242,17 +319,31 @@ class Prompt:
         return "execution_error", {**data, **self._failure_data(end)}
 
     def _place_of(self, end: JobEnd) -> dict[str, Any]:
-        node_id = self.output_of(end.index).sampler_id
-        return {"node_id": node_id, "node_type": self.classes[node_id], "executed": []}
+        node_id = self.node_of_end(end)
+        executed = [] if self.progress is None else self.progress.executed
+        return {"node_id": node_id, "node_type": self.nodes.classes[node_id], "executed": executed}
+
+    def node_of_end(self, end: JobEnd) -> str:
+        """Return the node at which a job ended: with a task that failed, else at a node that had begun and not ended,
+        else at its sampler."""
+        output, states = self.output_of(end.index), self.submission.nodes_of(end.index)
+        for wanted in (FAILED, BEGUN):
+            for part, state in reversed(tuple(states.items())):
+                if state.state == wanted and (found := self.nodes.of_part(output, part, state.stage)):
+                    return found[-1]
+        return output.sampler_id
 
     def _failure_data(self, end: JobEnd) -> dict[str, Any]:
+        place = self._place_of(end)
+        where = f"node {place['node_id']} ({place['node_type']})"
         return {
-            **self._place_of(end),
+            **place,
             "exception_message": end.message,
             "exception_type": end.kind,
-            "traceback": [],
-            "current_inputs": {},
-            "current_outputs": {},
+            # paths and code of the machines of the pool are for its operator
+            "traceback": [f"{where}: {end.kind}: {end.message}"],
+            "current_inputs": shown_inputs(json.loads(self.text)[0][place["node_id"]]),
+            "current_outputs": place["executed"],
         }
 
 
@@ -411,38 +502,37 @@ class ComfyPrompts:
 
     async def _follow_to_end(self, prompt: Prompt) -> None:
         shown: dict[int, ImagePreview] = {}
-        started = False
-        node_before = ""
+        progress = PromptProgress(prompt.prompt_id, prompt.nodes, partial(self._send, prompt))
+        prompt.progress = progress
         images: Counter[int] = Counter()
         async for change in prompt.submission.changes():
-            if not started and (change.running or change.ends):
-                started = True
-                self._send(prompt, "execution_start", {})
-                self._send(prompt, "execution_cached", {"nodes": []})
+            for ended in change.nodes:
+                progress.tasks_ended(prompt.output_of(ended.index), ended)
+            if change.running or change.ends:
+                progress.start()
             for task in change.running:
-                node_id = prompt.output_of(task.index).sampler_id
-                if node_id != node_before:
-                    self._send(prompt, "executing", {"node": node_id, "display_node": node_id})
-                    node_before = node_id
-                if task.steps:
-                    self._send(prompt, "progress", {"value": task.step, "max": task.steps, "node": node_id})
+                output = prompt.output_of(task.index)
+                for part in task.nodes or (f"{task.stage}.0",):
+                    progress.runs(output, part, task.stage, task.step, task.steps)
             before, shown = shown, dict(prompt.submission.previews)
             for index, preview in shown.items():
-                is_new = prompt.wants_previews and node_before and before.get(index) is not preview
+                is_new = prompt.wants_previews and progress.executing and before.get(index) is not preview
                 if is_new and (sockets := self._sockets_of(prompt)):
                     jpeg = await asyncio.to_thread(preview.as_format, "JPEG")
+                    names = {**node_names(prompt.output_of(index).sampler_id), "prompt_id": prompt.prompt_id}
                     for socket in sockets:
-                        socket.put_preview(jpeg)
-            if self._report_outputs(prompt, change.ends, images):
-                node_before = ""
-        self._report_end(prompt)
+                        socket.put_preview(jpeg, names)
+            self._report_outputs(prompt, progress, change.ends, images)
+            progress.send_states()
+        self._report_end(prompt, progress)
         self._send_status(prompt.submission.owner)
 
-    def _report_outputs(self, prompt: Prompt, ends: Sequence[JobEnd], images: Counter[int]) -> bool:
-        """Report the outputs that have all their images since `ends`; `images` counts images of each output. Return
-        whether images were sent: clients take them for images of the node that is executing, so no previews may
-        follow before another node is."""
-        sent = False
+    def _report_outputs(
+        self, prompt: Prompt, progress: PromptProgress, ends: Sequence[JobEnd], images: Counter[int]
+    ) -> None:
+        """Report the outputs that have all their images since `ends`; `images` counts images of each output. Clients
+        take binary images for images of the node that is executing, so no previews may follow before another node
+        is."""
         for end in ends:
             if end.path is None:
                 continue
@@ -450,14 +540,16 @@ class ComfyPrompts:
             images[place] += 1
             if images[place] < len(prompt.jobs_of(place)):
                 continue
-            if prompt.outputs[place].is_sent:
+            output = prompt.outputs[place]
+            if output.is_sent:
+                progress.output_ended(output)
                 self._send_images(prompt, place)
-                sent = True
+                progress.rest()
                 continue
-            node_id = prompt.outputs[place].node_id
-            output = prompt.output_of_place(place)
-            self._send(prompt, "executed", {"node": node_id, "display_node": node_id, "output": output})
-        return sent
+            progress.output_ended(output)
+            progress.execute(output.node_id)
+            shown = {"node": output.node_id, "display_node": output.node_id, "output": prompt.output_of_place(place)}
+            self._send(prompt, "executed", shown)
 
     def _send_images(self, prompt: Prompt, place: int) -> None:
         output = prompt.outputs[place]
@@ -467,8 +559,12 @@ class ComfyPrompts:
             for socket in self._sockets_of(prompt):
                 socket.put_image(path)
 
-    def _report_end(self, prompt: Prompt) -> None:
-        for kind, data in prompt.warning_messages:
-            self._send(prompt, kind, data)
-        self._send(prompt, *prompt.end_message)
+    def _report_end(self, prompt: Prompt, progress: PromptProgress) -> None:
+        kind, data = prompt.end_message
+        if kind == "execution_error" and "node_id" in data:
+            progress.failed(data["node_id"])
+        for name, warning in prompt.warning_messages:
+            progress.report(name, warning)
+        progress.report(kind, data)
         self._send(prompt, "executing", {"node": None})
+        prompt.close()

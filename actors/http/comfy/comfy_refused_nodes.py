@@ -88,8 +88,8 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
     *((prefix, _REMOTE) for prefix in (
         "BFL", "FluxPro", "FluxKontextPro", "FluxKontextMax", "FluxProUltra", "Flux2Pro", "Ideogram", "Kling", "Luma",
         "Minimax", "OpenAI", "Pika", "PixVerse", "Pixverse", "Recraft", "Runway", "Rodin", "Stability", "Tripo", "Veo",
-        "Gemini", "Vidu", "Moonvalley", "ByteDance", "Bytedance", "WanTextToVideoApi", "WanImageToVideoApi", "WanReference",
-        "Topaz", "Meshy", "ElevenLabs", "Grok", "Magnific", "HitPaw", "Bria", "Sora", "LtxvApi",
+        "Gemini", "Vidu", "Moonvalley", "ByteDance", "Bytedance", "WanTextToVideoApi", "WanImageToVideoApi",
+        "WanReference", "Topaz", "Meshy", "ElevenLabs", "Grok", "Magnific", "HitPaw", "Bria", "Sora", "LtxvApi",
     )),
     ("IPAdapter", "the pool's image prompts are IP-Adapters: the field image_prompts of its own requests"),
     ("Hunyuan3D", _3D),

@@ -20,6 +20,10 @@ from modelpool.pool.values.core.shift_by_size import ShiftBySize
 _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
 #: families with text encoders of CLIP only, by the beginning of their title
 _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
+#: pixels of a side of a cell, in ComfyUI and in the fields of requests
+_CELL = 8
+#: families with guidance by an image
+_GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
 _GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
@@ -77,6 +81,18 @@ def shift_of(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> flo
     width, height = sampling.size
     by_size = ShiftBySize(_SHIFT_TOKENS, sampling.exponents)
     return math.exp(by_size.exponent(width * height // _PATCH_SIDE**2))
+
+
+def whole_cells(width: int, height: int) -> dict[str, int]:
+    """Return the sides of an image as a request has them: parts of a cell of 8 pixels are cut off, as latents do."""
+    return {"width": max(_CELL, width // _CELL * _CELL), "height": max(_CELL, height // _CELL * _CELL)}
+
+
+def image_guidance(text: TextValue, family: str) -> dict[str, float]:
+    """Return the guidance by the image that a model reads, where both texts have it: none. Nothing if a node set it,
+    and for families without."""
+    read = text.video is not None and text.video.image is not None and "image_cfg" not in text.video.fields()
+    return {"image_cfg": 1.0} if read and family.endswith(_GUIDED_BY_IMAGE) else {}
 
 
 def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     only_in_workflows,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_text_nodes import with_video, with_whole
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     EncodedImage,
@@ -33,6 +34,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     SamplerValue,
     ScaledLatent,
     TextValue,
+    VideoUse,
 )
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 from modelpool.pool.values.core.errors import counted
@@ -211,11 +213,24 @@ def _cfg_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (GuiderValue(given["model"], given["positive"], given["negative"], given["cfg"]),)
 
 
+def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Guidance by a text and by an image: of a model that reads an image next to its latents (InstructPix2Pix)."""
+    first, second, negative = given["cond1"], given["cond2"], given["negative"]
+    images = [None if text.video is None else text.video.image for text in (first, second, negative)]
+    if given["style"] != "regular" or images[0] is None or images[0] != images[1] or images[2] is not None:
+        raise NodeUnsupported(
+            "cond1, cond2, negative: expected style regular, with the same image of InstructPixToPixConditioning in "
+            "cond1 and cond2, and none in negative"
+        )
+    others = VideoUse(others=(("image_cfg", given["cfg_cond2_negative"]),))
+    return (GuiderValue(given["model"], with_video(first, others), replace(second, video=None), given["cfg_conds"]),)
+
+
 def _sampled_by_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     guider: GuiderValue = given["guider"]
     of_guider = {"model": guider.model, "positive": guider.positive, "negative": guider.negative, "cfg": guider.cfg}
     sampled = _sampled(
-        {**of_guider, "sampler_name": given["sampler"], "node_id": given["node_id"]},
+        {**of_guider, "sampler_name": given["sampler"], "node_id": given["node_id"], "warn": given.get("warn")},
         given["noise"],
         given["sigmas"],
         given["latent_image"],
@@ -243,6 +258,7 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         raise NodeUnsupported("latent_image: empty latents are denoised completely; expected denoise 1")
     if levels.sigmas and not isinstance(start, BlankLatent):
         raise NodeUnsupported("sigmas: the levels of this scheduler are for empty latents")
+    positive = with_whole(given, positive)
     _check_texts(positive, negative, given["cfg"])
     texts = (("positive", positive.clip), ("negative", negative.clip), *(("region", r.clip) for r in positive.regions))
     # regions have the same text encoder as a rule: its LoRAs are compared once
@@ -281,9 +297,11 @@ def sampler_value(chosen: str | SamplerValue) -> SamplerValue:
 
 def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
     """Raise NodeUnsupported for texts that a request cannot have."""
+    if positive.is_timed or negative.is_timed:
+        raise NodeUnsupported("positive, negative: texts for parts of the steps are a workflow of several runs")
     if positive.is_zero or (negative.is_zero and cfg != 1):
         raise NodeUnsupported("conditioning that is set to zero is only supported as negative with cfg 1")
-    if positive.is_partial or negative.is_partial:
+    if negative.is_partial:
         raise NodeUnsupported("positive, negative: expected a text without an area besides those with one")
     if negative.regions:
         raise NodeUnsupported("negative: expected one text; areas are only supported in positive")
@@ -425,6 +443,18 @@ SAMPLING_NODES = (
         "SIGMAS",
     ),
     _row("BasicGuider", (_MODEL, link("conditioning", "CONDITIONING")), _basic_guider, "GUIDER"),
+    _row(
+        "DualCFGGuider",
+        (
+            _MODEL,
+            *(link(name, "CONDITIONING") for name in ("cond1", "cond2", "negative")),
+            number("cfg_conds", 8.0, 1.0, 100.0),
+            number("cfg_cond2_negative", 8.0, 1.0, 100.0),
+            combo("style", ("regular", "nested"), is_required=False),
+        ),
+        _dual_guider,
+        "GUIDER",
+    ),
     _row("CFGGuider", (_MODEL, *_TEXTS, _CFG), _cfg_guider, "GUIDER"),
     _row(
         "SamplerCustomAdvanced",

@@ -69,7 +69,7 @@ def add_server_routes(router: APIRouter, services: Services) -> None:
 
     @router.get("/features", summary="Show what the server supports, and its largest upload")
     async def features() -> dict[str, Any]:
-        return {"supports_preview_metadata": False, "max_upload_size": services.settings.upload_bound_bytes}
+        return dict(socket_features(services))
 
     @router.get("/extensions", summary="Empty: the server has no extensions of the editor")
     async def extensions() -> list[str]:
@@ -80,6 +80,11 @@ def add_server_routes(router: APIRouter, services: Services) -> None:
         if await request.body():
             await json_object(request, MOST_SETTINGS_BYTES)
         return Response()
+
+
+def socket_features(services: Services) -> Mapping[str, Any]:
+    """Return what the server supports, as web sockets and calls tell it."""
+    return {"supports_preview_metadata": True, "max_upload_size": services.settings.upload_bound_bytes}
 
 
 def _add_model_routes(router: APIRouter, services: Services) -> None:

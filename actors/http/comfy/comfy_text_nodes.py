@@ -73,11 +73,11 @@ def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _with_guidance(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (replace(given["conditioning"], guidance=given["guidance"]),)
+    return (given["conditioning"].each(lambda text: replace(text, guidance=given["guidance"])),)
 
 
 def _without_guidance(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (replace(given["conditioning"], guidance=None),)
+    return (given["conditioning"].each(lambda text: replace(text, guidance=None)),)
 
 
 def _with_reference_method(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -123,11 +123,11 @@ def of_user(name: str, image: Any) -> Any:
 
 def with_video(text_value: TextValue, use: VideoUse) -> TextValue:
     """Return a text with what else conditions a run. What was set before is kept where this says nothing."""
-    return replace(text_value, video=use if text_value.video is None else text_value.video.with_more(use))
+    return text_value.each(lambda each: replace(each, video=use if each.video is None else each.video.with_more(use)))
 
 
 def _set_to_zero(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (replace(given["conditioning"], is_zero=True),)
+    return (given["conditioning"].each(lambda text: replace(text, is_zero=True)),)
 
 
 def _in_area(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -146,8 +146,8 @@ def _in_mask(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _as_region(value: TextValue, strength: float, **place: Any) -> TextValue:
     """Return a text for a part of the image. Raises NodeUnsupported."""
-    if value.regions:
-        raise NodeUnsupported("conditioning: expected a text without an area")
+    if value.regions or value.is_timed:
+        raise NodeUnsupported("conditioning: expected a text without an area, for all steps")
     return replace(value, text="", regions=(_region(value, strength, **place),), is_partial=True)
 
 
@@ -159,9 +159,31 @@ def _region(value: TextValue, strength: float = 1.0, **place: Any) -> RegionUse:
 
 
 def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (combined(given["conditioning_1"], given["conditioning_2"]),)
+
+
+def with_whole(given: Mapping[str, Any], value: TextValue) -> TextValue:
+    """Return a text for parts of the image alone with an empty one for the whole image, which has little weight: the
+    pool predicts for a text everywhere."""
+    if not value.is_partial:
+        return value
+    most = max(region.strength for region in value.regions)
+    if not most:
+        raise NodeUnsupported("conditioning: found texts for parts of the image without a strength")
+    factor = MAX_REGION / most
+    regions = tuple(replace(region, strength=region.strength * factor) for region in value.regions)
+    warn(given, f"positive: texts for parts of the image have {MAX_REGION:g} times the weight of an empty text for the "
+                "whole image, which acts where they are not")  # fmt: skip
+    return replace(value, regions=regions, is_partial=False)
+
+
+def combined(first: TextValue, second: TextValue) -> TextValue:
     """The prediction of all texts is their mean, by the strengths of their areas; one without an area counts
-    everywhere."""
-    first, second = given["conditioning_1"], given["conditioning_2"]
+    everywhere. Raises NodeUnsupported."""
+    if first.is_timed or second.is_timed:
+        check_parts("conditioning", "texts", len(first.timed) + len(second.timed) + 2, MAX_PARTS)
+        parts = (*first.all_parts, *second.all_parts)
+        return replace(parts[0], timed=parts[1:])
     if first.is_partial and not second.is_partial:
         first, second = second, first
     for name in ("clip", "controls", "guidance", "references", "image_prompts", "inpainted", "video"):
@@ -172,11 +194,13 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     whole_image = () if second.is_partial else (_region(second),)
     # a graph is no tree: a node that is combined with itself has twice the parts, each time
     check_parts("conditioning", "texts for parts of the image", len(first.regions) + 1 + len(second.regions), MAX_PARTS)
-    return (replace(first, regions=(*first.regions, *whole_image, *second.regions)),)
+    return replace(first, regions=(*first.regions, *whole_image, *second.regions))
 
 
 def _concatenated(given: Mapping[str, Any]) -> tuple[Any, ...]:
     first, second = given["conditioning_to"], given["conditioning_from"]
+    if first.is_timed or second.is_timed:
+        raise NodeUnsupported("conditioning_to, conditioning_from: expected texts for all steps")
     if first.regions or second.regions or first.is_zero or second.is_zero or first.clip != second.clip:
         raise NodeUnsupported("conditioning_to, conditioning_from: expected texts of the same text encoder")
     check_parts(
@@ -189,9 +213,8 @@ def _concatenated(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _in_part_of_steps(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    if (given["start"], given["end"]) != (0.0, 1.0):
-        raise NodeUnsupported(f"start, end: found {given['start']:g} and {given['end']:g}, expected 0 and 1: all steps")
-    return (given["conditioning"],)
+    span = given["start"], given["end"]
+    return (given["conditioning"].each(lambda text: replace(text, span=span)),)
 
 
 def _with_reference(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -258,7 +281,7 @@ def _control_use(given: Mapping[str, Any], start: float = 0.0, end: float = 1.0)
 
 def _with_control(value: TextValue, use: ControlUse) -> TextValue:
     check_parts("conditioning", "ControlNets", len(value.controls) + 1, MAX_PARTS)
-    return replace(value, controls=(*value.controls, use))
+    return value.each(lambda text: replace(text, controls=(*text.controls, use)))
 
 
 def _with_mode(given: Mapping[str, Any]) -> tuple[Any, ...]:

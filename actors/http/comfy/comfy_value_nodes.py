@@ -192,6 +192,11 @@ def _empty_of_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (BlankLatent(width, height, given["batch_size"]), width, height)
 
 
+def _unknown_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A node that is still there when the workflow is compiled: the size is not known."""
+    raise NodeUnsupported("image: its size is known when it is made, and not before")
+
+
 def _nothing(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return ()
 
@@ -401,7 +406,19 @@ _LATENTS = (
         "INT",
     ),
 )
+_SIZES = (
+    _row("GetImageSize", (link("image", "IMAGE"),), _unknown_size, "INT", "INT", "INT"),
+    _row("GetImageSize+", (link("image", "IMAGE"),), _unknown_size, "INT", "INT", "INT"),
+    _row("GetImageSizeAndCount", (link("image", "IMAGE"),), _unknown_size, "IMAGE", "INT", "INT", "INT"),
+    _row(
+        "Image Size to Number",
+        (link("image", "IMAGE"),),
+        _unknown_size,
+        *("INT", "INT", "FLOAT", "FLOAT", "INT", "INT"),
+    ),
+    _row("easy imageSize", (link("image", "IMAGE"),), _unknown_size, "INT", "INT"),
+)
 _COMPUTED = (*_CORE, *_LATER, *_CUSTOM)
-VALUE_NODES = (*_COMPUTED, *_PASSING, *_SHOWING, *_LATENTS)
+VALUE_NODES = (*_COMPUTED, *_PASSING, *_SHOWING, *_LATENTS, *_SIZES)
 #: names of the nodes that are computed from written values
 COMPUTED_NODES = frozenset(row.name for row in _COMPUTED)

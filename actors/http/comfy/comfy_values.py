@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 
@@ -180,6 +180,8 @@ class TextValue:
     changed     it is what an operation makes of other texts, and `text` is empty
     inpainted   the image that an inpainting model reads
     video       what conditions a video besides it
+    span        the share of the steps in which it acts, from and to
+    timed       other texts, each in its share of the steps
     """
 
     text: str
@@ -195,6 +197,30 @@ class TextValue:
     changed: ChangedText | None = None
     inpainted: InpaintedImage | None = None
     video: VideoUse | None = None
+    span: tuple[float, float] = (0.0, 1.0)
+    timed: tuple[TextValue, ...] = ()
+
+    @property
+    def all_parts(self) -> tuple[TextValue, ...]:
+        """All its texts, each for a share of the steps."""
+        return (replace(self, timed=()), *self.timed)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it acts in a part of the steps, or others do."""
+        return bool(self.timed) or self.span != (0.0, 1.0)
+
+    def each(self, change: Callable[[TextValue], TextValue]) -> TextValue:
+        """Return it with a change of each of its texts."""
+        return replace(change(self), timed=tuple(map(change, self.timed))) if self.timed else change(self)
+
+    def at_step(self, step: int, steps: int) -> tuple[TextValue, ...]:
+        """Return the texts that act in a step of so many: those of which the share has begun, and has not ended."""
+        share = step / steps
+        acting = (
+            each for each in self.all_parts if each.span[0] <= share and (share < each.span[1] or each.span[1] == 1)
+        )
+        return tuple(replace(each, span=(0.0, 1.0)) for each in acting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,12 +69,14 @@ def _sizes(width: int, height: int, length: int, frames: str = "length") -> tupl
     )
 
 
-def _blank(given: Mapping[str, Any], frames: str = "length", **more: Any) -> BlankLatent:
-    return BlankLatent(given["width"], given["height"], given.get("batch_size") or 1, given[frames], **more)
+def _blank(given: Mapping[str, Any], frames: str = "length", cell: int = 4, **more: Any) -> BlankLatent:
+    """Return empty latents; of frames that fill no cell of latents, of `cell` frames after the first, none are made."""
+    count = given[frames] if frames != "length" else 1 + (given[frames] - 1) // cell * cell
+    return BlankLatent(given["width"], given["height"], given.get("batch_size") or 1, count, **more)
 
 
-def _empty(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_blank(given),)
+def _empty(cell: int) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    return lambda given: (_blank(given, cell=cell),)
 
 
 def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -92,13 +94,16 @@ def _ltx_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if given["strength"] != 1:
         raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1: the image is the first frame")
     use = VideoUse(of_user("image", given["image"]))
-    return with_video(given["positive"], use), with_video(given["negative"], use), _blank(given)
+    return with_video(given["positive"], use), with_video(given["negative"], use), _blank(given, cell=8)
 
 
-def _latent_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    if given.get("end_image") is not None:
-        raise NodeUnsupported("end_image: found an image, expected none: the model has no last frame")
-    return (_blank(given, image=of_user("start_image", given.get("start_image"))),)
+def _latent_from_image(cell: int) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        if given.get("end_image") is not None:
+            raise NodeUnsupported("end_image: found an image, expected none: the model has no last frame")
+        return (_blank(given, cell=cell, image=of_user("start_image", given.get("start_image"))),)
+
+    return build
 
 
 def _hunyuan_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -299,21 +304,21 @@ _SEEN = link("clip_vision_output", "CLIP_VISION_OUTPUT", is_required=False)
 _AUDIO = link("audio", "AUDIO", is_required=False)
 _IMAGES, _PREFIX = link("images", "IMAGE"), text("filename_prefix", "ComfyUI")
 VIDEO_NODES = (
-    _row("EmptyHunyuanLatentVideo", _sizes(848, 480, 25), _empty, "LATENT"),
-    _row("EmptyLTXVLatentVideo", _sizes(768, 512, 97), _empty, "LATENT"),
-    _row("EmptyMochiLatentVideo", _sizes(848, 480, 25), _empty, "LATENT"),
-    _row("EmptyCosmosLatentVideo", _sizes(1280, 704, 121), _empty, "LATENT"),
-    _row("EmptyHunyuanVideo15Latent", _sizes(848, 480, 25), _empty, "LATENT"),
+    _row("EmptyHunyuanLatentVideo", _sizes(848, 480, 25), _empty(4), "LATENT"),
+    _row("EmptyLTXVLatentVideo", _sizes(768, 512, 97), _empty(8), "LATENT"),
+    _row("EmptyMochiLatentVideo", _sizes(848, 480, 25), _empty(6), "LATENT"),
+    _row("EmptyCosmosLatentVideo", _sizes(1280, 704, 121), _empty(8), "LATENT"),
+    _row("EmptyHunyuanVideo15Latent", _sizes(848, 480, 25), _empty(4), "LATENT"),
     *(
         _row(
             name,
             (_VAE, *_sizes(*size), _image("start_image"), _image("end_image")),
-            _latent_from_image,
+            _latent_from_image(cell),
             "LATENT",
         )
-        for name, size in (
-            ("CosmosImageToVideoLatent", (1280, 704, 121)),
-            ("CosmosPredict2ImageToVideoLatent", (848, 480, 93)),
+        for name, size, cell in (
+            ("CosmosImageToVideoLatent", (1280, 704, 121), 8),
+            ("CosmosPredict2ImageToVideoLatent", (848, 480, 93), 4),
         )
     ),
     _row(
@@ -461,7 +466,7 @@ VIDEO_NODES = (
     _row(
         "Wan22ImageToVideoLatent",
         (_VAE, *_sizes(1280, 704, 49), _image("start_image")),
-        _latent_from_image,
+        _latent_from_image(4),
         "LATENT",
     ),
     _row(

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_BUILDERS
+from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_BUILDERS
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_BUILDERS
 from modelpool.actors.http.comfy.comfy_evaluation import evaluated
 from modelpool.actors.http.comfy.comfy_graph import (
@@ -28,10 +29,9 @@ from modelpool.actors.http.comfy.comfy_graph import (
     request_outputs,
     sources_of,
 )
-from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
-from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
@@ -41,7 +41,7 @@ from modelpool.actors.request.workflow_fields import MAX_NODES, Workflow
 
 #: what nodes become in workflows, by their kind; others have the same values as in requests without one
 BUILDERS: Mapping[str, Builder] = MappingProxyType(
-    {**WORKFLOW_NODES, **ENCODER_BUILDERS, **AUDIO_BUILDERS, **PASSED_BUILDERS, **OPERATION_BUILDERS}
+    {**WORKFLOW_NODES, **ENCODER_BUILDERS, **AUDIO_BUILDERS, **CUSTOM_BUILDERS, **PASSED_BUILDERS, **OPERATION_BUILDERS}
 )
 #: seeds are below this, and continue at 0
 _SEEDS = 2**64
@@ -83,9 +83,9 @@ class GraphOutput:
 
 def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
-    nodes = known_nodes(prompt)
-    outputs = output_nodes(nodes)
-    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs))
+    nodes = known_nodes(prompt, names.kinds)
+    outputs = output_nodes(nodes, names.kinds)
+    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs), names.kinds, names.image_size)
 
     def plain(wanted: Sequence[str]) -> tuple[OutputNode, ...]:
         found = request_outputs(nodes, wanted, names)
@@ -94,7 +94,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     try:
         return plain(outputs)
     except WorkflowRejected as rejected:
-        if any(error.kind != _MAY_BE_WORKFLOW for error in rejected.errors) or not rejected.errors:
+        if not rejected.errors:
             raise
     graphs = {each.node_id: each for each in _graph_outputs(nodes, outputs, names)}
     if len(outputs) == 1:
@@ -138,7 +138,7 @@ def _graph_outputs(
     errors: list[NodeError] = []
     for node_id in nodes_in_order(graph, outputs):
         node = nodes[node_id]
-        kind = NODE_TYPES[node["class_type"]]
+        kind = names.kinds[node["class_type"]]
         found = list(input_errors(graph, node_id, node, kind))
         if not found and all(source in graph.values for source in sources_of(node)):
             build = BUILDERS.get(kind.name, kind.build)
@@ -217,6 +217,9 @@ def _fields_at(made: MadeNodes, node_id: str, place: int) -> dict[str, Any]:
 def _with_images(value: Any, images: WorkflowImages, read: dict[Any, Any]) -> Any:
     """Return the fields of a node with its images and masks read, each once."""
     match value:
+        case {"kind": "mask", "mask": MaskFile() as mask} if is_black(found := _with_images(mask, images, read)):
+            settings = {"level": 0.0, "width": found.width, "height": found.height}
+            return {"kind": "operation", "name": "mask_solid", "settings": settings, "inputs": {}}
         case ImageFile() | MaskFile():
             if value not in read:
                 read[value] = read_steps(value, images) if isinstance(value, ImageFile) else read_mask(value, images)

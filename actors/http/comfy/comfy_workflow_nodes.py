@@ -33,6 +33,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES
 
+_SIDES = ("positive", "negative")
 #: texts that one conditioning is made of
 _MOST_TEXTS = 100
 #: the outputs of a node, from its inputs
@@ -83,7 +84,8 @@ def _sampled_advanced(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _sampled_by_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     guider = given["guider"]
     of_guider = {"model": guider.model, "positive": guider.positive, "negative": guider.negative, "cfg": guider.cfg}
-    known = {**of_guider, "sampler_name": given["sampler"], "node_id": given["node_id"], "nodes": given["nodes"]}
+    known = {**of_guider, "sampler_name": given["sampler"]}
+    known |= {name: given.get(name) for name in ("node_id", "nodes", "warn")}
     return _custom(known, given["noise"], given["sigmas"], given["latent_image"])
 
 
@@ -310,6 +312,8 @@ def _changed(
 ) -> TextValue:
     """Return a text that an operation makes; what else conditions is that of `like`. Raises NodeUnsupported."""
     for text in texts.values():
+        if text.is_timed:
+            raise NodeUnsupported("conditioning: expected texts for all steps")
         if text.regions or text.references or text.image_prompts:
             raise NodeUnsupported("conditioning: expected texts for the whole image, without images")
     # a graph is no tree: a text that is put together with itself has twice the parts, each time
@@ -334,9 +338,8 @@ def _encoded_with_images(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _referring(value: TextValue, *images: AnyImage) -> TextValue:
-    references = (*value.references, *images)
-    check_parts("conditioning", "reference images", len(references), MAX_REFERENCES)
-    return replace(value, references=references)
+    check_parts("conditioning", "reference images", len(value.references) + len(images), MAX_REFERENCES)
+    return value.each(lambda text: replace(text, references=(*text.references, *images)))
 
 
 def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -356,7 +359,7 @@ def _control_of_both(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _with_control(value: TextValue, use: ControlUse) -> TextValue:
     check_parts("conditioning", "ControlNets", len(value.controls) + 1, MAX_PARTS)
-    return replace(value, controls=(*value.controls, use))
+    return value.each(lambda text: replace(text, controls=(*text.controls, use)))
 
 
 def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -365,7 +368,8 @@ def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if given["noise_mask"] is not False:
         latent = replace(latent, mask=given["mask"])
     shown = InpaintedImage(given["pixels"], given["mask"])
-    return replace(given["positive"], inpainted=shown), replace(given["negative"], inpainted=shown), latent
+    positive, negative = (given[name].each(lambda text: replace(text, inpainted=shown)) for name in _SIDES)
+    return positive, negative, latent
 
 
 def _operation(name: str, inputs: Mapping[str, str], **settings: str) -> Builder:

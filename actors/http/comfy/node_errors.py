@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.service.shown_messages import shown_message
 from modelpool.pool.values.core.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Facts of a node with an error, for its clients.
+
+    dependent_outputs  the nodes that save or show something and depend on it
+    described          its inputs as /object_info has them, by name
+    received           its written values, by name
+    """
+
+    dependent_outputs: tuple[str, ...] = ()
+    described: Mapping[str, list[Any]] = field(default_factory=dict)
+    received: Mapping[str, Any] = field(default_factory=dict)
+
+
+NO_FACTS: Mapping[str, NodeFacts] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +51,24 @@ class WorkflowRejected(UserError):
         self.errors = tuple(errors)
         self.is_over_bound = is_over_bound
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the answer that ComfyUI's clients expect."""
+    def as_json(self, about: Mapping[str, NodeFacts] = NO_FACTS) -> dict[str, Any]:
+        """Return the answer that ComfyUI's clients expect. `about` has further facts of the nodes with errors."""
         nodes: dict[str, Any] = {}
         for error in self.errors:
+            facts = about.get(error.node_id, NodeFacts())
             found = nodes.setdefault(
-                error.node_id, {"errors": [], "dependent_outputs": [], "class_type": error.class_type}
+                error.node_id,
+                {
+                    "errors": [],
+                    "dependent_outputs": list(facts.dependent_outputs),
+                    "class_type": error.class_type,
+                },
             )
-            extra = {"input_name": error.input_name} if error.input_name else {}
+            extra: dict[str, Any] = {"input_name": error.input_name} if error.input_name else {}
+            if error.input_name in facts.described:
+                extra["input_config"] = facts.described[error.input_name]
+            if error.input_name in facts.received:
+                extra["received_value"] = facts.received[error.input_name]
             found["errors"].append(
                 {
                     "type": error.kind,

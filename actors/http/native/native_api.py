@@ -29,7 +29,7 @@ from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import ClientGone, Services, caller_of
 from modelpool.actors.http.service.shown_messages import shown_values
 from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER, written_for_submission
-from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, Submissions
+from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, RunningTask, Submissions
 from modelpool.actors.http.service.user_views import families_for, status_for
 from modelpool.actors.http.service.webhooks import Webhooks
 from modelpool.actors.outputs.results.history_json import history_json
@@ -332,7 +332,7 @@ def submission_json(submission: HttpSubmission, after: int = 0, most_ends: int =
         "jobs": submission.total,
         **{state: counts[state] for state in ("succeeded", "failed", "cancelled")},
         "waits_for": submission.lost or submission.held,
-        "running": [dataclasses.asdict(task) for task in submission.running],
+        "running": [running_json(task) for task in submission.running],
         "ends": [end_json(submission, end) for end in submission.ends[after : after + most_ends]],
     }
 
@@ -395,7 +395,7 @@ async def _events_of(submission: HttpSubmission, after: int) -> AsyncIterator[by
             yield event("job", end_json(submission, end), str(number))
         if submission.over:
             continue
-        running = [dataclasses.asdict(task) for task in change.running]
+        running = [running_json(task) for task in change.running]
         now = {"ended": number, "jobs": submission.total, "running": running, "waits_for": change.held}
         if (text := json.dumps(now)) != before:
             before = text
@@ -556,3 +556,11 @@ def request_schemas() -> dict[str, Any]:
     request = GenerateRequest.model_json_schema(ref_template=f"{_SCHEMAS}{{model}}")
     parts: dict[str, Any] = request.pop("$defs", {})
     return {**parts, "GenerateRequest": request}
+
+
+def running_json(task: RunningTask) -> dict[str, Any]:
+    """Return a task on a worker as JSON values: with the nodes that it serves, for a job that is a workflow."""
+    fields = dataclasses.asdict(task)
+    if all(name.startswith(f"{task.stage}.") for name in task.nodes):  # a request without a workflow
+        del fields["nodes"]
+    return fields

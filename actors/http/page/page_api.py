@@ -29,10 +29,12 @@ from modelpool.actors.http.page.job_parameters import (
 )
 from modelpool.actors.http.page.live_entries import end_entry
 from modelpool.actors.http.page.live_view import LiveView
+from modelpool.actors.http.page.node_graph import graph_json
 from modelpool.actors.http.page.thumbnails import MEDIA_TYPE, Thumbnails
 from modelpool.actors.http.service.bodies import as_object
 from modelpool.actors.http.service.event_stream import EVENT_STREAM, with_pings
 from modelpool.actors.http.service.gate import PAGE_FILES_PATH, PAGE_PATH
+from modelpool.actors.http.service.node_outlines import outlines_of_recipe
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import Services, caller_of
 from modelpool.actors.http.service.shown_messages import shown_values
@@ -172,6 +174,11 @@ def page_router(services: Services, live: LiveView) -> Any:
         submission = await services.submissions.find(submission_id, caller_of(request).owner)
         return as_object(shown_values(await job_parameters(submission, index)))
 
+    @router.get("/api/jobs/{submission_id}/graph/{index}", summary="Show the nodes of a job that is a workflow")
+    async def job_graph(request: Request, submission_id: str, index: int) -> dict[str, Any]:
+        submission = await services.submissions.find(submission_id, caller_of(request).owner)
+        return as_object(shown_values(await job_nodes(submission, index)))
+
     @router.post("/api/jobs/{submission_id}/retry", status_code=201, summary="Submit jobs that have no output again")
     async def retry(request: Request, submission_id: str) -> Response:
         caller = caller_of(request)
@@ -229,6 +236,18 @@ async def job_parameters(submission: HttpSubmission, index: int) -> dict[str, An
         raise HttpProblem(404, f"the request of job {index} is not known to this server")
     seed = {} if end is None or end.seed is None else {"seed": end.seed}
     return {**request_fields(request), **seed, "parameters": {**request_parameters(request), **seed}, "recipe": None}
+
+
+async def job_nodes(submission: HttpSubmission, index: int) -> dict[str, Any]:
+    """Return the nodes of a job with their places and states; no nodes for a job without a workflow, and for one with
+    a request that neither this server nor an output has."""
+    outlines, end = submission.outlines_of(index), submission.end_of(index)
+    if not outlines and submission.request_of(index) is None and end is not None and end.path is not None:
+        recipe = await asyncio.to_thread(recipe_of_file, end.path)
+        outlines = () if recipe is None else outlines_of_recipe(recipe)
+    running = [task for task in submission.running if task.index == index]
+    state = "cancelled" if submission.lost and end is None else "" if end is None else end.state
+    return graph_json(outlines, submission.nodes_of(index), running, state, submission.titles)
 
 
 def retried_requests(submission: HttpSubmission) -> list[GenerateRequest]:

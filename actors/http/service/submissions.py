@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.config.output_address import OutputAddress, output_address
 from modelpool.actors.control.detached.records import name_of
+from modelpool.actors.http.service.node_outlines import NodeOutline, outlines_of
+from modelpool.actors.http.service.node_states import NodeState, NodeStates
 from modelpool.actors.http.service.ports import HttpDetachedJobs, HttpJobs, HttpPool
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.shares import HeldShare, of_the_largest
@@ -42,9 +44,15 @@ from modelpool.pool.values.core.errors import UserError
 if TYPE_CHECKING:
     from modelpool.actors.control.detached.job_service import JobsProgress
     from modelpool.actors.control.detached.records import RequestOutcome
+    from modelpool.actors.outputs.results.progress import RunningJob
+    from modelpool.actors.worker.wire.messages import NodesEnded, TaskProgress
 
 #: ended jobs that are remembered, over all submissions
 MOST_KEPT_JOBS = 200_000
+#: ends of tasks of workflows that wait for the readers of a submission
+MOST_NODE_ENDS = 4096
+#: nodes of forgotten requests that are remembered of a submission
+MOST_OUTLINES = 2000
 #: how long previews are made for a caller who asked for one, and may ask again
 PREVIEW_LEASE_SECONDS = 10.0
 #: interval of asking whether previews are still wanted
@@ -55,7 +63,8 @@ DETACHED_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RunningTask:
-    """A task of a submission on a worker; steps are 0 before the first one is done."""
+    """A task of a submission on a worker; steps are 0 before the first one is done. `nodes` are those that it serves,
+    see `JobGraph.nodes_of`."""
 
     index: int
     job_id: str
@@ -63,6 +72,7 @@ class RunningTask:
     worker: str
     step: int
     steps: int
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +106,13 @@ def warnings_of(ends: Iterable[JobEnd]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a reader has not seen: ends, in the order in which they came, and the latest progress."""
+    """What a reader has not seen: ends, in the order in which they came, and the latest progress. `nodes` are ends of
+    tasks of workflows, the latest ones if a reader is slow, and only for readers that read before the end."""
 
     ends: tuple[JobEnd, ...]
     running: tuple[RunningTask, ...]
     held: str
+    nodes: tuple[NodesEnded, ...] = ()
 
 
 class HttpSubmission:
@@ -117,15 +129,18 @@ class HttpSubmission:
         want_previews: Callable[[bool], None] | None = None,
         requests: Sequence[GenerateRequest] = (),
         numbers: Iterator[int] | None = None,
+        nodes: NodeStates | None = None,
     ) -> None:
         """`want_previews` has previews made from now on, or no more; it may block. None: its follower asks for them, as
         long as `wants_previews`. `requests` is empty if another server took them. `numbers` gives each end one, in the
-        order of all ends.
+        order of all ends. `nodes` remembers the states of the nodes of workflows.
         """
         self.id = submission_id
         self.requests = tuple(requests)
         #: prompt and model of requests that are forgotten
         self._texts: tuple[tuple[str, str], ...] = ()
+        #: nodes of such requests that have no output
+        self._outlines: dict[int, tuple[NodeOutline, ...]] = {}
         self.owner = owner
         self.interface = interface
         self.total = total
@@ -156,6 +171,11 @@ class HttpSubmission:
         self._follower.submit(total)
         self._ledger.seal()
         self._by_file: dict[str, JobEnd] = {}
+        self._nodes = nodes or NodeStates()
+        #: ends of tasks that some reader may not have seen, and how many there were before
+        self._node_ends: deque[NodesEnded] = deque(maxlen=MOST_NODE_ENDS)
+        self._node_ends_before = 0
+        self._readers = 0
         self._numbers = itertools.count() if numbers is None else numbers
         self._cancel = cancel
         self._changed = asyncio.Event()
@@ -199,6 +219,32 @@ class HttpSubmission:
         """Return the end of the job that has an output with this file name; None if there is none."""
         return self._by_file.get(name)
 
+    def nodes_of(self, index: int) -> Mapping[str, NodeState]:
+        """Return the states of the nodes of a job that is a workflow, in the order in which tasks of them ended. Those
+        of a job without a workflow are here if they failed."""
+        return self._nodes.of(self.id, index)
+
+    def outlines_of(self, index: int) -> tuple[NodeOutline, ...]:
+        """Return the nodes of a job that is a workflow, as far as they are known without its output; () for others."""
+        request = self.request_of(index)
+        return self._outlines.get(index, ()) if request is None else outlines_of(request)
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """The titles of nodes that have one."""
+        return self._nodes.titles(self.id)
+
+    def name_nodes(self, titles: Mapping[str, str]) -> None:
+        """Have titles of nodes remembered."""
+        self._nodes.name(self.id, titles)
+
+    def note_nodes(self, ended: Iterable[NodesEnded]) -> None:
+        """Take ends of nodes. Call before `note`."""
+        for one in ended:
+            self._nodes.note(self.id, (one,))
+            self._node_ends_before += len(self._node_ends) == MOST_NODE_ENDS
+            self._node_ends.append(one)
+
     def note(self, ends: Sequence[JobEnd], running: tuple[RunningTask, ...], held: str = "", lost: str = "") -> None:
         """Take what happened, and wake the readers."""
         before = self.unfinished
@@ -220,9 +266,11 @@ class HttpSubmission:
         """Forget values that are not read any more: requests with decoded images can take much memory."""
         self._cancel = _nothing
         self._want_previews = None
+        self._drop_node_ends()
         self.hold(None)
         if any(map(_holds_pixels, self.requests)):
             self._texts = tuple((request.prompt, request.model) for request in self.requests)
+            self._outlines = self._outlines_without_output()
             self.requests = ()
 
     def hold(self, pixels: HeldShare | None) -> None:
@@ -232,6 +280,16 @@ class HttpSubmission:
         self._pixels = pixels
         if self.over and pixels is not None:
             pixels.free()
+
+    def _outlines_without_output(self) -> dict[int, tuple[NodeOutline, ...]]:
+        """Return the nodes of jobs without an output, which would have them in its recipe: of the first of them."""
+        found: dict[int, tuple[NodeOutline, ...]] = {}
+        left = MOST_OUTLINES
+        for end in self.ends:
+            if end.state != "succeeded" and left > 0 and (request := self.request_of(end.index)) is not None:
+                found[end.index] = outlines_of(request)
+                left -= len(found[end.index]) + 1
+        return found
 
     def note_previews(self, found: Mapping[int, ImagePreview]) -> None:
         """Take the newest previews of the running jobs, and forget those of others. Call before `note`."""
@@ -282,14 +340,28 @@ class HttpSubmission:
 
     async def changes(self, after: int = 0) -> AsyncIterator[Change]:
         """Yield what comes after the first `after` ends, until the submission is over."""
-        while True:
-            changed = self._changed
-            ends = tuple(self.ends[after:])
-            after += len(ends)
-            yield Change(ends, self.running, self.held)
-            if self.over and after >= len(self.ends):
-                return
-            await changed.wait()
+        nodes_after = self._node_ends_before
+        self._readers += 1
+        try:
+            while True:
+                changed = self._changed
+                ends = tuple(self.ends[after:])
+                after += len(ends)
+                nodes = tuple(itertools.islice(self._node_ends, max(0, nodes_after - self._node_ends_before), None))
+                nodes_after = self._node_ends_before + len(self._node_ends)
+                yield Change(ends, self.running, self.held, nodes)
+                if self.over and after >= len(self.ends):
+                    return
+                await changed.wait()
+        finally:
+            self._readers -= 1
+            self._drop_node_ends()
+
+    def _drop_node_ends(self) -> None:
+        """Forget ends of tasks that nobody will read."""
+        if self.over and not self._readers:
+            self._node_ends_before += len(self._node_ends)
+            self._node_ends.clear()
 
     async def ended(self) -> None:
         """Wait until the submission is over. Raises HttpProblem (503) if the pool ends first."""
@@ -342,6 +414,7 @@ class Submissions:
         self._unfinished: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._end_numbers = itertools.count()
+        self._nodes = NodeStates()
 
     async def submit(self, requests: Sequence[GenerateRequest], owner: str, interface: str) -> HttpSubmission:
         """Queue requests in the pool. Raises UserError, and PoolLost."""
@@ -364,6 +437,7 @@ class Submissions:
             partial(_want_previews, jobs),
             requests=requests,
             numbers=self._end_numbers,
+            nodes=self._nodes,
         )
         reader = _Reader(submission, jobs, asyncio.get_running_loop(), self._start)
         self._add(submission)
@@ -437,7 +511,15 @@ class Submissions:
         progress = await asyncio.to_thread(jobs.progress)
         total = progress.record.request_count
         submission = HttpSubmission(
-            jobs.id, owner, interface, total, jobs.cancel, True, requests=requests, numbers=self._end_numbers
+            jobs.id,
+            owner,
+            interface,
+            total,
+            jobs.cancel,
+            True,
+            requests=requests,
+            numbers=self._end_numbers,
+            nodes=self._nodes,
         )
         submission.created_at = progress.record.created_at
         if (known := self._known.get(jobs.id)) is not None:  # another call was faster
@@ -541,14 +623,12 @@ class _Reader:
         try:
             while not self._submission.over:
                 self._again = False
+                self._submission.note_nodes(self._jobs.take_nodes())
                 progress = self._jobs.progress()
                 ends: list[JobEnd] = []
                 if progress.ended > len(self._submission.ends):
                     ends = await asyncio.to_thread(lambda: [_end_of(each) for each in self._jobs.ready_results()])
-                running = tuple(
-                    RunningTask(task.index, task.job_id, task.stage.value, task.worker, task.step, task.steps)
-                    for task in progress.running
-                )
+                running = tuple(map(_running_task, progress.running))
                 found = {task.index: self._jobs.preview(task.index) for task in running}
                 self._submission.note_previews({i: preview for i, preview in found.items() if preview is not None})
                 lost = self._jobs.lost()
@@ -601,10 +681,11 @@ def _note_outcomes(submission: HttpSubmission, now: JobsProgress, outcomes: Sequ
 
 
 def _running_tasks(now: JobsProgress) -> tuple[RunningTask, ...]:
-    return tuple(
-        RunningTask(task.index, task.job_id, task.stage.value, task.worker, task.step, task.steps)
-        for task in now.running
-    )
+    return tuple(map(_running_task, now.running))
+
+
+def _running_task(task: RunningJob | TaskProgress) -> RunningTask:
+    return RunningTask(task.index, task.job_id, task.stage.value, task.worker, task.step, task.steps, task.nodes)
 
 
 def _end_of(result: OutputResult | JobFailure) -> JobEnd:

@@ -47,6 +47,8 @@ class TaskSummary:
     lost             runs of it that were lost before: each the worker and the reason
     resumed          where it resumed from the state of an earlier run, "after step 60 of 100"; empty if it did not
     ended_at         when its report arrived, in seconds since the epoch; 0 if unknown
+    gpus             numbers of GPUs that shared its run, one after the other, 0 for steps of which it is not known;
+                     empty if its bytes do not depend on them
     """
 
     stage: Stage
@@ -69,6 +71,7 @@ class TaskSummary:
     lost: tuple[str, ...] = ()
     resumed: str = ""
     ended_at: float = 0.0
+    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)

@@ -9,7 +9,8 @@ from modelpool.pool.values.specs.spec import JobId, Stage, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job with a task on a worker. `step` of `steps` are done; both are 0 before the first step."""
+    """A job with a task on a worker. `step` of `steps` are done; both are 0 before the first step. `nodes` are
+    the nodes of its workflow that the task serves; without a workflow, its stage, a dot, and a number."""
 
     job_id: JobId
     index: int
@@ -18,6 +19,7 @@ class RunningJob:
     stage: Stage
     step: int
     steps: int
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

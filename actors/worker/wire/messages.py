@@ -254,7 +254,8 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """A task on a worker, named by one of the jobs that need it. Steps are 0 before the first one is done."""
+    """A task on a worker, named by one of the jobs that need it. Steps are 0 before the first one is done. `nodes` are
+    those of the job that it serves, see `JobGraph.nodes_of`."""
 
     submission_id: SubmissionId
     index: int
@@ -263,6 +264,31 @@ class TaskProgress:
     worker: WorkerId
     step: int
     steps: int
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodesEnded:
+    """A task of a job has ended, and with it the work that it does for nodes; the job may go on.
+
+    nodes     see `JobGraph.nodes_of`
+    ended     the nodes among them that have no later task
+    worker    that ran it; "" if its result was found
+    seconds   loading weights and running
+    is_found  whether its result existed before the job, or is not needed because a later one did
+    message   why it failed; "" if it did not. A later end of the same nodes replaces it: tasks are repeated
+    """
+
+    submission_id: SubmissionId
+    index: int
+    job_id: JobId
+    nodes: tuple[str, ...]
+    stage: Stage
+    worker: str
+    seconds: float
+    ended: tuple[str, ...] = ()
+    is_found: bool = False
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,12 +307,14 @@ class DriverEvents:
 
     running   all running tasks of the driver: a level, not a change
     previews  the newest of each of them that was not in an earlier answer
+    nodes     ends of tasks of its workflows, and failures of tasks, that were not in an earlier answer: the latest ones
     """
 
     cursor: int
     ended: tuple[JobEnded, ...]
     running: tuple[TaskProgress, ...]
     previews: tuple[JobPreview, ...] = ()
+    nodes: tuple[NodesEnded, ...] = ()
 
 
 def job_id_for(submission_id: SubmissionId, index: int) -> JobId:

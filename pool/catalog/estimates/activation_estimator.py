@@ -145,10 +145,8 @@ class ActivationEstimator:
         `context_tokens` are the lengths of the texts that sampling reads; typical lengths if omitted.
         """
         counted_bytes = self.counted_bytes(model, work, context_tokens)
-        figure_bytes = self._corrected(model, work, ExecutionMode(0), counted_bytes)
-        if figure_bytes > counted_bytes and not self._counted_modes(model, work, context_tokens):
-            return counted_bytes  # refusals are based on counted bytes
-        return figure_bytes
+        counted = self._counted_modes(model, work, context_tokens, counted_bytes)
+        return self._whole_bytes(model, work, counted_bytes, counted)
 
     def counted_bytes(self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()) -> int:
         """Return `activation_bytes` as counted, without corrections."""
@@ -159,8 +157,10 @@ class ActivationEstimator:
     ) -> tuple[ExecutionMode, ...]:
         """Return full execution of `work`, then `divisions`, each with counted and corrected bytes."""
         counted_bytes = self.counted_bytes(model, work, context_tokens)
-        whole = ExecutionMode(self.activation_bytes(model, work, context_tokens), counted_bytes=counted_bytes)
-        return (whole, *self.divisions(model, work, context_tokens))
+        counted = self._counted_modes(model, work, context_tokens, counted_bytes)
+        whole_bytes = self._whole_bytes(model, work, counted_bytes, counted)
+        whole = ExecutionMode(whole_bytes, counted_bytes=counted_bytes)
+        return (whole, *self._corrected_modes(model, work, counted, whole_bytes))
 
     def divisions(
         self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()
@@ -171,16 +171,25 @@ class ActivationEstimator:
         the run, so no value exceeds the one before it; the last does not exceed its counted bytes, so that no
         correction makes a task impossible.
         """
-        counted = self._counted_modes(model, work, context_tokens)
-        found: list[ExecutionMode] = []
-        most_bytes = self.activation_bytes(model, work, context_tokens)
+        return self.execution_modes(model, work, context_tokens)[1:]
+
+    def _whole_bytes(
+        self, model: ModelRef, work: ModelStageParams, counted_bytes: int, counted: Sequence[ExecutionMode]
+    ) -> int:
+        """Return the bytes of full execution. `counted` are the divided modes."""
+        figure_bytes = self._corrected(model, work, ExecutionMode(0), counted_bytes)
+        # refusals are based on counted bytes
+        return figure_bytes if counted else min(figure_bytes, counted_bytes)
+
+    def _corrected_modes(
+        self, model: ModelRef, work: ModelStageParams, counted: Sequence[ExecutionMode], most_bytes: int
+    ) -> Iterator[ExecutionMode]:
         for number, mode in enumerate(counted, start=1):
             figure_bytes = self._corrected(model, work, mode, mode.counted_bytes)
             if number == len(counted):
                 figure_bytes = min(figure_bytes, mode.counted_bytes)
             most_bytes = min(figure_bytes, most_bytes - 1)
-            found.append(replace(mode, activation_bytes=most_bytes))
-        return tuple(found)
+            yield replace(mode, activation_bytes=most_bytes)
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
         """Calibrate with a successful run of `task` with the cost `cost`.
@@ -216,11 +225,10 @@ class ActivationEstimator:
             yield from (ExecutionMode(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in tiles if t < max(cells))
 
     def _counted_modes(
-        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int]
+        self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int], least_bytes: int
     ) -> tuple[ExecutionMode, ...]:
-        """Divided modes of `work` with counted bytes, each less than the one before."""
+        """Divided modes of `work` with counted bytes, each less than the one before; the whole needs `least_bytes`."""
         found: list[ExecutionMode] = []
-        least_bytes = self.counted_bytes(model, work, context_tokens)
         for mode in self._execution_modes(model, work):
             counted_bytes = self._mode_bytes(model, work, context_tokens, mode)
             if counted_bytes < least_bytes:

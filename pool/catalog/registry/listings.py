@@ -8,6 +8,7 @@ from modelpool.pool.catalog.registry.folder_scan import FileForm, WeightsFile
 from modelpool.pool.models.loading.describe import describe, describe_lora
 from modelpool.pool.models.loading.trigger_words import trigger_words
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.node_listing import NodeListing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class FileNames:
     upscalers: tuple[str, ...] = ()
     image_prompts: tuple[str, ...] = ()
     embeddings: tuple[str, ...] = ()
+    #: the nodes of users that the operator permits
+    nodes: tuple[NodeListing, ...] = ()
 
     @property
     def all(self) -> frozenset[str]:

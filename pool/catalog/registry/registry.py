@@ -218,8 +218,8 @@ class Registry:
         def of(kind: FileKind) -> tuple[str, ...]:
             return tuple(sorted(names[path] for path, each in kinds.items() if each is kind))
 
-        listed = (FileKind.CONTROLNET, FileKind.UPSCALER, FileKind.IMAGE_PROMPT, FileKind.EMBEDDING)
-        return FileNames(*map(of, listed))
+        controlnets, upscalers = of(FileKind.CONTROLNET), of(FileKind.UPSCALER)
+        return FileNames(controlnets, upscalers, of(FileKind.IMAGE_PROMPT), of(FileKind.EMBEDDING))
 
     def facts(self, file: WeightsFile) -> FileSummary:
         """Return the summary of `file`, read from its header if it is new or has changed."""

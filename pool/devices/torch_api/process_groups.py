@@ -27,6 +27,18 @@ def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 
+def finished_within(operation: dist.Work, seconds: float) -> bool:
+    """Wait for an operation among hosts (gloo); return False if it goes on after `seconds`. Raises RuntimeError if it
+    has failed."""
+    try:
+        operation.wait(datetime.timedelta(seconds=seconds))
+    except RuntimeError:
+        if not operation.is_completed():
+            return False
+        operation.wait()  # its own error, if it has not ended well in the meantime
+    return True
+
+
 def abandon_group() -> None:
     """Leave the default group, whatever its other members do. Kernels of NCCL that wait for them end."""
     if not dist.is_initialized():

@@ -10,17 +10,13 @@ from torch import Tensor
 from modelpool.pool.engine.gang.gang_group import GangGroup
 
 
-def spread_over_branches(group: GangGroup, calls: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
-    """Return the results of `calls`, which are of one shape and dtype, in order; the groups take turns in calling them.
-    One tensor goes each way for each turn."""
+def spread_over_branches(group: GangGroup, calls: Sequence[Callable[[], Tensor]], like: Tensor) -> list[Tensor]:
+    """Return the results of `calls`, which have the shape and dtype of `like`, in order; the groups take turns in
+    calling them, each text always the same group: caches remember what it predicted. One tensor goes each way for each
+    turn."""
     count, own = group.layout.branches, group.layout.branch_of(group.gang.rank)
     found: list[Tensor] = []
-    made: Tensor | None = None
     for begin in range(0, len(calls), count):
-        if begin + own < len(calls):
-            made = calls[begin + own]()
-        else:
-            assert made is not None, "the first groups have a call in every round"
-            made = torch.zeros_like(made)
+        made = calls[begin + own]() if begin + own < len(calls) else torch.zeros_like(like)
         found += group.among_branches(made)
     return found[: len(calls)]

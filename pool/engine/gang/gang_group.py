@@ -1,15 +1,16 @@
 """`GangGroup`: the process group of a gang. Members meet, agree after each step, exchange tensors and leave.
 
-Every failure of another member is a `GangBroken` with the members that are suspected: those that said nothing at the
-store of the leader within `SEEN_SECONDS`. A member that ends for a reason of its own says so first.
+Every failure of another member is a `GangBroken` with the members that are suspected: those that are stopped, or said
+nothing at the store of the leader within `SEEN_SECONDS`. A member that ends for a reason of its own says so first.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -18,12 +19,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modelpool.pool.devices.copy_streams import StreamMaker, cuda_streams
-from modelpool.pool.devices.torch_api.process_groups import PrefixStore, abandon_group, backend_for, set_timeout
+from modelpool.pool.devices.torch_api.process_groups import (
+    PrefixStore,
+    abandon_group,
+    backend_for,
+    finished_within,
+    set_timeout,
+)
 from modelpool.pool.devices.torch_modules import gpu_place
 from modelpool.pool.engine.gang.gang_layout import GangLayout
 from modelpool.pool.engine.gang.meeting_store import reach_store
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.gang_errors import GangBroken
+from modelpool.pool.values.core.process_identity import is_stopped, process_start
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import WorkerId
 
@@ -37,9 +45,13 @@ LEAST_SECONDS = 2.0
 STEP_FACTOR = 2.0
 #: after a failure, members say within this time that they are there
 SEEN_SECONDS = 0.6
+#: an operation that takes longer looks for members that are stopped, so often
+LOOK_SECONDS = 0.05
+#: a member that was stopped in all looks of so long takes no part any more
+STOPPED_SECONDS = 0.1
 _POLL_SECONDS = 0.01
 #: between two looks at a device that computes, and at members that may have left meanwhile
-_DEVICE_POLL_SECONDS, _LOOK_SECONDS = 0.0005, 0.25
+_DEVICE_POLL_SECONDS, _DEVICE_LOOK_SECONDS = 0.0005, 0.25
 
 #: before the cause in an error of NCCL
 _LAST_ERROR = "Last error:"
@@ -66,6 +78,8 @@ class GangGroup:
         self._hosts: dist.ProcessGroup | None = None
         self._branch: dist.ProcessGroup | None = None
         self._part: dist.ProcessGroup | None = None
+        #: process of each other member, and its start
+        self._processes: dict[int, tuple[int, str]] = {}
         #: whether tensors go over the host: gloo computes there only
         self._stages = device.type not in ("cpu", "cuda")
 
@@ -76,7 +90,7 @@ class GangGroup:
         ranks = range(gang.degree)
         with self._failing_as_broken():
             self._store = reach_store(gang)
-            self._store.set(f"{_HERE}/{gang.rank}", "1")
+            self._store.set(f"{_HERE}/{gang.rank}", f"{os.getpid()} {process_start(os.getpid())}")
             deadline = time.monotonic() + seconds
             while missing := [rank for rank in ranks if not self._store.check([f"{_HERE}/{rank}"])]:
                 if should_stop():
@@ -86,6 +100,9 @@ class GangGroup:
                     names = ", ".join(gang.members[rank] for rank in missing)
                     raise GangBroken(f"{names} did not come within {seconds:.0f} s", tuple(missing))
                 time.sleep(_POLL_SECONDS)
+            for rank in ranks:
+                pid, _, start = self._store.get(f"{_HERE}/{rank}").decode().partition(" ")
+                self._processes[rank] = int(pid), start
             limit = datetime.timedelta(seconds=FIRST_SECONDS)
             dist.init_process_group(
                 backend_for(self.device), store=self._store, rank=gang.rank, world_size=gang.degree, timeout=limit
@@ -149,10 +166,12 @@ class GangGroup:
         mark = self._streams.new_event()
         mark.record(self._streams.current())
         began = looked_at = time.monotonic()
+        stopped: dict[int, float] = {}
         while not mark.query():
             now = time.monotonic()
-            if now - looked_at >= _LOOK_SECONDS:
+            if now - looked_at >= _DEVICE_LOOK_SECONDS:
                 looked_at = now
+                stopped = self._still_stopped(stopped)
                 self._raise_if_left()
             if now - began > self._limit_seconds:
                 raise self._broken(RuntimeError(f"no end of an exchange within {self._limit_seconds:.1f} s"))
@@ -161,10 +180,7 @@ class GangGroup:
     def agree(self, numbers: Sequence[float]) -> Tensor:
         """Return the numbers of all members, float64 [members, numbers]. Raises GangBroken."""
         own = torch.tensor(list(numbers), dtype=torch.float64)
-        found = [torch.empty_like(own) for _ in range(self.gang.degree)]
-        with self._failing_as_broken():
-            dist.all_gather(found, own, group=self._hosts)
-        return torch.stack(found)
+        return torch.stack(self._gathered(own, self.gang.degree, self._hosts))
 
     def tell(self, value: _T) -> list[_T]:
         """Return the values of all members, by rank. Raises GangBroken."""
@@ -185,21 +201,18 @@ class GangGroup:
         GangBroken."""
         if self._part is None:
             return [own]
-        sent = self._sent(own)
-        found = [torch.empty_like(sent) for _ in range(self.layout.branches)]
-        with self._failing_as_broken():
-            dist.all_gather(found, sent, group=self._part)
-        return [self._received(each) for each in found]
+        return [self._received(each) for each in self._gathered(self._sent(own), self.layout.branches, self._part)]
 
     def among_parts(self, own: Tensor) -> list[Tensor]:
         """Return the tensors of the members of this group of texts, all of one shape. Raises GangBroken."""
         if self._branch is None:
             return [own]
-        sent = self._sent(own)
-        found = [torch.empty_like(sent) for _ in range(self.layout.parts)]
-        with self._failing_as_broken():
-            dist.all_gather(found, sent, group=self._branch)
-        return [self._received(each) for each in found]
+        return [self._received(each) for each in self._gathered(self._sent(own), self.layout.parts, self._branch)]
+
+    def sum_of_parts(self, own: Tensor) -> Tensor:
+        """Return the sum of the tensors of the members of this group of texts, equal on each of them. Raises
+        GangBroken."""
+        return torch.stack(self.among_parts(own)).sum(0)
 
     def exchange(self, sent: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
         """Send a tensor to each member of this group of texts; return what each sent here, flat, of `numbers` values.
@@ -207,9 +220,39 @@ class GangGroup:
         assert self._branch is not None, "tokens are exchanged among several"
         flat = self._sent(torch.cat([each.reshape(-1) for each in sent]))
         found = flat.new_empty(sum(numbers))
+        lengths = [each.numel() for each in sent]
         with self._failing_as_broken():
-            dist.all_to_all_single(found, flat, list(numbers), [each.numel() for each in sent], group=self._branch)
+            self._end(
+                dist.all_to_all_single(found, flat, list(numbers), lengths, self._branch, flat.device.type == "cpu")
+            )
         return list(self._received(found).split(list(numbers)))
+
+    def _gathered(self, own: Tensor, count: int, group: dist.ProcessGroup | None) -> list[Tensor]:
+        """The tensors of the `count` members of `group`."""
+        found = [torch.empty_like(own) for _ in range(count)]
+        with self._failing_as_broken():
+            self._end(dist.all_gather(found, own, group, own.device.type == "cpu"))
+        return found
+
+    def _end(self, operation: dist.Work | None) -> None:
+        """Wait for an operation among hosts; None is one that needs no wait. Raises GangBroken as soon as another
+        member is found stopped: it would not answer, and its connections stay."""
+        stopped: dict[int, float] = {}
+        while operation is not None and not finished_within(operation, LOOK_SECONDS):
+            stopped = self._still_stopped(stopped)
+
+    def _still_stopped(self, before: Mapping[int, float]) -> dict[int, float]:
+        """Return the members that are stopped, and since which look; `before` is the result of the last one. Raises
+        GangBroken if one was stopped for so long that it takes no part any more."""
+        now = time.monotonic()
+        stopped = [rank for rank, known in self._processes.items() if rank != self.gang.rank and is_stopped(*known)]
+        seen = {rank: before.get(rank, now) for rank in stopped}
+        if gone := tuple(rank for rank, since in seen.items() if now - since >= STOPPED_SECONDS):
+            if 0 not in gone:  # the others ask there when this one leaves
+                _within(self._say_seen, SEEN_SECONDS)
+            names = ", ".join(f"{self.gang.members[rank]} (rank {rank})" for rank in gone)
+            raise GangBroken(f"{names} does not take part any more: its process is stopped", gone)
+        return seen
 
     def _sent(self, tensor: Tensor) -> Tensor:
         return (tensor.to("cpu") if self._stages else tensor).contiguous()
@@ -239,7 +282,7 @@ class GangGroup:
         if self._store is None:
             return (0,), []
         store, ranks = self._store, range(self.gang.degree)
-        store.set(f"{_SEEN}/{self.gang.rank}", "1")
+        self._say_seen()
         deadline = time.monotonic() + SEEN_SECONDS
         while True:
             left = [rank for rank in ranks if store.check([f"{_LEFT}/{rank}"])]
@@ -249,6 +292,10 @@ class GangGroup:
             time.sleep(_POLL_SECONDS)
         reasons = [store.get(f"{_LEFT}/{rank}").decode() for rank in left]
         return tuple(sorted({*left, *unseen} - {self.gang.rank})), reasons
+
+    def _say_seen(self) -> None:
+        if self._store is not None:
+            self._store.set(f"{_SEEN}/{self.gang.rank}", "1")
 
     def _raise_if_left(self) -> None:
         """Raise GangBroken if a member has left already."""

@@ -23,10 +23,12 @@ from modelpool.pool.engine.gang.member_digest import expect_equal, request_diges
 from modelpool.pool.engine.gang.sequence_split import divided_tokens
 from modelpool.pool.families.gang_support import gang_obstacle
 from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, PreparePart, RunPart, RunResults
+from modelpool.pool.inference.extensions.block_runs import ACROSS
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.core.stage_params import RunHooks, RunState, Stopped
 from modelpool.pool.values.specs.gang import Gang
+from modelpool.pool.weights.options.run_context import call_facts
 from modelpool.pool.weights.patcher.out_of_memory import exhausted_memory, release_frames
 
 #: runs the sampling with these hooks, and with one more part behind all others
@@ -124,7 +126,8 @@ class _SharedRun:
                 if self._layout.parts > 1:
                     plan = run.facts.sequence
                     assert plan is not None, "`gang_obstacle` asks for one"
-                    entered.enter_context(divided_tokens(module, plan, group))
+                    entered.enter_context(divided_tokens(module, plan, group, run.work.options.skips_layers))
+                    entered.enter_context(call_facts(**{ACROSS: group.sum_of_parts}))
                 self._begun = time.monotonic()
                 yield
 
@@ -139,7 +142,13 @@ class _SharedRun:
 
     def _expect_equal(self, run: DenoisingRun, module: nn.Module, group: GangGroup) -> None:
         request = request_digest(run.works, run.inputs, run.resources.resumed)
-        told: list[tuple[str, dict[str, str]]] = group.tell((request, weight_digests(run.model, module)))
+        weights = weight_digests(run.model, module)
+        others = {"ControlNet": run.resources.controls, "image prompt": run.resources.adapters}
+        for name, patchers in others.items():
+            for number, patcher in enumerate(patchers, start=1):
+                found = weight_digests(patcher, patcher.module)
+                weights |= {f"{name} {number} {each}".rstrip(): digest for each, digest in found.items()}
+        told: list[tuple[str, dict[str, str]]] = group.tell((request, weights))
         expect_equal(self._gang, [request for request, _ in told], [weights for _, weights in told])
 
     def _should_stop(self) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.token_exchange import TokenExchange, TokenShares, joined_shares
+from modelpool.pool.inference.guidance.controlled_transformer import RepeatedResiduals, SparseResiduals
 from modelpool.pool.values.core.sequence_plan import Gather, SequencePlan, Split, SplitAttention, Undivided
 from modelpool.pool.weights.ops.attention_calls import current_kernels, routed
 
@@ -23,10 +24,11 @@ class PlanUnfit(ValueError):
 
 
 @contextmanager
-def divided_tokens(module: nn.Module, plan: SequencePlan, group: GangGroup) -> Iterator[None]:
+def divided_tokens(module: nn.Module, plan: SequencePlan, group: GangGroup, may_skip: bool = False) -> Iterator[None]:
     """Divide the tokens of `module` among the members of a group while it is entered. Raises PlanUnfit if an entry
-    names no module; a call of the module raises it if an entry did not act."""
-    split = _DividedCall(plan, group)
+    names no module; a call of the module raises it if an entry did not act. `may_skip`: some calls run some of the
+    layers only; what has acted in an earlier call may be idle then."""
+    split = _DividedCall(plan, group, may_skip)
     with ExitStack() as undoing:
         for hook in split.hooks(module):
             undoing.callback(hook.remove)
@@ -37,13 +39,15 @@ def divided_tokens(module: nn.Module, plan: SequencePlan, group: GangGroup) -> I
 class _DividedCall:
     """The state of one call of a module, and the hooks that change it."""
 
-    def __init__(self, plan: SequencePlan, group: GangGroup) -> None:
-        self._plan, self._group = plan, group
+    def __init__(self, plan: SequencePlan, group: GangGroup, may_skip: bool) -> None:
+        self._plan, self._group, self._may_skip = plan, group, may_skip
         self._part = group.layout.part_of(group.gang.rank)
         self._shares = TokenShares(group.layout.parts, {})
         self.attention = TokenExchange(group, self._shares, current_kernels())
         #: entries that have acted in the current call
         self._acted: set[object] = set()
+        #: in this or an earlier one
+        self._known: set[object] = set()
 
     def hooks(self, module: nn.Module) -> Iterator[Any]:
         """Yield the handles of all hooks, as each is in place."""
@@ -74,6 +78,9 @@ class _DividedCall:
         idle: list[object] = [split for split in self._plan.splits if (split.module, split.argument) not in done]
         others = (*self._plan.gathers, *self._plan.undivided, *self._plan.attention)
         idle += [entry for entry in others if entry not in self._acted]
+        if self._may_skip:
+            idle = [entry for entry in idle if entry not in self._known]
+        self._known |= self._acted
         if idle:
             raise PlanUnfit(f"{type(module).__name__}: found no use of {idle[0]}, expected one in each call")
 
@@ -91,8 +98,10 @@ class _DividedCall:
 
     def _own(self, given: Any, split: Split) -> Any:
         """The share of this member in an input."""
-        if isinstance(given, (tuple, list)):
-            return tuple(self._own(each, split) for each in given)
+        if isinstance(given, (RepeatedResiduals, SparseResiduals)):
+            return given.changed(lambda sample: self._own(sample, split))
+        if isinstance(given, (tuple, list)):  # models take residuals away from a list
+            return type(given)([self._own(each, split) for each in given])
         if given is None or given.dim() == split.whole:
             self._acted.add(split)
             return given
@@ -105,7 +114,7 @@ class _DividedCall:
         if len(split.segments) == 1:
             total = totals.setdefault(split.segments[0], found)
         else:
-            total = sum(totals[segment] for segment in split.segments)
+            total = sum(self._shares.total(segment) for segment in split.segments)
         if found != total:
             raise PlanUnfit(f"found {found} tokens in {split}, expected {total}")
         kept, begin = [], 0

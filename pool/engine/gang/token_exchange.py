@@ -33,7 +33,13 @@ class TokenShares:
 
     def share(self, segment: str) -> list[int]:
         """Return the tokens of a segment that each member has."""
-        return shares_of(self.totals[segment], self.parts)
+        return shares_of(self.total(segment), self.parts)
+
+    def total(self, segment: str) -> int:
+        """Return the tokens of a segment. Raises ValueError if none were split yet."""
+        if segment not in self.totals:
+            raise ValueError(f"a plan reads tokens of {segment} that it has not split")
+        return self.totals[segment]
 
     def together(self, segments: Sequence[str]) -> list[int]:
         """Return the tokens of these segments that each member has."""
@@ -65,6 +71,11 @@ class TokenExchange(AttentionKernels):
     def is_needed(self) -> bool:
         """Every call is looked at."""
         return True
+
+    @property
+    def undivided(self) -> AttentionKernels | None:
+        """The kernels that made the calls before."""
+        return self._outer
 
     def call(
         self,

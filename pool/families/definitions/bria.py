@@ -75,7 +75,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=30, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
-            sequence=sequence_plans.FLUX,
+            sequence=sequence_plans.LIKE_FLUX,
         ),
         sources="diffusers' BriaPipeline; briaai/BRIA-3.2, whose folder has the shift of its scheduler",
         folder=fam.DiffusersFolder("BriaPipeline", shifts_by_size=False),

@@ -101,7 +101,7 @@ _FLUX_2 = fam.Family(
     latent="flux2",
     sampling=fam.SamplingFacts(
         fam.Prediction.FLOW,
-        sequence=sequence_plans.FLUX,
+        sequence=sequence_plans.FLUX_2,
         noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift_by_size=_SHIFT),
         reads=frozenset({"context", "guidance", "reference"}),
         side_multiple=16,

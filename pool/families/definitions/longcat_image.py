@@ -82,7 +82,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=4.5, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
-            sequence=sequence_plans.FLUX,
+            sequence=sequence_plans.LIKE_FLUX,
         ),
         sources="diffusers' LongCatImagePipeline; meituan-longcat/LongCat-Image",
         folder=fam.DiffusersFolder(

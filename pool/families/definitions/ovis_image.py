@@ -74,7 +74,7 @@ FAMILIES = (
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=5.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
-            sequence=sequence_plans.FLUX,
+            sequence=sequence_plans.LIKE_FLUX,
         ),
         sources="diffusers' OvisImagePipeline; AIDC-AI/Ovis-Image-7B",
         folder=fam.DiffusersFolder("OvisImagePipeline"),

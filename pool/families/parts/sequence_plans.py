@@ -58,8 +58,21 @@ def one_stream(
     )
 
 
-FLUX = two_streams("transformer_blocks", "single_transformer_blocks", ids=True)
-QWEN_IMAGE = two_streams(
+def controlled(plan: SequencePlan, segment: str, *names: str) -> SequencePlan:
+    """Return `plan` for a model that also reads residuals of ControlNets, for the tokens of a segment, in the inputs of
+    these names."""
+    residuals = tuple(Split("", name, 1, (segment,)) for name in names)
+    return replace(plan, splits=(*plan.splits, *residuals), reads_controls=True)
+
+
+#: of models whose blocks are those of Flux
+LIKE_FLUX = two_streams("transformer_blocks", "single_transformer_blocks", ids=True)
+#: reference images are tokens behind those of the image, with positions of their own
+FLUX_2 = replace(LIKE_FLUX, reads_images=True, reads_references=True, takes_options=True)
+FLUX = replace(
+    controlled(FLUX_2, "image", "controlnet_block_samples", "controlnet_single_block_samples"), reads_prompts=True
+)
+_QWEN_IMAGE = two_streams(
     "transformer_blocks",
     more=(
         Split("transformer_blocks.*", "encoder_hidden_states_mask", 1, TEXT),
@@ -67,6 +80,9 @@ QWEN_IMAGE = two_streams(
         Split("transformer_blocks.*", "image_rotary_emb.0", 0, IMAGE),
         Split("transformer_blocks.*", "image_rotary_emb.1", 0, TEXT),
     ),
+)
+QWEN_IMAGE = replace(
+    controlled(_QWEN_IMAGE, "image", "controlnet_block_samples"), reads_references=True, takes_options=True
 )
 WAN = SequencePlan(
     (
@@ -78,6 +94,7 @@ WAN = SequencePlan(
     (SplitAttention("blocks.*.attn1", IMAGE, IMAGE),),
     reads_images=True,
     follows_videos=True,
+    takes_options=True,
 )
 LTX = SequencePlan(
     (
@@ -88,6 +105,7 @@ LTX = SequencePlan(
     (Gather("transformer_blocks.-1", 1, "image"),),
     (SplitAttention("transformer_blocks.*.attn1", IMAGE, IMAGE),),
     reads_images=True,
+    takes_options=True,
 )
 #: its audio is complete on every member: few tokens, which read the video of all
 LTX_2 = SequencePlan(
@@ -106,9 +124,10 @@ LTX_2 = SequencePlan(
         SplitAttention("transformer_blocks.*.video_to_audio_attn", (), IMAGE),
     ),
     reads_images=True,
+    takes_options=True,
 )
 #: words and patches are one sequence in its layers
-Z_IMAGE = SequencePlan(
+_Z_IMAGE = SequencePlan(
     (
         Split("layers.0", "x", 1, TOKENS),
         Split("layers.*", "attn_mask", 1, TOKENS),
@@ -117,27 +136,34 @@ Z_IMAGE = SequencePlan(
     (Gather("layers.-1", 1, "tokens"),),
     (SplitAttention("layers.*.attention", TOKENS, TOKENS),),
 )
-HUNYUAN_VIDEO_15 = two_streams(
+Z_IMAGE = replace(controlled(_Z_IMAGE, "tokens", "controlnet_block_samples"), takes_options=True)
+_HUNYUAN_VIDEO_15 = two_streams(
     "transformer_blocks",
     more=(
         Split("transformer_blocks.*", "attention_mask", 1, TEXT),
         Split("transformer_blocks.*", "freqs_cis", 0, IMAGE),
     ),
 )
-HUNYUAN_VIDEO = two_streams(
-    "transformer_blocks",
-    "single_transformer_blocks",
-    more=(
-        Split("transformer_blocks.*", "attention_mask", 3, ("image", "text")),
-        Split("transformer_blocks.*", "freqs_cis", 0, IMAGE),
-        Split("single_transformer_blocks.*", "attention_mask", 3, ("image", "text")),
-        Split("single_transformer_blocks.*", "image_rotary_emb", 0, IMAGE),
+HUNYUAN_VIDEO_15 = replace(_HUNYUAN_VIDEO_15, takes_options=True)
+HUNYUAN_VIDEO = replace(
+    two_streams(
+        "transformer_blocks",
+        "single_transformer_blocks",
+        more=(
+            Split("transformer_blocks.*", "attention_mask", 3, ("image", "text")),
+            Split("transformer_blocks.*", "freqs_cis", 0, IMAGE),
+            Split("single_transformer_blocks.*", "attention_mask", 3, ("image", "text")),
+            Split("single_transformer_blocks.*", "image_rotary_emb", 0, IMAGE),
+        ),
     ),
+    reads_images=True,
+    takes_options=True,
 )
 #: without positions of tokens: they are added where the image is cut into patches
-SD3 = two_streams("transformer_blocks")
+_SD3_CONTROLS = "block_controlnet_hidden_states"
+SD3 = controlled(two_streams("transformer_blocks"), "image", _SD3_CONTROLS)
 #: blocks that read the image once more
-SD35_MEDIUM = two_streams("transformer_blocks", attention=("attn", "attn2"))
+SD35_MEDIUM = controlled(two_streams("transformer_blocks", attention=("attn", "attn2")), "image", _SD3_CONTROLS)
 CHROMA = two_streams(
     "transformer_blocks",
     "single_transformer_blocks",
@@ -176,7 +202,11 @@ JOYIMAGE = two_streams(
     ),
 )
 PIXART = one_stream("transformer_blocks")
-HUNYUAN_DIT = one_stream("blocks", Split("blocks.*", "image_rotary_emb", 0, IMAGE), gathered="proj_out")
+HUNYUAN_DIT = controlled(
+    one_stream("blocks", Split("blocks.*", "image_rotary_emb", 0, IMAGE), gathered="proj_out"),
+    "image",
+    "controlnet_block_samples",
+)
 ALLEGRO = one_stream("transformer_blocks", Split("transformer_blocks.*", "image_rotary_emb.1", 2, IMAGE))
 _COSMOS = one_stream(
     "transformer_blocks",
@@ -246,4 +276,5 @@ WAN_ANIMATE = replace(
     WAN,
     gathers=(Gather("proj_out", 1, "image"),),
     undivided=(Undivided("face_adapter.*", "hidden_states", 1, "image"),),
+    takes_options=False,
 )

@@ -89,7 +89,7 @@ class DenoisingRun:
     max_batch: int
     cells: int = 0
     apply_hooks: ApplyHooks | None = None
-    spread: Callable[[Sequence[Callable[[], Tensor]]], Sequence[Tensor]] | None = None
+    spread: Callable[[Sequence[Callable[[], Tensor]], Tensor], Sequence[Tensor]] | None = None
 
     @property
     def work(self) -> SampleParams:

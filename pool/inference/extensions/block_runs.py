@@ -27,6 +27,8 @@ from modelpool.pool.weights.options.transformer_options import BlockKey, Patch, 
 from modelpool.pool.weights.patcher.blocks.diffusers_names import block_lists, modulated_input
 
 Values = dict[str, Any]
+#: fact of a call in a gang of which the members divide the tokens: returns the sum of a tensor over them
+ACROSS = "across_members"
 #: pixels along a side of a cell of the latents of models with coefficients for some sizes
 _CELL_PIXELS = 8
 
@@ -114,7 +116,7 @@ class FirstBlocks(BlockCache):
         out = run(values)
         added, reference = _image(out) - before, state.reference
         acts = reference is not None and self.clock.acts(self.option)
-        if acts and reference is not None and _relative_change(added, reference) <= self.option.threshold:
+        if acts and reference is not None and _relative_change(added, reference, values) <= self.option.threshold:
             return out, True
         state.reference = added
         return out, False
@@ -140,7 +142,7 @@ class ModulatedInputs(BlockCache):
         begins = clock.now < clock.first + facts.first_steps
         if before is None or begins or clock.now == clock.last or not clock.acts(self.option):
             return None, False
-        state.accumulated += polynomial(facts.coefficients, _relative_change(found, before))
+        state.accumulated += polynomial(facts.coefficients, _relative_change(found, before, values))
         return None, state.accumulated < (self.option.threshold or facts.threshold)
 
     def _facts(self, values: Values) -> TeaCacheFacts:
@@ -242,6 +244,13 @@ def _with_image(values: Values, added_BLD: Tensor) -> Values:
     return {**values, "img": tokens_BLD}
 
 
-def _relative_change(tokens: Tensor, reference: Tensor) -> float:
-    """Return the mean absolute difference as a share of the mean of `reference`."""
-    return float((tokens - reference).abs().mean() / reference.abs().mean())
+def _relative_change(tokens: Tensor, reference: Tensor, values: Values) -> float:
+    """Return the mean absolute difference as a share of the mean of `reference`; of the tokens of all members of a
+    gang, so that all of them skip the same blocks."""
+    across = values["transformer_options"].get(ACROSS)
+    if across is None:
+        return float((tokens - reference).abs().mean() / reference.abs().mean())
+    difference, whole = across(
+        torch.stack([each.to(torch.float32).abs().sum() for each in (tokens - reference, reference)])
+    ).tolist()
+    return float(difference / whole)

@@ -7,7 +7,7 @@ Shape legend: B batch, N rows of patches, D their width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from torch import Tensor, nn
@@ -41,6 +41,10 @@ class RepeatedResiduals(Sequence[Tensor]):
 
     def __len__(self) -> int:
         return len(self._samples)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> RepeatedResiduals:
+        """Return the same of what `change` returns for each sample."""
+        return RepeatedResiduals([change(sample) for sample in self._samples], self._texts)
 
     @overload
     def __getitem__(self, place: int) -> Tensor: ...
@@ -78,6 +82,10 @@ class SparseResiduals(Sequence[Tensor]):
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._samples.values())
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> SparseResiduals:
+        """Return the same of what `change` returns for each sample."""
+        return SparseResiduals({block: change(sample) for block, sample in self._samples.items()})
 
     def plus(self, other: SparseResiduals) -> SparseResiduals:
         """Return both, with their sum for blocks that both have."""

@@ -41,8 +41,8 @@ from modelpool.pool.weights.options.wrappers import WrapperPoint
 #: in any float dtype
 PredictNoise: TypeAlias = Callable[..., Tensor]
 Conditions: TypeAlias = Sequence[Condition | None]
-#: (functions that each return a prediction of one shape and dtype) -> their results, in order
-Spread: TypeAlias = Callable[[Sequence[Callable[[], Tensor]]], Sequence[Tensor]]
+#: (functions that each return a prediction, a tensor of the shape and dtype of each) -> their results, in order
+Spread: TypeAlias = Callable[[Sequence[Callable[[], Tensor]], Tensor], Sequence[Tensor]]
 
 #: wrappers that receive predictions as clean latents
 _CLEAN_POINTS = (WrapperPoint.CALC_COND_BATCH, WrapperPoint.APPLY_MODEL)
@@ -150,7 +150,7 @@ class _GuidedStep:
         noises: dict[int, Tensor] = {}
         # no function of this one: the frame of an error keeps the function, and the tensors that it reads with it
         predicted_for = partial(self._predicted_for, scaled_BCHW, sigma)
-        for batch, predicted in self._of_each(self._batches, predicted_for):
+        for batch, predicted in self._of_each(self._batches, predicted_for, scaled_BCHW):
             noises |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
         cond_BCHW = self._regions.combine(noises)
         if self._unconditional is not None:
@@ -221,16 +221,16 @@ class _GuidedStep:
         return self._regions.combine(self._calculated(kept, x_BCHW, sigma))
 
     def _of_each(
-        self, wanted: Sequence[Batch], predicted_for: Callable[[Batch], Tensor]
+        self, wanted: Sequence[Batch], predicted_for: Callable[[Batch], Tensor], x_BCHW: Tensor
     ) -> Iterator[tuple[Batch, Tensor]]:
-        """Yield each batch, with its drawn inputs, and its prediction."""
-        in_order = list(self._in_order(self._with_drawn_inputs(wanted)))
+        """Yield each batch, with its drawn inputs, and its prediction for the latents `x_BCHW`."""
+        drawn = self._with_drawn_inputs(wanted)
         if self._call.spread is None:
-            for batch in in_order:
+            for batch in self._in_order(drawn):
                 yield batch, predicted_for(batch)
-        else:
-            found = self._call.spread([partial(predicted_for, batch) for batch in in_order])
-            yield from zip(in_order, found, strict=True)
+        else:  # in one order everywhere, whichever weights are in place
+            found = self._call.spread([partial(predicted_for, batch) for batch in drawn], x_BCHW)
+            yield from zip(drawn, found, strict=True)
 
     def _with_drawn_inputs(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """Return `batches` with the inputs that are drawn again for each prediction."""
@@ -250,7 +250,7 @@ class _GuidedStep:
         same = len(conditions) == len(self._conditions) and all(map(_is, conditions, self._conditions))
         predictions: dict[int, Tensor] = {}
         wanted = self._batches if same else batches(conditions, self._call.max_batch)
-        for batch, predicted in self._of_each(wanted, partial(self._clean_for, x_BCHW, sigma)):
+        for batch, predicted in self._of_each(wanted, partial(self._clean_for, x_BCHW, sigma), x_BCHW):
             predictions |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
         return [predictions.get(place, torch.zeros_like(x_BCHW)) for place in range(len(conditions))]
 

@@ -169,7 +169,8 @@ class NormedGuidance(Guider):
 
     def _scaled(self, guided_BCHW: Tensor, cond_BCHW: Tensor) -> Tensor:
         lengths, wanted = (torch.linalg.vector_norm(each, dim=1, keepdim=True) for each in (guided_BCHW, cond_BCHW))
-        return guided_BCHW * (wanted / (lengths + _SMALLEST_SQUARE)).clamp(max=1.0) * self._strength
+        scaled_BCHW: Tensor = guided_BCHW * (wanted / (lengths + _SMALLEST_SQUARE)).clamp(max=1.0) * self._strength
+        return scaled_BCHW
 
 
 class SoundGuidance(Guider):

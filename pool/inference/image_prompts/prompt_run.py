@@ -37,6 +37,7 @@ from modelpool.pool.values.core.task_inputs import (
     TaskInputs,
     numbered,
 )
+from modelpool.pool.weights.ops.attention_calls import complete_keys
 from modelpool.pool.weights.options.model_options import ModelOptions
 from modelpool.pool.weights.options.transformer_options import Extra, TransformerOptions
 from modelpool.pool.weights.patcher.blocks.diffusers_names import block_lists, cross_attentions, is_unet
@@ -147,7 +148,8 @@ class RunImagePrompts:
                 q, k, v = (_by_head(t, heads) for t in (q_BLD, key[rows_B], value[rows_B]))
                 if blocks is BlockReading.IN_ATTENTION:
                     k = torch.nn.functional.rms_norm(k.float(), k.shape[-1:], eps=_KEY_EPS)
-                out_BHLE = torch.nn.functional.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype))
+                with complete_keys():
+                    out_BHLE = torch.nn.functional.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype))
                 out_BLD = out_BHLE.transpose(1, 2).reshape(q_BLD.shape) * scale
                 if shares_JML1 is not None:
                     out_BLD = out_BLD * shares_JML1[tasks_B, place]

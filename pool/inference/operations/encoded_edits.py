@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from modelpool.pool.inference.operations.image_edits import NoSettings
 from modelpool.pool.inference.operations.operation import ENCODED, Inputs, Operation, Size, Sizes, need, no_size
-from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.errors import UnusableField, counted
 from modelpool.pool.values.core.stage_params import Encoded
 
 
@@ -54,20 +54,21 @@ def _joined(params: NoSettings, inputs: Inputs) -> Encoded:
 def _pooled_of(params: NoSettings, inputs: Inputs) -> Encoded:
     """Return the states of the first text with the pooled embedding of the second one: of models that read the states
     of one text encoder, and the pooled embedding of another."""
-    first, second = inputs["first"], inputs["second"]
-    return replace(first, pooled_V=second.pooled_V)
+    first: Encoded = inputs["first"]
+    return replace(first, pooled_V=inputs["second"].pooled_V)
 
 
 def _of_two_encoders(params: NoSettings, inputs: Inputs) -> Encoded:
     """Return the columns of the first text encoder from the first text, and the columns of the second one, which are as
-    many as its pooled embedding has, from the second text, with that embedding: the two CLIP of Stable Diffusion XL."""
+    many as its pooled embedding has, from the second text, with that embedding: the two CLIP of Stable Diffusion XL.
+    The shorter text is continued with zeros."""
     first, second = inputs["first"], inputs["second"]
     _check(first, second)
-    if len(first.context_LD) != len(second.context_LD):
-        found = f"{len(first.context_LD)} and {len(second.context_LD)} tokens"
-        raise UnusableField(f"first, second: found {found}, expected texts of as many parts of 77 tokens")
     width = first.context_LD.shape[-1] - _pooled_width(second)
-    context_LD = np.concatenate([first.context_LD[:, :width], second.context_LD[:, width:]], axis=-1)
+    tokens = max(len(first.context_LD), len(second.context_LD))
+    context_LD = np.zeros((tokens, first.context_LD.shape[-1]), first.context_LD.dtype)
+    context_LD[: len(first.context_LD), :width] = first.context_LD[:, :width]
+    context_LD[: len(second.context_LD), width:] = second.context_LD[:, width:]
     return Encoded(context_LD, second.pooled_V)
 
 
@@ -80,7 +81,8 @@ def _of_three_encoders(params: NoSettings, inputs: Inputs) -> Encoded:
     both = _pooled_width(first)
     rows = [int(np.argmax(np.append(each.context_LD[:, both:].any(-1), True))) for each in (first, second, third)]
     if rows[0] != rows[1]:
-        raise UnusableField(f"first, second: found {rows[0]} and {rows[1]} tokens of CLIP, expected equally many")
+        found = " and ".join(counted(count, "token") for count in rows[:2])
+        raise UnusableField(f"first, second: found {found} of CLIP, expected equally many")
     width = _first_width(first.context_LD[: rows[0]], second.context_LD[: rows[0]], both)
     clip_LD = first.context_LD[: rows[0]].copy()
     clip_LD[:, width:] = second.context_LD[: rows[0], width:]

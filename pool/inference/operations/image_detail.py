@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -176,23 +177,28 @@ def _morphology_size(params: Morphology, sizes: Sizes) -> Size:
 
 def _morphed(params: Morphology, inputs: Inputs) -> ImagePixels | VideoFrames:
     frames = frames_of(inputs["image"])
-    size = params.kernel
+    narrow, wide = (partial(_extreme, size=params.kernel, choose=choose) for choose in (np.minimum, np.maximum))
     match params.operation:
         case "erode":
-            found = _extreme(frames, size, np.minimum)
+            found = narrow(frames)
         case "dilate":
-            found = _extreme(frames, size, np.maximum)
+            found = wide(frames)
         case "open":
-            found = _extreme(_extreme(frames, size, np.minimum), size, np.maximum)
+            found = wide(narrow(frames))
         case "close":
-            found = _extreme(_extreme(frames, size, np.maximum), size, np.minimum)
+            found = narrow(wide(frames))
         case "gradient":
-            found = _extreme(frames, size, np.maximum) - _extreme(frames, size, np.minimum)
+            found = _less(wide(frames), narrow(frames))
         case "top_hat":
-            found = frames - _extreme(_extreme(frames, size, np.minimum), size, np.maximum)
+            found = _less(frames, wide(narrow(frames)))
         case _:
-            found = _extreme(_extreme(frames, size, np.maximum), size, np.minimum) - frames
+            found = _less(narrow(wide(frames)), frames)
     return image_like(inputs["image"], found)
+
+
+def _less(one_THWC: PixelArray, other_THWC: PixelArray) -> PixelArray:
+    """Return the difference, at least 0: squares of an even side are not in the middle."""
+    return np.asarray(np.maximum(one_THWC.astype(np.int16) - other_THWC, 0), np.uint8)
 
 
 def _extreme(frames_THWC: PixelArray, size: int, choose: Callable[[Any, Any], Any]) -> PixelArray:
@@ -244,7 +250,8 @@ def _is_beside(params: Stitch) -> bool:
     return params.direction in ("left", "right")
 
 
-def _stitch_size(params: Stitch, sizes: Sizes) -> Size:
+def stitch_size(params: Stitch, sizes: Sizes) -> Size:
+    """Return the size of two images, "first" and "second", side by side. Raises UnusableField."""
     first, second, space = _stitch_sizes(params, sizes)
     frames = max(first.frames, second.frames)
     if _is_beside(params):
@@ -331,8 +338,10 @@ def _plane(params: Plane, inputs: Inputs) -> ImagePixels | VideoFrames:
 
 
 def _of_planes(params: NoSettings, inputs: Inputs) -> ImagePixels | VideoFrames:
-    """Return the image of three grey images: the inverse of `image_plane`."""
-    bright, blue, red = (levels(frames_of(inputs[name]))[..., :3].mean(-1) for name in PLANES)
+    """Return the image of three grey images: the inverse of `image_plane`. The others get the size of the first."""
+    count, height, width, _ = frames_of(inputs["Y"]).shape
+    planes = [frames_of(scaled(inputs[name], width, height, "bilinear"))[..., :3] for name in PLANES]
+    bright, blue, red = (levels(repeated_to(each, count)).mean(-1) for each in planes)
     reddish, blueish = red - np.float32(0.5), blue - np.float32(0.5)
     found = [
         bright + np.float32(1.403) * reddish,
@@ -367,7 +376,7 @@ IMAGE_DETAIL = (
     _row("image_edges", Edges, _edges, _edges_size),
     _row("image_morphology", Morphology, _morphed, _morphology_size),
     _row("image_noise", AddedNoise, _with_noise, _noise_size),
-    _row("image_stitch", Stitch, _stitched, _stitch_size, {"first": IMAGE, "second": IMAGE}),
+    _row("image_stitch", Stitch, _stitched, stitch_size, {"first": IMAGE, "second": IMAGE}),
     _row("image_letterbox", Letterbox, _letterboxed, _letterbox_size),
     _row("image_plane", Plane, _plane, _plane_size),
     _row("image_of_planes", NoSettings, _of_planes, same_as("Y"), dict.fromkeys(PLANES, IMAGE)),

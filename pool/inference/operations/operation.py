@@ -101,18 +101,23 @@ class Operation:
     def params_of(self, settings: Mapping[str, Any]) -> Any:
         """Return the parameters with these settings, defaults for the others. Raises UnusableField for unknown names,
         for settings that are missing, and for values of another type."""
+        self.check_settings(settings)
+        known = {one.name: one for one in dataclasses.fields(self.params)}
+        missing = [name for name, one in known.items() if name not in settings and one.default is dataclasses.MISSING]
+        if missing:
+            raise UnusableField(f"{self.name}: expected the settings {', '.join(missing)}")
+        return self.params(**settings)
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raise UnusableField for settings of unknown names, and for values of another type."""
         known = {one.name: one for one in dataclasses.fields(self.params)}
         if unknown := sorted(set(settings) - set(known)):
             expected = ", ".join(known) or "none"
             raise UnusableField(f"{self.name}: found the settings {', '.join(unknown)}, expected {expected}")
-        missing = [name for name, one in known.items() if name not in settings and one.default is dataclasses.MISSING]
-        if missing:
-            raise UnusableField(f"{self.name}: expected the settings {', '.join(missing)}")
         for name, value in settings.items():
             expected = str(known[name].type)
             if not _is_of(value, expected):
                 raise UnusableField(f"{self.name}: {name}: found {str(value)[:100]!r}, expected {_TYPES[expected]}")
-        return self.params(**settings)
 
     def size_of(self, params: Any, sizes: Sizes) -> Size:
         """Return the size of the result. Raises UnusableField, also for a result that is too large."""

@@ -157,13 +157,12 @@ def resolve_sampler(name: str) -> tuple[str, str]:
     A name or alias of a sampler, alone (default schedule) or followed by a schedule. Case, and blanks, hyphens or
     underscores between words, do not matter. Raises UnknownName.
     """
-    aliases = {alias: key for key, sampler in SAMPLERS.items() for alias in (key, *sampler.aliases)}
-    wanted = _normalised(name)
+    aliases, wanted = _SAMPLER_SPELLINGS, _normalised(name)
     if wanted in aliases:
         sampler = aliases[wanted]
         return sampler, SAMPLERS[sampler].schedule
     # the longest name of a schedule first: "sgm_uniform" ends in no other, but "polyexponential" in "exponential"
-    for ending, schedule in sorted(_schedule_spellings().items(), key=lambda item: -len(item[0])):
+    for ending, schedule in sorted(_SCHEDULE_SPELLINGS.items(), key=lambda item: -len(item[0])):
         head = wanted.removesuffix(f"_{ending}")
         if head != wanted and head in aliases:
             return aliases[head], schedule
@@ -173,7 +172,7 @@ def resolve_sampler(name: str) -> tuple[str, str]:
 def resolve_schedule_name(name: str) -> str:
     """Return the key of `SCHEDULES`, or `ALIGNED_SCHEDULE`, that `name` means: a key or A1111's name, in any case.
     Raises UnknownName."""
-    found = _schedule_spellings().get(_normalised(name))
+    found = _SCHEDULE_SPELLINGS.get(_normalised(name))
     if found is None:
         raise unknown_name("schedule", name, SCHEDULES)
     return found
@@ -190,12 +189,6 @@ def resolve_sampling(sampler: str, schedule: str | None) -> tuple[str, str]:
     return key, resolve_schedule_name(schedule)
 
 
-def _schedule_spellings() -> dict[str, str]:
-    names = {**SCHEDULES, ALIGNED_SCHEDULE: _ALIGNED_DISPLAY}
-    spellings = {spelling: key for key, display in names.items() for spelling in (key, _normalised(display))}
-    return {**spellings, **_OTHER_SCHEDULE_NAMES}
-
-
 def display_name(sampler: str, schedule: str) -> tuple[str, str]:
     """Return A1111's names of the pair: ('DPM++ 2M', 'Karras'). Both are keys of `SAMPLERS` and `SCHEDULES`, or the
     schedule is `EXPLICIT_SCHEDULE`."""
@@ -204,3 +197,19 @@ def display_name(sampler: str, schedule: str) -> tuple[str, str]:
 
 def _normalised(name: str) -> str:
     return "_".join(name.lower().replace("++", "pp").replace("-", " ").replace("_", " ").split())
+
+
+#: keys of `SAMPLERS` and of `SCHEDULES` by everything that they are called
+_SAMPLER_SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {alias: key for key, sampler in SAMPLERS.items() for alias in (key, *sampler.aliases)}
+)
+_SCHEDULE_SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {
+        **{
+            spelling: key
+            for key, display in {**SCHEDULES, ALIGNED_SCHEDULE: _ALIGNED_DISPLAY}.items()
+            for spelling in (key, _normalised(display))
+        },
+        **_OTHER_SCHEDULE_NAMES,
+    }
+)

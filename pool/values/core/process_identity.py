@@ -14,6 +14,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: fields of /proc/PID/stat behind the name of the program, which may contain blanks and parentheses; the 22nd of all
 #: is the start
 _START_FIELD = 22 - 3
+#: state of a process that a signal has stopped, and not a debugger
+_STOPPED = "T"
 #: the kernel reports start times in hundredths of a second
 _SAME_START_SECONDS = 0.02
 
@@ -31,13 +33,25 @@ def process_start(pid: int) -> str:
     and the kernel's ticks from then to the start of the process. "" if there is no such process, or the system does not
     say.
     """
+    return _state_and_start(pid)[1]
+
+
+def is_stopped(pid: int, start: str) -> bool:
+    """Return whether the process with this id and `process_start` is stopped now, as by SIGSTOP. False where the system
+    does not say."""
+    return bool(start) and _state_and_start(pid) == (_STOPPED, start)
+
+
+def _state_and_start(pid: int) -> tuple[str, str]:
+    """Return the state of a process, one letter, and its `process_start`; empty where they are unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        ticks = int(stat.rpartition(")")[2].split()[_START_FIELD])
+        fields = stat.rpartition(")")[2].split()
+        state, ticks = fields[0], int(fields[_START_FIELD])
     except (OSError, ValueError, IndexError):
-        return ""
+        return "", ""
     boot = boot_id()
-    return f"{boot}/{ticks}" if boot else ""
+    return state, f"{boot}/{ticks}" if boot else ""
 
 
 def found_process(pid: int, start: str, started_at: float) -> psutil.Process | None:

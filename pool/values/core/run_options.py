@@ -369,6 +369,11 @@ class RunOptions(WireValue):
         return sum(option is not None for option in (self.pag, self.sag, self.slg, self.isolation))
 
     @property
+    def skips_layers(self) -> bool:
+        """Whether some calls of the model run some of its layers only."""
+        return self.skips_by_content or self.slg is not None or self.isolation is not None
+
+    @property
     def skips_by_content(self) -> bool:
         """Whether it depends on the latents which steps are computed in full: such a run has one image, so that others
         do not change it, and no state between two steps from which another run could continue."""

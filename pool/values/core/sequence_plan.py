@@ -83,9 +83,15 @@ class SequencePlan:
     """Where the tokens of a model are split and joined, and which attention reads the tokens of all members. Attention
     that is not named reads only what its member has.
 
-    undivided       modules between the first split and the gather that read all tokens
-    reads_images    whether it holds with an image that a video begins with
-    follows_videos  whether it holds with videos that the model follows, and with the images that it takes with them
+    undivided  modules between the first split and the gather that read all tokens
+
+    It holds with a prompt alone, and with the following if they say so:
+    reads_images      an image that a video begins with, or that is joined to the latent along its channels
+    follows_videos    videos that the model follows, and the images that it takes with them
+    reads_references  tokens of reference images beside those of the image
+    reads_controls    residuals of ControlNets, which are among its splits
+    reads_prompts     image prompts that blocks read in addition
+    takes_options     options that act inside of the model
     """
 
     splits: tuple[Split, ...]
@@ -94,3 +100,7 @@ class SequencePlan:
     undivided: tuple[Undivided, ...] = ()
     reads_images: bool = False
     follows_videos: bool = False
+    reads_references: bool = False
+    reads_controls: bool = False
+    reads_prompts: bool = False
+    takes_options: bool = False

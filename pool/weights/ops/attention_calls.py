@@ -54,6 +54,11 @@ class AttentionKernels:
         """Whether calls have to be routed here."""
         return bool(self.order)
 
+    @property
+    def undivided(self) -> AttentionKernels | None:
+        """What makes the calls that read nothing of the other members of a gang; None: torch's function does."""
+        return self
+
     def drop_refused(self, error: BaseException) -> bool:
         """Leave out cuDNN's kernel from now on if `error` is its refusal of a shape in a call that was not routed.
         Returns whether it did: the run that raised `error` is worth another try."""
@@ -156,6 +161,18 @@ def routed(kernels: AttentionKernels) -> Iterator[None]:
     finally:
         _KERNELS.reset(token)
         _HOOK.leave()
+
+
+@contextmanager
+def complete_keys() -> Iterator[None]:
+    """Have the attention of this thread inside the block read the keys that it is given and no others: each member of a
+    gang has all of them, also where it has a share of the queries."""
+    kernels = _KERNELS.get()
+    token = _KERNELS.set(None if kernels is None else kernels.undivided)
+    try:
+        yield
+    finally:
+        _KERNELS.reset(token)
 
 
 _KERNELS: ContextVar[AttentionKernels | None] = ContextVar("attention_kernels", default=None)

@@ -24,7 +24,7 @@ from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.outputs.results.progress import Progress, RunningJob
 from modelpool.actors.request.labels import labels_of
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.catalog.registry.listings import LoraListing, ModelListing
+from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
 from modelpool.pool.engine.preview_maker import encoded_preview
 from modelpool.pool.inference.sampling.sampler_names import resolve_sampler
 from modelpool.pool.values.core.errors import UserError, unknown_name
@@ -229,6 +229,10 @@ class FakePool:
         return tuple(
             ModelListing(name, f"/models/{name}.safetensors", "SD 1", 5 << 20, 64, 64) for name in self.model_names
         )
+
+    def file_names(self) -> FileNames:
+        """None besides models and LoRAs."""
+        return FileNames()
 
     def loras(self) -> tuple[LoraListing, ...]:
         """One good, one broken."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from modelpool.actors.client.start_checks import NameCheck
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool, KnownNames
 from tests.actors.http.comfy.comfy_examples import basic
@@ -122,3 +125,40 @@ def test_run_checks_models_names_and_images_before_a_pool_starts(command: Comman
     assert ended.code == 0, ended.err
     assert [request.steps for request in pool.submitted] == [9, 9]
     assert (pool.templates, (tmp_path / "p.webp").is_file()) == (["w-{seed}"], True)
+
+
+def test_nodes_of_users_are_left_to_a_running_pool(command: Command, tmp_path: Path) -> None:
+    """Which has its own: they were refused as unknown."""
+    graph = {"nodes": {"a": {"kind": "upscale", "upscale": {"model": "x"}, "inputs": {"image": "b"}},
+                       "b": {"kind": "operation", "name": "add_frame", "settings": {"pixels": 1}}},
+             "output": "a"}  # fmt: skip
+    (tmp_path / "own.json").write_text(json.dumps(graph))
+    (tmp_path / "comfy.json").write_text(json.dumps({"3": {"class_type": "add_frame", "inputs": {}}}))
+    for path in ("own.json", "comfy.json"):
+        refused = command("run", path, names=NameCheck(None))
+        assert (refused.code, refused.opened, "add_frame" in refused.err) == (2, (), True), refused.err
+        assert command("run", path, names=NameCheck.of_running_pool()).opened != (), path
+
+
+def test_a_seed_is_drawn_for_runs_without_one_and_is_in_the_command_that_resumes(
+    command: Command, tmp_path: Path
+) -> None:
+    """A command with --resume would have generated another image."""
+    run = {"kind": "sample", "request": {"model": "shapes", "prompt": "a cat"}}
+    decode = {"kind": "decode", "model": "shapes", "inputs": {"latent": "run"}}
+    graph = {"nodes": {"run": run, "image": decode}, "output": "image"}
+    (tmp_path / "own.json").write_text(json.dumps(graph))
+    pool = FakePool()
+
+    def interrupt(index: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert pool.jobs[0].wait_cancelled(timeout=30)
+
+    pool.before_each = interrupt
+    ended = command("run", "own.json", pool=pool, names=KnownNames("shapes"))
+    (request,) = pool.submitted
+    assert request.seed is not None
+    assert f"--set seed={request.seed} --resume" in ended.err
+    again = FakePool()
+    command("run", "own.json", "--set", f"seed={request.seed}", pool=again, names=KnownNames("shapes"))
+    assert [each.seed for each in again.submitted] == [request.seed]

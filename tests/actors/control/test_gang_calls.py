@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from modelpool.actors.worker.wire.messages import SubmissionId
+from modelpool.actors.worker.wire.messages import JobEnded, SubmissionId
 from modelpool.pool.values.specs.spec import NodeId, RunErrorKind, Stage, WorkerId
 from tests.actors.control.test_controller import request
-from tests.actors.fake_fleet import ME, Desk, Sent, dialogue, settle
+from tests.actors.fake_fleet import ME, Desk, FakeRef, Sent, dialogue, settle
 
 
 async def desk_of(workers: int = 2) -> Desk:
@@ -16,6 +16,12 @@ async def desk_of(workers: int = 2) -> Desk:
     desk.fleet.node = NodeId("n1")
     desk.controller._most_gpus = 8
     return await desk.open()
+
+
+def numbers_of_gpus(ended: JobEnded) -> tuple[int, ...]:
+    """As the summary of its sampling task tells them."""
+    (numbers,) = [task.gpus for task in ended.tasks if task.gpus]
+    return numbers
 
 
 async def until_shared(desk: Desk) -> list[Sent]:
@@ -54,6 +60,7 @@ async def test_each_member_gets_its_rank_and_the_result_is_the_first_ones() -> N
         await desk.finish(*desk.fleet.running)
     ended = await desk.run_dry()
     assert [one.error for one in ended] == [None, None]
+    assert [numbers_of_gpus(one) for one in ended] == [(2,), (2,)]
     assert len(asked) == 1, "a worker is asked once where its gangs meet"
     assert not desk.controller._tasks._entries or all(
         not entry.running for entry in desk.controller._tasks._entries.values()
@@ -74,6 +81,24 @@ async def test_a_member_is_lost_and_the_others_resume() -> None:
     assert {sent.request.attempt for sent in again} == {2}
     (ended,) = await desk.run_dry()
     assert ended.error is None
+
+
+@dialogue
+async def test_a_run_that_goes_on_with_another_number_of_gpus_has_both() -> None:
+    """Those of steps that are in the result: one that was lost with its steps is not told."""
+    desk = await desk_of()
+    await desk.submit(request(cfg=3.0, gpus="auto"))
+    (sample,) = [each for each in desk.controller._tasks._entries.values() if each.spec.stage is Stage.SAMPLE]
+    sample.begin(2)
+    sample.begin(1)
+    assert sample.gpus == (1,), "the first run has left no state"
+    sample.keep(FakeRef(None), (1, 4))
+    sample.begin(4)
+    sample.begin(2)
+    sample.begin(2)  # each member
+    assert sample.gpus == (1, 2)
+    sample.state = None
+    await desk.run_dry()
 
 
 @dialogue

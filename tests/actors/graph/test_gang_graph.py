@@ -7,7 +7,7 @@ import pytest
 from modelpool.actors.control.job_qos import with_limited_gpus
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.recipe_request import requests_of
-from modelpool.actors.outputs.comparison import left_open
+from modelpool.actors.outputs.comparison import left_open, repeated_gpus
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.stage_params import SampleParams
@@ -40,10 +40,31 @@ def test_gpus_are_a_part_of_the_sampling_task_alone() -> None:
         ids.add(task.task_id)
         encodes = {each.task_id for each in graph.job.tasks if each.stage is Stage.ENCODE}
         assert encodes <= {each.task_id for each in shared.job.tasks}
-        assert bool(left_open(recipe)) == (gpus == "auto"), "verify repeats a number"
+        tasks = [{"stage": "sample", "gpus": [2]}]
+        assert repeated_gpus(recipe, tasks) == (2 if gpus == "auto" else None), "verify repeats a number"
         (again, *_) = requests_of(recipe, lambda file: file)
         assert str(again.gpus) == str(gpus)
     assert len(ids) == 3
+
+
+def test_outputs_of_auto_differ_where_other_numbers_of_gpus_were_used() -> None:
+    """As the manifest lists them: a run may have had several, and a task that others do not share has none."""
+    (auto, _, _), (two, _, _) = cut(gpus="auto"), cut(gpus=2)
+    kept: dict[str, object] = {"stage": "sample", "gpus": []}
+    for listed, now, said, number in (
+        ([[2]], [[2]], (), 2),
+        ([[1]], [[1]], (), None),  # 1 in a request is another computation
+        ([[2, 1]], [[2, 1]], (), None),
+        ([[2, 1], [2]], [[2], [2]], ("numbers of GPUs (2 then 1, 2; now 2, 2)",), None),
+        ([[2], []], [[2], []], (), 2),
+        ([[0, 2]], [[2]], ("numbers of GPUs, perhaps, which the scheduler chooses",), None),
+        ([], [[2]], ("numbers of GPUs, perhaps, which the scheduler chooses",), None),
+        ([["2"]], [[2]], ("numbers of GPUs, perhaps, which the scheduler chooses",), None),
+    ):
+        tasks, again = ([{**kept, "gpus": gpus} for gpus in each] for each in (listed, now))
+        assert (left_open(auto, tasks, again), repeated_gpus(auto, tasks)) == (said, number), listed
+        assert (left_open(two, tasks, again), repeated_gpus(two, tasks)) == ((), None)
+    assert left_open(auto, None, ()), "an older manifest"
 
 
 def test_what_no_gpus_can_share_is_refused_or_left_out() -> None:

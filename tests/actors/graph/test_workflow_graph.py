@@ -169,16 +169,21 @@ class CountingCatalog(FakeCatalog):
         return super().execution_modes(*args)
 
 
-def test_a_workflow_of_60_nodes_has_an_estimate_of_each_task_that_uses_a_model() -> None:
-    """Equal nodes are estimated once, and operations not at all: building takes about 3 ms."""
+def test_a_workflow_of_60_nodes_estimates_each_work_once() -> None:
+    """Tasks that differ in their inputs or their seed alone need the same; operations are not estimated."""
     nodes = dict(BASE)
-    for place in range(19):
+    for place in range(15):
         nodes[f"i{place}"] = operation("image_invert", {"image": f"d{place - 1}" if place else "d"})
         nodes[f"e{place}"] = {"kind": "encode", "model": "shapes", "inputs": {"image": f"i{place}"}}
-        nodes[f"d{place}"] = {"kind": "decode", "model": "shapes", "inputs": {"latent": f"e{place}"}}
-    request, catalog = request_of({**nodes, "again": nodes["d17"]}, "d18"), CountingCatalog()
+        nodes[f"s{place}"] = sampling(f"e{place}", strength=0.5, request={"seed": place})
+        nodes[f"d{place}"] = {"kind": "decode", "model": "shapes", "inputs": {"latent": f"s{place}"}}
+    request, catalog = request_of({**nodes, "again": nodes["d13"]}, "d14"), CountingCatalog()
     graph = build_graph(request, JobId("x"), catalog)[1]
-    assert (len(graph.job.tasks), catalog.estimates) == (61, 61 - 19)
+    # two texts, the first run and the others, encoding and decoding
+    assert (len(graph.job.tasks), catalog.estimates) == (64, 6)
+    alone = build_graph(request_of(BASE), JobId("x"), CountingCatalog())[1]
+    shared = [task for task in graph.job.tasks if task.task_id in alone.works]
+    assert shared == list(alone.job.tasks), "a task has the same sizes, whatever else is in the graph"
 
 
 def test_inputs_of_nodes_are_set_by_name() -> None:
@@ -209,3 +214,34 @@ def test_a_workflow_in_a_job_file_has_no_batch_size() -> None:
     assert tasks_of(request_of(BASE, batch="auto")) == tasks_of(request_of(BASE))
     with pytest.raises(UserError, match="batch"):
         request_of(BASE, batch=8)
+
+
+def test_errors_of_the_fields_of_a_node_name_it_and_wrong_inputs_are_suggested() -> None:
+    """A new user saw "unknown field of GenerateRequest" without the node, and no near name."""
+    run = {"kind": "sample", "request": {"model": "shapes", "prompt": "a cat", "seed": 4}}
+    nodes = {"run": run, "image": {"kind": "decode", "model": "shapes", "inputs": {"latent": "run"}}}
+    graph = {"nodes": nodes, "output": "image"}
+    comfy = {"3": {"class_type": "KSampler", "inputs": {"seed": 1, "steps": 2}}}
+    cases = {
+        "run.stepz": (graph, "node run: unknown field of GenerateRequest 'stepz'; did you mean 'steps'"),
+        "run.steps": (graph, "node run: steps: found 'many', expected a whole number"),
+        "ruun.steps": (graph, "did you mean 'run'"),
+        "3.stepz": (comfy, "node 3 has no input 'stepz'; it has seed, steps; did you mean 'steps'"),
+    }
+    for name, (given, expected) in cases.items():
+        with pytest.raises(UserError, match=expected):
+            GenerateRequest(workflow=with_inputs(given, {name: "many"}))
+    assert with_inputs(graph, inputs_of_texts(("seed=7",)))["seed"] == 7
+    with pytest.raises(UserError, match=r"expected NODE\.INPUT"):
+        with_inputs(comfy, {"seed": 7})
+
+
+def test_a_workflow_whose_runs_have_seeds_has_the_last_one() -> None:
+    """Its file had another name at each call, so that it was not found again."""
+    run = {"kind": "sample", "request": {"model": "shapes", "prompt": "a cat"}}
+    decode = {"kind": "decode", "model": "shapes", "inputs": {"latent": "run"}}
+    for seed in (None, 4):
+        seeded = {**run, "request": {**run["request"], **({} if seed is None else {"seed": seed})}}  # type: ignore[dict-item]
+        request = GenerateRequest(workflow={"nodes": {"run": seeded, "image": decode}, "output": "image"})
+        assert request.workflow is not None
+        assert request.workflow.own_seed == seed

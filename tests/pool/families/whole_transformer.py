@@ -27,6 +27,7 @@ from modelpool.pool.values.core.stage_params import (
     OutputShape,
     Result,
     RunHooks,
+    RunState,
     SampleParams,
     SamplingSchedule,
     StageParams,
@@ -89,7 +90,9 @@ class Whole:
         """The component as diffusers or transformers has it."""
         return self.opened.component(role).built.module
 
-    def run(self, work: StageParams, *inputs: Result, hooks: RunHooks = QUIET) -> Result:
+    def run(
+        self, work: StageParams, *inputs: Result, hooks: RunHooks = QUIET, resume: RunState | None = None
+    ) -> Result:
         roles = {
             EncodeParams: encoders_run(work, self.family.text_encoders, self.family.sampling)
             if isinstance(work, EncodeParams)
@@ -103,7 +106,7 @@ class Whole:
         needed = self.catalog.figures.activation_bytes(self.model, work)
         task = TaskSpec(task_id(work, {}), stage_of(work), uses, needed, 0.1)
         gang = self.gang if isinstance(work, SampleParams) else None
-        return self.engine.run(task, work, inputs_of(work, *inputs), hooks, gang=gang)[0]
+        return self.engine.run(task, work, inputs_of(work, *inputs), hooks, resume=resume, gang=gang)[0]
 
     def texts(self, prompt: str = PROMPT) -> tuple[Encoded, ...]:
         """The prompt, and the negative prompt where the model reads one."""

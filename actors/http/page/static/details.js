@@ -3,6 +3,7 @@
 import { blobOf, call, CallFailed, words } from "./api.js";
 import { byId, h, setText, toast } from "./dom.js";
 import { bytes, measured, plural } from "./format.js";
+import { NodeGraph } from "./graph.js";
 import { cancel, retry } from "./jobs.js";
 import { outputPath, Picture } from "./previews.js";
 import { entries } from "./store.js";
@@ -10,6 +11,7 @@ import { entries } from "./store.js";
 const MOST_LINES = 300;
 const MOST_ATTEMPTS = 6;
 const REFRESH_MS = 2000;
+const GRAPH_MS = 500;
 
 let shown = null;
 let timer = 0;
@@ -18,6 +20,8 @@ let fullImage = "";
 export function startDetails() {
   byId("job-dialog").addEventListener("close", () => {
     clearTimeout(timer);
+    clearTimeout(shown?.graphTimer);
+    shown?.graph.end();
     shown?.picture.end();
     shown = null;
     if (fullImage) URL.revokeObjectURL(fullImage);
@@ -28,16 +32,20 @@ export function startDetails() {
 /** Open the dialog for a job: an entry of a task or of an end. `reuse(fields)` opens the form with its settings. */
 export function openJob(job, reuse) {
   const dialog = byId("job-dialog");
+  shown?.graph.end();
+  clearTimeout(shown?.graphTimer);
   const picture = new Picture("job-picture");
+  const graph = new NodeGraph();
   const facts = h("dl", { class: "job-facts" });
   const actions = h("div", { class: "actions" });
   const parameters = h("div", { class: "parameters" });
   const why = h("div", { class: "why" });
   const story = h("div", { class: "story" });
   const key = `${job.submission}/${job.index}`;
-  shown = { key, job, picture, facts, actions, parameters, fields: null, why, story, reuse, state: "" };
+  shown = { key, job, picture, graph, graphTimer: 0, facts, actions, parameters, fields: null, why, story, reuse, state: "" };
   byId("job-body").replaceChildren(
     h("div", { class: "job-top" }, picture.node, h("div", { class: "job-side" }, facts, actions)),
+    graph.node,
     h("section", {}, h("h3", { text: "Parameters" }), parameters),
     h("section", {}, h("h3", { text: "Why there" }), why),
     h("details", {}, h("summary", {}, h("h3", { text: "Story" })), story),
@@ -64,6 +72,23 @@ export function showJob() {
   showActions(job, state);
   if (state === "succeeded" && job.file) showOutput(shown, job);
   readParameters(shown);
+  readGraph(shown);
+}
+
+/** Show the nodes of a job that is a workflow, and again while it has not ended. */
+async function readGraph(mine) {
+  if (mine.job.source === "elsewhere") return;
+  clearTimeout(mine.graphTimer);
+  const { job, state } = mine;
+  try {
+    const graph = await call("GET", `/api/jobs/${encodeURIComponent(job.submission)}/graph/${job.index}`);
+    if (shown !== mine) return;
+    mine.graph.update(graph);
+    const isActive = state === "running" || state === "waiting";
+    if (isActive && graph.nodes.length && state === mine.state) mine.graphTimer = setTimeout(() => readGraph(mine), GRAPH_MS);
+  } catch {
+    // the job may be known to the pool only: what else is known of it is shown
+  }
 }
 
 function showFacts(job, state, task) {

@@ -272,6 +272,24 @@ def test_verify_allows_a_tolerance_on_another_device_and_none_on_the_same(again:
     assert "on the same devices with the same versions, weights and settings" in broken.err
 
 
+def test_verify_knows_how_many_gpus_the_scheduler_chose(again: Again) -> None:
+    """The listed number is repeated; where this pool has another one, that is told."""
+    fill([request(1, cfg=3, gpus="auto")])
+    equal = again("verify", "out")
+    assert equal.code == 0, equal.err
+    assert "1 file: equal\n" in equal.err
+    assert "numbers of GPUs" not in equal.err
+    manifest = OUT / "manifest.jsonl"
+    line = json.loads(manifest.read_text())
+    (sample,) = [task for task in line["tasks"] if task["gpus"]]
+    assert sample["gpus"] == [1]
+    sample["gpus"] = [8]  # more than this pool has: again as many as it finds worth it
+    manifest.write_text(json.dumps(line) + "\n")
+    other = again("verify", "out")
+    assert other.code == 0, other.err
+    assert "other numbers of GPUs (8; now 1)" in other.err
+
+
 def test_verify_names_versions_and_weights_that_differ(again: Again) -> None:
     fill([request(1)])
     manifest = OUT / "manifest.jsonl"

@@ -155,6 +155,10 @@ def test_wrong_values_are_reported_for_their_nodes(server: str) -> None:
     assert answer["error"]["type"] == "prompt_outputs_failed_validation"
     kinds = {node: [error["type"] for error in found["errors"]] for node, found in answer["node_errors"].items()}
     assert kinds == {"1": ["value_not_in_list"], "6": ["value_smaller_than_min", "value_not_in_list"]}
+    assert [found["dependent_outputs"] for found in answer["node_errors"].values()] == [["8"], ["8"]]
+    (steps, sampler) = (error["extra_info"] for error in answer["node_errors"]["6"]["errors"])
+    assert (steps["input_name"], steps["received_value"], steps["input_config"][1]["min"]) == ("steps", 0, 1)
+    assert (sampler["received_value"], "euler" in sampler["input_config"][0]) == ("magic", True)
 
 
 def test_nodes_are_described_with_the_names_of_the_pool(server: str) -> None:

@@ -292,7 +292,10 @@ def test_areas_become_regions() -> None:
     found = [(region.prompt, region.box, region.strength) for region in request.regions]
     assert found == [("a sky", (0, 0, 64, 32), 1.5), ("a lawn", (0, 32, 64, 32), 1.0)]
     graph["sampler"]["inputs"]["positive"] = ["parts", 0]
-    assert "without an area" in refusal(graph)
+    (output,) = outputs_of(graph, NAMES)
+    (request,) = made(graph)
+    assert (request.prompt, [region.strength for region in request.regions]) == ("", [100.0, pytest.approx(100 / 1.5)])
+    assert "100 times the weight" in output.warnings[0]
 
 
 def test_two_texts_for_the_whole_image_and_a_mask_become_regions() -> None:

@@ -64,7 +64,7 @@ def _editor(lines: list[tuple[str, ...]]) -> dict[str, Any]:
     links: list[list[Any]] = []
     kinds = {line[0]: line[1] for line in lines}
     for node_id, kind, linked, values, options in lines:
-        inputs = []
+        inputs: list[dict[str, Any]] = []
         for name, source, slot in _links(linked):
             known = NODE_TYPES.get(kinds[source])
             outputs = known.outputs if known else ()
@@ -73,11 +73,11 @@ def _editor(lines: list[tuple[str, ...]]) -> dict[str, Any]:
             given = {"name": name.lstrip("~"), "type": made, "link": len(links)}
             inputs.append({**given, "widget": {"name": given["name"]}} if name.startswith("~") else given)
         known = NODE_TYPES.get(kind)
-        outputs = [{"name": made, "type": made} for made in (known.outputs if known else ())]
+        made_here = [{"name": made, "type": made} for made in (known.outputs if known else ())]
         mode = re.search(r"mode=(\d)", options)
         nodes.append(
             {
-                "id": int(node_id), "type": kind, "inputs": inputs, "outputs": outputs,
+                "id": int(node_id), "type": kind, "inputs": inputs, "outputs": made_here,
                 "widgets_values": json.loads(values), "mode": int(mode[1]) if mode else 0,
             }
         )  # fmt: skip

@@ -303,6 +303,67 @@ def test_the_page_fits_a_phone(browser: Any, page_server: str) -> None:
         assert page.evaluate(width) <= 390
 
 
+def workflow(prompt: str) -> dict[str, Any]:
+    """A run, a decode of it, and a second run on the same latent."""
+    run = {"kind": "sample", "request": {"model": "shapes", "prompt": "first", "steps": 4, "width": 64, "height": 64}}
+    again = {"kind": "sample", "request": {"model": "shapes", "prompt": prompt, "steps": 4}, "strength": 0.5}
+    composite = {"kind": "operation", "name": "image_composite", "settings": {"x": 0, "y": 0, "resize": True}}
+    return {
+        "nodes": {
+            "one": run,
+            "one-image": {"kind": "decode", "model": "shapes", "inputs": {"latent": "one"}},
+            HOSTILE[:200]: {**again, "inputs": {"latent": "one"}},
+            "two-image": {"kind": "decode", "model": "shapes", "inputs": {"latent": HOSTILE[:200]}},
+            "both": {**composite, "inputs": {"destination": "one-image", "source": "two-image"}},
+        },
+        "output": "both",
+    }
+
+
+def test_a_workflow_is_drawn_with_the_state_of_each_node(browser: Any, page_server: str) -> None:
+    def queue(**request: Any) -> None:
+        answer = requests.post(f"{page_server}/api/jobs", json=[{"seed": 3, **request}], timeout=60)
+        assert answer.status_code == 201, answer.text
+
+    queue(workflow=workflow(f"graph that runs {SLOW}"))
+    with opened(browser, page_server) as page:
+        live(page)
+        tile(page, "graph that runs").locator("button").click()
+        box = page.locator(".graph-box")
+        expect(box).to_have_count(5)
+        expect(box.filter(has_text="one-image")).to_contain_text("done in")
+        expect(box.filter(has_text="two-image")).to_contain_text("waiting")
+        running = page.locator(".graph-box[data-state=running]")
+        expect(running).to_contain_text(re.compile(r"running \d+ of 10000"))
+        running.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator(".graph-chosen")).to_contain_text("gpu-")
+        expect(page.locator(".graph-lines .marked")).to_have_count(2)
+        left = [each.bounding_box()["x"] for each in box.all()]
+        assert len({round(each) for each in left}) == 4, "columns by depth"
+    end_all(page_server)
+    queue(workflow=workflow(f"graph that fails {FAIL}"))
+    with opened(browser, page_server, **PHONE) as page:
+        live(page)
+        tile(page, "graph that fails").locator("button").tap()
+        box = page.locator(".graph-box")
+        failed = page.locator(".graph-box[data-state=failed]")
+        expect(failed).to_contain_text("failed: RuntimeError")
+        expect(box.filter(has_text="one-image")).to_contain_text("found")
+        expect(box.filter(has_text="both")).to_contain_text("not run")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        tops = [each.bounding_box()["y"] for each in box.all()]
+        assert len({round(each) for each in tops}) == 4, "the graph goes down"
+        failed.tap()
+        expect(page.locator(".graph-chosen")).to_contain_text("the engine was asked to fail")
+    queue(model="shapes", prompt="with passes", passes=[{"scale": 2.0, "strength": 0.5}])
+    with opened(browser, page_server) as page:
+        live(page)
+        tile(page, "with passes").locator("button").click()
+        expect(page.locator(".graph-box")).to_have_count(4)
+        expect(page.locator(".graph-box").filter(has_text="pass-1").first).to_contain_text("done")
+
+
 def test_wrong_fields_are_named_at_the_field(browser: Any, page_server: str) -> None:
     with opened(browser, page_server) as page:
         live(page)

@@ -80,6 +80,9 @@ class OrderedJobs:
     def lost(self) -> Exception | None:
         return self._lost
 
+    def take_nodes(self) -> tuple[()]:
+        return ()
+
     def cancel(self) -> None:
         """Nothing runs."""
 

@@ -28,10 +28,12 @@ from modelpool.pool.values.core.stage_params import (
     ImagePixels,
     Latent,
     RunHooks,
+    RunState,
     SamplerState,
 )
 from modelpool.pool.values.specs.gang import ANY_GPUS, Gang
 from modelpool.pool.values.specs.spec import Role, WorkerId
+from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.whole_transformer import Whole
 
 #: a process of the tests may import, load and sample for so long
@@ -53,6 +55,7 @@ class Wish:
     begins        whether a video begins with an image
     switch        steps of the first of two experts, which ends with its state
     stops_after   seconds after which this member is asked to stop, as by another controller; 0: never
+    resume        the state that it goes on from
     """
 
     gang: Gang | None
@@ -65,6 +68,7 @@ class Wish:
     begins: bool = False
     switch: int = 0
     stops_after: float = 0.0
+    resume: RunState | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def members(
     or each."""
     each_streams = [streams] * count if isinstance(streams, bool) else list(streams)
     first = Whole(folder, family, settings=EngineSettings("cpu"))
-    _write_lora(first, folder / "loras")
+    write_lora(first, folder / "loras")
     first.engine.close()
     started: list[Member] = []
     try:
@@ -176,7 +180,8 @@ def members(
             member.close()
 
 
-def _write_lora(whole: Whole, folder: Path) -> None:
+def write_lora(whole: Whole | TinyModel, folder: Path) -> None:
+    """Write "style", a LoRA of the diffusion model."""
     from safetensors.torch import save_file
 
     folder.mkdir(exist_ok=True)
@@ -227,7 +232,7 @@ def _answer(whole: Whole, texts: tuple[Encoded, ...], wish: Wish) -> Answer:
             work = whole.sampling(len(read), loras, wish.begins, wish.steps)
             work = replace(work, schedule=replace(work.schedule, switch=wish.switch))
             beginning = [_beginning(whole)] if wish.begins else []
-            made = whole.run(work, *read, *beginning, hooks=hooks)
+            made = whole.run(work, *read, *beginning, hooks=hooks, resume=wish.resume)
         assert isinstance(made, Latent | SamplerState)
         values = np.concatenate([array.ravel() for array in made.arrays])
         return Answer(values, seconds=time.monotonic() - began)

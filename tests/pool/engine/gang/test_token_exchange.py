@@ -99,7 +99,8 @@ def test_shares_and_layouts_have_every_token_and_every_text_once() -> None:
 
 
 def test_three_texts_on_two_groups_take_two_rounds() -> None:
-    """The second group has no text in the second round."""
+    """The second group has no text in the second round, and none of a single text (a perturbed prediction), for which
+    it failed."""
 
     class Two(GangGroup):
         def among_branches(self, own: Tensor) -> list[Tensor]:
@@ -109,8 +110,10 @@ def test_three_texts_on_two_groups_take_two_rounds() -> None:
     for rank, sent in ((0, [0.0, 2.0]), (1, [1.0, 0.0])):
         group = Two(gang(2, rank), GangLayout(2, 1), torch.device("cpu"))
         calls = [lambda number=number: torch.full((1,), float(number)) for number in range(3)]  # type: ignore[misc]
-        assert len(spread_over_branches(group, calls)) == 3
+        assert len(spread_over_branches(group, calls, torch.zeros(1))) == 3
         assert group.sent == sent
+        assert len(spread_over_branches(group, [lambda: torch.ones(1)], torch.zeros(1))) == 1
+        assert group.sent == [*sent, 1.0 - rank]
 
 
 def test_the_member_that_differs_is_named() -> None:

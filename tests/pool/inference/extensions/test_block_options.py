@@ -20,7 +20,7 @@ from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.parts.teacache import TeaCacheFacts
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.families.teacache_facts import TEACACHE_FACTS, teacache_facts
-from modelpool.pool.inference.extensions.block_runs import ModulatedInputs, polynomial
+from modelpool.pool.inference.extensions.block_runs import ACROSS, FirstBlocks, ModulatedInputs, polynomial
 from modelpool.pool.inference.extensions.run_extension import check_fits
 from modelpool.pool.inference.guidance.guiders import (
     ClassifierFreeGuidance,
@@ -369,3 +369,25 @@ def test_rescaled_guidance_is_that_of_diffusers_for_every_prediction(prediction:
     clean = Predictions(*(clean_latent(prediction, x, each, 2.0, 0.5) for each in (cond, uncond)))
     found = guider.combine_clean(x, clean, 2.0)
     torch.testing.assert_close(found, clean_latent(prediction, x, expected, 2.0, 0.5), atol=1e-4, rtol=1e-5)
+
+
+def test_members_of_a_gang_skip_the_same_blocks() -> None:
+    """The change is of the tokens of all: one member had none, the other one much, and each would decide for itself."""
+    reference, added = torch.ones(1, 4, 2), torch.ones(1, 4, 2)
+    added[:, 2:] += 0.5  # of the second member's
+    sums = torch.stack([(added - reference).abs().sum(), reference.abs().sum()])
+    for threshold, skips in ((0.2, False), (0.3, True)):
+        found = []
+        for share in (slice(0, 4), slice(0, 2), slice(2, 4)):
+            is_whole = share == slice(0, 4)
+            cache = FirstBlocks(
+                StepClock(SamplingSchedule(STEPS, "euler", "normal"), PartialRun()), option=FirstBlockCache(threshold)
+            )
+            extra = {} if is_whole else {ACROSS: lambda own: sums}
+            for each in (reference, added):
+                values = {"img": torch.zeros_like(each[:, share]), "transformer_options": extra}
+                out = cache.first(values, lambda at, each=each, share=share: {**at, "img": each[:, share]})
+                if not cache.state(values).skips:
+                    cache.last(out, out)
+            found.append(cache.state(values).skips)
+        assert found == [skips] * 3, threshold

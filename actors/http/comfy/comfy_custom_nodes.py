@@ -1,0 +1,256 @@
+"""Custom nodes of ComfyUI that stand for several of its own: loaders, samplers and stacks of LoRAs. Pure.
+
+They are here under their own names, with what their public descriptions say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
+from modelpool.actors.http.comfy.comfy_node_types import (
+    ANY,
+    LORAS,
+    MAX_BATCH,
+    MAX_SEED,
+    MAX_SIDE,
+    MODELS,
+    SAMPLER_NAMES,
+    SCHEDULE_NAMES,
+    TEXT_ENCODERS,
+    VAES,
+    NodeInput,
+    NodeType,
+    NodeUnsupported,
+    combo,
+    file_stem,
+    link,
+    number,
+    only_in_workflows,
+    text,
+    whole,
+)
+from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
+from modelpool.actors.http.comfy.comfy_values import (
+    BlankLatent,
+    ClipValue,
+    DecodedImage,
+    LoraUse,
+    ModelValue,
+    NodeImage,
+    NodeMask,
+    SampledLatent,
+    TextValue,
+    VaeValue,
+)
+from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
+from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
+
+#: how a loader names no LoRA, and the VAE of the checkpoint
+_NONE, _BAKED = "None", "Baked VAE"
+_LORA_SLOTS, _STACKED = 20, 4
+_KSAMPLER: Builder = next(row.build for row in SAMPLING_NODES if row.name == "KSampler")
+
+
+def _loaded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A checkpoint with a LoRA, both texts, and empty latents."""
+    name = given["ckpt_name"]
+    uses: tuple[LoraUse, ...] = ()
+    if given["lora_name"] != _NONE:
+        uses = (LoraUse(file_stem(given["lora_name"]), given["lora_model_strength"], given["lora_clip_strength"]),)
+    if given["token_normalization"] != "none" or given["weight_interpretation"] != "comfy":
+        raise NodeUnsupported("token_normalization, weight_interpretation: expected none, and comfy")
+    clip = ClipValue(name, uses, given["clip_skip"])
+    latent = BlankLatent(given["empty_latent_width"], given["empty_latent_height"], given["batch_size"])
+    vae = VaeValue(name if given["vae_name"] == _BAKED else "")
+    texts = (TextValue(given[side], clip) for side in ("positive", "negative"))
+    return (ModelValue(name, uses), *texts, latent, vae, clip, None)
+
+
+def _sampled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    (latent,) = _KSAMPLER(given)
+    return _outputs(given, latent, DecodedImage(latent) if isinstance(latent, SampledLatent) else None)
+
+
+def _sampled_node(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    (latent,) = WORKFLOW_NODES["KSampler"]({**given, "node_id": f"{given['node_id']}/latent"})
+    nodes: MadeNodes = given["nodes"]
+    vae = given.get("optional_vae")
+    return _outputs(given, latent, nodes.decode(given["node_id"], latent, "" if vae is None else vae.name))
+
+
+def _outputs(given: Mapping[str, Any], latent: Any, image: Any) -> tuple[Any, ...]:
+    return (*(given[name] for name in ("model", "positive", "negative")), latent, given.get("optional_vae"), image)
+
+
+def _with_loras(model: ModelValue, clip: ClipValue | None, uses: tuple[LoraUse, ...]) -> tuple[Any, ...]:
+    clip_after = None if clip is None else replace(clip, loras=(*clip.loras, *uses))
+    return replace(model, loras=(*model.loras, *uses)), clip_after
+
+
+def _power_loras(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """LoRAs that are tables of a name, a strength, and whether they are on."""
+    uses = []
+    for place in range(1, _LORA_SLOTS + 1):
+        row = given.get(f"lora_{place}")
+        if not isinstance(row, dict) or not row.get("on") or row.get("lora") in (None, "", _NONE):
+            continue
+        strength, text_strength = row.get("strength", 1), row.get("strengthTwo")
+        text_strength = strength if text_strength is None else text_strength
+        if not isinstance(row["lora"], str) or not all(
+            isinstance(one, int | float) for one in (strength, text_strength)
+        ):
+            raise NodeUnsupported(f"lora_{place}: expected a name and a strength")
+        uses.append(LoraUse(file_stem(row["lora"]), float(strength), float(text_strength)))
+    return _with_loras(given["model"], given.get("clip"), tuple(uses))
+
+
+def _stacked_loras(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    places = [f"{place:02}" for place in range(1, _STACKED + 1)]
+    names = {place: given[f"lora_{place}"] for place in places}
+    uses = [
+        LoraUse(file_stem(name), given[f"strength_{place}"], given[f"strength_{place}"])
+        for place, name in names.items()
+        if name != _NONE
+    ]
+    return _with_loras(given["model"], given["clip"], tuple(uses))
+
+
+def _model(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (ModelValue(given["unet_name"]),)
+
+
+def _clip(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (ClipValue(""),)
+
+
+def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return an image of a size, stretched, in proportion, or cut at the centre; its width and height; and a mask."""
+    nodes: MadeNodes = given["nodes"]
+    sides = {name: given[name] for name in ("width", "height")}
+    step = max(1, given["divisible_by"])
+    how = given["keep_proportion"]
+    if not all(sides.values()) or how not in ("stretch", "crop") or given["crop_position"] != "center":
+        found = f"{how}, {given['crop_position']}, and {sides['width']}x{sides['height']}"
+        raise NodeUnsupported(
+            f"keep_proportion, crop_position, width, height: found {found}; expected stretch or crop, center, and a "
+            "size"
+        )
+    wide, high = (side // step * step for side in sides.values())
+    settings = {"width": wide, "height": high, "method": given["upscale_method"], "crop": how == "crop"}
+    image = nodes.operate(given["node_id"], "image_scale", NodeImage, {"image": given["image"]}, settings)
+    mask = nodes.operate(f"{given['node_id']}/mask", "image_alpha_mask", NodeMask, {"image": image}, {})
+    return image, wide, high, mask
+
+
+def _row(
+    name: str, build: Callable[[Mapping[str, Any]], tuple[Any, ...]], inputs: tuple[NodeInput, ...], *outputs: str
+) -> NodeType:
+    return NodeType(name, "custom", inputs, outputs, build)
+
+
+def _clip_names(count: int) -> tuple[NodeInput, ...]:
+    names = ["clip_name"] if count == 1 else [f"clip_name{place}" for place in range(1, count + 1)]
+    return tuple(text(name, choices=TEXT_ENCODERS) for name in names)
+
+
+_TYPE = text("type", "stable_diffusion", is_required=False)
+CUSTOM_NODES = (
+    _row(
+        "Efficient Loader",
+        _loaded,
+        (
+            combo("ckpt_name", MODELS),
+            text("vae_name", _BAKED, choices=VAES),
+            whole("clip_skip", -1, -24, -1),
+            text("lora_name", _NONE, choices=LORAS),
+            number("lora_model_strength", 1.0, -10.0, 10.0),
+            number("lora_clip_strength", 1.0, -10.0, 10.0),
+            text("positive", "CLIP_POSITIVE"),
+            text("negative", "CLIP_NEGATIVE"),
+            text("token_normalization", "none", choices=("none", "mean", "length", "length+mean")),
+            text("weight_interpretation", "comfy", choices=("comfy", "A1111", "compel", "comfy++", "down_weight")),
+            whole("empty_latent_width", 512, 64, MAX_SIDE),
+            whole("empty_latent_height", 512, 64, MAX_SIDE),
+            whole("batch_size", 1, 1, MAX_BATCH),
+        ),
+        *("MODEL", "CONDITIONING", "CONDITIONING", "LATENT", "VAE", "CLIP", "DEPENDENCIES"),
+    ),
+    _row(
+        "KSampler (Efficient)",
+        _sampled,
+        (
+            link("model", "MODEL"),
+            whole("seed", 0, 0, MAX_SEED),
+            whole("steps", 20, 1, MAX_STEPS),
+            number("cfg", 7.0, 1.0, 100.0),
+            combo("sampler_name", SAMPLER_NAMES),
+            combo("scheduler", SCHEDULE_NAMES),
+            link("positive", "CONDITIONING"),
+            link("negative", "CONDITIONING"),
+            link("latent_image", "LATENT"),
+            number("denoise", 1.0, 0.0, 1.0),
+            text("preview_method", "auto"),
+            text("vae_decode", "true", choices=("true", "true (tiled)", "false")),
+            link("optional_vae", "VAE", is_required=False),
+        ),
+        *("MODEL", "CONDITIONING", "CONDITIONING", "LATENT", "VAE", "IMAGE"),
+    ),
+    _row(
+        "Power Lora Loader (rgthree)",
+        _power_loras,
+        (
+            link("model", "MODEL"),
+            link("clip", "CLIP", is_required=False),
+            *(link(f"lora_{place}", ANY, is_required=False) for place in range(1, _LORA_SLOTS + 1)),
+        ),
+        "MODEL",
+        "CLIP",
+    ),
+    _row(
+        "Lora Loader Stack (rgthree)",
+        _stacked_loras,
+        (
+            link("model", "MODEL"),
+            link("clip", "CLIP"),
+            *(
+                each
+                for place in range(1, _STACKED + 1)
+                for each in (
+                    text(f"lora_{place:02}", _NONE, choices=LORAS),
+                    number(f"strength_{place:02}", 1.0, -10.0, 10.0),
+                )
+            ),
+        ),
+        "MODEL",
+        "CLIP",
+    ),
+    _row("UnetLoaderGGUF", _model, (combo("unet_name", MODELS),), "MODEL"),
+    _row("CLIPLoaderGGUF", _clip, (*_clip_names(1), _TYPE), "CLIP"),
+    _row("DualCLIPLoaderGGUF", _clip, (*_clip_names(2), _TYPE), "CLIP"),
+    _row("TripleCLIPLoaderGGUF", _clip, _clip_names(3), "CLIP"),
+    _row("QuadrupleCLIPLoaderGGUF", _clip, _clip_names(4), "CLIP"),
+    _row(
+        "ImageResizeKJv2",
+        only_in_workflows,
+        (
+            link("image", "IMAGE"),
+            whole("width", 512, 0, MAX_SIDE),
+            whole("height", 512, 0, MAX_SIDE),
+            combo("upscale_method", ("nearest-exact", "bilinear", "area", "bicubic", "lanczos")),
+            text("keep_proportion", "stretch"),
+            text("pad_color", "0, 0, 0"),
+            text("crop_position", "center"),
+            whole("divisible_by", 2, 0, 512),
+            text("device", "cpu", is_required=False),
+        ),
+        *("IMAGE", "INT", "INT", "MASK"),
+    ),
+)
+#: what they become in workflows
+CUSTOM_BUILDERS: Mapping[str, Builder] = MappingProxyType(
+    {"KSampler (Efficient)": _sampled_node, "ImageResizeKJv2": _resized}
+)

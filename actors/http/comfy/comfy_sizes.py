@@ -1,0 +1,183 @@
+"""Sizes of images, masks and latents between the nodes of a ComfyUI workflow, as far as they are known before anything
+is made: nodes that return a size need them. Pure.
+
+A node that is not here, or reads something of an unknown size, makes something of an unknown size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from modelpool.actors.http.comfy.comfy_image_nodes import KONTEXT_SIZES
+from modelpool.pool.inference.operations.image_detail import Stitch, stitch_size
+from modelpool.pool.inference.operations.operation import Size
+
+#: width and height in pixels
+Pixels: TypeAlias = "tuple[int, int]"
+#: the size that a node makes, from its written inputs and the sizes of its linked ones; None if it is not known
+SizeRule: TypeAlias = "Callable[[Mapping[str, Any], Mapping[str, Pixels]], Pixels | None]"
+
+#: nodes that make something as large as one of their inputs
+_AS_LARGE = {
+    "image": (
+        "ImageInvert", "ImageBlur", "ImageSharpen", "ImageQuantize", "ImageFlip", "Canny", "Morphology",
+        "ImageAddNoise", "LTXVPreprocess", "ImageFromBatch", "RepeatImageBatch", "ImageToMask", "ImageColorToMask",
+        "SplitImageWithAlpha", "JoinImageWithAlpha", "ImageRGBToYUV", "GetImageSizeAndCount",
+    ),
+    "images": ("RebatchImages",),
+    "image1": ("ImageBatch", "ImageBlend"),
+    "destination": ("ImageCompositeMasked", "MaskComposite", "LatentCompositeMasked"),
+    "mask": ("MaskToImage", "InvertMask", "GrowMask", "FeatherMask", "ThresholdMask", "GrowMaskWithBlur"),
+    "samples": (
+        "VAEDecode", "VAEDecodeTiled", "SetLatentNoiseMask", "LatentFromBatch", "RepeatLatentBatch", "LatentFlip",
+        "LatentMultiply", "LatentBatchSeedBehavior",
+    ),
+    "samples1": ("LatentBatch", "LatentBlend", "LatentInterpolate", "LatentAdd", "LatentSubtract"),
+    "samples_to": ("LatentComposite",),
+    "latent_image": ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced"),
+    "pixels": ("VAEEncode", "VAEEncodeTiled", "VAEEncodeForInpaint", "InpaintModelConditioning",
+               "InstructPixToPixConditioning"),
+}  # fmt: skip
+#: nodes that have a width and a height
+_WRITTEN = (
+    "EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage", "EmptyImage", "SolidMask",
+    "EmptyHunyuanLatentVideo", "EmptyLTXVLatentVideo", "EmptyMochiLatentVideo", "EmptyCosmosLatentVideo",
+    "WanImageToVideo", "WanFirstLastFrameToVideo", "WanVaceToVideo", "Wan22ImageToVideoLatent", "HunyuanImageToVideo",
+    "LTXVImgToVideo", "SVD_img2vid_Conditioning",
+)  # fmt: skip
+
+
+def _as_large(name: str) -> SizeRule:
+    return lambda given, sizes: sizes.get(name)
+
+
+def _written(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    return given["width"], given["height"]
+
+
+def _scaled(name: str, least: int) -> SizeRule:
+    def rule(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+        if name not in sizes:
+            return None
+        (width, height), (wide, high) = sizes[name], (given["width"], given["height"])
+        if not wide and not high:
+            return width, height
+        return (
+            max(least, wide or round(width * high / height)),
+            max(least, high or round(height * wide / width)),
+        )
+
+    return rule
+
+
+def _by_factor(name: str) -> SizeRule:
+    def rule(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+        return None if name not in sizes else _times(sizes[name], given["scale_by"])
+
+    return rule
+
+
+def _times(size: Pixels, factor: float, multiple: int = 1) -> Pixels:
+    width, height = (max(1, round(side * factor / multiple)) * multiple for side in size)
+    return width, height
+
+
+def _to_pixels(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    if "image" not in sizes:
+        return None
+    width, height = sizes["image"]
+    factor = math.sqrt(given["megapixels"] * 1024 * 1024 / (width * height))
+    return _times((width, height), factor, given.get("resolution_steps") or 1)
+
+
+def _to_longest(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    if "image" not in sizes:
+        return None
+    width, height = sizes["image"]
+    longest = given["largest_size"]
+    if height > width:
+        return max(1, round(width * longest / height)), longest
+    return longest, max(1, round(height * longest / width))
+
+
+def _for_kontext(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    if "image" not in sizes:
+        return None
+    width, height = sizes["image"]
+    return min(KONTEXT_SIZES, key=lambda each: abs(width / height - each[0] / each[1]))
+
+
+def _padded(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    if "image" not in sizes:
+        return None
+    width, height = sizes["image"]
+    return width + given["left"] + given["right"], height + given["top"] + given["bottom"]
+
+
+def _cropped(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    if "image" not in sizes:
+        return None
+    width, height = sizes["image"]
+    left, top = min(given["x"], width - 1), min(given["y"], height - 1)
+    return min(given["width"], width - left), min(given["height"], height - top)
+
+
+def _stitched(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    if "image1" not in sizes or ("image2" in given and "image2" not in sizes):
+        return None
+    if "image2" not in sizes:
+        return sizes["image1"]
+    params = Stitch(given["direction"], given["match_image_size"], given["spacing_width"], given["spacing_color"])
+    found = stitch_size(params, {"first": Size(*sizes["image1"]), "second": Size(*sizes["image2"])})
+    return found.width, found.height
+
+
+def _letterboxed(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    return given["target_width"], given["target_height"]
+
+
+def _within(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    """The size of a custom node that resizes always, stretched or in proportion."""
+    if "image" not in sizes or given["condition"] != "always" or given["multiple_of"] > 1:
+        return None
+    if given["method"] in ("stretch", "fill / crop") and given["width"] and given["height"]:
+        return given["width"], given["height"]
+    if given["method"] != "keep proportion":
+        return None
+    sides = zip((given["width"], given["height"]), sizes["image"], strict=True)
+    return _times(sizes["image"], min((wanted / side for wanted, side in sides if wanted), default=1.0))
+
+
+#: what the sizes of nodes follow from, by their kind
+SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
+    {
+        **{name: _as_large(source) for source, names in _AS_LARGE.items() for name in names},
+        **dict.fromkeys(_WRITTEN, _written),
+        "ImageScale": _scaled("image", 1),
+        "LatentUpscale": _scaled("samples", 64),
+        "ImageScaleBy": _by_factor("image"),
+        "LatentUpscaleBy": _by_factor("samples"),
+        "ImageScaleToTotalPixels": _to_pixels,
+        "ImageScaleToMaxDimension": _to_longest,
+        "FluxKontextImageScale": _for_kontext,
+        "ImagePadForOutpaint": _padded,
+        "ImageCrop": _cropped,
+        "ImageStitch": _stitched,
+        "ResizeAndPadImage": _letterboxed,
+        "ImageResize+": _within,
+    }
+)
+#: nodes of a size, each with the input of which it is, and what its outputs are: "image" is passed on
+SIZE_NODES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "GetImageSize": ("image", ("width", "height", "count")),
+        "GetImageSize+": ("image", ("width", "height", "count")),
+        "GetImageSizeAndCount": ("image", ("image", "width", "height", "count")),
+        "Image Size to Number": ("image", ("width", "height", "width", "height", "width", "height")),
+        "easy imageSize": ("image", ("width", "height")),
+        "ImageResize+": ("image", ("", "width", "height")),
+    }
+)
