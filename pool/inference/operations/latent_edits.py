@@ -36,7 +36,7 @@ from modelpool.pool.inference.operations.operation import (
 )
 from modelpool.pool.inference.operations.pixel_levels import levels, masks_of
 from modelpool.pool.inference.operations.resampling import LATENT_METHODS, SLERP, centre_box, resampled, slerped
-from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.errors import UnusableField, counted
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import FloatArray, Latent
 
@@ -108,7 +108,8 @@ class VaeScale:
 
 def _by_channel(values: tuple[float, ...], like_CHW: FloatArray) -> FloatArray:
     if len(values) != len(like_CHW):
-        raise UnusableField(f"scale: found {len(values)} means and deviations, expected {len(like_CHW)}")
+        found = counted(len(values), "mean and deviation", "means and deviations")
+        raise UnusableField(f"scale: found {found}, expected {len(like_CHW)}")
     return np.asarray(values, np.float32).reshape(-1, *[1] * (like_CHW.ndim - 1))
 
 

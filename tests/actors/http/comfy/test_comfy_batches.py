@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
@@ -111,13 +112,10 @@ def test_texts_for_parts_of_the_steps_are_runs_behind_one_another() -> None:
         basic()["positive"]["inputs"]["text"], basic()["negative"]["inputs"]["text"],
     ]  # fmt: skip
     graph["late"]["inputs"]["start"] = 0.6
-    try:
+    with pytest.raises(WorkflowRejected) as rejected:
         requests(graph)
-    except WorkflowRejected as rejected:
-        assert [error.node_id for error in rejected.errors] == ["sampler"]
-        assert "found no text that acts in step 3" in rejected.errors[0].details
-    else:
-        raise AssertionError("steps without a text are refused")
+    assert [error.node_id for error in rejected.value.errors] == ["sampler"]
+    assert "found no text that acts in step 3" in rejected.value.errors[0].details
 
 
 def test_nodes_of_a_size_return_the_size_that_the_image_will_have() -> None:
@@ -238,9 +236,6 @@ def test_a_pattern_that_could_take_without_end_is_refused_at_once() -> None:
         graph = basic()
         graph["found"] = node("RegexReplace", string=text, regex_pattern=pattern, replace="x", count=0)
         graph["positive"]["inputs"]["text"] = ["found", 0]
-        try:
+        with pytest.raises(WorkflowRejected) as rejected:
             requests(graph)
-        except WorkflowRejected as rejected:
-            assert {error.node_id for error in rejected.errors} == {"found"}, pattern
-        else:
-            raise AssertionError(pattern)
+        assert {error.node_id for error in rejected.value.errors} == {"found"}, pattern
