@@ -17,7 +17,7 @@ from tests.actors.http.comfy.comfy_examples import Graph, basic, node
 NAMES = PoolNames(
     {"shapes": "Stable Diffusion 1", "xl": "Stable Diffusion XL", "flux": "Flux dev", "wan": "Wan text-to-video",
      "qwen": "Qwen-Image", "sound": "Stable Audio 1", "song": "ACE-Step 1.5"},
-    ["style"], None, FileNames(), lambda name: (96, 64),
+    ["style"], None, FileNames(), image_size=lambda name: (96, 64),
 )  # fmt: skip
 
 

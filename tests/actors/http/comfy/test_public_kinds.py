@@ -108,7 +108,7 @@ def requests(prompt: Any, names: PoolNames) -> list[GenerateRequest]:
 def test_workflows_of_the_kinds_that_people_publish_are_accepted() -> None:
     """Before: 46 of 101, and one ended with an internal error."""
     files = FileNames(controlnets=("canny", "depth"), upscalers=("4x",), image_prompts=("redux",), embeddings=())
-    names = PoolNames(TITLES, ["style", "light"], None, files, lambda name: (64, 64))
+    names = PoolNames(TITLES, ["style", "light"], None, files, image_size=lambda name: (64, 64))
     accepted, refused, wrong, meant = 0, dict[str, set[str]](), [], 0
     for each in written_workflows():
         meant += not each.is_refused
@@ -182,7 +182,7 @@ def rendered(folder: Path, wanted: list[Written], output: Path) -> dict[str, str
     config = PoolConfig.load(CONFIG).override(device="cpu", models=[folder], workers=1, loras=[folder / "loras"])
     with open_real_pool(config.override(vram="512 MiB")) as pool:
         families = {listing.name: listing.family for listing in pool.models()}
-        names = PoolNames(families, ["tiny_lora"], None, pool.file_names(), lambda name: (64, 64))
+        names = PoolNames(families, ["tiny_lora"], None, pool.file_names(), image_size=lambda name: (64, 64))
         for each in wanted:
             try:
                 made = requests(small(api_format(each.prompt)), names)
