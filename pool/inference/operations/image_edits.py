@@ -40,7 +40,6 @@ from modelpool.pool.inference.operations.pixel_levels import (
     repeated_to,
 )
 from modelpool.pool.inference.operations.resampling import resampled
-from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import (
     FloatArray,
     ImagePixels,
@@ -265,10 +264,14 @@ def mixed_levels(a: FloatArray, b: FloatArray, mode: str) -> FloatArray:
 
 
 def _fitted(image: ImagePixels | VideoFrames, like_THWC: PixelArray, method: str) -> ImagePixels | VideoFrames:
-    """Return an image in the size of another, with a centre crop."""
-    if frames_of(image).shape[-1] != like_THWC.shape[-1]:
-        found, expected = frames_of(image).shape[-1], like_THWC.shape[-1]
-        raise UnusableField(f"second: found {found} channels, expected {expected} as the first image has")
+    """Return an image in the size of another, with a centre crop, and with an alpha channel if that has one: its own is
+    left out otherwise, and opaque if it has none, as in ComfyUI."""
+    frames_THWC = frames_of(image)
+    if frames_THWC.shape[-1] > like_THWC.shape[-1]:
+        image = image_like(image, frames_THWC[..., : like_THWC.shape[-1]])
+    elif frames_THWC.shape[-1] < like_THWC.shape[-1]:
+        opaque = np.full((*frames_THWC.shape[:3], 1), 255, np.uint8)
+        image = image_like(image, np.concatenate([frames_THWC, opaque], axis=-1))
     if frames_of(image).shape[1:3] == like_THWC.shape[1:3]:
         return image
     return scaled(image, like_THWC.shape[2], like_THWC.shape[1], method, crops=True)

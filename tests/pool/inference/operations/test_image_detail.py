@@ -122,3 +122,15 @@ def test_each_text_encoder_reads_a_text_of_its_own() -> None:
     assert np.array_equal(found.context_LD[3:], texts[2].context_LD[3:])
     assert found.pooled_V is not None
     assert np.array_equal(found.pooled_V, np.concatenate([texts[0].pooled_V[:2], texts[1].pooled_V[2:]]))
+
+
+def test_of_two_images_the_first_decides_about_alpha() -> None:
+    """An image with an alpha channel could not be mixed with one without."""
+    plain = drawn(4, 6)
+    clear = ImagePixels(np.concatenate([drawn(4, 6, 1).pixels_HWC, np.full((4, 6, 1), 90, np.uint8)], axis=-1))
+    whole = {"factor": 1.0, "mode": "normal"}
+    found = run("image_blend", whole, first=plain, second=clear).pixels_HWC
+    np.testing.assert_array_equal(found, clear.pixels_HWC[..., :3])
+    found = run("image_blend", whole, first=clear, second=plain).pixels_HWC
+    np.testing.assert_array_equal(found[..., :3], plain.pixels_HWC)
+    assert (found[..., 3] == 255).all()
