@@ -119,7 +119,7 @@ def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
     fields = {name: getattr(found, name) for name in found.model_fields_set if name != "model"}
     more = len(outputs) - 1
     notes = (f"the workflow has {counted(more, 'more output')}: not used",) if more else ()
-    return ReadFields(fields, found.model, notes=notes)
+    return ReadFields(fields, found.model, notes=(*outputs[0].warnings, *notes))
 
 
 def image_next_to(place: Path, name: str) -> Image:

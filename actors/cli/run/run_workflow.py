@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,8 @@ from modelpool.actors.cli.terminal.session import session_of
 from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from modelpool.actors.cli.terminal.command_ports import Pool
     from modelpool.actors.client.start_checks import NameCheck
     from modelpool.actors.http.comfy.comfy_graph import PoolNames
@@ -218,14 +222,20 @@ def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[Ge
 
 
 def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[GenerateRequest]:
+    """The requests of a workflow, of which nodes may read images next to it. Warns of what nodes ask for and do not
+    get: of rows of one workflow, once."""
+    from modelpool.actors.http.comfy.comfy_images import image_size_of
     from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
     from modelpool.actors.http.read_requests import image_next_to
 
-    return [
-        request
-        for output in outputs_of(graph, names)
-        for request in requests_of(output, names, lambda name: image_next_to(place, name))
-    ]
+    def read(name: str) -> Image:
+        return image_next_to(place, name)
+
+    names = replace(names, image_size=image_size_of(read))
+    outputs = outputs_of(graph, names)
+    for warning in dict.fromkeys(warning for output in outputs for warning in output.warnings):
+        warnings.warn(f"{place}: {warning}", UserWarning, stacklevel=2)
+    return [request for output in outputs for request in requests_of(output, names, read)]
 
 
 def _values_of(graph: dict[str, Any], choices: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 from modelpool.actors.client.start_checks import NameCheck
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool, KnownNames
-from tests.actors.http.comfy.comfy_examples import basic
+from tests.actors.http.comfy.comfy_examples import basic, node
 from tests.actors.http.comfy.test_comfy_api import changed
 from tests.actors.http.comfy.test_comfy_graph import with_start
 
@@ -69,6 +69,24 @@ def test_run_generates_a_workflow_with_the_image_next_to_it(command: Command, tm
     (request,) = pool.submitted
     assert (request.prompt, request.steps) == ("a red circle", 16)
     assert Path(ended.objects[0]["path"]).is_file()
+
+
+@pytest.mark.filterwarnings("default:.*is not read:UserWarning")
+def test_run_says_what_nodes_do_not_get_and_reads_the_sizes_of_images(command: Command, tmp_path: Path) -> None:
+    """The server said it, and the command did not; and it did not know the size of an image."""
+    Image.new("RGB", (64, 48)).save(tmp_path / "clear.png")
+    graph = basic()
+    graph["photo"] = node("LoadImage", image="clear.png")
+    graph["size"] = node("GetImageSize", image=["photo", 0])
+    graph["blank"]["inputs"] |= {"width": ["size", 0], "height": ["size", 1]}
+    graph["guided"] = node("FluxGuidance", conditioning=graph["sampler"]["inputs"]["positive"], guidance=3.5)
+    graph["sampler"]["inputs"]["positive"] = ["guided", 0]
+    (tmp_path / "work.json").write_text(json.dumps(graph))
+    pool = FakePool()
+    ended = command("run", "work.json", pool=pool)
+    assert ended.code == 0, ended.err
+    assert [(request.width, request.height) for request in pool.submitted] == [(64, 48)]
+    assert "work.json: node sampler: the guidance 3.5 is not read" in ended.err.replace("\n", " ")
 
 
 def test_run_reads_the_workflow_in_an_image_of_comfyui(command: Command, tmp_path: Path) -> None:
