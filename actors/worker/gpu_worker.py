@@ -130,7 +130,9 @@ _Answer: TypeAlias = tuple[TaskReport | None, Result | None]
 class WorkerEngine(Protocol):
     """The part of `pool.engine.engine.Engine` that a worker needs."""
 
-    capacity: Capacity
+    @property
+    def capacity(self) -> Capacity:
+        """Return its memory, which may grow."""
 
     def introduce(self) -> EngineFacts:
         """Return capacity and device."""

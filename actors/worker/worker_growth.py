@@ -26,7 +26,9 @@ class Capacity(Protocol):
 class GrowingEngine(Protocol):
     """The part of an engine that is needed here."""
 
-    capacity: Capacity
+    @property
+    def capacity(self) -> Capacity:
+        """Return its memory, which may grow."""
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
