@@ -132,7 +132,7 @@ class WorkerEngine(Protocol):
 
     @property
     def capacity(self) -> Capacity:
-        """The memory of the device, which may grow."""
+        """Return its memory, which may grow."""
 
     def introduce(self) -> EngineFacts:
         """Return capacity and device."""

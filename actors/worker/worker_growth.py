@@ -28,7 +28,7 @@ class GrowingEngine(Protocol):
 
     @property
     def capacity(self) -> Capacity:
-        """Its memory."""
+        """Return its memory, which may grow."""
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
