@@ -10,15 +10,18 @@ from torch import Tensor
 from modelpool.pool.engine.gang.gang_group import GangGroup
 
 
-def spread_over_branches(group: GangGroup, calls: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+def spread_over_branches(
+    group: GangGroup, calls: Sequence[Callable[[], Tensor]], in_step: bool = False
+) -> list[Tensor]:
     """Return the results of `calls`, which are of one shape and dtype, in order; the groups take turns in calling them.
-    One tensor goes each way for each turn."""
+    One tensor goes each way for each turn. `in_step`: each makes as many calls as the others, with which it exchanges
+    weights; a result too many is not used."""
     count, own = group.layout.branches, group.layout.branch_of(group.gang.rank)
     found: list[Tensor] = []
     made: Tensor | None = None
     for begin in range(0, len(calls), count):
-        if begin + own < len(calls):
-            made = calls[begin + own]()
+        if in_step or begin + own < len(calls):
+            made = calls[min(begin + own, len(calls) - 1)]()
         else:
             assert made is not None, "the first groups have a call in every round"
             made = torch.zeros_like(made)
