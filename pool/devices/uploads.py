@@ -8,7 +8,7 @@ synchronously. A misprediction costs one copy.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -55,6 +55,10 @@ class Uploader(Protocol):
 
     def kept(self, host: Tensor) -> Tensor | None:
         """Return the copy of `host` that is kept, which must not be written; None if there is none."""
+        ...
+
+    def forget(self, hosts: Iterable[Tensor]) -> None:
+        """Expect no more requests for `hosts` in this run."""
         ...
 
     def close(self) -> None:
@@ -109,6 +113,9 @@ class DirectUploader:
     def kept(self, host: Tensor) -> Tensor | None:
         """As `Uploader.kept`."""
         return self._kept.get(host)
+
+    def forget(self, hosts: Iterable[Tensor]) -> None:
+        """As `Uploader.forget`: nothing is expected."""
 
     def close(self) -> None:
         """As `Uploader.close`."""
@@ -265,6 +272,12 @@ class StreamingUploader:
     def kept(self, host: Tensor) -> Tensor | None:
         """As `Uploader.kept`."""
         return self._kept.get(host)
+
+    def forget(self, hosts: Iterable[Tensor]) -> None:
+        """As `Uploader.forget`: they are copied ahead no more."""
+        gone = {key_of(host) for host in hosts}
+        self._drop(len(self._ahead))
+        self._follow(StreamOrder(tuple(host for host in self.order.hosts if key_of(host) not in gone)))
 
     def close(self) -> None:
         """Drop unused copies and the references of the order, and wait for the copier. Idempotent."""

@@ -113,7 +113,9 @@ from modelpool.pool.weights.patcher.scheduled_patches import PatchesAtStep
 from modelpool.pool.weights.patcher.weight_form import MemoryFormat, WeightForm
 from modelpool.pool.weights.patches.patch_set import PatchSet
 from modelpool.pool.weights.plan.eviction_plan import Residency
+from modelpool.pool.weights.plan.peer_shares import PeerLink
 from modelpool.pool.weights.vram.attached_patchers import AttachedPatchers
+from modelpool.pool.weights.vram.gang_share import GangShare
 from modelpool.pool.weights.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
 
 #: cached textual inversions; each is some tens of KiB
@@ -140,6 +142,7 @@ class EngineSettings:
     reserve_bytes free device memory left to other programs; None is the default reserve
     compiles      whether repeated blocks of diffusion models are compiled; never on the simulated device
     fast_paths    the same and `cuda_graphs`, by model, in place of both
+    peer_bytes_per_second  of weights from one GPU to all others of a gang; None: gangs measure it
     products      how linear layers with quantized weights multiply
     measures_attention  whether the attention kernel for each class of shapes is measured; only on CUDA
     loras_at_run_time  whether LoRAs on linear layers are products next to these, in place of merged weights
@@ -160,6 +163,7 @@ class EngineSettings:
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     cuda_graphs: bool = False
     fast_paths: FastPaths | None = None
+    peer_bytes_per_second: float | None = None
 
     @property
     def paths(self) -> FastPaths:
@@ -223,6 +227,7 @@ class Engine:
         self._previews = PreviewMaker()
         #: of the current run in a gang: until all members had met
         self._meeting_seconds = 0.0
+        self._share, self._may_share = GangShare(), rules.may_stream and rules.weights_share >= 1
         shared = (device.torch_device, capabilities, self._tools, self._patchers, self.vram)
         self._controls = AttachedPatchers(*shared, Role.CONTROLNET, control_key, OpenControlNet)
         self._image_prompts = AttachedPatchers(*shared, Role.IMAGE_PROMPT, image_prompt_key, OpenImagePrompt)
@@ -261,7 +266,7 @@ class Engine:
         compiler = BlockCompiler.open(device.name) if path.compiles else None
         measures = settings.measures_attention and device.kind is DeviceKind.CUDA
         choices = KernelChoices.open(device.name) if measures else None
-        return cls(
+        opened = cls(
             device,
             facts,
             pipeline,
@@ -276,6 +281,9 @@ class Engine:
             GraphStore(CudaGraphs(device.torch_device)) if path.captures else None,
             settings.paths,
         )
+        if settings.peer_bytes_per_second is not None:
+            opened._share = GangShare(PeerLink(settings.peer_bytes_per_second))
+        return opened
 
     def introduce(self) -> EngineFacts:
         """Return the capacity of this engine and the speed of its link."""
@@ -318,12 +326,19 @@ class Engine:
             return results[0], cost
         from modelpool.pool.engine.gang.gang_run import told_if_absent
 
-        self._meeting_seconds = 0.0
+        self._meeting_seconds, share = 0.0, self._share
+        share.begin()
         with told_if_absent(gang):
             results, cost = self._runner.run(
                 self._prepared(task, work, inputs, hooks, fresh, needed_next, resume, gang)
             )
-        return results[0], replace(cost, meeting_seconds=self._meeting_seconds)
+        return results[0], replace(
+            cost,
+            meeting_seconds=self._meeting_seconds,
+            streamed_bytes=max(0, cost.streamed_bytes - share.loaded_bytes - share.staged_bytes),
+            share_bytes=share.loaded_bytes,
+            exchanged_bytes=share.exchanged_bytes,
+        )
 
     def begin(
         self,
@@ -590,7 +605,10 @@ class Engine:
         if len(padded(members)) == 1 and isinstance(work, DecodeParams) and not work.is_tiled:
             begin = partial(self._begin_decode, members[0], work, patchers[0], uploading)
         together = len(padded(members))
-        beside_bytes = 0 if members[0].gang is None else _exchange_bytes(self._device.kind, members[0].gang, work)
+        beside_bytes = 0
+        if (gang := members[0].gang) is not None:
+            is_large = patchers[0].spec().weight_bytes > self.vram.capacity_bytes
+            beside_bytes = _exchange_bytes(self._device.kind, gang, work, is_large)
         return TaskRun(
             task,
             _wanted(patchers, task),
@@ -601,6 +619,7 @@ class Engine:
             caches,
             begin,
             beside_bytes=beside_bytes,
+            share_bytes=partial(_share_bytes, self, members[0].gang, patchers, task),
         )
 
     def _begin_decode(
@@ -750,15 +769,29 @@ class Engine:
         memory = self._device.memory
         if memory.free_bytes() - memory.cached_bytes() < _exchange_bytes(self._device.kind, gang, work):
             release_unused(memory)  # communicators are not from torch's allocator
-        return sample_in_gang(gang, work.texts, shared, hooks, met)
+        link = self.capacity.facts.link_bytes_per_second
+        return sample_in_gang(gang, work.texts, shared, hooks, met, self._share, link)
 
 
-def _exchange_bytes(kind: DeviceKind, gang: Gang, work: StageParams) -> int:
+def _share_bytes(engine: Engine, gang: Gang | None, patchers: Patchers, task: TaskSpec, room_bytes: int) -> int:
+    """Bytes of the device for weights that this worker holds for the other members of its gang, of those for all
+    weights of a run."""
+    if gang is None or not engine._may_share:
+        return 0
+    others_bytes = sum(patcher.spec().weight_bytes for patcher in patchers[1:])
+    link = engine.capacity.facts.link_bytes_per_second
+    return engine._share.plan(patchers[0], task.uses[0], gang.degree, max(0, room_bytes - others_bytes), link)
+
+
+def _exchange_bytes(kind: DeviceKind, gang: Gang, work: StageParams, exchanges_weights: bool = False) -> int:
     """Return the memory of a device that the exchange of tensors takes in a run that workers share."""
     from modelpool.pool.engine.gang.gang_layout import layout_of
 
     assert isinstance(work, SampleParams), "no other stage is shared"
-    return communicator_bytes(kind, layout_of(gang.degree, work.texts).group_sizes)
+    sizes: tuple[int, ...] = layout_of(gang.degree, work.texts).group_sizes
+    if exchanges_weights and min(sizes) > 1:
+        sizes = (*sizes, gang.degree)  # weights go to all members
+    return communicator_bytes(kind, sizes)
 
 
 def _operated(

@@ -83,6 +83,7 @@ class TaskRun(Generic[ResultT]):
                  and returns it. None: such a run never overlaps with others
     on_loaded    called before `compute` with the cost of the load
     beside_bytes  device memory that libraries take for it beside tensors: weights make room for it if they can
+    share_bytes   returns the part of the given bytes for its weights that it holds for the other members of its gang
     """
 
     task: TaskSpec
@@ -95,6 +96,7 @@ class TaskRun(Generic[ResultT]):
     begin: Callable[[ExecutionMode | None], Callable[[], ResultT]] | None = None
     on_loaded: Callable[[RunCost], None] = lambda cost: None
     beside_bytes: int = 0
+    share_bytes: Callable[[int], int] = lambda room_bytes: 0
 
     @property
     def uses(self) -> tuple[ComponentUse, ...]:
@@ -282,12 +284,15 @@ class TaskRunner:
         progress.counted_on_bytes, progress.refusals = self._available_bytes(), memory.refusals()
         started, overlaps_pending = time.perf_counter(), self._pending is not None
         activation_bytes = self._activation_bytes(run, division)
-        activation_bytes += min(
-            run.beside_bytes, max(0, self._vram.activation_room(run.uses, new=run.specs) - activation_bytes)
-        )
+        room_bytes = self._vram.activation_room(run.uses, new=run.specs)
+        activation_bytes += min(run.beside_bytes, max(0, room_bytes - activation_bytes))
+        share_bytes = run.share_bytes(max(0, room_bytes - activation_bytes))
+        activation_bytes += share_bytes
         with ExitStack() as held:
             lease = held.enter_context(
-                self._vram.lease(run.wanted, activation_bytes, run.needed_next, trying.most_weight_bytes)
+                self._vram.lease(
+                    run.wanted, activation_bytes, run.needed_next, trying.most_weight_bytes, alike=share_bytes > 0
+                )
             )
             begin = run.begin if may_overlap and self._may_overlap(run, trying, lease) else None
             preloads = begin is None and lease.plan.streamed_bytes == 0 and not trying.oom_steps
@@ -312,12 +317,13 @@ class TaskRunner:
                 copies_ahead = is_streaming or any(patcher.streams for patcher, _ in run.wanted)
                 taken_ahead_bytes = ahead_bytes if copies_ahead else 0
                 # unknown with preloading and cached weights: the peak includes them; with graphs, which have
-                # activations of their own; and during a pending run: its results are in the peak
+                # activations of their own; during a pending run: its results are in the peak; and with a share
                 is_measured = not (
                     self.preloader.uploaded_bytes
                     or run.caches_weights
                     or self._graph_calls() != graph_calls
                     or overlaps_pending
+                    or share_bytes
                 )
                 working_bytes = run_peak_bytes - resident_bytes - taken_ahead_bytes - lease.kept_bytes
                 cost = RunCost(

@@ -224,6 +224,9 @@ def _started(history: JobHistory, task: TaskHistory, attempt: Attempt) -> str:
     again += f", batch of {batched} tasks" if batched > 1 else ""
     if attempt.cost is not None and attempt.cost.steps_before:
         again += f", resumed after step {attempt.cost.steps_before} of {attempt.cost.steps}"
+    if attempt.cost is not None and attempt.cost.exchanged_bytes:
+        held, got = format_bytes(attempt.cost.share_bytes), format_bytes(attempt.cost.exchanged_bytes)
+        again += f", held {held} of weights for its gang and received {got} from other GPUs"
     node = f" on {attempt.node}" if attempt.node else ""
     text = f"{attempt.worker_id}{node}{again}, {when}, of {among}, because {because}: {attempt.end.replace('_', ' ')}"
     return f"{text} ({attempt.error.message})" if attempt.error is not None else text

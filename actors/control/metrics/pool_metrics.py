@@ -49,6 +49,8 @@ _PATHS = {
     "host_to_gpu": "uploaded_bytes",
     "host_to_gpu_ahead": "ahead_bytes",
     "host_to_gpu_streamed": "streamed_bytes",
+    "host_to_gpu_shared": "share_bytes",
+    "gpu_to_gpu": "exchanged_bytes",
 }
 
 
@@ -336,6 +338,10 @@ class PoolMetrics:
             moved["host_to_gpu"] += cost.uploaded_bytes
         if cost.streamed_bytes:
             moved["host_to_gpu_streamed"] += cost.streamed_bytes
+        if cost.share_bytes:
+            moved["host_to_gpu_shared"] += cost.share_bytes
+        if cost.exchanged_bytes:
+            moved["gpu_to_gpu"] += cost.exchanged_bytes
         if cost.ahead_bytes:
             moved["host_to_gpu_ahead"] += cost.ahead_bytes
         if cost.storage_bytes:

@@ -80,6 +80,10 @@ class GangGroup:
         self._part: dist.ProcessGroup | None = None
         #: process of each other member, and its start
         self._processes: dict[int, tuple[int, str]] = {}
+        #: all members, on their devices
+        self._everyone: dist.ProcessGroup | None = None
+        #: copied to the device because tensors go over the host
+        self.staged_bytes = 0
         #: whether tensors go over the host: gloo computes there only
         self._stages = device.type not in ("cpu", "cuda")
 
@@ -114,6 +118,8 @@ class GangGroup:
             for members in self.layout.part_ranks():
                 group = dist.new_group(members, timeout=limit) if len(members) > 1 else None
                 self._part = group if gang.rank in members else self._part
+            alike = self._branch if self.layout.branches == 1 else self._part if self.layout.parts == 1 else None
+            self._everyone = alike or dist.group.WORLD
         self._expect_own_gpus()
         self._connect()
         return True
@@ -152,7 +158,7 @@ class GangGroup:
             _within(lambda: store.set(f"{_LEFT}/{self.gang.rank}", reason), SEEN_SECONDS)
         with suppress(*_FAILURES):
             abandon_group()
-        self._store = self._hosts = self._branch = self._part = None
+        self._store = self._hosts = self._branch = self._part = self._everyone = None
 
     def await_device(self) -> None:
         """Wait until the device has computed all that this thread has begun, at most as long as an operation may take.
@@ -192,7 +198,7 @@ class GangGroup:
     def allow(self, step_seconds: float) -> None:
         """Limit operations from now on by the longest step so far, of any member."""
         seconds = self._limit_seconds = max(LEAST_SECONDS, STEP_FACTOR * step_seconds)
-        for group in (self._hosts, self._branch, self._part):
+        for group in (self._hosts, self._branch, self._part, self._everyone):
             if group is not None:
                 set_timeout(group, seconds)
 
@@ -254,11 +260,36 @@ class GangGroup:
             raise GangBroken(f"{names} does not take part any more: its process is stopped", gone)
         return seen
 
+    def begin_send(self, own: Tensor | None, size_bytes: int, owner: int) -> Callable[[], Tensor]:
+        """Begin to send bytes of the member `owner`, which has them in `own`, to all members. What is returned waits
+        for them and returns them, uint8 on the device: `own` on the owner. All members begin in the same order. Raises
+        GangBroken."""
+        if own is None:
+            at = torch.device("cpu") if self._stages else self.device
+            bytes_ = torch.empty(size_bytes, dtype=torch.uint8, device=at)
+        else:
+            bytes_ = self._sent(own)
+        with self._failing_as_broken():
+            work = dist.broadcast(bytes_, owner, group=self._everyone, async_op=True)
+
+        def end() -> Tensor:
+            with self._failing_as_broken():
+                if bytes_.device.type == "cpu":
+                    self._end(work)
+                else:
+                    work.wait()
+            return self._received(bytes_) if own is None else own
+
+        return end
+
     def _sent(self, tensor: Tensor) -> Tensor:
         return (tensor.to("cpu") if self._stages else tensor).contiguous()
 
     def _received(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device) if self._stages else tensor
+        if not self._stages:
+            return tensor
+        self.staged_bytes += tensor.nbytes
+        return tensor.to(self.device)
 
     @contextmanager
     def _failing_as_broken(self) -> Iterator[None]:

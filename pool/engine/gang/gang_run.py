@@ -20,6 +20,7 @@ from modelpool.pool.engine.gang.branch_spread import spread_over_branches
 from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.gang_layout import layout_of
 from modelpool.pool.engine.gang.member_digest import expect_equal, request_digest, weight_digests
+from modelpool.pool.engine.gang.peer_weights import PeerWeights, peer_weights
 from modelpool.pool.engine.gang.sequence_split import divided_tokens
 from modelpool.pool.families.gang_support import gang_obstacle
 from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, PreparePart, RunPart, RunResults
@@ -30,21 +31,29 @@ from modelpool.pool.values.core.stage_params import RunHooks, RunState, Stopped
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.weights.options.run_context import call_facts
 from modelpool.pool.weights.patcher.out_of_memory import exhausted_memory, release_frames
+from modelpool.pool.weights.vram.gang_share import GangShare
 
 #: runs the sampling with these hooks, and with one more part behind all others
 Sampling: TypeAlias = Callable[[RunHooks, PreparePart], RunResults]
 
 
 def sample_in_gang(
-    gang: Gang, texts: int, sampling: Sampling, hooks: RunHooks, on_met: Callable[[float], None]
+    gang: Gang,
+    texts: int,
+    sampling: Sampling,
+    hooks: RunHooks,
+    on_met: Callable[[float], None],
+    share: GangShare | None = None,
+    host_bytes_per_second: float = 1.0,
 ) -> RunResults:
     """Return the results of a sampling run that this worker shares, equal on every member. `texts` are those for which
     the model is evaluated in each step. `on_met` gets the seconds from when this member was ready until all had met.
+    `share` is what it may hold for the others, which it could read from its host at this speed; None: nothing.
 
     A request to stop or to pause ends the run of all members after the same step. Raises Stopped; GangBroken with the
     state after the last complete step; GangsDiffer.
     """
-    run = _SharedRun(gang, texts, hooks, on_met)
+    run = _SharedRun(gang, texts, hooks, on_met, share, host_bytes_per_second)
     try:
         return sampling(run.hooks, run.part)
     except GangBroken as broken:
@@ -77,11 +86,28 @@ def told_if_absent(gang: Gang) -> Iterator[None]:
         raise
 
 
+def _calls_alike(run: DenoisingRun) -> bool:
+    """Whether all members use the same weights in the same order, whichever text they predict for: nothing acts inside
+    of the model, as a cache that skips its blocks, and no patches change."""
+    is_plain = run.model.state.leaves_module_as_is(run.options)
+    return is_plain and run.apply_hooks is None and run.resources.patches_at is None
+
+
 class _SharedRun:
     """The state of one member in a run of its gang."""
 
-    def __init__(self, gang: Gang, texts: int, hooks: RunHooks, on_met: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        gang: Gang,
+        texts: int,
+        hooks: RunHooks,
+        on_met: Callable[[float], None],
+        share: GangShare | None = None,
+        host_bytes_per_second: float = 1.0,
+    ) -> None:
         self._gang, self._hooks, self._on_met = gang, hooks, on_met
+        self._share, self._host_bytes_per_second = share, host_bytes_per_second
+        self._peers: PeerWeights | None = None
         self._layout = layout_of(gang.degree, texts)
         self._group: GangGroup | None = None
         self._stops = self._pauses = False
@@ -118,11 +144,15 @@ class _SharedRun:
             if not group.meet(self._hooks.should_stop):
                 raise Stopped("stopped before its gang has met")
             self._expect_equal(run, module, group)
-            self._on_met(time.monotonic() - ready)
             with ExitStack() as entered:
+                if self._share is not None and _calls_alike(run):
+                    self._peers = entered.enter_context(
+                        peer_weights(group, run.model, module, self._share, self._host_bytes_per_second)
+                    )
+                self._on_met(time.monotonic() - ready)
                 entered.enter_context(run.model.thawed())  # compiled blocks call torch's attention
                 if self._layout.branches > 1:
-                    run.spread = partial(spread_over_branches, group)
+                    run.spread = partial(spread_over_branches, group, in_step=self._peers is not None)
                 if self._layout.parts > 1:
                     plan = run.facts.sequence
                     assert plan is not None, "`gang_obstacle` asks for one"
@@ -136,6 +166,8 @@ class _SharedRun:
     def leave(self, reason: str = "") -> None:
         """Leave the group, if there is one. Idempotent."""
         if self._group is not None:
+            if self._share is not None:
+                self._share.staged_bytes = self._group.staged_bytes
             self._group.leave(reason)
             if not reason:
                 self._group = None
@@ -159,6 +191,8 @@ class _SharedRun:
         """Agree on what was asked of any member, and on the time of a step."""
         assert self._group is not None, "steps are inside of the group"
         self._group.await_device()
+        if self._peers is not None:
+            self._peers.expect_same_order()
         now = time.monotonic()
         asked = float(self._hooks.should_stop()), float(self._hooks.should_pause()), now - self._begun
         stops, pauses, seconds = self._group.agree(asked).amax(0).tolist()

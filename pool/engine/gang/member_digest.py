@@ -96,9 +96,12 @@ def _unpatched(model: ModelPatcher, module: nn.Module, resident: Container[str])
     patched, hosts = model.patches.parameters, model.host_parameters
     for name, weight in nn.Module.named_parameters(module):
         host = hosts.get(name)
-        if host is None or name in patched or isinstance(host, PackedWeight) or isinstance(weight.data, PackedWeight):
+        if host is None or name in patched or isinstance(host, PackedWeight):
             continue
-        used = weight if name.rpartition(".")[0] in resident else host
+        is_resident = name.rpartition(".")[0] in resident
+        if is_resident and isinstance(weight.data, PackedWeight):  # data of others would be moved to the device
+            continue
+        used = weight if is_resident else host
         if used.dtype in (host.dtype, model.compute_dtype):  # one rounding, wherever it is
             yield name, _sampled(used, SAMPLED_ON_HOST).to(model.compute_dtype).to(torch.float32)
 

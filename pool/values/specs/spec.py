@@ -378,6 +378,9 @@ class RunCost(WireValue):
     steps_before, steps         of a sampling run that resumed: the steps that earlier runs had done, and all of them
     meeting_seconds             of a run that workers share: the part of run_seconds until all of them had loaded their
                                 weights and found each other
+    share_bytes                 of such a run: weights that this worker held for all members, moved host to device once,
+                                not part of streamed_bytes
+    exchanged_bytes             weights that it received from the GPUs of other members
     """
 
     load_seconds: float = 0.0
@@ -400,6 +403,8 @@ class RunCost(WireValue):
     steps_before: int = 0
     steps: int = 0
     meeting_seconds: float = 0.0
+    share_bytes: int = 0
+    exchanged_bytes: int = 0
 
     @property
     def whole(self) -> RunCost:

@@ -164,6 +164,10 @@ def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype, padding_idx: int
 def _moved(weight: Tensor, device: torch.device) -> Tensor:
     context = current()
     if context is not None and weight.device.type == "cpu":
+        if context.peers is not None and device == context.device and not torch.compiler.is_compiling():
+            copy = context.peers.get(weight)
+            if copy is not None:
+                return copy
         if context.ledger is not None:
             context.ledger.add_h2d(weight.nbytes)
         if context.uploader is not None and device == context.device and not torch.compiler.is_compiling():

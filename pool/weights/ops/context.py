@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,14 @@ from modelpool.pool.weights.ops.attention_calls import AttentionKernels, routed
 LinearKernel: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
 
 
+class Peers(Protocol):
+    """The weights that members of a gang hold for each other."""
+
+    def get(self, host: Tensor) -> Tensor | None:
+        """Return a new copy of `host` on the device; None if no member holds it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ComputeContext:
     """The parameters of a computation with casting layers.
@@ -33,6 +41,7 @@ class ComputeContext:
     ledger     counts weights that stream to the device, for devices without counters
     linear     tried first by linear layers without weight functions; not while a graph is compiled
     uploader   moves host weights to `device`; None to copy them synchronously
+    peers      asked first for host weights; None if none are on other GPUs
     """
 
     device: torch.device
@@ -41,6 +50,7 @@ class ComputeContext:
     ledger: TransferLedger | None = None
     linear: LinearKernel | None = None
     uploader: Uploader | None = None
+    peers: Peers | None = None
 
 
 _CURRENT: ContextVar[ComputeContext | None] = ContextVar("compute_context", default=None)
@@ -90,6 +100,18 @@ def without_uploader() -> Iterator[None]:
     token = _CURRENT.set(replace(context, uploader=None))
     try:
         yield
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
+def with_peers(peers: Peers) -> Iterator[Uploader | None]:
+    """Ask `peers` inside the block for host weights before they are read from the host; yields what reads them."""
+    context = _CURRENT.get()
+    assert context is not None, "weights are used inside of runs"
+    token = _CURRENT.set(replace(context, peers=peers))
+    try:
+        yield context.uploader
     finally:
         _CURRENT.reset(token)
 

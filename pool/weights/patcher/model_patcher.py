@@ -313,6 +313,16 @@ class ModelPatcher:
         """Every parameter on the host, by its full name. Must not be written to."""
         return self._weights.host_parameters
 
+    def bring(self, host: Tensor) -> Tensor:
+        """Return a copy of a host tensor on the device that may be kept."""
+        return self._weights.tools.bring(host, self.device)
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Device memory for copies of streamed weights ahead of their use."""
+        pipeline = self._weights.tools.pipeline
+        return 0 if pipeline is None else pipeline.ahead_bytes
+
     def resident_modules(self) -> frozenset[str]:
         """Names of the modules that are on the device now."""
         return self._weights.resident_modules

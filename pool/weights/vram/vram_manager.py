@@ -135,15 +135,17 @@ class VramManager:
         activation_bytes: int,
         needed_next: Sequence[ComponentKey] = (),
         most_weight_bytes: int | None = None,
+        alike: bool = False,
     ) -> Iterator[Lease]:
         """Make room, load the weights, and keep them until the block is left.
 
         `wanted` are clones, each with its `ModelPatcher.use` (`with_dependents` collects a run's clones); of clones of
         one component the first is loaded, the others stream their patches. Components that are not managed are added if
         the run fits. `needed_next` are components expected to be needed afterwards, soonest first; at most
-        `most_weight_bytes` of weights are resident during the lease, except for those that may not leave. Leases may be
-        nested: each has its own room. A load that fails is rolled back: what arrived is evicted, what was evicted for
-        it stays away, nothing is leased, and the residency is exact. Raises DoesNotFit if no eviction would be enough,
+        `most_weight_bytes` of weights are resident during the lease, except for those that may not leave. `alike`:
+        their bytes alone decide which modules are resident, not those that were there before. Leases may be nested:
+        each has its own room. A load that fails is rolled back: what arrived is evicted, what was evicted for it stays
+        away, nothing is leased, and the residency is exact. Raises DoesNotFit if no eviction would be enough,
         RanOutOfMemory if it would be without the memory of other programs, torch.OutOfMemoryError if the device runs
         out nevertheless.
         """
@@ -158,7 +160,7 @@ class VramManager:
         if kept_bytes:
             ask, decided = self._with_products(ask, decided, kept_bytes)
             kept_bytes = kept_bytes if ask.activation_bytes > activation_bytes else 0
-        moved = self._apply(decided, firsts)
+        moved = self._apply(decided, firsts, alike)
         planned_bytes = decided.after.used_bytes + self._leases.run_bytes + ask.run_bytes
         is_there = moved.uploaded_bytes == 0 and decided.streamed_bytes == 0
         with ExitStack() as leasing:
@@ -363,8 +365,8 @@ class VramManager:
         largest_bytes = max((m.resident_bytes for m in self.components[key].modules()), default=0)
         return min(held_bytes + largest_bytes, self.components.specs[key].weight_bytes)
 
-    def _apply(self, decided: ResidencyPlan, firsts: Sequence[PatcherUse]) -> MoveTotals:
-        """Carry out a plan: all evictions before any upload. Atomic: rolled back on errors."""
+    def _apply(self, decided: ResidencyPlan, firsts: Sequence[PatcherUse], alike: bool = False) -> MoveTotals:
+        """Carry out a plan: all evictions before any upload. Atomic: rolled back on errors. `alike` as for `lease`."""
         self.components.add_new(firsts)
         before = {patcher.key: patcher.resident_modules() for patcher, _ in firsts}
         uploaded_bytes, switches, freed_bytes = 0, 0, 0
@@ -374,9 +376,8 @@ class VramManager:
             for patcher, use in firsts:
                 entry = decided.after.of(use.component)
                 target_bytes = entry.resident_bytes if entry else 0
-                modules = choose_modules(
-                    self.components.modules(patcher, target_bytes), target_bytes, patcher.resident_modules()
-                )
+                there = frozenset[str]() if alike else patcher.resident_modules()
+                modules = choose_modules(self.components.modules(patcher, target_bytes), target_bytes, there)
                 self.components.hold(patcher)
                 report = patcher.realize(WeightsTarget(modules, patcher.patches))
                 uploaded_bytes += report.uploaded_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from modelpool.pool.values.core.stage_params import (
     task_id,
 )
 from modelpool.pool.values.specs.gang import Gang
-from modelpool.pool.values.specs.spec import Role, TaskSpec
+from modelpool.pool.values.specs.spec import Role, RunCost, TaskSpec
 from tests.pool.families.tiny_transformers import TinyFamily
 from tests.pool.input_names import inputs_of
 from tests.pool.models.text.tiny_tokenizers import tiny
@@ -72,6 +73,12 @@ class Whole:
         self.gang: Gang | None = None
         #: `SampleParams.gpus`
         self.gpus = 0
+        #: in which the diffusion model is called, as plans count them
+        self.passes = 1
+        #: activations of a sampling run; 0: as estimated
+        self.sampling_bytes = 0
+        #: of the last run
+        self.cost = RunCost()
         self.path = folder / "tiny.safetensors"
         if write:
             save_file(tiny_family.file(left_out), self.path)
@@ -104,9 +111,13 @@ class Whole:
         loras = work.loras if isinstance(work, SampleParams) else ()
         uses = tuple(self.catalog.use(self.model, role, loras) for role in roles)
         needed = self.catalog.figures.activation_bytes(self.model, work)
+        if isinstance(work, SampleParams):
+            uses = tuple(replace(use, passes=self.passes) for use in uses)
+            needed = self.sampling_bytes or needed
         task = TaskSpec(task_id(work, {}), stage_of(work), uses, needed, 0.1)
         gang = self.gang if isinstance(work, SampleParams) else None
-        return self.engine.run(task, work, inputs_of(work, *inputs), hooks, resume=resume, gang=gang)[0]
+        made, self.cost = self.engine.run(task, work, inputs_of(work, *inputs), hooks, resume=resume, gang=gang)
+        return made
 
     def texts(self, prompt: str = PROMPT) -> tuple[Encoded, ...]:
         """The prompt, and the negative prompt where the model reads one."""

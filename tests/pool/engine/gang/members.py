@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,10 @@ from modelpool.pool.values.core.stage_params import (
     SamplerState,
 )
 from modelpool.pool.values.specs.gang import ANY_GPUS, Gang
-from modelpool.pool.values.specs.spec import Role, WorkerId
+from modelpool.pool.values.specs.spec import Role, RunCost, WorkerId
+from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 from tests.pool.families.tiny_model import TinyModel
-from tests.pool.families.whole_transformer import Whole
+from tests.pool.families.whole_transformer import STEPS, Whole
 
 #: a process of the tests may import, load and sample for so long
 ANSWER_SECONDS = 120.0
@@ -81,16 +83,20 @@ class Answer:
     suspects: tuple[int, ...] = ()
     state: Any = None
     seconds: float = 0.0
+    cost: RunCost = field(default_factory=RunCost)
+    #: weights on its device after the run, and all memory that is used there, without garbage
+    resident_bytes: int = 0
+    used_bytes: int = 0
 
 
 class Member:
     """One process. It answers wishes in order."""
 
-    def __init__(self, folder: Path, family: Any, streams: bool, device: str, index: int) -> None:
+    def __init__(self, folder: Path, family: Any, streams: bool, device: str, index: int, memory: _Memory) -> None:
         # a fork has all imports done, but no CUDA
         context: Any = multiprocessing.get_context("spawn" if device == "cuda" else "fork")
         self._end, other = context.Pipe()
-        args = (other, folder, family, streams, device, index)
+        args = (other, folder, family, streams, device, index, memory)
         self.process = context.Process(target=_serve, args=args, daemon=True)
         self.process.start()
         other.close()
@@ -99,7 +105,7 @@ class Member:
         self._end.send(wish)
 
     def tell(self, what: str) -> Any:
-        """The answer to "address" or "texts"."""
+        """The answer to "address", "weight bytes", "peer speed" or "texts"."""
         self._end.send(what)
         return self.value()
 
@@ -159,25 +165,56 @@ class Members:
 
 @contextmanager
 def members(
-    count: int, folder: Path, family: Any, *, streams: bool | Sequence[bool] = False, device: str = "sim"
+    count: int,
+    folder: Path,
+    family: Any,
+    *,
+    streams: bool | Sequence[bool] = False,
+    device: str = "sim",
+    times_too_large: float = 0.0,
+    peer_bytes_per_second: float | None = None,
 ) -> Iterator[Members]:
     """Some processes with a tiny model each, from one file; on CUDA each with a GPU of its own. `streams`: all of them,
-    or each."""
+    or each. `times_too_large`: the diffusion model, for what a member has for weights beside a run."""
     each_streams = [streams] * count if isinstance(streams, bool) else list(streams)
     first = Whole(folder, family, settings=EngineSettings("cpu"))
     write_lora(first, folder / "loras")
+    memory = _Memory(BUDGET_BYTES, peer_bytes_per_second)
+    if times_too_large:
+        memory = _memory_for(first, times_too_large, peer_bytes_per_second)
     first.engine.close()
     started: list[Member] = []
     try:
         for place in range(count):
             index = place if device == "cuda" else 0  # each process has simulated devices of its own
             started.append(
-                Member(folder, family, each_streams[place], device, index)
+                Member(folder, family, each_streams[place], device, index, memory)
             )  # those that are there are closed
         yield Members(started)
     finally:
         for member in started:
             member.close()
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """The memory of each simulated device, `EngineSettings.peer_bytes_per_second`, and for a model that is too large
+    the activations of a run that reads one text at a time, and texts: there is no room for text encoders."""
+
+    budget_bytes: int
+    peer_bytes_per_second: float | None
+    sampling_bytes: int = 0
+    texts: tuple[Encoded, ...] = ()
+
+
+def _memory_for(whole: Whole, times_too_large: float, peer_bytes_per_second: float | None) -> _Memory:
+    """The memory in which a run has room for so small a part of its weights."""
+    work = whole.sampling(1)
+    use = whole.catalog.use(whole.model, Role.DIFFUSION_MODEL, ())
+    sampling_bytes = whole.catalog.figures.activation_bytes(whole.model, work)
+    spec = whole.engine.patcher(whole.model, Role.DIFFUSION_MODEL).spec()
+    budget_bytes = needed_bytes((use,), sampling_bytes) + int(spec.weight_bytes / times_too_large)
+    return _Memory(budget_bytes, peer_bytes_per_second, sampling_bytes, whole.texts())
 
 
 def write_lora(whole: Whole | TinyModel, folder: Path) -> None:
@@ -196,18 +233,22 @@ def write_lora(whole: Whole | TinyModel, folder: Path) -> None:
     save_file(tensors, folder / "style.safetensors")
 
 
-def _serve(pipe: Connection, folder: Path, family: Any, streams: bool, device: str, index: int) -> None:
+def _serve(
+    pipe: Connection, folder: Path, family: Any, streams: bool, device: str, index: int, memory: _Memory
+) -> None:
     """Answer wishes until the other end closes."""
     torch.set_num_threads(1)
     from modelpool.actors.worker.gang_store import GangStore
     from modelpool.pool.catalog.catalog import Catalog
 
     policy = {"vram_policy": VramPolicy.NONE} if streams else {}
-    settings = EngineSettings(device, index, budget_bytes=BUDGET_BYTES if device == "sim" else None, **policy)
+    budget_bytes = memory.budget_bytes if device == "sim" else None
+    settings = EngineSettings(device, index, budget_bytes, peer_bytes_per_second=memory.peer_bytes_per_second, **policy)
     whole = Whole(folder, family, write=False, settings=settings)
     whole.catalog = Catalog((folder,), (folder / "loras",), device)
     whole.model = whole.catalog.find_model("tiny")
-    store, texts = GangStore(), whole.texts()
+    whole.passes, whole.sampling_bytes = STEPS if memory.texts else 1, memory.sampling_bytes
+    store, texts = GangStore(), memory.texts or whole.texts()
     while True:
         try:
             wish = pipe.recv()
@@ -215,6 +256,11 @@ def _serve(pipe: Connection, folder: Path, family: Any, streams: bool, device: s
             os._exit(0)
         if wish == "address":
             pipe.send(store.address("127.0.0.1"))
+        elif wish == "weight bytes":
+            pipe.send(whole.engine.patcher(whole.model, Role.DIFFUSION_MODEL).spec().weight_bytes)
+        elif wish == "peer speed":
+            link = whole.engine._share.link(2)
+            pipe.send(0.0 if link is None else link.bytes_per_second)
         elif wish == "texts":
             pipe.send(len(texts))
         else:
@@ -235,13 +281,29 @@ def _answer(whole: Whole, texts: tuple[Encoded, ...], wish: Wish) -> Answer:
             made = whole.run(work, *read, *beginning, hooks=hooks, resume=wish.resume)
         assert isinstance(made, Latent | SamplerState)
         values = np.concatenate([array.ravel() for array in made.arrays])
-        return Answer(values, seconds=time.monotonic() - began)
+        resident_bytes, used_bytes = _memory_of(whole)
+        return Answer(
+            values,
+            seconds=time.monotonic() - began,
+            cost=whole.cost,
+            resident_bytes=resident_bytes,
+            used_bytes=used_bytes,
+        )
     except Exception as failed:
         text = f"{type(failed).__name__}: {failed}"
         if os.environ.get("GANG_TRACE"):
             text += "".join(traceback.format_exception(failed)[-6:])[-1500:]
         suspects, state = getattr(failed, "suspects", ()), getattr(failed, "state", None)
-        return Answer(None, text, suspects, state, time.monotonic() - began)
+        seconds = time.monotonic() - began
+    # without the frames of the error
+    return Answer(None, text, suspects, state, seconds, RunCost(), *_memory_of(whole))
+
+
+def _memory_of(whole: Whole) -> tuple[int, int]:
+    """Weights on the device, and all memory in use there."""
+    gc.collect()
+    memory = whole.engine.device.memory
+    return whole.engine.residency().used_bytes, memory.total_bytes() - memory.free_bytes()
 
 
 def _beginning(whole: Whole) -> Latent:

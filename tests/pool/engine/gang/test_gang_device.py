@@ -147,7 +147,7 @@ def test_memory_of_communicators_is_planned_with(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(TaskRunner, "run", noted)
     monkeypatch.setattr(engine_module, "communicator_bytes", lambda kind, sizes: 8 * MIB)
     monkeypatch.setattr(
-        gang_run, "sample_in_gang", lambda gang, texts, alone, hooks, met: alone(hooks, lambda run: None)
+        gang_run, "sample_in_gang", lambda gang, texts, alone, hooks, met, *share: alone(hooks, lambda run: None)
     )
     monkeypatch.setattr(SimMemory, "cached_bytes", lambda memory: memory.free_bytes())
     released: list[bool] = []
