@@ -325,10 +325,6 @@ class GpuWorker:
         self._gang_store = GangStore()
         #: reports are made by one thread at a time
         self._reporting = threading.Lock()
-        #: makes the reports of the steps of one run, or of those that are computed together
-        self._step_reports = lambda: StepReports(
-            self._progress_seconds, lambda steps: self._on_steps(steps), self._is_current
-        )
         #: memory that other processes give back
         self.growth = WorkerGrowth(self._lease, lambda: self._engine, self._in_turn)
         #: passes that runs join at a step
