@@ -158,13 +158,14 @@ class TaskCollector:
     def _priced(
         self, work: StageParams, context_tokens: Sequence[int], batch_size: int, degrees: tuple[int, ...]
     ) -> TaskSpec:
+        uses = self._uses(work)  # refuses models that do not fit together, which a dry run would trip over
         (whole, *divided), run_seconds = self._modes_and_seconds(work, context_tokens)
         if batch_size > 1:  # a part of a pass would have other bits
             whole, divided = whole.times(batch_size), []
         return TaskSpec(
             task_id=_NO_ID,
             stage=stage_of(work),
-            uses=self._uses(work),
+            uses=uses,
             activation_bytes=whole.activation_bytes,
             run_seconds=run_seconds * batch_size,
             divisions=tuple(divided),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,8 +35,10 @@ from modelpool.pool.values.core.stage_params import (
 from modelpool.pool.values.specs.gang import ANY_GPUS, Gang
 from modelpool.pool.values.specs.spec import Role, RunCost, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import needed_bytes
-from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.whole_transformer import STEPS, Whole
+
+if TYPE_CHECKING:
+    from tests.pool.families.tiny_model import TinyModel
 
 #: a process of the tests may import, load and sample for so long
 ANSWER_SECONDS = 120.0

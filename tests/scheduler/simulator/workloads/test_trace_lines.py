@@ -109,10 +109,10 @@ def test_there_and_back_is_the_same(workload: Workload) -> None:
 
 def test_nothing_that_a_job_is_made_of_is_left_out() -> None:
     """A field that is new in one of these must find its way into traces, and into the workloads drawn here. Fetches of
-    files are not simulated, and the names of inputs and options do not matter to a scheduler."""
+    files are not simulated; names of inputs and options, and what users are told, do not matter to a scheduler."""
     told = {kind: {field.name for field in fields(kind)} for kind in (JobSpec, TaskSpec, ComponentUse, ComponentSpec)}
     assert told == {
-        JobSpec: {"job_id", "tasks", "wanted", "given", "priority", "user", "deadline", "batch"},
+        JobSpec: {"job_id", "tasks", "wanted", "given", "priority", "user", "deadline", "batch", "batch_reason"},
         TaskSpec: {
             *("task_id", "stage", "uses", "activation_bytes", "run_seconds", "needs", "divisions"),
             *("counted_bytes", "together", "input_names", "options", "batch_size", "is_kept"),
