@@ -51,7 +51,7 @@ from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
 #: how a loader names no LoRA, and the VAE of the checkpoint
 _NONE, _BAKED = "None", "Baked VAE"
-_LORA_SLOTS, _STACKED = 20, 4
+_LORA_SLOTS, _STACKED = 99, 4
 _KSAMPLER: Builder = next(row.build for row in SAMPLING_NODES if row.name == "KSampler")
 
 
@@ -77,6 +77,7 @@ def _sampled(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _sampled_node(given: Mapping[str, Any]) -> tuple[Any, ...]:
     (latent,) = WORKFLOW_NODES["KSampler"]({**given, "node_id": f"{given['node_id']}/latent"})
+    latent = replace(latent, sampler=given["node_id"])  # progress and errors are of the node of the user
     nodes: MadeNodes = given["nodes"]
     vae = given.get("optional_vae")
     return _outputs(given, latent, nodes.decode(given["node_id"], latent, "" if vae is None else vae.name))
@@ -129,6 +130,8 @@ def _clip(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return an image of a size, stretched, in proportion, or cut at the centre; its width and height; and a mask."""
+    if given.get("mask") is not None:
+        raise NodeUnsupported("mask: expected none; ResizeMask scales it")
     nodes: MadeNodes = given["nodes"]
     sides = {name: given[name] for name in ("width", "height")}
     step = max(1, given["divisible_by"])
@@ -246,6 +249,7 @@ CUSTOM_NODES = (
             text("crop_position", "center"),
             whole("divisible_by", 2, 0, 512),
             text("device", "cpu", is_required=False),
+            link("mask", "MASK", is_required=False),
         ),
         *("IMAGE", "INT", "INT", "MASK"),
     ),

@@ -52,7 +52,7 @@ def evaluated(
         is_linked = _is_linked(nodes, found[node_id], kinds)
         if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
             sizes[node_id] = size
-        given = _outputs_of(found[node_id], kind, sizes) if is_linked else None
+        given = _outputs_of(found[node_id], kind, sizes, sizes.get(node_id)) if is_linked else None
         if given is None:
             continue
         outputs[node_id] = given
@@ -111,18 +111,20 @@ def _size_of(
     return rule({**links, **settings}, {name: sizes[source] for name, source in links.items() if source in sizes})
 
 
-def _outputs_of(node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels]) -> tuple[Any, ...] | None:
-    """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated."""
+def _outputs_of(
+    node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels], own_size: Pixels | None
+) -> tuple[Any, ...] | None:
+    """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated. `own_size` is of the
+    image that it makes, if it is known."""
     inputs = node["inputs"]
     if kind.name in SIZE_NODES:
         source, outputs = SIZE_NODES[kind.name]
         link = link_of(node, source)
-        if link is None or link[0] not in sizes:
+        size = own_size or (None if link is None else sizes.get(link[0]))
+        if size is None:
             return None
-        width, height = sizes[link[0]]
-        return tuple(
-            {"width": width, "height": height, "count": 1, "image": inputs[source]}.get(each) for each in outputs
-        )
+        width, height = size  # how many images there are is not known
+        return tuple({"width": width, "height": height, "image": inputs[source]}.get(each) for each in outputs)
     if kind.name in PASSING_NODES:
         settings = _settings(node, kind, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
         there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)

@@ -30,6 +30,8 @@ _SET, _GET = "SetNode", "GetNode"
 _VIRTUAL = (*_NOTES, *_REROUTES, _PRIMITIVE, _SET, _GET)
 #: what the editor stores behind the widgets of nodes that load images
 _UPLOAD = "image"
+#: a node with a row of values for each LoRA
+_POWER_LORAS = "Power Lora Loader (rgthree)"
 #: a template in a text: a name or a title of a node, and a widget of it
 _TEMPLATE = re.compile(r"%([^%.]+)\.([^%]+)%")
 #: what the editor does with a seed after a run; its value follows the seed's. In files of early 2023 it is
@@ -292,6 +294,9 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     sets have priority."""
     left: list[Any] = []
     values = node.get("widgets_values") or []
+    if node["type"] == _POWER_LORAS:  # its widgets are rows that the user adds, and two that only the editor needs
+        rows = [value for value in values if isinstance(value, dict) and "lora" in value]
+        return {f"lora_{place}": row for place, row in enumerate(rows, start=1)}, []
     names = [given.name for given in scope.definitions.kinds[node["type"]].inputs if given.type in WIDGET_TYPES]
     # newer files list all widgets in their order, earlier ones only those that became inputs
     listed = [each["widget"]["name"] for each in node.get("inputs") or () if each.get("widget")]

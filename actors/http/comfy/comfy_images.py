@@ -36,7 +36,10 @@ def image_size_of(read: ReadImage) -> Callable[[str], tuple[int, int]]:
     def size(name: str) -> tuple[int, int]:
         image = read(name)
         width, height = image.size
-        return (height, width) if image.getexif().get(_ORIENTATION, 1) in _TURNED else (width, height)
+        # of a PNG without Exif before its pixels, Pillow would read all of them
+        has_exif = image.format != "PNG" or "exif" in image.info
+        is_turned = has_exif and image.getexif().get(_ORIENTATION, 1) in _TURNED
+        return (height, width) if is_turned else (width, height)
 
     return size
 

@@ -29,6 +29,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_values import BlankLatent
 from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
+from modelpool.pool.values.core.errors import counted
 
 _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
 #: the input that a node passes on, from its settings and the names of its inputs that are there
@@ -39,8 +40,9 @@ _SWITCHED = 10
 _LETTERS = "abcdefgh"
 #: characters of a regular expression, and steps of a search
 _MOST_PATTERN, _MOST_SEARCH_STEPS = 200, 10**7
-#: repetitions; repetitions of a group, references, and conditions
-_REPETITION, _UNBOUNDED = re.compile(r"[*+?{]"), re.compile(r"\)[*+?{]|\\[1-9]|\(\?P=|\(\?\(")
+#: repetitions; repetitions of a group, references, conditions, and flags, which change what a space is
+_REPETITION = re.compile(r"[*+?{]")
+_UNBOUNDED = re.compile(r"\)[*+?{]|\\[1-9]|\(\?P=|\(\?(?![:=!]|<[=!]|P<)")
 
 
 def _value(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -143,15 +145,18 @@ def _random_line(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _pattern(given: Mapping[str, Any]) -> re.Pattern[str]:
     """Return a pattern that takes no time without end. Raises NodeUnsupported.
 
-    With n repetitions, none of a group and without references, a search takes about characters ** (n + 1) steps."""
+    With n repetitions and k alternatives, none of a group repeated and without references, a search takes about
+    characters ** (n + 1) * 2 ** k steps."""
     pattern, characters = given["regex_pattern"], len(given["string"])
     repetitions = len(_REPETITION.findall(pattern))
-    steps = max(characters, 2) ** (1 + repetitions)
+    alternatives = pattern.count("|")
+    steps = max(characters, 2) ** (1 + repetitions) * 2**alternatives
     if len(pattern) > _MOST_PATTERN or _UNBOUNDED.search(pattern) or steps > _MOST_SEARCH_STEPS:
         raise NodeUnsupported(
-            f"regex_pattern: found {pattern[:100]!r} with {repetitions} repetitions for {characters} characters; "
-            f"expected up to {_MOST_PATTERN} characters, no repetition of a group, no reference, and characters to the "
-            f"power of repetitions + 1 up to {_MOST_SEARCH_STEPS}"
+            f"regex_pattern: found {pattern[:100]!r} with {counted(repetitions, 'repetition')} and "
+            f"{counted(alternatives, 'alternative')} for {counted(characters, 'character')}; expected up to "
+            f"{_MOST_PATTERN} characters, no repetition of a group, no reference, no flags, and characters to the "
+            f"power of repetitions + 1, times 2 for each alternative, up to {_MOST_SEARCH_STEPS}"
         )
     names = (("case_insensitive", re.IGNORECASE), ("multiline", re.MULTILINE), ("dotall", re.DOTALL))
     try:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
@@ -239,3 +240,36 @@ def test_a_pattern_that_could_take_without_end_is_refused_at_once() -> None:
         with pytest.raises(WorkflowRejected) as rejected:
             requests(graph)
         assert {error.node_id for error in rejected.value.errors} == {"found"}, pattern
+
+
+def test_patterns_that_hide_their_repetitions_are_refused_too() -> None:
+    for pattern in ("(?x)(a+) +b", "(|)" * 60 + "b", "(?i)a", "(a|b)" * 30):
+        graph = basic()
+        graph["found"] = node("RegexReplace", string="a" * 56, regex_pattern=pattern, replace="x", count=0)
+        graph["positive"]["inputs"]["text"] = ["found", 0]
+        with pytest.raises(WorkflowRejected):
+            requests(graph)
+
+
+def test_a_mask_that_a_node_would_resize_is_refused_and_sizes_are_those_of_what_a_node_makes() -> None:
+    graph = basic()
+    graph["photo"] = node("LoadImage", image="a.png")
+    graph["small"] = node("ImageResize+", image=["photo", 0], width=48, height=48, method="keep proportion")
+    graph["blank"]["inputs"] |= {"width": ["small", 1], "height": ["small", 2]}
+    (request,) = requests(graph)
+    assert (request.width, request.height) == (48, 32), "of 96x64"
+    saved = saving(basic(), "SaveImage", "big")
+    saved["photo"] = node("LoadImage", image="a.png")
+    saved["big"] = node(
+        "ImageResizeKJv2", image=["photo", 0], mask=["photo", 1], width=64, height=64, upscale_method="area",
+        keep_proportion="stretch", pad_color="0, 0, 0", crop_position="center", divisible_by=2,
+    )  # fmt: skip
+    with pytest.raises(WorkflowRejected, match="mask"):
+        requests(saved)
+
+
+def test_the_rows_of_a_loader_of_loras_are_read_from_files_of_the_editor() -> None:
+    """None of its values has a name there: all LoRAs were left out without a word."""
+    rows = [{}, {"type": "PowerLoraLoaderHeaderWidget"}, {"on": True, "lora": "x.safetensors", "strength": 0.5}, {}, ""]
+    saved = {"id": 1, "type": "Power Lora Loader (rgthree)", "inputs": [], "widgets_values": rows}
+    assert api_format({"nodes": [saved], "links": []})["1"]["inputs"] == {"lora_1": rows[2]}
