@@ -33,7 +33,7 @@ from modelpool.scheduler.core.membership import Membership
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.placement.gang_choice import GangChoice, choose_gang
-from modelpool.scheduler.decisions.placement.gang_load import GangLoad, reserved_gpus
+from modelpool.scheduler.decisions.placement.gang_load import GangLoad, reserved_gpus, reserved_until
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.gang_times import FORMING_SECONDS, prior_seconds
@@ -227,12 +227,16 @@ class GangStarts:
             self._shrink(at)
 
     def next_at(self, at: float) -> float:
-        """Return when a hold ends, or the next one may begin; infinity if neither."""
+        """Return when a hold ends, the next one may begin, or a GPU is kept free for deadlines no longer; infinity if
+        none of them."""
         if self.held_for is not None:
             return min(max(self._held_until, at), self._held_since + MOST_HOLD_SECONDS)
-        if len(self._demand.backlog.shared_only) and at < self._rests_until:
-            return self._rests_until
-        return inf
+        next_at = self._rests_until if len(self._demand.backlog.shared_only) and at < self._rests_until else inf
+        index = self._worker_table.worker_index
+        if index.idle_count and index.busy_count and self._reserved(at):
+            arrivals = self._demand.fair_queue.deadlines.arrivals
+            next_at = min(next_at, reserved_until(arrivals, at))
+        return next_at
 
     def _resizable(self, at: float) -> list[tuple[Worker, Task, float]]:
         """The runs of which the number of GPUs may change, with the seconds that are left; the longest first."""

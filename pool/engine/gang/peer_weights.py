@@ -165,12 +165,12 @@ def peer_weights(
     named = _streamed_tensors(model, module)
     sizes = {name: _placed(tensors)[1] for name, tensors in named.items()}
     offer = ShareOffer(tuple(sizes.items()), share.room_bytes, host_bytes_per_second)
-    told: list[tuple[ShareOffer, PeerLink | None]] = group.tell((offer, share.stated))
-    offers = [each for each, _ in told]
+    told: list[tuple[ShareOffer, PeerLink | None, int]] = group.tell((offer, share.stated, model.ahead_bytes))
+    offers = [each for each, _, _ in told]
     if not all(each.streamed for each in offers):
         yield None
         return
-    stated = [link for _, link in told if link is not None]
+    stated = [link for _, link, _ in told if link is not None]
     if len(stated) == len(told):
         link = min(stated, key=lambda each: each.bytes_per_second)
     else:
@@ -185,7 +185,8 @@ def peer_weights(
     if not modules:
         yield None
         return
-    peers = PeerWeights(group, modules, share, model.ahead_bytes)
+    # what is sent ahead is the same on all members: each begins every exchange in the same order
+    peers = PeerWeights(group, modules, share, min(ahead_bytes for _, _, ahead_bytes in told))
     is_over = False
     try:
         peers.hold(model.bring)

@@ -16,6 +16,7 @@ AVERAGED_SECONDS = 300.0
 MOST_LOAD = 0.9
 #: time in which the jobs with deadlines have come that more of them are expected after
 EXPECTED_SECONDS = 60.0
+_JUST_AFTER_SECONDS = 1e-3
 
 
 class GangLoad:
@@ -59,3 +60,9 @@ def reserved_gpus(workers: int, arrivals: Iterable[float], at: float) -> int:
     count = sum(at - arrived <= EXPECTED_SECONDS for arrived in arrivals)
     most = isqrt(workers - 1) + 1 if workers else 0  # rounded up
     return max(0, min(most, count - 1))
+
+
+def reserved_until(arrivals: Iterable[float], at: float) -> float:
+    """Return when `reserved_gpus` may fall next; infinity if nothing stays free."""
+    expected = [arrived for arrived in arrivals if at - arrived <= EXPECTED_SECONDS]
+    return min(expected, default=inf) + EXPECTED_SECONDS + _JUST_AFTER_SECONDS

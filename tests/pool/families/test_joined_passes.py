@@ -32,7 +32,10 @@ from tests.pool.families.whole_transformer import Whole
 from tests.pool.input_names import inputs_of
 from tests.pool.pipeline import QUIET
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),  # Mochi, as diffusers has it
+]
 SIZE = 4
 #: of each kind of inputs: guidance as a number, masks, pooled texts, sizes, frame rates, several texts
 JOINING = ("z_image", "auraflow", "pixart_sigma", "hunyuan_dit", "ltxv", "mochi", "flux2_klein")

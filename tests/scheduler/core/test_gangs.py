@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modelpool.pool.values.specs.spec import JobId, JobSpec, RunCost, RunErrorKind, TaskId, UserId, WorkerId
+from modelpool.scheduler.decisions.placement.gang_load import EXPECTED_SECONDS
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.kept_states import KeptState
 from modelpool.scheduler.model.messages import (
@@ -283,3 +284,23 @@ def test_a_run_stops_at_once_for_a_task_that_would_miss_its_deadline_otherwise()
             )
         )
         assert found == stopped, spare_seconds
+
+
+def test_the_core_looks_again_when_gpus_are_kept_free_for_deadlines_no_longer() -> None:
+    """Nothing looked at them before the next event, which may be hours later."""
+    shell = pool(send_ahead_seconds=0.0)
+    shell.submit(video("known"))
+    for name in "abcd":
+        shell.finish(name, cost=RunCost(run_seconds=SECONDS / 4))
+    for number in range(4):
+        task = sample(GIVEN, seed=number + 2)
+        shell.submit(JobSpec(JobId(f"due{number}"), (task,), task.task_id, (GIVEN,), deadline=shell.at + 9000.0))
+        (name,) = shell.running
+        shell.finish(name)
+    assert len(names(shell.submit(video("long", seed=1)))) == 2, "two stay free"
+    *_, before_last, _ = shell.state.demand.fair_queue.deadlines.arrivals
+    looked_at = []
+    while shell.tick_due is not None:
+        shell.tick_comes()
+        looked_at.append(shell.at)
+    assert any(0.0 < at - before_last - EXPECTED_SECONDS < 1.0 for at in looked_at), looked_at
