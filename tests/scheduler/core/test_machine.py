@@ -201,7 +201,8 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(number=ANY)
     def submit_again(self, number: int) -> None:
         job = self.shell.jobs[self.pick(self.shell.jobs, number)]
-        assert not any(type(c).__name__ == "ResolveJob" for c in self.shell.submit(job))
+        told = [command.job_id for command in self.shell.submit(job) if isinstance(command, ResolveJob)]
+        assert job.job_id not in told, "others may end because of the time that has passed"
 
     @rule(flaw=st.sampled_from(["wanted", "needs", "uses", "twice", "given"]))
     def submit_malformed(self, flaw: str) -> None:
