@@ -1,7 +1,7 @@
 """Runs the demo: a batch with the real command, then a check of each image with the example's own checker.
 
 Replaces outputs/demo. Exits with 0 only if every image was generated and listed, enough of them match their prompt and
-LoRAs, and most tasks had their weights on the GPU.
+LoRAs, and most runs had their weights on the GPU.
 """
 
 from __future__ import annotations
