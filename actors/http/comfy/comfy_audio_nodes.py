@@ -73,6 +73,7 @@ def _timed(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The seconds that a text is about: those of the latents."""
     if given["seconds_start"]:
         raise NodeUnsupported(f"seconds_start: found {given['seconds_start']:g}, expected 0")
+    warn(given, f"seconds_total: {given['seconds_total']:g} is not read: the text has the seconds of the latents")
     return given["positive"], given["negative"]
 
 
@@ -88,6 +89,8 @@ def _decoded_node(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _saved(file_format: str) -> Builder:
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        if given.get("quality") is not None:
+            warn(given, f"quality: {given['quality']} is not read: the file has the quality of the pool")
         audio, saved = given["audio"], SavedAs(file_format)
         if isinstance(audio, NodeAudio):
             return (NodeImage(audio.node, audio.count, audio.sampler, saved),)

@@ -222,6 +222,8 @@ def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
             "cond1, cond2, negative: expected style regular, with the same image of InstructPixToPixConditioning in "
             "cond1 and cond2, and none in negative"
         )
+    if replace(second, video=None) != negative:
+        raise NodeUnsupported("negative: expected the text of cond2: only the image differs between them")
     others = VideoUse(others=(("image_cfg", given["cfg_cond2_negative"]),))
     return (GuiderValue(given["model"], with_video(first, others), replace(second, video=None), given["cfg_conds"]),)
 
