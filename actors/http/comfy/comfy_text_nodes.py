@@ -102,6 +102,9 @@ def _with_vision(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The image that a model reads by its vision encoder. Raises NodeUnsupported."""
     if given["strength"] != 1:
         raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1")
+    video = given["conditioning"].video
+    if video is not None and video.image is not None:
+        raise NodeUnsupported("clip_vision_output: found a second image, expected one")
     if given["noise_augmentation"]:
         warn(given, f"noise_augmentation: found {given['noise_augmentation']:g}, which is not read: 0 is")
     return (with_video(given["conditioning"], VideoUse(given["clip_vision_output"])),)

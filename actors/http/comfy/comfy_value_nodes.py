@@ -189,12 +189,13 @@ def _negated(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _empty_of_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Sides as in "1024 x 768  (landscape)"."""
+    """A latent of sides as in "1024 x 768  (landscape)", and these times `clip_scale`, for the size in the texts."""
     sides = re.match(r"\s*(\d{2,5})\s*x\s*(\d{2,5})", given["dimensions"])
     if sides is None:
         raise NodeUnsupported(f"dimensions: found {given['dimensions'][:100]!r}, expected WIDTH x HEIGHT")
     width, height = (max(16, int(side)) for side in sides.groups())
-    return (BlankLatent(width, height, given["batch_size"]), width, height)
+    scaled = (int(side * given["clip_scale"]) for side in (width, height))
+    return (BlankLatent(width, height, given["batch_size"]), *scaled)
 
 
 def _unknown_size(given: Mapping[str, Any]) -> tuple[Any, ...]:

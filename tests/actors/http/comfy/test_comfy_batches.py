@@ -273,3 +273,12 @@ def test_the_rows_of_a_loader_of_loras_are_read_from_files_of_the_editor() -> No
     rows = [{}, {"type": "PowerLoraLoaderHeaderWidget"}, {"on": True, "lora": "x.safetensors", "strength": 0.5}, {}, ""]
     saved = {"id": 1, "type": "Power Lora Loader (rgthree)", "inputs": [], "widgets_values": rows}
     assert api_format({"nodes": [saved], "links": []})["1"]["inputs"] == {"lora_1": rows[2]}
+
+
+def test_the_sides_of_the_texts_are_those_of_the_latents_times_the_scale() -> None:
+    graph = basic()
+    graph["sized"] = node(
+        "SDXL Empty Latent Image (rgthree)", dimensions="96 x 64  (landscape)", clip_scale=2.0, batch_size=1
+    )
+    graph["blank"]["inputs"] |= {"width": ["sized", 1], "height": ["sized", 2]}
+    assert [(each.width, each.height) for each in requests(graph)] == [(192, 128)]
