@@ -42,7 +42,8 @@ async def measured(jobs: int, every: int, at_once: int) -> None:
         while ended < target:
             count = min(at_once, target - ended)
             requests = [
-                GenerateRequest(model="shapes", prompt=f"a cat {seed}", seed=seed) for seed in range(ended, ended + count)
+                GenerateRequest(model="shapes", prompt=f"a cat {seed}", seed=seed)
+                for seed in range(ended, ended + count)
             ]
             await desk.submit(*requests, submission=f"jobs from {ended}")
             await desk.run_dry()
