@@ -148,6 +148,7 @@ class SimulatedWork:
     cost          `storage_bytes` are those that were read for this command
     waited_bytes  those that were being read for other runs, and that it waits for
     computing_seconds, moving_seconds  of the run, without the weights that stream, and of these
+    share_seconds  to read what it holds for the other members of its gang, once these are there
     """
 
     moves: ResidencyPlan
@@ -156,6 +157,7 @@ class SimulatedWork:
     adapters_loaded: tuple[ComponentKey, ...]
     computing_seconds: float
     moving_seconds: float
+    share_seconds: float
 
 
 class Machines:
@@ -251,7 +253,6 @@ class Machines:
         reading = machine.host.read(now, command.worker_id, loading, _united(loading, streaming))
         load_seconds = max(moves.upload_bytes / gpu.link_bytes_per_second, reading.loaded_at - now)
         load_seconds += len(moves.switched) * self._patch_switch_seconds
-        load_seconds += share_bytes / gpu.link_bytes_per_second
         computing_seconds = longest.run_seconds * mode.slowdown / gpu.speed * factor
         computing_seconds *= 1.0 + (number - 1) * gpu.marginal
         moving_seconds = max(streamed_bytes / gpu.link_bytes_per_second, reading.streamed_at - reading.loaded_at)
@@ -274,7 +275,8 @@ class Machines:
             gang_link_bytes_per_second=gpu.gang_link_bytes_per_second if degree > 1 else 0.0,
         )
         found = tuple(sorted(adapters & reading.missing.keys()))
-        return SimulatedWork(moves, cost, reading.waited_bytes, found, computing_seconds, moving_seconds)
+        share_seconds = share_bytes / gpu.link_bytes_per_second
+        return SimulatedWork(moves, cost, reading.waited_bytes, found, computing_seconds, moving_seconds, share_seconds)
 
     def row_seconds(self, command: RunTask, task: TaskSpec, factor: float) -> float:
         """Return the seconds of `task` in the pass that its worker runs, times `factor`."""

@@ -61,6 +61,7 @@ class SimulatedGangs:
         """Return the cost of each part of a run that begins now; `task` is what is left of it, the fraction `remaining`
         of its steps."""
         met_seconds = max(part.work.cost.load_seconds for part in parts) + FORMING_SECONDS
+        met_seconds += max(part.work.share_seconds for part in parts)
         alone_seconds = max(part.work.computing_seconds for part in parts)
         run_seconds = self._seconds(task, alone_seconds, len(parts), remaining)
         run_seconds += remaining * max(part.work.moving_seconds for part in parts)
