@@ -227,6 +227,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             loras_at_run_time=wanted.loras == "runtime",
             memory_format=wanted.memory_format,
             fast_paths=wanted.fast_paths,
+            gang_link_bytes_per_second=wanted.gang_link_bytes_per_second,
         ),
         open_catalog=_with_nodes(
             config.workflows.nodes,

@@ -216,6 +216,7 @@ def open_engine(
     loras_at_run_time: bool = False,
     memory_format: str = "contiguous",
     fast_paths: FastPaths | None = None,
+    gang_link_bytes_per_second: int | None = None,
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -234,6 +235,7 @@ def open_engine(
             loras_at_run_time=loras_at_run_time,
             memory_format=MemoryFormat(memory_format),
             fast_paths=fast_paths,
+            peer_bytes_per_second=gang_link_bytes_per_second,
         )
     )
 
@@ -389,6 +391,8 @@ class GpuWorker:
             cache_bytes=self._files.cache_bytes,
             cached_files=self._files.on_disk(),
             overlaps_decode=self._compute is not None,
+            holds_shares=facts.holds_shares,
+            gang_link_bytes_per_second=facts.gang_link_bytes_per_second,
         )
 
     def may_start(self, request: RunRequest) -> bool:

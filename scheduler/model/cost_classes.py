@@ -21,6 +21,8 @@ from modelpool.scheduler.model.workers import Worker
 CostClassKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[ExecutionMode, ...]]
 #: a component with its patch set
 Use: TypeAlias = tuple[ComponentKey, str]
+#: capacity, entries of the used components, number of members, and the speeds of the links from the host and among them
+PeerLoadKey: TypeAlias = tuple[int, tuple[Resident | None, ...], int, float, float]
 #: later stages bring an image nearer to its end; operations take little time, and other tasks wait for them
 STAGE_RANK: Mapping[Stage, int] = {Stage.ENCODE: 0, Stage.SAMPLE: 1, Stage.DECODE: 2, Stage.OPERATE: 2}
 LAST_RANK = max(STAGE_RANK.values())
@@ -76,6 +78,25 @@ class LoadEstimate:
     def evicted_bytes(self, worker: Worker) -> int:
         """Bytes of weights that would be evicted from `worker`."""
         return max(0, worker.used_bytes - self.present_bytes - self.room_bytes) + self.self_evicted_bytes
+
+
+@dataclass(slots=True, init=False, eq=False)
+class PeerLoad:
+    """The transfers of a member of a gang that holds weights for the others, and gets weights from these.
+
+    load             as of a run alone; the share is part of `upload_bytes`, and `streamed_bytes` are from the host
+    share_bytes      of the GPU, held during the run
+    exchanged_bytes  over the link among members during the run
+    """
+
+    load: Final[LoadEstimate]
+    share_bytes: Final[int]
+    exchanged_bytes: Final[int]
+
+    def __init__(self, load: LoadEstimate, share_bytes: int, exchanged_bytes: int) -> None:
+        self.load = load
+        self.share_bytes = share_bytes
+        self.exchanged_bytes = exchanged_bytes
 
 
 @dataclass(slots=True, init=False, eq=False)
@@ -201,6 +222,8 @@ class CostClass:
     warm: dict[int, LoadEstimate] = field(default_factory=dict)
     #: (capacity, entries of the used components) -> estimate where there is less room
     predictions: dict[tuple[int, tuple[Resident | None, ...]], LoadEstimate] = field(default_factory=dict)
+    #: the same of members of gangs; None where they hold nothing for each other
+    peer_loads: dict[PeerLoadKey, PeerLoad | None] = field(default_factory=dict)
     cached: dict[Worker, CachedEstimate] = field(default_factory=dict)
 
     def mode(self, capacity_bytes: int) -> ExecutionMode:
@@ -216,6 +239,7 @@ class CostClass:
         self.cold.clear()
         self.warm.clear()
         self.predictions.clear()
+        self.peer_loads.clear()
         self.cached.clear()
 
     def working_bytes(self, capacity_bytes: int) -> int:
