@@ -56,6 +56,8 @@ MOST_SECONDS = 240.0
 POLL_SECONDS = 0.02
 #: within so many steps the others have to notice
 MOST_STEPS = 3.0
+#: within so many the members of a gang must have ended a run for a drain
+DRAIN_STEPS = 2.0
 #: what a process that a signal has stopped continues after, in steps
 CONTINUES_AFTER = (1.0, 12.0)
 GIVEN_DEGREES = (*DEGREES[:2], 3, *DEGREES[2:])
@@ -204,7 +206,7 @@ def write_model(folder: Path, family: str, large: bool) -> int | None:
         row = next(row for row in ROWS.values() if row.family == family and row.large)
         _, cut = build_graph(_request({**row.fields, "gpus": 2}, 2, 0), JobId("job"), model.catalog)
         (sample,) = [task for task in cut.job.tasks if task.stage is Stage.SAMPLE]
-        weight_bytes = sample.uses[0].spec.weight_bytes
+        (weight_bytes,) = [each.weight_bytes for each in cut.components if each.key == sample.uses[0].component]
         least = max(needed_bytes(task.uses, task.activation_bytes) for task in cut.job.tasks)
         own = needed_bytes(sample.uses, sample.activation_bytes) + int(weight_bytes / TIMES_TOO_LARGE)
         return max(least, own)
@@ -369,8 +371,9 @@ class Trials:
         steps = [e["at"] for e in self._events.read() if e["gang"] == gang and e["rank"] == 0 and e["what"] == "step"]
         step_seconds = statistics.median([after - before for before, after in zip(steps, steps[1:], strict=False)])
         time.sleep(fault.part * step_seconds)
+        nodes = {each.id: each.node_name for each in self._pool.status().workers} if fault.kind == "drain" else {}
         hit_at = time.monotonic()
-        undo = self._inject(fault, target["pid"], target["worker"], step_seconds)
+        undo = self._inject(fault, target["pid"], target["worker"], nodes, step_seconds)
         try:
             if self._pixels(jobs, output) != expected:
                 self._say(f"{fault}: other pixels")
@@ -406,16 +409,17 @@ class Trials:
             time.sleep(POLL_SECONDS)
         raise TimeoutError(f"no gang has done {fault.step} steps within {MOST_SECONDS:.0f} s")
 
-    def _inject(self, fault: Fault, pid: int, worker: str, step_seconds: float) -> Callable[[], None]:
+    def _inject(
+        self, fault: Fault, pid: int, worker: str, nodes: Mapping[str, str], step_seconds: float
+    ) -> Callable[[], None]:
         """Inject a fault; return what ends it."""
         if fault.kind == "drain":
-            status = {each.id: each for each in self._pool.status().workers}
-            node = status[worker].node_name
-            operator = self._pool.operator
+            operator, node = self._pool.operator, nodes[worker]
+            limit_seconds = DRAIN_STEPS * step_seconds  # with more, the run would come to its end
             if fault.seconds < statistics.mean(CONTINUES_AFTER):
-                operator.order(OperatorOrder(Order.RESTART, worker, 60.0, is_forced=True))
+                operator.order(OperatorOrder(Order.RESTART, worker, limit_seconds, is_forced=True))
                 return lambda: None
-            operator.order(OperatorOrder(Order.DRAIN, node, 60.0, is_forced=True))
+            operator.order(OperatorOrder(Order.DRAIN, node, limit_seconds, is_forced=True))
             timer = threading.Timer(
                 MOST_STEPS * step_seconds,
                 lambda: operator.order(OperatorOrder(Order.UNCORDON, node, is_forced=True)),
