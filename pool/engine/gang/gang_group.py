@@ -55,11 +55,15 @@ STOPPED_SECONDS = 0.1
 _POLL_SECONDS = 0.01
 #: between two looks at a device that computes, and at members that may have left meanwhile
 _DEVICE_POLL_SECONDS, _DEVICE_LOOK_SECONDS = 0.0005, 0.25
+#: between two questions to the store, in an operation, whether members have left
+_STORE_LOOK_SECONDS = 0.25
 
 #: before the cause in an error of NCCL
 _LAST_ERROR = "Last error:"
 _SHORT_LENGTH = 200
 
+#: what has become of the process of a member
+_ENDED, _STOPPED = "its process has ended", "its process is stopped"
 _HERE, _LEFT, _SEEN = "here", "left", "seen"
 _FAILURES = (RuntimeError, dist.DistError)
 _T = TypeVar("_T")
@@ -260,27 +264,34 @@ class GangGroup:
 
     def _end(self, operation: dist.Work | None) -> None:
         """Wait for an operation among hosts; None is one that needs no wait. Raises GangBroken as soon as another
-        member is found stopped: it would not answer, and its connections stay."""
+        member is found stopped, has ended or has left: it would not answer, and connections may stay."""
         if operation is None:
             return
         if operation not in self._pending:
             self._pending.append(operation)
         stopped: dict[int, float] = {}
+        asked_at = time.monotonic()
         while not finished_within(operation, LOOK_SECONDS):
             stopped = self._still_stopped(stopped)
+            if time.monotonic() - asked_at >= _STORE_LOOK_SECONDS:
+                asked_at = time.monotonic()
+                self._raise_if_left()
         self._pending.remove(operation)
 
     def _still_stopped(self, before: Mapping[int, float]) -> dict[int, float]:
         """Return the members that are stopped, and since which look; `before` is the result of the last one. Raises
-        GangBroken if one was stopped for so long that it takes no part any more."""
-        now = time.monotonic()
-        stopped = [rank for rank, known in self._processes.items() if is_stopped(*known)]
-        seen = {rank: before.get(rank, now) for rank in stopped}
-        if gone := tuple(rank for rank, since in seen.items() if now - since >= STOPPED_SECONDS):
+        GangBroken if the process of one has ended, or was stopped for so long that it takes no part any more."""
+        now, absent = time.monotonic(), self._absent()
+        seen = {rank: before.get(rank, now) for rank, why in absent.items() if why is _STOPPED}
+        if gone := tuple(
+            rank for rank, why in absent.items() if why is _ENDED or now - seen[rank] >= STOPPED_SECONDS
+        ):
             if 0 not in gone:  # the others ask there when this one leaves
                 _within(self._say_seen, SEEN_SECONDS)
-            names = ", ".join(f"{self.gang.members[rank]} (rank {rank})" for rank in gone)
-            raise GangBroken(f"{names} does not take part any more: its process is stopped", gone)
+            named = "; ".join(
+                f"{self.gang.members[rank]} (rank {rank}) does not take part any more: {absent[rank]}" for rank in gone
+            )
+            raise GangBroken(named, gone)
         return seen
 
     def begin_send(self, own: Tensor | None, size_bytes: int, owner: int) -> Callable[[], Tensor]:
@@ -342,9 +353,9 @@ class GangGroup:
         found: dict[int, str] = {}
         for rank, known in self._processes.items():
             if has_ended(*known):
-                found[rank] = "its process has ended"
+                found[rank] = _ENDED
             elif is_stopped(*known):
-                found[rank] = "its process is stopped"
+                found[rank] = _STOPPED
         return found
 
     def _missing(self) -> dict[int, str]:
