@@ -1,4 +1,4 @@
-"""Kills, stops and drains members of gangs at random steps of runs on real Ray workers, and checks that nothing is lost.
+"""Kills, stops and drains members of gangs at random steps of runs on Ray workers, and checks that nothing is lost.
 
     python -m benchmarks.gang_chaos [--faults 50] [--seed 1] [--only ROW ...] [--steps 10] [--step-seconds 0.6]
 
@@ -12,12 +12,13 @@ have; here they may.
 After each fault: the job and one beside it have one output each, with the pixels of the undisturbed run, each listed
 once in the manifest; every worker is idle again; no process is left in a process group that its run has left; and how
 long after a kill or a stop the last of the other members had ended its run, in lengths of a step of the same run. A
-drain is noticed when the run has stopped on all members. Prints a table; exits with 1 if something was broken.
+drain is noticed when the run has stopped on the others. Prints a table; exits with 1 if something was broken.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -145,9 +146,7 @@ def draw_faults(count: int, seed: int, rows: Sequence[str], steps: int) -> dict[
         row = rows[place % len(rows)]
         is_leader = rng.random() < 0.4
         rank = 0 if is_leader else rng.randrange(1, ROWS[row].gpus)
-        found[row].append(
-            Fault(kind, rank, rng.randrange(1, steps - 2), rng.random(), rng.uniform(*CONTINUES_AFTER))
-        )
+        found[row].append(Fault(kind, rank, rng.randrange(1, steps - 2), rng.random(), rng.uniform(*CONTINUES_AFTER)))
     return found
 
 
@@ -243,7 +242,7 @@ def allow_three() -> None:
     from modelpool.actors.request import gpu_fields
 
     for module in (gpu_fields, task_collector):
-        setattr(module, "DEGREES", GIVEN_DEGREES)
+        vars(module)["DEGREES"] = GIVEN_DEGREES
 
 
 class ObservedEngine:
@@ -356,8 +355,8 @@ class Trials:
             except TimeoutError as late:
                 self._say(f"{fault}: {late}")
             word = "broken" if len(self._tally.broken) > before else "well"
-            print(f"{self._name}: {number}/{len(faults)} {fault.kind} of rank {fault.rank} at step {fault.step}: {word}, "
-                  f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+            print(f"{self._name}: {number}/{len(faults)} {fault.kind} of rank {fault.rank} at step {fault.step}: "
+                  f"{word}, {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
             for line in self._tally.broken[before:]:
                 print(f"    {line}", flush=True)
         self._tally.forming[self._name] = [
@@ -369,7 +368,7 @@ class Trials:
         jobs, output = self._submitted()
         (gang, target) = self._reached(seen, fault)
         steps = [e["at"] for e in self._events.read() if e["gang"] == gang and e["rank"] == 0 and e["what"] == "step"]
-        step_seconds = statistics.median([after - before for before, after in zip(steps, steps[1:], strict=False)])
+        step_seconds = statistics.median([after - before for before, after in itertools.pairwise(steps)])
         time.sleep(fault.part * step_seconds)
         nodes = {each.id: each.node_name for each in self._pool.status().workers} if fault.kind == "drain" else {}
         hit_at = time.monotonic()
@@ -380,7 +379,7 @@ class Trials:
         finally:
             undo()
         self._tally.continued.append(time.monotonic() - hit_at)
-        ranks = [rank for rank in range(self._row.gpus) if fault.kind == "drain" or rank != fault.rank]
+        ranks = [rank for rank in range(self._row.gpus) if rank != fault.rank]
         ends = {
             e["rank"]: e["at"] - hit_at
             for e in self._events.read()

@@ -8,6 +8,7 @@ member that ends for a reason of its own says so first.
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import threading
 import time
@@ -64,7 +65,7 @@ _SHORT_LENGTH = 200
 
 #: what has become of the process of a member
 _ENDED, _STOPPED = "its process has ended", "its process is stopped"
-_HERE, _LEFT, _SEEN = "here", "left", "seen"
+_HERE, _LEFT, _SEEN, _BROKEN = "here", "left", "seen", "broken"
 _FAILURES = (RuntimeError, dist.DistError)
 _T = TypeVar("_T")
 
@@ -283,15 +284,11 @@ class GangGroup:
         GangBroken if the process of one has ended, or was stopped for so long that it takes no part any more."""
         now, absent = time.monotonic(), self._absent()
         seen = {rank: before.get(rank, now) for rank, why in absent.items() if why is _STOPPED}
-        if gone := tuple(
-            rank for rank, why in absent.items() if why is _ENDED or now - seen[rank] >= STOPPED_SECONDS
-        ):
-            if 0 not in gone:  # the others ask there when this one leaves
-                _within(self._say_seen, SEEN_SECONDS)
+        if gone := tuple(rank for rank, why in absent.items() if why is _ENDED or now - seen[rank] >= STOPPED_SECONDS):
             named = "; ".join(
                 f"{self.gang.members[rank]} (rank {rank}) does not take part any more: {absent[rank]}" for rank in gone
             )
-            raise GangBroken(named, gone)
+            raise self._told(GangBroken(named, gone))
         return seen
 
     def begin_send(self, own: Tensor | None, size_bytes: int, owner: int) -> Callable[[], Tensor]:
@@ -343,10 +340,24 @@ class GangGroup:
             found = _within(self._missing, 2 * SEEN_SECONDS)
         missing = {0: ""} if found is None else found
         if not missing:
-            return GangBroken(f"a gang has ended: {_short(failed)}")
+            return self._told(GangBroken(f"a gang has ended: {_short(failed)}"))
         names = ", ".join(f"{self.gang.members[rank]} (rank {rank})" for rank in missing)
         why = "; ".join(filter(None, missing.values())) or _short(failed)
-        return GangBroken(f"{names} does not take part any more: {why}", tuple(missing))
+        return self._told(GangBroken(f"{names} does not take part any more: {why}", tuple(missing)))
+
+    def _told(self, broken: GangBroken) -> GangBroken:
+        """Tell the others, some of which may wait for members that leave now, or were stopped, that the run has ended;
+        return the error."""
+        store = self._store
+        if store is not None and 0 not in broken.suspects:  # a store of an absent leader does not answer
+            told = json.dumps([str(broken), broken.suspects])
+
+            def tell() -> None:
+                self._say_seen()
+                store.set(_BROKEN, told)
+
+            _within(tell, SEEN_SECONDS)
+        return broken
 
     def _absent(self) -> dict[int, str]:
         """The other members whose processes have ended or are stopped, as far as this machine tells."""
@@ -370,6 +381,9 @@ class GangGroup:
             left = [rank for rank in ranks if store.check([f"{_LEFT}/{rank}"])]
             reasons = {rank: store.get(f"{_LEFT}/{rank}").decode() for rank in left}
             known = self._absent() | reasons
+            if not known and store.check([_BROKEN]):
+                _, suspects = json.loads(store.get(_BROKEN))
+                known = dict.fromkeys(suspects, "")
             unseen = {rank: "" for rank in ranks if rank not in known and not store.check([f"{_SEEN}/{rank}"])}
             if known or not unseen or time.monotonic() > deadline:
                 break
@@ -382,20 +396,25 @@ class GangGroup:
             self._store.set(f"{_SEEN}/{self.gang.rank}", "1")
 
     def _raise_if_left(self) -> None:
-        """Raise GangBroken if a member has left already."""
-        left = _within(self._left, 2 * SEEN_SECONDS)  # no answer: the store has ended, which operations notice
+        """Raise GangBroken if a member has left already, or has told that the run has ended."""
+        known = _within(self._left, 2 * SEEN_SECONDS)  # no answer: the store has ended, which operations notice
+        left, told = known or ({}, "")
         if left:
             named = self.gang.members[next(iter(left))]
             raise GangBroken(
                 f"{named} (rank {next(iter(left))}) does not take part: {'; '.join(left.values())}", tuple(left)
             )
+        if told:
+            message, suspects = json.loads(told)
+            raise GangBroken(message, tuple(rank for rank in suspects if rank != self.gang.rank))
 
-    def _left(self) -> dict[int, str]:
-        """The members that have left, with their reasons."""
+    def _left(self) -> tuple[dict[int, str], str]:
+        """The members that have left, with their reasons, and what was told of the end of the run."""
         store = self._store
         assert store is not None, "members have met at the store"
         left = [rank for rank in range(self.gang.degree) if store.check([f"{_LEFT}/{rank}"])]
-        return {rank: store.get(f"{_LEFT}/{rank}").decode() for rank in left}
+        told = store.get(_BROKEN).decode() if store.check([_BROKEN]) else ""
+        return {rank: store.get(f"{_LEFT}/{rank}").decode() for rank in left}, told
 
 
 def _short(failed: BaseException) -> str:

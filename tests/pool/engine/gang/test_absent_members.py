@@ -108,9 +108,10 @@ def _serve(pipe: Connection) -> None:
 
 
 def test_a_member_that_is_stopped_or_killed_is_waited_for_by_nobody() -> None:
-    """In the first step, with a third member that computes for long: the others suspected it, too, after they had waited
-    for it. One that left a group waited for the timeout of an operation that a stopped member did not end, up to 120 s,
-    and the rest waited for that one. One that received weights of a third member did not notice a kill."""
+    """In the first step, with a third member that computes for long: the others suspected it, too, after they had
+    waited for it. One that left a group waited for the timeout of an operation that a stopped member did not end, up to
+    120 s, and the rest waited for that one. One that received weights of a third member did not notice a kill, and one that
+    was stopped for a while waited for the others that had left."""
     with processes(3) as pool:
         for number, word in ((signal.SIGSTOP, "is stopped"), (signal.SIGKILL, "has ended")):
             pool.meet([0, 1, 2])
@@ -118,7 +119,8 @@ def test_a_member_that_is_stopped_or_killed_is_waited_for_by_nobody() -> None:
             for place, wish in ((2, "receive"), (0, "agree")):
                 pool.ends[place].send(wish)
                 error, suspects, seconds, is_grouped = pool.answer(place)
-                assert error.startswith(f"gpu-1 (rank 1) does not take part any more: its process {word}"), error
+                expected = f"gpu-1 (rank 1) does not take part any more: its process {word}"
+                assert error.startswith(expected), error
                 assert suspects == (1,)
                 assert seconds < FIRST_SECONDS / 4, "as after the timeout"
                 assert not is_grouped
@@ -129,4 +131,7 @@ def test_a_member_that_is_stopped_or_killed_is_waited_for_by_nobody() -> None:
             if number == signal.SIGSTOP:
                 os.kill(pool.each[1].pid, signal.SIGCONT)
                 pool.ends[1].send("agree")
-                pool.answer(1)  # what the others had sent may have come
+                error, suspects, seconds, _ = pool.answer(1)
+                assert error.startswith("gpu-1 (rank 1) does not take part any more"), "it is told that it was stopped"
+                assert suspects == ()
+                assert seconds < FIRST_SECONDS / 4
