@@ -324,11 +324,13 @@ class GpuWorker:
         self._own_results = OwnResults()
         #: the thread that uses the engine; None: the caller's
         self._compute = ThreadPoolExecutor(1, "compute") if overlaps_decode else None
+        #: whether the thread of the engine uses it; set there
+        self._computes = False
         self._gang_store = GangStore()
         #: reports are made by one thread at a time
         self._reporting = threading.Lock()
         #: memory that other processes give back
-        self.growth = WorkerGrowth(self._lease, lambda: self._engine, self._in_turn)
+        self.growth = WorkerGrowth(self._lease, lambda: self._engine, self._in_turn, lambda: self._computes)
         #: passes that runs join at a step
         self.passes = Passes(self._lease, _PassMembers(self))
 
@@ -460,7 +462,14 @@ class GpuWorker:
 
     def _in_turn(self, work: Callable[[], _T]) -> _T:
         """Return `work()`, by the thread that uses the engine, after all that was asked of it before."""
-        return work() if self._compute is None else self._compute.submit(work).result()
+        return self._computed(work) if self._compute is None else self._compute.submit(self._computed, work).result()
+
+    def _computed(self, work: Callable[[], _T]) -> _T:
+        self._computes = True
+        try:
+            return work()
+        finally:
+            self._computes = False
 
     def _begin(self, request: RunRequest, inputs: tuple[Result, ...]) -> tuple[TaskReport, Result | None] | _Ending:
         """Run one attempt; of one that decodes with runs that overlap, return the end."""

@@ -67,6 +67,29 @@ def test_a_worker_says_that_it_may_grow_and_grows_when_it_is_asked() -> None:
     assert not worker.growth.beat()
 
 
+def test_the_driver_of_a_gpu_is_not_asked_during_a_run() -> None:
+    """Each heartbeat did, and the answer may wait for what the GPU computes."""
+
+    class Asked(GrowingEngine):
+        asked = 0
+        beats: tuple[bool, ...] = ()
+
+        @property
+        def may_grow(self) -> bool:
+            self.asked += 1
+            return True
+
+        def run(self, *args, **kwargs):
+            self.beats += (bench.worker.growth.beat(),)
+            return super().run(*args, **kwargs)
+
+    bench = Bench(Asked())
+    bench.worker.start()
+    bench.run()
+    assert (bench.engine.beats, bench.engine.asked) == ((False,), 0)
+    assert bench.worker.growth.beat(), "it is idle again"
+
+
 def test_a_run_comes_back_with_its_result_cost_and_residency() -> None:
     bench = Bench()
     bench.worker.start()
