@@ -239,7 +239,8 @@ class Task:
     passed: float
     #: goes before all others of its priority, also when queued again: it was passed over as often as the limit allows
     overdue: bool
-    #: goes before all others of its priority: its last run was lost with its worker
+    #: goes before all others of its priority: its last run was lost with its worker, it continues on other GPUs, or a
+    #: pass was stopped for it
     goes_first: bool
     #: a run that it shared with others failed: it runs alone from now on
     alone: bool
