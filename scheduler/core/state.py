@@ -196,6 +196,7 @@ class SchedulerState:
         #: runs that several workers share, and the decisions about them
         self.gangs, self.gang_starts = self._gangs(verdicts)
         self.starts.gang_starts = self.gang_starts
+        self.starts.pass_breaks = self.pass_breaks
         self.refutation = Refutation(
             verdicts,
             self.costs,
