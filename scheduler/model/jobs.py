@@ -222,7 +222,8 @@ class Task:
     passed: float = field(init=False, default=0.0)
     #: goes before all others of its priority, also when queued again: it was passed over as often as the limit allows
     overdue: bool = field(init=False, default=False)
-    #: goes before all others of its priority: its last run was lost with its worker
+    #: goes before all others of its priority: its last run was lost with its worker, it continues on other GPUs, or a
+    #: pass was stopped for it
     goes_first: bool = field(init=False, default=False)
     #: a run that it shared with others failed: it runs alone from now on
     alone: bool = field(init=False, default=False)
