@@ -51,7 +51,10 @@ from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     DecodedImage,
     EncodedImage,
+    ImageFile,
     MaskFile,
+    NodeImage,
+    NodeMask,
     NoiseLevels,
     RegionUse,
     SampledLatent,
@@ -78,6 +81,11 @@ MAX_LISTED_LEVELS = 50_000
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
 #: the name of an embedding in a text. Source: `pool.models.text.chunks`
 _EMBEDDING = re.compile(r"embedding:([^\s,()]+)")
+#: values of images, and of masks
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "IMAGE": (ImageFile, NodeImage, DecodedImage),
+    "MASK": (MaskFile, NodeMask),
+}
 #: names in the details of an error
 _MOST_NAMED = 20
 
@@ -449,9 +457,17 @@ def _link_errors(
     if not 0 <= link[1] < len(outputs):
         details = f"{given.name}: node {link[0]} has no output {link[1]}"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
-    elif outputs[link[1]] != given.type and ANY not in (outputs[link[1]], given.type):
-        details = f"{given.name}: found {outputs[link[1]]}, expected {given.type}"
+    elif (made := _type_of(graph, link, outputs[link[1]])) != given.type and ANY not in (made, given.type):
+        details = f"{given.name}: found {made}, expected {given.type}"
         yield node_error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
+
+
+def _type_of(graph: KnownGraph, link: tuple[str, int], declared: str) -> str:
+    """Return the type of an output; of one that may be of several, the type of its value, as far as it is known."""
+    if declared != ANY or link[0] not in graph.values:
+        return declared
+    value = graph.values[link[0]][link[1]]
+    return next((kind for kind, types in _TYPES.items() if isinstance(value, types)), ANY)
 
 
 def _value_errors(

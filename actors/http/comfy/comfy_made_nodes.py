@@ -131,7 +131,7 @@ class MadeNodes:
             raise NodeUnsupported(f"found batches of {', '.join(map(str, sorted(counts)))} images, expected equal ones")
         self._count(made, count)
         if result is NodeMask:
-            return NodeMask(made, count, sampler)
+            return NodeMask(made, count, sampler, _frames_after(operation, settings, values))
         if result is NodeAudio:
             return NodeAudio(made, count, sampler)
         frames = [value.frames for value in values.values() if isinstance(value, NodeImage | NodeLatent)]
@@ -454,8 +454,8 @@ def _one_text(name: str, acting: Sequence[TextValue], step: int) -> TextValue:
 
 
 def _frames_after(operation: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> int:
-    """Return the frames of the image that an operation makes."""
-    frames = [value.frames if isinstance(value, NodeImage) else 0 for value in values.values()]
+    """Return the frames of the image, or of the mask, that an operation makes."""
+    frames = [value.frames if isinstance(value, NodeImage | NodeMask) else 0 for value in values.values()]
     match operation:
         case "image_batch":
             return sum(max(1, each) for each in frames)

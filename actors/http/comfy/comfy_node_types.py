@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from modelpool.pool.values.core.errors import UserError
@@ -45,6 +45,7 @@ class NodeInput:
     choices  the values of a COMBO: one of the lists that the pool fills in, or the values themselves. Of a STRING: the
              values that are proposed; () for a free text
     is_required  as ComfyUI lists it
+    when     the name of an input with choices, and the choices with which this input is there; None: always
     """
 
     name: str
@@ -54,6 +55,7 @@ class NodeInput:
     most: float = 0.0
     choices: str | tuple[str, ...] = ()
     is_required: bool = True
+    when: tuple[str, tuple[str, ...]] | None = None
 
     @property
     def may_be_missing(self) -> bool:
@@ -116,6 +118,12 @@ def combo(name: str, choices: str | tuple[str, ...], is_required: bool = True) -
     """Return an input with one of `choices`: by default the first of values that are named here."""
     default = choices[0] if isinstance(choices, tuple) else None
     return NodeInput(name, "COMBO", default, choices=choices, is_required=is_required)
+
+
+def chosen_by(name: str, *choices: str, inputs: tuple[NodeInput, ...]) -> tuple[NodeInput, ...]:
+    """Return inputs that are there with some choices of the input `name` alone; their names begin with its name and a
+    dot, as ComfyUI writes them."""
+    return tuple(replace(each, name=f"{name}.{each.name}", is_required=False, when=(name, choices)) for each in inputs)
 
 
 def converted(given: NodeInput, value: Any) -> Any:

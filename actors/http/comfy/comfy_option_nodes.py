@@ -11,6 +11,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     NodeInput,
     NodeType,
     NodeUnsupported,
+    combo,
     link,
     number,
     text,
@@ -122,6 +123,7 @@ def _told(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 _NO_FASTER = "it changes how fast the model runs; the pool does not do that, and computes every step in full"
+_OWN_ATTENTION = "the pool chooses the code of attention itself, and computes it without rounding to 8 bits"
 _COMPILED = "the pool decides about compilation itself"
 _NORMED_ITSELF = "the pool guides models as they were published; Lumina 2 and its relatives are normed by themselves"
 _SPEED_NODES = (
@@ -156,6 +158,13 @@ _SPEED_NODES = (
     ),
     _as_it_is("ModelComputeDtype", "the pool decides about dtypes itself", text("dtype", "default")),
     _as_it_is("PathchSageAttentionKJ", _NO_FASTER, text("sage_attention", "disabled")),
+    _as_it_is("ModelAttentionBackend", _OWN_ATTENTION, text("attention", "pytorch attention")),
+    _as_it_is(
+        "QwenImage21Cache",
+        _NO_FASTER,
+        combo("device", ("auto", "gpu", "cpu", "off")),
+        combo("dtype", ("default", "int8", "int4")),
+    ),
     _as_it_is("ModelPatchTorchSettings", _NO_FASTER, NodeInput("enable_fp16_accumulation", "BOOLEAN", False)),
     _as_it_is(
         "RenormCFG",

@@ -318,6 +318,12 @@ def _shifted(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (replace(given["model"], sampling=ModelSampling(given["shift"])),)
 
 
+def _shifted_as(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["sampling"] != "flow":
+        raise NodeUnsupported(f"sampling: found {given['sampling']}, expected flow: no model of the pool has it")
+    return _shifted(given)
+
+
 def _shifted_by_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
     exponents = given["base_shift"], given["max_shift"]
     sampling = ModelSampling(exponents=exponents, size=(given["width"], given["height"]))
@@ -389,7 +395,16 @@ SAMPLING_NODES = (
         category="latent",
     ),
     _row("ModelSamplingSD3", (_MODEL, number("shift", 3.0, 0.01, 100.0)), _shifted, "MODEL"),
-    _row("ModelSamplingAuraFlow", (_MODEL, number("shift", 1.73, 0.01, 100.0)), _shifted, "MODEL"),
+    _row(
+        "ModelSamplingAuraFlow",
+        (
+            _MODEL,
+            number("shift", 1.73, 0.01, 100.0),
+            combo("sampling", ("flow", "img_to_img_velocity"), is_required=False),
+        ),
+        _shifted_as,
+        "MODEL",
+    ),
     _row(
         "ModelSamplingFlux",
         (_MODEL, number("max_shift", 1.15, 0.0, 100.0), number("base_shift", 0.5, 0.0, 100.0), *_SIZE),

@@ -251,11 +251,12 @@ class NodeImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeMask:
-    """A mask that a node of the workflow makes. `count`, `sampler` as of `NodeImage`."""
+    """A mask that a node of the workflow makes. `count`, `sampler`, `frames` as of `NodeImage`."""
 
     node: str
     count: int = 1
     sampler: str = ""
+    frames: int = 0
 
 
 @dataclass(frozen=True, slots=True)

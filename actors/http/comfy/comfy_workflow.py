@@ -33,6 +33,7 @@ from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, 
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
+from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
@@ -41,7 +42,15 @@ from modelpool.actors.request.workflow_fields import MAX_NODES, Workflow
 
 #: what nodes become in workflows, by their kind; others have the same values as in requests without one
 BUILDERS: Mapping[str, Builder] = MappingProxyType(
-    {**WORKFLOW_NODES, **ENCODER_BUILDERS, **AUDIO_BUILDERS, **CUSTOM_BUILDERS, **PASSED_BUILDERS, **OPERATION_BUILDERS}
+    {
+        **WORKFLOW_NODES,
+        **ENCODER_BUILDERS,
+        **AUDIO_BUILDERS,
+        **CUSTOM_BUILDERS,
+        **PASSED_BUILDERS,
+        **OPERATION_BUILDERS,
+        **RESIZE_BUILDERS,
+    }
 )
 #: seeds are below this, and continue at 0
 _SEEDS = 2**64
