@@ -29,7 +29,7 @@ def of_subgraph(values: list[Any] | None, shown: list[dict[str, Any]], proxies: 
                 "id": 1,
                 "type": "EmptyLatentImage",
                 "inputs": [widget("width", "INT", 2)],
-                "widgets_values": [512, 640, 1],
+                "widgets_values": [512, 640],
             },
             {"id": 2, "type": "PreviewAny", "inputs": [{"name": "source", "type": "*", "link": 3}]},
             {"id": 3, "type": "PrimitiveString", "inputs": [widget("value", "STRING", 4)], "widgets_values": ["own"]},
