@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
-from modelpool.actors.http.comfy.comfy_node_types import IMAGES, WIDGET_TYPES, NodeType
+from modelpool.actors.http.comfy.comfy_node_types import IMAGES, VIDEOS, WIDGET_TYPES, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
@@ -28,7 +28,7 @@ _REROUTES, _PRIMITIVE = ("Reroute", "Reroute (rgthree)"), "PrimitiveNode"
 #: nodes that pass an input on under a name, and the name is their widget
 _SET, _GET = "SetNode", "GetNode"
 _VIRTUAL = (*_NOTES, *_REROUTES, _PRIMITIVE, _SET, _GET)
-#: what the editor stores behind the widgets of nodes that load images
+#: what the editor stores behind the widgets of nodes that load images and videos: the name of the upload button
 _UPLOAD = "image"
 #: a node with a row of values for each LoRA
 _POWER_LORAS = "Power Lora Loader (rgthree)"
@@ -297,11 +297,13 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     if node["type"] == _POWER_LORAS:  # its widgets are rows that the user adds, and two that only the editor needs
         rows = [value for value in values if isinstance(value, dict) and "lora" in value]
         return {f"lora_{place}": row for place, row in enumerate(rows, start=1)}, []
-    names = [given.name for given in scope.definitions.kinds[node["type"]].inputs if given.type in WIDGET_TYPES]
+    inputs = scope.definitions.kinds[node["type"]].inputs
+    known = {given.name: given for given in inputs if given.type in WIDGET_TYPES}
     # newer files list all widgets in their order, earlier ones only those that became inputs
     listed = [each["widget"]["name"] for each in node.get("inputs") or () if each.get("widget")]
-    names = listed if set(names) <= set(listed) else names
-    numbers = {given.name for given in scope.definitions.kinds[node["type"]].inputs if given.type == "INT"}
+    always = {name for name, given in known.items() if given.only_with is None}
+    names = listed if always <= set(listed) else list(known)
+    numbers = {given.name for given in inputs if given.type == "INT"}
     found: dict[str, Any] = {}
     if isinstance(values, dict):
         found = dict(values)
@@ -310,12 +312,14 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
         for name in names:
             if not left:
                 break
+            if name in known and not known[name].is_shown(found):
+                continue
             found[name] = left.pop(0)
             if left and name in numbers and _is_seed_control(left[0], name in _SEEDS):
                 left.pop(0)
     set_by_host = scope.values or {}
     own_id = str(node["id"])
-    is_loader = any(given.choices == IMAGES for given in scope.definitions.kinds[node["type"]].inputs)
+    is_loader = any(given.choices in (IMAGES, VIDEOS) for given in inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and value == _UPLOAD)]
     linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
     left = [] if linked.issuperset(names) else left
