@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
-from modelpool.actors.http.comfy.comfy_node_types import IMAGES, WIDGET_TYPES, NodeType
+from modelpool.actors.http.comfy.comfy_node_types import IMAGES, VIDEOS, WIDGET_TYPES, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
@@ -28,7 +28,7 @@ _REROUTES, _PRIMITIVE = ("Reroute", "Reroute (rgthree)"), "PrimitiveNode"
 #: nodes that pass an input on under a name, and the name is their widget
 _SET, _GET = "SetNode", "GetNode"
 _VIRTUAL = (*_NOTES, *_REROUTES, _PRIMITIVE, _SET, _GET)
-#: what the editor stores behind the widgets of nodes that load images
+#: what the editor stores behind the widgets of nodes that load images and videos: the name of the upload button
 _UPLOAD = "image"
 #: a node with a row of values for each LoRA
 _POWER_LORAS = "Power Lora Loader (rgthree)"
@@ -327,7 +327,7 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
         names = _active_names(kind, values, numbers)
         names = listed if set(names) <= set(listed) else names
         found, left = _by_name(names, values, numbers)
-    is_loader = any(given.choices == IMAGES for given in kind.inputs)
+    is_loader = any(given.choices in (IMAGES, VIDEOS) for given in kind.inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and _is_upload(value))]
     linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
     left = [] if linked.issuperset(names) else left
@@ -335,15 +335,14 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 
 def _active_names(kind: NodeType, values: Sequence[Any], numbers: Collection[str]) -> list[str]:
-    """Return the names of the widgets that a node has, in the order of its kind: some are there with some choices of
+    """Return the names of the widgets that a node has, in the order of its kind: some are there with some values of
     another one alone."""
     names: list[str] = []
     for given in kind.inputs:
         if given.type not in WIDGET_TYPES:
             continue
-        if given.when is not None and _by_name(names, values, numbers)[0].get(given.when[0]) not in given.when[1]:
-            continue
-        names.append(given.name)
+        if given.only_with is None or given.is_shown(_by_name(names, values, numbers)[0]):
+            names.append(given.name)
     return names
 
 

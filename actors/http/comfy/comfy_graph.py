@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
+    AUDIOS,
     CONTROLNETS,
     EDITOR_INPUTS,
     IMAGES,
@@ -22,6 +23,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     TEXT_ENCODERS,
     UPSCALERS,
     VAES,
+    VIDEOS,
     VISION_ENCODERS,
     WIDGET_TYPES,
     NodeInput,
@@ -123,7 +125,7 @@ class PoolNames:
             CONTROLNETS: () if self.files is None else self.files.controlnets,
             UPSCALERS: () if self.files is None else self.files.upscalers,
             STYLES: () if self.files is None else self.files.image_prompts,
-            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS), ()),
+            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS, VIDEOS, AUDIOS), ()),
         }
         return lists[given.choices]
 

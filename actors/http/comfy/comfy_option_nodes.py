@@ -92,7 +92,22 @@ def _differential(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return "differential", {"strength": given["strength"]}
 
 
+def _scaled_attention(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Factors of what the attention of all blocks of a UNet adds. Those of temporal attention act on models of videos
+    with UNets alone, of which the pool scales no attention."""
+    model = given["model"]
+    factors = {"image": given["self_structural"], "text": given["cross_structural"]}
+    settings = {name: f"IN*{x:g},MID*{x:g},OUT*{x:g}" for name, x in factors.items() if x != 1}
+    if given["self_temporal"] == given["cross_temporal"] == 1 and not settings:
+        return (model,)
+    if "attention_scale" in dict(model.options):
+        raise NodeUnsupported("model: attention_scale is set by a node before this one")
+    return (replace(model, options=(*model.options, ("attention_scale", settings))),)
+
+
 def _normed(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    if given["pre_cfg"]:
+        raise NodeUnsupported("pre_cfg: found true, expected false: the guided prediction is scaled, and only down")
     return "cfg_norm", {"strength": given["strength"]}
 
 
@@ -222,7 +237,26 @@ OPTION_NODES = (
         number("rescaling_scale", 0.0, 0.0, 10.0),
     ),
     _row("CFGZeroStar", _cfg_zero),
-    _row("CFGNorm", _normed, number("strength", 1.0, 0.0, 100.0)),
+    _row(
+        "CFGNorm",
+        _normed,
+        number("strength", 1.0, 0.0, 100.0),
+        NodeInput("pre_cfg", "BOOLEAN", False, is_required=False),
+    ),
+    NodeType(
+        "UNetTemporalAttentionMultiply",
+        "model",
+        (
+            link("model", "MODEL"),
+            *(
+                number(f"{which}_{kind}", 1.0, 0.0, 10.0, is_required=False)
+                for which in ("self", "cross")
+                for kind in ("structural", "temporal")
+            ),
+        ),
+        ("MODEL",),
+        _scaled_attention,
+    ),
     _row("DifferentialDiffusion", _differential, number("strength", 1.0, 0.0, 1.0, is_required=False)),
     *_SPEED_NODES,
     NodeType(

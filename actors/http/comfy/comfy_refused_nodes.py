@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -9,12 +10,29 @@ from modelpool.actors.http.comfy.node_errors import NodeError
 
 _MERGING = "the pool merges no models; save the merged model as a file"
 _3D = "the pool makes no 3D models"
-_REMOTE = "it calls a service of another company, and not a model of the pool"
+_REMOTE = "it calls a paid service of another company, which the pool does not do"
 _HOOKS = "LoRAs over the steps are written as name:0.8@0-0.5 in the pool's own requests"
 _FILES = "the pool writes outputs, and no files of weights or latents"
 _TRAINING = "the pool trains no models"
 _USER_MEDIA = "the pool reads videos and audio of users in its own requests alone"
-_DETECTION = "the pool has no model that detects or segments"
+_DETECTION = "the pool has no model that detects or segments, or that finds depth and poses in images"
+_LANGUAGE = "the pool runs no language models that write texts"
+#: nodes of companies that run models for money, by the beginning of the name. Some companies also publish models, of
+#: which the nodes have other names
+_PARTNERS = re.compile(
+    r"(Anthropic|BFL|Beeble|Bria|Byte[Dd]ance|Claude|ClarityCrystal|ComfyCloud|ElevenLabs|FishAudio"
+    r"|Flux(Pro|KontextPro|KontextMax|2Pro|2Max|VTO|Erase|Video(Edit|Upscale)|3(Max)?(Image|Text|Frames)ToVideo"
+    r"|3VideoContinuation|[23]ImageNode)|Freepik|Gemini|Google|Grok|HappyHorse|HeyGen|Higgsfield|HitPaw|Ideogram(?!4)|Kling"
+    r"|Krea\d+(Image|Edit|StyleReference)Node|L(tx|TX)[vV]?Api|Luma|Magnific|Meshy|MetaMuse|Minimax|Mirelo|Moonvalley|OpenAI"
+    r"|OpenRouter|Pika|Pix[Vv]erse|Pruna|Quiver|Recraft|Reve[A-Z0-9]|Rodin3D|Runway|Sonilo|Sora|Stability|SyncLipSync|SyncTalking"
+    r"|Tencent|Topaz|Tripo(?!SG|Splat)|Veed|Veo\d?[A-Z]|Vidu|Wavespeed).*|.*(Api|ApiNode)"
+)
+
+
+def _no_model(name: str) -> str:
+    return f"the pool has no model of this kind ({name})"
+
+
 #: of ComfyUI's own nodes, by name
 _REASONS: Mapping[str, str] = MappingProxyType(
     {
@@ -85,19 +103,39 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
     ("CLIPSubtract", _MERGING),
     ("ModelAdd", _MERGING),
     ("ModelSubtract", _MERGING),
-    *((prefix, _REMOTE) for prefix in (
-        "BFL", "FluxPro", "FluxKontextPro", "FluxKontextMax", "FluxProUltra", "Flux2Pro", "Ideogram", "Kling", "Luma",
-        "Minimax", "OpenAI", "Pika", "PixVerse", "Pixverse", "Recraft", "Runway", "Rodin", "Stability", "Tripo", "Veo",
-        "Gemini", "Vidu", "Moonvalley", "ByteDance", "Bytedance", "WanTextToVideoApi", "WanImageToVideoApi",
-        "WanReference", "Topaz", "Meshy", "ElevenLabs", "Grok", "Magnific", "HitPaw", "Bria", "Sora", "LtxvApi",
-    )),
     ("IPAdapter", "the pool's image prompts are IP-Adapters: the field image_prompts of its own requests"),
-    ("Hunyuan3D", _3D),
+    *((prefix, _3D) for prefix in (
+        "Hunyuan3D", "Trellis", "EmptyTrellis", "VaeDecodeShapeTrellis", "VaeDecodeStructureTrellis",
+        "VaeDecodeTextureTrellis", "Pixal3D", "TripoSG", "TripoSplat", "Save3D", "SaveGLB", "Load3D", "Preview3D",
+        "Mesh", "SAM3DBody", "Voxel", "BakeTexture", "BakeNormalMap", "BakeAmbient", "PaintMesh", "RemeshMesh",
+        "DecimateMesh", "UnwrapMesh", "RenderUVAtlas", "GetMeshInfo", "ApplyTextureToMesh", "DA3GeometryToMesh",
+        "SavePointCloud", "PreviewPointCloud", "BuildPoseFile", "CameraAngle",
+    )),
+    *((prefix, _no_model(model)) for prefix, model in (
+        ("MiniMaxH3", "MiniMax-H3"), ("MiniMaxMusic", "MiniMax Music"), ("EmptyMiniMaxMusic", "MiniMax Music"),
+        ("EmptyMiniMaxH3", "MiniMax-H3"), ("SeedVR2", "SeedVR2"), ("WanAnimate2", "Wan Animate 2"),
+        ("WanSCAIL", "Wan SCAIL"), ("SCAIL", "Wan SCAIL"), ("WanSound", "Wan S2V"), ("WanTrack", "Wan ATI"),
+        ("WanMove", "Wan Move"), ("GenerateTracks", "Wan Move"), ("WanDancer", "Wan Dancer"),
+        ("WanCamera", "Wan Fun camera"), ("WanPhantom", "Phantom"), ("WanHuMo", "HuMo"), ("Bernini", "Bernini"),
+        ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"), ("Wan22FunControl", "Wan 2.2 Fun control"),
+        ("AudioEncoder", "an encoder of audio that conditions videos"), ("FrameInterpolat", "frame interpolation"),
+        ("OpticalFlow", "optical flow"), ("VOID", "VOID"), ("SUPIR", "SUPIR"), ("ARVideo", "autoregressive video"),
+        ("EmptyARVideo", "autoregressive video"), ("SamplerARVideo", "autoregressive video"), ("YuE2", "YuE 2"),
+        ("EmptyYuE2", "YuE 2"), ("SheetSage2", "Sheet Sage 2"), ("HiDreamO1", "HiDream O1"),
+        ("EmptyHiDreamO1", "HiDream O1"), ("AnimaLLLite", "LLLite"), ("PiD", "PiD"), ("Marigold", "Marigold"),
+        ("TextEncodeMageFlow", "Mage Flow"), ("TextEncodeMOSS", "MOSS-Image"), ("MOSSImage", "MOSS-Image"),
+        ("TextEncodeFibo2", "FIBO 2"), ("TextEncodeMing", "Ming-Image"), ("SenseNova", "SenseNova"),
+    )),
     ("GroundingDino", _DETECTION),
     ("SAM", _DETECTION),
     ("BRIA_RMBG", _DETECTION),
     ("ImageRemoveBackground", _DETECTION),
     ("RemBG", _DETECTION),
+    *((prefix, _DETECTION) for prefix in (
+        "SDPose", "RTDETR", "DA3", "LoadDA3", "MoGe", "LoadMoGe", "RemoveBackground", "LoadBackgroundRemoval",
+        "BiRefNet", "DrawBBoxes", "MediaPipe",
+    )),
+    *((prefix, _LANGUAGE) for prefix in ("TextGenerate", "AILab_QwenVL")),
 )  # fmt: skip
 _UNKNOWN = "a node of another kind, which is not among those of the pool (GET /object_info lists them)"
 
@@ -106,7 +144,7 @@ def reason_for(kind: str) -> str:
     """Return why a kind of node that the pool does not have is refused."""
     if kind in _REASONS:
         return _REASONS[kind]
-    if kind.endswith(("Api", "ApiNode")):
+    if _PARTNERS.fullmatch(kind):
         return _REMOTE
     return next((reason for prefix, reason in _PREFIXES if kind.startswith(prefix)), _UNKNOWN)
 

@@ -27,6 +27,9 @@ _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
 _GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
+#: families of transformers with attention of another name than that of which UNetTemporalAttentionMultiply scales the
+#: last layer, so that the node changes nothing
+_OTHER_ATTENTION = ("Wan ", "Hunyuan Video", "Flux ", "Qwen-Image", "Mochi")
 #: the family that reads the words of T5 and one padding token, and the padding and length that mean that
 _UNPADDED, _WITHOUT_PADDING = "Chroma", (1, 0)
 #: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
@@ -96,13 +99,15 @@ def image_guidance(text: TextValue, family: str) -> dict[str, float]:
 
 
 def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]:
-    """Return the options of a run that act: those of guidance do nothing with cfg 1, and some families have guidance
-    that is normed by itself."""
+    """Return the options of a run that act: those of guidance do nothing with cfg 1, some families have guidance that
+    is normed by itself, and some no attention that nodes scale."""
     found = dict(model.options)
     for name in _GUIDANCE_OPTIONS if cfg == 1 else ():
         found.pop(name, None)
     if family.startswith(_NORMED):
         found.pop("cfg_norm", None)
+    if family.startswith(_OTHER_ATTENTION):
+        found.pop("attention_scale", None)
     return found
 
 

@@ -17,6 +17,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     check_parts,
     combo,
     file_stem,
+    is_one,
     link,
     number,
     only_in_workflows,
@@ -93,14 +94,14 @@ def _with_area_strength(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if value.is_partial:
         regions = tuple(replace(region, strength=given["strength"]) for region in value.regions)
         return (replace(value, regions=regions),)
-    if given["strength"] != 1:
+    if not is_one(given["strength"]):
         raise NodeUnsupported(f"strength: found {given['strength']:g} for a text without an area, expected 1")
     return (value,)
 
 
 def _with_vision(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The image that a model reads by its vision encoder. Raises NodeUnsupported."""
-    if given["strength"] != 1:
+    if not is_one(given["strength"]):
         raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1")
     video = given["conditioning"].video
     if video is not None and video.image is not None:

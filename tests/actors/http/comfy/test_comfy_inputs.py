@@ -115,7 +115,7 @@ def graph_with(kind: NodeType) -> dict[str, Any]:
             name, given = "VAEDecode", "samples"
         used += 1
         filled(graph, f"after {used}", NODE_TYPES[name], **{given: [source, 0]})
-        source, outputs = f"after {used}", NODE_TYPES[name].outputs
+        source, outputs = f"after {used}", () if NODE_TYPES[name].is_output else NODE_TYPES[name].outputs
         if name == "KSampler":
             filled(graph, "decoded", NODE_TYPES["VAEDecode"], samples=[source, 0])
             filled(graph, "saved", NODE_TYPES["SaveImage"], images=["decoded", 0])
