@@ -217,7 +217,9 @@ def _converted(scope: _Scope) -> dict[str, Any]:
         kind, node_id = node["type"], f"{node_scope.prefix}{node['id']}"
         if place >= MAX_NODES:
             raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} nodes", is_over_bound=True)
-        if kind not in scope.definitions.kinds:
+        if kind not in scope.definitions.kinds and not _has_links(node):
+            found[node_id] = {"class_type": str(kind), "inputs": {}}
+        elif kind not in scope.definitions.kinds:
             errors.append(unknown_node(node_id, str(kind)))
         else:
             widgets, left = _widgets(node_scope, node)
@@ -235,6 +237,12 @@ def _converted(scope: _Scope) -> dict[str, Any]:
     if errors:
         raise WorkflowRejected("invalid_prompt", f"the workflow cannot be converted; {EXPORT_HINT}", errors)
     return _with_templates(found, titles, scope.definitions.work)
+
+
+def _has_links(node: Mapping[str, Any]) -> bool:
+    """Whether a node is linked to another one."""
+    outputs = any(each.get("links") for each in node.get("outputs") or ())
+    return outputs or any(each.get("link") is not None for each in node.get("inputs") or ())
 
 
 def _widget_problem(kind: NodeType, left: Sequence[Any]) -> str:
