@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
+from modelpool.actors.http.comfy.comfy_group_nodes import SUBGRAPH_INPUT, SUBGRAPH_OUTPUT, with_subgraphs
 from modelpool.actors.http.comfy.comfy_node_types import IMAGES, VIDEOS, WIDGET_TYPES, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
@@ -40,8 +41,6 @@ _SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize", True, False)
 _SEEDS = ("seed", "noise_seed")
 #: modes of nodes that are switched off
 _NEVER, _BYPASS = 2, 4
-#: the nodes at which a subgraph's own links begin and end
-_SUBGRAPH_INPUT, _SUBGRAPH_OUTPUT = -10, -20
 #: the id by which a subgraph names a widget of its own, and not one of a node in it
 _OWN_WIDGET = "-1"
 #: subgraphs within each other; links that lead from one to the next
@@ -115,11 +114,11 @@ class _Definition:
         self.inputs = tuple(each["name"] for each in inputs)
         self.shown = self._shown() if self.inputs else {}
         self.widgets = [name for place, name in enumerate(self.inputs) if place in self.shown]
-        target = str(_SUBGRAPH_OUTPUT)
+        target = str(SUBGRAPH_OUTPUT)
         self.outputs = {link.target_slot: link for link in reversed(self.links.values()) if link.target == target}
 
     def _shown(self) -> dict[int, tuple[Mapping[str, Any], str]]:
-        source = str(_SUBGRAPH_INPUT)
+        source = str(SUBGRAPH_INPUT)
         found: dict[int, tuple[Mapping[str, Any], str]] = {}
         for node in self.nodes.values():
             for given in node.get("inputs") or ():
@@ -210,8 +209,9 @@ def api_format(workflow: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> dic
         raise WorkflowRejected("invalid_prompt", "expected a workflow: a table of nodes")
     if not is_exported(workflow):
         return workflow
-    nodes, links = workflow["nodes"], workflow["links"]
     try:
+        workflow = with_subgraphs(workflow)
+        nodes, links = workflow["nodes"], workflow["links"]
         definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
         return _converted(_Scope(_Definition(nodes, links), _Definitions(definitions, kinds)))
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
@@ -234,7 +234,9 @@ def _converted(scope: _Scope) -> dict[str, Any]:
         kind, node_id = node["type"], f"{node_scope.prefix}{node['id']}"
         if place >= MAX_NODES:
             raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} nodes", is_over_bound=True)
-        if kind not in scope.definitions.kinds:
+        if kind not in scope.definitions.kinds and not _has_links(node):
+            found[node_id] = {"class_type": str(kind), "inputs": {}}
+        elif kind not in scope.definitions.kinds:
             errors.append(unknown_node(node_id, str(kind)))
         else:
             widgets, left = _widgets(node_scope, node)
@@ -252,6 +254,12 @@ def _converted(scope: _Scope) -> dict[str, Any]:
     if errors:
         raise WorkflowRejected("invalid_prompt", f"the workflow cannot be converted; {EXPORT_HINT}", errors)
     return _with_templates(found, titles, scope.definitions.work)
+
+
+def _has_links(node: Mapping[str, Any]) -> bool:
+    """Whether a node is linked to another one."""
+    outputs = any(each.get("links") for each in node.get("outputs") or ())
+    return outputs or any(each.get("link") is not None for each in node.get("inputs") or ())
 
 
 def _widget_problem(kind: NodeType, left: Sequence[Any]) -> str:
@@ -410,7 +418,7 @@ def _source(scope: _Scope, link: _Link) -> _Source:
     or a value; None if it begins nowhere. Raises KeyError for a loop."""
     for _ in range(_MOST_LINKS):
         scope.definitions.work.take("links from node to node", 1, _MOST_FOLLOWED)
-        if link.source == str(_SUBGRAPH_INPUT):
+        if link.source == str(SUBGRAPH_INPUT):
             host, outer = scope.host, scope.outer
             if host is None or outer is None:
                 raise KeyError("a link of a subgraph outside of it")

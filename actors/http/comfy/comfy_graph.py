@@ -43,7 +43,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     has_distilled_guidance,
     image_guidance,
     lora_fields,
-    prompt_text,
+    plain_text,
     reads_guidance,
     region_fields,
     shift_of,
@@ -363,6 +363,7 @@ def known_nodes(prompt: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> Mapp
     errors: list[NodeError] = []
     unknown: list[NodeError] = []
     nodes: dict[str, Mapping[str, Any]] = {}
+    lone = lone_nodes(prompt, kinds)
     for node_id, node in prompt.items():
         kind = node.get("class_type") if isinstance(node, dict) else None
         inputs = node.get("inputs") if isinstance(node, dict) else None
@@ -373,7 +374,7 @@ def known_nodes(prompt: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> Mapp
             class_type = kind[:100] if isinstance(kind, str) else ""
             errors.append(NodeError(node_id, class_type, "invalid_node", "the node is damaged", damaged, name))
         elif kind not in kinds:
-            unknown.append(unknown_node(node_id, kind))
+            unknown += () if node_id in lone else (unknown_node(node_id, kind),)
         else:
             given = {name: value for name, value in inputs.items() if value is not None}
             nodes[node_id] = {"class_type": kind, "inputs": given}
@@ -385,9 +386,55 @@ def known_nodes(prompt: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> Mapp
     return nodes
 
 
+def lone_nodes(prompt: Mapping[str, Any], kinds: Mapping[str, NodeType] = NODE_TYPES) -> dict[str, str]:
+    """Return the warnings about nodes of unknown kinds that are linked to no other node, by their ids: whatever they
+    do, no output needs them."""
+    nodes = {
+        node_id: node
+        for node_id, node in prompt.items()
+        if isinstance(node, dict) and isinstance(node.get("inputs") or {}, dict)
+    }
+    read = {source for node in nodes.values() for source in sources_of(node)}
+    return {
+        node_id: f"node {node_id} ({kind[:100]}) is left out: a node that is unknown, and linked to no other one"
+        for node_id, node in nodes.items()
+        if isinstance(kind := node.get("class_type"), str)
+        and kind not in kinds
+        and node_id not in read
+        and not any(sources_of(node))
+    }
+
+
+def complete_outputs(
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], order: Sequence[str], kinds: Mapping[str, NodeType]
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return the outputs of which all nodes have the links that they need, and warnings about the others: as in
+    ComfyUI, these are not computed. All outputs, if none is complete. `order` is that of `nodes_in_order`."""
+    missing: dict[str, str] = {}
+    for node_id in order:
+        node = nodes[node_id]
+        kind, given = kinds[node["class_type"]], node["inputs"]
+        needed = [each.name for each in kind.inputs if each.is_required and each.type not in (*WIDGET_TYPES, ANY)]
+        absent = [name for name in needed if name not in given]
+        # next to an unknown name, an input that is missing is more likely misspelt than left out
+        if absent and not set(given) - {each.name for each in kind.inputs} - EDITOR_INPUTS:
+            missing[node_id] = f"node {node_id} ({kind.name}) has no link to {', '.join(absent)}"
+        elif found := next((missing[source] for source in sources_of(node) if source in missing), ""):
+            missing[node_id] = found
+    kept = [node_id for node_id in outputs if node_id not in missing]
+    if not kept:
+        return list(outputs), ()
+    left = (
+        f"node {node_id} ({nodes[node_id]['class_type']}) is left out: {missing[node_id]}"
+        for node_id in outputs
+        if node_id in missing
+    )
+    return kept, tuple(left)
+
+
 def sources_of(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the ids of the nodes that an input of a node is linked to."""
-    for name in node.get("inputs", {}):
+    for name in node.get("inputs") or {}:
         if (link := link_of(node, name)) is not None:
             yield link[0]
 
@@ -547,8 +594,8 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         levels |= dict(zip(("beta_alpha", "beta_beta"), latent.beta, strict=True))
     fields: dict[str, Any] = {
         "model": latent.model.name,
-        "prompt": prompt_text(positive, family),
-        "negative": "" if latent.negative.is_zero else prompt_text(latent.negative, family),
+        "prompt": plain_text(positive, family),
+        "negative": "" if latent.negative.is_zero else plain_text(latent.negative, family),
         "loras": tuple(lora_fields(lora, positive.clip) for lora in latent.model.loras),
         **levels,
         "sampler": latent.sampler.name,

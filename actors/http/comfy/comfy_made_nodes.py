@@ -20,6 +20,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     has_distilled_guidance,
     image_guidance,
     lora_fields,
+    padding_of,
     prompt_text,
     reads_guidance,
     region_fields,
@@ -47,7 +48,11 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.actors.request.workflow_fields import MAX_NODES
-from modelpool.pool.values.core.errors import counted
+from modelpool.pool.inference.operations.image_edits import Turn
+from modelpool.pool.inference.operations.latent_edits import DOWNSCALE, LatentBySides, LatentCrop, cells_of_side
+from modelpool.pool.inference.operations.operate import OPERATIONS
+from modelpool.pool.inference.operations.operation import Size
+from modelpool.pool.values.core.errors import UnusableField, counted
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
 #: operations that read all images of a batch; a batch of a sampler is as many workflows here, of one image each
@@ -58,6 +63,8 @@ ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
 _MOST_FRAMES = 512
 #: of ComfyUI's node that grows masks, and of the masks of this module
 _GROWN = {"tapered": True}
+#: pixels of a side of zeros next to other latents: ComfyUI scales latents to no less
+_LEAST_ZEROS = 64
 _Value = TypeVar("_Value", NodeImage, NodeLatent)
 
 
@@ -105,15 +112,21 @@ class MadeNodes:
         result: type[NodeImage | NodeMask | NodeLatent | NodeAudio],
         values: Mapping[str, Any],
         settings: Mapping[str, Any],
-    ) -> NodeImage | NodeMask | NodeLatent | NodeAudio:
-        """Return what an operation makes of values, by the names of its inputs. Raises NodeUnsupported."""
+    ) -> NodeImage | NodeMask | NodeLatent | NodeAudio | BlankLatent:
+        """Return what an operation makes of values, by the names of its inputs: of empty latents alone, empty ones.
+        Raises NodeUnsupported."""
         inputs: dict[str, str] = {}
         counts, samplers, models = {1}, [""], [""]
+        try:
+            blank = _blank_after(operation, settings, values)
+        except UnusableField as problem:
+            raise NodeUnsupported(str(problem)) from None
+        if blank is not None:
+            return blank
+        values = self._without_blanks(node_id, values)
         if operation in _OF_ALL:
             values = {name: self.as_frames(f"{node_id}/{name}", value) for name, value in values.items()}
         for name, value in values.items():
-            if isinstance(value, BlankLatent):
-                raise NodeUnsupported(f"{name}: expected latents of an image or of a sampler, found empty ones")
             if isinstance(value, NodeLatent):
                 inputs[name] = value.node
                 models.append(value.model)
@@ -143,6 +156,30 @@ class MadeNodes:
         size = _size_after(operation, settings, latents)
         places = next((value.places for value in latents), BatchPlaces())
         return NodeLatent(made, model, mask, None, count, sampler, max(frames, default=0), size, places)
+
+    def _without_blanks(self, node_id: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return values with zeros for empty latents: those of ComfyUI are zeros in the scale of the VAE, and have the
+        channels of the latents next to them. Raises NodeUnsupported."""
+        like = next((value for value in values.values() if isinstance(value, NodeLatent)), None)
+        found = dict(values)
+        for name, blank in values.items():
+            if not isinstance(blank, BlankLatent):
+                continue
+            if like is None or not _is_plain_blank(blank) or like.frames or blank.count != like.count:
+                found_count = counted(blank.count, "empty latent")
+                expected = "latents of an image or of a sampler, or as many empty ones as the others, of images"
+                raise NodeUnsupported(f"{name}: expected {expected}; found {found_count}")
+            size = {"width": blank.width, "height": blank.height}
+            if min(size.values()) < _LEAST_ZEROS:
+                raise NodeUnsupported(f"{name}: expected empty latents with sides of at least {_LEAST_ZEROS}")
+            settings = {**size, "method": "nearest", "crop": False}
+            sized = self.operate(
+                f"{node_id}/{name}", "latent_upscale_to_pixels", NodeLatent, {"samples": like}, settings
+            )
+            zeros = self.operate(f"{node_id}/{name}", "latent_multiply", NodeLatent, {"samples": sized}, {"factor": 0})
+            assert isinstance(zeros, NodeLatent), "the result of an operation on latents"
+            found[name] = replace(zeros, places=blank.places, mask=None)
+        return found
 
     def _count(self, node: str, count: int) -> None:
         if count > 1:
@@ -360,7 +397,11 @@ class MadeNodes:
         positive, negative = texts
         read = texts if is_guided else (positive,)
         family = self._families.get(model.name, "")
-        plain = all(_is_plain(text, model) for text in read if not text.is_zero or text is positive)
+        plain = all(
+            _is_plain(text, model) and not padding_of(text, family)
+            for text in read
+            if not text.is_zero or text is positive
+        )
         same = negative.is_zero or not is_guided or _same_encoders(positive.clip, negative.clip)
         if plain and same and not (is_guided and negative.is_zero) and not positive.is_zero:
             fields["prompt"] = prompt_text(positive, family)
@@ -389,6 +430,11 @@ class MadeNodes:
             made = self.add(node_id, "operation", inputs, name=text.changed.operation, settings=settings)
         else:
             made = self._plain_text(node_id, text, model, is_negative and not text.is_zero)
+        if text.changed is None and (padding := padding_of(text, self._families.get(text.clip.name or model, ""))):
+            settings = dict(zip(("least_padding", "least_tokens"), padding, strict=True))
+            made = self.add(
+                f"{node_id}/padding", "operation", {"text": made}, name="encoded_padding", settings=settings
+            )
         if text.is_zero:
             made = self.add(f"{node_id}/zero", "operation", {"text": made}, name="encoded_zero", settings={})
         self._known[key] = made
@@ -472,6 +518,36 @@ def _frames_after(operation: str, settings: Mapping[str, Any], values: Mapping[s
     return max(frames, default=0)
 
 
+def _is_plain_blank(latent: BlankLatent) -> bool:
+    """Whether empty latents are images, and nothing but zeros."""
+    return bool(latent.width) and not (latent.frames or latent.seconds or latent.image)
+
+
+def _blank_after(operation: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> BlankLatent | None:
+    """Return the empty latents that an operation makes of empty latents alone; None for others."""
+    latents = [value for value in values.values() if isinstance(value, BlankLatent)]
+    others = any(isinstance(value, NodeLatent) for value in values.values())
+    if not latents or others or not all(map(_is_plain_blank, latents)):
+        return None
+    found = latents[0]
+    cells = Size(found.width // DOWNSCALE, found.height // DOWNSCALE)
+    match operation:
+        case "latent_crop":
+            sides = {name: settings[name] for name in ("x", "y", "width", "height")}
+            cells = OPERATIONS[operation].size_of(LatentCrop(**sides), {"samples": cells})
+        case "latent_rotate":
+            cells = OPERATIONS[operation].size_of(Turn(settings["rotation"]), {"samples": cells})
+        case "latent_upscale_by_sides":
+            cells = OPERATIONS[operation].size_of(LatentBySides(**settings), {"samples": cells})
+        case "latent_composite" | "latent_flip" | "latent_multiply" | "latent_add" | "latent_subtract":
+            return found
+        case "latent_interpolate" | "latent_blend":
+            return found
+        case _:
+            return None
+    return replace(found, width=cells.width * DOWNSCALE, height=cells.height * DOWNSCALE)
+
+
 def _size_after(operation: str, settings: Mapping[str, Any], latents: Sequence[NodeLatent]) -> tuple[int, int]:
     """Return the size of the latents that an operation makes, in pixels; (0, 0) if it is not known."""
     size = next((each.size for each in latents), (0, 0))
@@ -480,6 +556,13 @@ def _size_after(operation: str, settings: Mapping[str, Any], latents: Sequence[N
             return settings["width"], settings["height"]
         case "latent_upscale_by":
             return round(size[0] * settings["factor"]), round(size[1] * settings["factor"])
+        case "latent_upscale_by_sides":
+            multiple = settings["multiple"]
+            width, height = (
+                cells_of_side(side // DOWNSCALE, settings[f"{name}_factor"], multiple) * DOWNSCALE
+                for name, side in zip(("width", "height"), size, strict=True)
+            )
+            return width, height
         case "latent_upscale_to_pixels" | "latent_crop" | "latent_rotate":
             return 0, 0
     return size

@@ -30,8 +30,8 @@ _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
 #: families of transformers with attention of another name than that of which UNetTemporalAttentionMultiply scales the
 #: last layer, so that the node changes nothing
 _OTHER_ATTENTION = ("Wan ", "Hunyuan Video", "Flux ", "Qwen-Image", "Mochi")
-#: the family that reads the words of T5 and one padding token, and the padding and length that mean that
-_UNPADDED, _WITHOUT_PADDING = "Chroma", (1, 0)
+#: the family that reads the words of T5 and one padding token, and the least padding and length that mean that
+_UNPADDED, _OWN_PADDING = "Chroma", (1, 0)
 #: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
 #: all families with guidance as an input of the model
@@ -50,12 +50,27 @@ def lora_fields(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
     return fields if on_text == use.strength else {**fields, "text_strength": on_text}
 
 
+def padding_of(text: TextValue, family: str) -> tuple[int, int] | None:
+    """Return the least padding and length of T5's tokens, where they are not those of the family. Raises
+    NodeUnsupported for families that read no more than their own."""
+    padding = text.clip.padding
+    if padding is None or (padding == _OWN_PADDING and family.startswith(_UNPADDED)):
+        return None
+    if not family.startswith(_UNPADDED):
+        found = f"min_padding {padding[0]} and min_length {padding[1]} with {family or 'this model'}"
+        raise NodeUnsupported(f"T5TokenizerOptions: found {found}, expected a model of {_UNPADDED}")
+    return padding
+
+
+def plain_text(text: TextValue, family: str) -> str:
+    """Return the text of a request without a workflow. Raises NodeUnsupported, as `prompt_text`."""
+    if padding_of(text, family):
+        raise NodeUnsupported("T5TokenizerOptions: another padding than that of the model needs a workflow")
+    return prompt_text(text, family)
+
+
 def prompt_text(text: TextValue, family: str) -> str:
     """Return a text with those that are appended to it, which CLIP reads on their own. Raises NodeUnsupported."""
-    padding = text.clip.padding
-    if padding is not None and (padding != _WITHOUT_PADDING or not family.startswith(_UNPADDED)):
-        found = f"min_padding {padding[0]} and min_length {padding[1]} with {family or 'this model'}"
-        raise NodeUnsupported(f"T5TokenizerOptions: found {found}, expected 1 and 0 with {_UNPADDED}")
     if text.appended and not family.startswith(_CLIP_ONLY):
         raise NodeUnsupported("ConditioningConcat: expected a model whose text encoders are CLIP's")
     return " BREAK ".join((text.text, *text.appended))

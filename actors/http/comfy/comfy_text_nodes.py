@@ -357,14 +357,17 @@ TEXT_NODES = (
         (link("conditioning_to", "CONDITIONING"), link("conditioning_from", "CONDITIONING")),
         _concatenated,
     ),
-    _row(
-        "ConditioningAverage",
-        (
-            link("conditioning_to", "CONDITIONING"),
-            link("conditioning_from", "CONDITIONING"),
-            number("conditioning_to_strength", 1.0, 0.0, 1.0),
-        ),
-        only_in_workflows,
+    *(
+        _row(
+            name,
+            (
+                link("conditioning_to", "CONDITIONING"),
+                link("conditioning_from", "CONDITIONING"),
+                number("conditioning_to_strength", 1.0, 0.0, 1.0),
+            ),
+            only_in_workflows,
+        )
+        for name in ("ConditioningAverage", "ConditioningAverage ")  # as its name was written in 2023
     ),
     _row("ConditioningSetArea", (_CONDITIONING, *_sides(0, MAX_SIDE), _AREA_STRENGTH), _in_area),
     _row("ConditioningSetAreaPercentage", (_CONDITIONING, *_sides(0.0, 1.0, share=True), _AREA_STRENGTH), _in_share),

@@ -377,6 +377,7 @@ _CUSTOM = (
         "STRING",
     ),
     _row("Text Find and Replace", (text("text"), text("find"), text("replace")), _found_and_replaced, "STRING"),
+    _row("Text Find and Replace Input", (text("text"), text("find"), text("replace")), _found_and_replaced, "STRING"),
     _row("Text Random Line", (text("text"), whole("seed", 0, 0, MAX_SEED)), _random_line, "STRING"),
     _row("INTConstant", _INTEGER, _value, "INT"),
     _row("FloatConstant", _NUMBER, _value, "FLOAT"),

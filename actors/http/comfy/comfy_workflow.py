@@ -20,8 +20,10 @@ from modelpool.actors.http.comfy.comfy_graph import (
     OutputNode,
     PoolNames,
     WorkflowOutput,
+    complete_outputs,
     input_errors,
     known_nodes,
+    lone_nodes,
     node_error,
     nodes_in_order,
     output_nodes,
@@ -94,9 +96,20 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
     nodes = known_nodes(prompt, names.kinds)
     outputs = output_nodes(nodes, names.kinds)
-    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs), names.kinds, names.image_size)
+    order = nodes_in_order(KnownGraph(nodes, names), outputs)
+    outputs, incomplete = complete_outputs(nodes, outputs, order, names.kinds)
+    nodes = evaluated(nodes, order, names.kinds, names.image_size)
+    left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete)
+    return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in _outputs(nodes, outputs, names))
 
-    def plain(wanted: Sequence[str]) -> tuple[OutputNode, ...]:
+
+def _outputs(
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames
+) -> tuple[WorkflowOutput | GraphOutput, ...]:
+    """Return what evaluated nodes generate: requests without a workflow where these can say it. Raises
+    WorkflowRejected."""
+
+    def plain(wanted: Sequence[str]) -> tuple[WorkflowOutput, ...]:
         found = request_outputs(nodes, wanted, names)
         return tuple(replace(each, as_graph=partial(_graph_output, nodes, each.node_id, names)) for each in found)
 
@@ -108,7 +121,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     graphs = {each.node_id: each for each in _graph_outputs(nodes, outputs, names)}
     if len(outputs) == 1:
         return tuple(graphs.values())
-    found: list[OutputNode] = []
+    found: list[WorkflowOutput | GraphOutput] = []
     for node_id in outputs:  # an output that is one request is that request, whatever else the workflow makes
         try:
             found += plain([node_id])

@@ -407,7 +407,7 @@ WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
         "GrowMask": _grown,
         "ImageToMask": _mask_of_image,
         "ConditioningConcat": _joined,
-        "ConditioningAverage": _averaged,
+        **dict.fromkeys(("ConditioningAverage", "ConditioningAverage "), _averaged),
         "ReferenceLatent": _with_reference,
         "TextEncodeQwenImageEdit": _encoded_with_images,
         "TextEncodeQwenImageEditPlus": _encoded_with_images,

@@ -32,6 +32,16 @@ from modelpool.pool.values.core.stage_params import ImagePixels, PixelArray, Vid
 MEGAPIXEL = 1024 * 1024
 #: by which the product of a side and its own factor may be above a whole number
 _ROUNDING = 1e-6
+#: filters of Pillow, by name
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+#: the factor of the sides of an image before it gets its size, and the pixels of the size: what is computed first fits
+#: in the memory of a worker
+_OVERSAMPLED, _MOST_OVERSAMPLED = 8, 3 * MEGAPIXEL // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,18 @@ class ScaleToNearest:
 
     sizes: tuple[int, ...]
     method: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleByFilter:
+    """Scale by a factor, whose parts of a pixel are cut off, or, with factor 0, to this width and height, with a filter
+    of Pillow on the 8-bit values. `oversampled`: first to 8 times the size, with the same filter."""
+
+    factor: float = 0.0
+    width: int = 0
+    height: int = 0
+    method: str = "lanczos"
+    oversampled: bool = False
 
 
 def size_wanted(size: Size, width: int, height: int, least: int = 1) -> Size:
@@ -215,6 +237,31 @@ def _to_nearest(params: ScaleToNearest, sizes: Sizes) -> Size:
     return Size(width, height, size.frames)
 
 
+def _by_filter(params: ScaleByFilter, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, tuple(_FILTERS))
+    size = sizes["image"]
+    if params.factor:
+        found = _by_factor(ScaleByFactor(params.factor, cut=True), sizes)
+    else:
+        need("width", params.width, 1, MAX_SIDE)
+        need("height", params.height, 1, MAX_SIDE)
+        found = Size(params.width, params.height, size.frames)
+    if params.oversampled and found.width * found.height > _MOST_OVERSAMPLED:
+        expected = f"up to {_MOST_OVERSAMPLED} pixels, as {_OVERSAMPLED} times the sides are computed first"
+        raise UnusableField(f"oversampled: found {found.width}x{found.height}, expected {expected}")
+    return found
+
+
+def _filtered(params: ScaleByFilter, inputs: Inputs) -> ImagePixels | VideoFrames:
+    frames_THWC = frames_of(inputs["image"])
+    size = _by_filter(params, {"image": Size(frames_THWC.shape[2], frames_THWC.shape[1])})
+    factors = (_OVERSAMPLED, 1) if params.oversampled else (1,)
+    for factor in factors:
+        wide, high = size.width * factor, size.height * factor
+        frames_THWC = np.stack([_by_pillow(each_HWC, wide, high, _FILTERS[params.method]) for each_HWC in frames_THWC])
+    return image_like(inputs["image"], frames_THWC)
+
+
 def scaled(
     image: ImagePixels | VideoFrames, width: int, height: int, method: str, crops: bool = False
 ) -> ImagePixels | VideoFrames:
@@ -231,12 +278,16 @@ def scaled(
 
 def _frame(frame_HWC: PixelArray, width: int, height: int, method: str) -> PixelArray:
     if method == "lanczos":
-        if frame_HWC.shape[-1] == 3:
-            return np.asarray(Image.fromarray(frame_HWC).resize((width, height), Image.Resampling.LANCZOS))
-        planes = [Image.fromarray(np.ascontiguousarray(plane_HW)) for plane_HW in np.moveaxis(frame_HWC, -1, 0)]
-        return np.stack([np.asarray(one.resize((width, height), Image.Resampling.LANCZOS)) for one in planes], axis=-1)
+        return _by_pillow(frame_HWC, width, height, Image.Resampling.LANCZOS)
     colours_CHW = np.moveaxis(levels(frame_HWC), -1, 0)
     return np.moveaxis(as_pixels(resampled(colours_CHW, width, height, method)), 0, -1)
+
+
+def _by_pillow(frame_HWC: PixelArray, width: int, height: int, method: Image.Resampling) -> PixelArray:
+    if frame_HWC.shape[-1] == 3:
+        return np.asarray(Image.fromarray(frame_HWC).resize((width, height), method))
+    planes = [Image.fromarray(np.ascontiguousarray(plane_HW)) for plane_HW in np.moveaxis(frame_HWC, -1, 0)]
+    return np.stack([np.asarray(one.resize((width, height), method)) for one in planes], axis=-1)
 
 
 def _size_of(image: ImagePixels | VideoFrames) -> Size:
@@ -278,4 +329,5 @@ IMAGE_SCALING = (
     Operation("image_scale_to_multiple", ScaleToMultiple, {"image": IMAGE}, IMAGE, _covering, _to_multiple),
     _row("image_scale_within", ScaleWithin, _within),
     _row("image_scale_to_nearest", ScaleToNearest, _to_nearest),
+    Operation("image_scale_by_filter", ScaleByFilter, {"image": IMAGE}, IMAGE, _filtered, _by_filter),
 )

@@ -217,8 +217,8 @@ def test_null_inputs_are_missing() -> None:
                 wrong.append((kind.name, given.name))
     assert not wrong
     graph = examples.basic()
-    graph["unused"] = {"class_type": "PreviewImage", "inputs": None}
-    assert set(errors_of(graph)) == {"unused"}
+    graph["saved"]["inputs"] = None
+    assert set(errors_of(graph)) == {"saved"}
 
 
 def test_written_values_are_converted_as_in_comfyui() -> None:
