@@ -7,7 +7,7 @@ Torch-free, ray-free. The catalog knows the blocks of a model.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -124,6 +124,10 @@ class LoraChoice(Strict):
         """Leave out fields that are not set: the seeds of job files are derived from this serialization."""
         always, fields = ("name", "strength"), type(self).model_fields
         return {name: value for name, value in plain(self).items() if name in always or value != fields[name].default}
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Show whether it is a merge for merges alone."""
+        return ((name, value) for name, value in super().__repr_args__() if name != "merge" or value)
 
     @property
     def has_effect(self) -> bool:
