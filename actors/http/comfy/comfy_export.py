@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
@@ -33,6 +34,10 @@ _VIRTUAL = (*_NOTES, *_REROUTES, _PRIMITIVE, _SET, _GET)
 _UPLOAD = "image"
 #: a node with a row of values for each LoRA
 _POWER_LORAS = "Power Lora Loader (rgthree)"
+#: widgets that a node had before, by its type and how many there are
+_EARLIER_WIDGETS: Mapping[tuple[str, int], tuple[str, ...]] = MappingProxyType(
+    {("Text Concatenate", 1): ("linebreak_addition",)}
+)
 #: a template in a text: a name or a title of a node, and a widget of it
 _TEMPLATE = re.compile(r"%([^%.]+)\.([^%]+)%")
 #: what the editor does with a seed after a run; its value follows the seed's. In files of early 2023 it is
@@ -332,7 +337,8 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     if isinstance(values, dict):
         found = dict(values)
     else:
-        names = _active_names(kind, values, numbers)
+        earlier = _EARLIER_WIDGETS.get((node["type"], len(values)))
+        names = _active_names(kind, values, numbers) if earlier is None else list(earlier)
         names = listed if set(names) <= set(listed) else names
         found, left = _by_name(names, values, numbers)
     is_loader = any(given.choices in (IMAGES, VIDEOS) for given in kind.inputs)

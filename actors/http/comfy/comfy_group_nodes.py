@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
+from modelpool.pool.values.core.errors import counted
 
 _PREFIXES = ("workflow>", "workflow/")
 #: the nodes at which the links of a subgraph begin and end
@@ -22,6 +23,8 @@ def with_subgraphs(workflow: Mapping[str, Any]) -> Mapping[str, Any]:
     for a group node with other widgets or inputs than its group, and KeyError, IndexError and TypeError for damaged
     ones."""
     groups = (workflow.get("extra") or {}).get("groupNodes") or {}
+    if not groups:
+        return workflow
     nodes: list[Any] = []
     subgraphs = list((workflow.get("definitions") or {}).get("subgraphs") or ())
     for node in workflow["nodes"]:
@@ -31,9 +34,8 @@ def with_subgraphs(workflow: Mapping[str, Any]) -> Mapping[str, Any]:
             continue
         subgraph = f"{node['type']} {node['id']}"
         subgraphs.append({"id": subgraph, **_subgraph(node, groups[name])})
-        nodes.append({**node, "type": subgraph, "widgets_values": []})  # the nodes in it have them
-    if len(nodes) == 0 or not groups:
-        return workflow
+        # the nodes in it have its values
+        nodes.append({**node, "type": subgraph, "widgets_values": []})
     return {**workflow, "nodes": nodes, "definitions": {"subgraphs": subgraphs}}
 
 
@@ -59,7 +61,7 @@ def _subgraph(host: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, An
     free = [place for place in _inputs_of(inner) if place not in linked]
     plain = [each for each in host.get("inputs") or () if not each.get("widget")]
     if len(free) != len(plain):
-        raise _refused(host, f"found {len(plain)} inputs, expected {len(free)} as its group has")
+        raise _refused(host, f"found {counted(len(plain), 'input')}, expected {len(free)} as its group has")
     for slot, place in enumerate(free):
         linked[place] = add((SUBGRAPH_INPUT, slot), place)
     names = [each["name"] for each in plain]
@@ -105,7 +107,7 @@ def _values_of(host: Mapping[str, Any], inner: Sequence[Mapping[str, Any]]) -> I
     values = list(host.get("widgets_values") or ())
     counts = [len(node.get("widgets_values") or ()) for node in inner]
     if sum(counts) != len(values):
-        raise _refused(host, f"found {len(values)} values, expected {sum(counts)} as the nodes of its group have")
+        raise _refused(host, f"found {counted(len(values), 'value')}, expected {sum(counts)} as its nodes have")
     for count in counts:
         yield values[:count]
         del values[:count]
@@ -122,7 +124,7 @@ def _widget_place(
             if each.get("widget") and (renamed.get(each["name"]) or {}).get("name", each["name"]) == name:
                 found.append((node["id"], slot))
     if len(found) != 1:
-        raise _refused(host, f"{name}: found {len(found)} widgets of this name in its group, expected one")
+        raise _refused(host, f"{name}: found {counted(len(found), 'widget')} of this name in its group, expected one")
     return found[0]
 
 

@@ -20,11 +20,13 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     has_distilled_guidance,
     image_guidance,
     lora_fields,
+    model_lora_fields,
     padding_of,
     prompt_text,
     reads_guidance,
     region_fields,
     shift_of,
+    text_lora_fields,
     whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value
@@ -412,7 +414,7 @@ class MadeNodes:
         if positive.references or positive.regions or positive.image_prompts:
             problem = "texts with images or for parts of the image, next to one of another encoder, or set to zero"
             raise NodeUnsupported(f"positive, negative: found {problem}; expected texts of one encoder")
-        fields["loras"] = tuple({"name": lora.name, "strength": lora.strength} for lora in model.loras)
+        fields["loras"] = tuple(map(model_lora_fields, model.loras))
         inputs["positive"] = self._text(f"{node_id}/positive", positive, model.name, is_negative=False)
         if is_guided:
             inputs["negative"] = self._text(f"{node_id}/negative", negative, model.name, is_negative=True)
@@ -445,7 +447,7 @@ class MadeNodes:
         family = self._families.get(name, "")
         key = "plain", text.text, text.appended, text.clip, name, is_negative
         if key not in self._known:
-            loras = [{"name": lora.name, "strength": lora.text_strength} for lora in text.clip.loras]
+            loras = list(map(text_lora_fields, text.clip.loras))
             fields = {"prompt": prompt_text(text, family), "clip_skip": clip_skip(text, family)}
             kept = [lora for lora in loras if lora["strength"]]
             self._known[key] = self.add(node_id, "text", {}, model=name, **fields, loras=kept, is_negative=is_negative)

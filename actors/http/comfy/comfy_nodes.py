@@ -14,6 +14,7 @@ from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_NODES
 from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_NODES
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_NODES
 from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
+from modelpool.actors.http.comfy.comfy_merge_nodes import MERGE_NODES
 from modelpool.actors.http.comfy.comfy_node_types import (
     CONTROLNETS,
     LORAS,
@@ -193,6 +194,7 @@ _LOADERS = (
 )
 _ROWS = (
     *_LOADERS,
+    *MERGE_NODES,
     *VALUE_NODES,
     *OPTION_NODES,
     *TEXT_NODES,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from modelpool.actors.http.comfy.node_errors import NodeError
 
-_MERGING = "the pool merges no models; save the merged model as a file"
+_MERGING = "the pool merges Stable Diffusion's UNets by block, and other models as a whole: ModelMergeSimple"
 _3D = "the pool makes no 3D models"
 _REMOTE = "it calls a paid service of another company, which the pool does not do"
 _HOOKS = "LoRAs over the steps are written as name:0.8@0-0.5 in the pool's own requests"

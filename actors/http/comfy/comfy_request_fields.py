@@ -46,8 +46,25 @@ _SHIFT_TOKENS, _PATCH_SIDE, _FLUX_EXPONENTS = (256, 4096), 16, (0.5, 1.15)
 def lora_fields(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
     """Return a LoRA of a request; the text encoders `clip` may come from a node before it."""
     on_text = use.text_strength if use in clip.loras else 0.0
-    fields = {"name": use.name, "strength": use.strength}
-    return fields if on_text == use.strength else {**fields, "text_strength": on_text}
+    fields = model_lora_fields(use)
+    return fields if on_text == use.strength and not use.merge else {**fields, "text_strength": on_text}
+
+
+def model_lora_fields(use: LoraUse) -> dict[str, Any]:
+    """Return a LoRA, or a model that is merged, of a run that encodes no text."""
+    fields: dict[str, Any] = {"name": use.name, "strength": use.strength}
+    return {**fields, **_merge_fields(use)}
+
+
+def text_lora_fields(use: LoraUse) -> dict[str, Any]:
+    """Return a LoRA, or a model that is merged, of text encoders."""
+    return {"name": use.name, "strength": use.text_strength, **({"merge": use.merge} if use.merge else {})}
+
+
+def _merge_fields(use: LoraUse) -> dict[str, Any]:
+    if not use.merge:
+        return {}
+    return {"merge": use.merge} | ({"blocks": use.blocks} if use.blocks else {})
 
 
 def padding_of(text: TextValue, family: str) -> tuple[int, int] | None:

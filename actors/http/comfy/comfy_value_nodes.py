@@ -36,6 +36,8 @@ _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
 Choice: TypeAlias = Callable[[Mapping[str, Any], tuple[str, ...]], str | None]
 _PARTS_OF_TEXT = ("text_a", "text_b", "text_c", "text_d")
 _SWITCHED = 10
+#: nodes that pass a value on, and free memory of the server, which the pool does by itself
+_CLEANING = ("easy cleanGpuUsed", "easy clearCacheAll")
 #: names of the values of an expression
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 #: characters of a regular expression, and steps of a search
@@ -120,8 +122,11 @@ def _four_texts(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _concatenated_parts(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Parts that are missing are left out; with `clean_whitespace`, they are trimmed, and empty ones are left out."""
+    """Parts that are missing are left out; with `clean_whitespace`, they are trimmed, and empty ones are left out. The
+    node of early 2023 has lines or nothing between them."""
     parts = [given[name] for name in _PARTS_OF_TEXT if given.get(name) is not None]
+    if given.get("linebreak_addition"):
+        return (_joined("\n" if given["linebreak_addition"] == "true" else "", parts),)
     if given["clean_whitespace"] == "true":
         parts = [part.strip() for part in parts if part.strip()]
     return (_joined(given["delimiter"].replace("\\n", "\n"), parts),)
@@ -372,6 +377,7 @@ _CUSTOM = (
             text("delimiter", ", "),
             combo("clean_whitespace", ("true", "false")),
             *(NodeInput(name, "STRING", is_required=False) for name in _PARTS_OF_TEXT),
+            text("linebreak_addition", "", False),
         ),
         _concatenated_parts,
         "STRING",
@@ -410,6 +416,7 @@ _PASSING = (
         _passed_on,
         ANY,
     ),
+    *(_row(name, _any("anything"), _passed_on, ANY) for name in _CLEANING),
     _row("CR Image Input Switch", (whole("Input", 1, 1, 2), *_any("image1", "image2")), _passed_on, ANY),
     _row("CR Text Input Switch", (whole("Input", 1, 1, 2), *_any("text1", "text2")), _passed_on, ANY),
 )
@@ -435,6 +442,7 @@ PASSING_NODES: Mapping[str, Choice] = MappingProxyType(
         "Switch any [Crystools]": _by_flag("boolean"),
         "Any Switch (rgthree)": _only,
         "ImpactSwitch": _by_number("select", "input"),
+        **dict.fromkeys(_CLEANING, _only),
         "CR Image Input Switch": _by_number("Input", "image"),
         "CR Text Input Switch": _by_number("Input", "text"),
     }

@@ -9,11 +9,14 @@ from typing import Any, Literal, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class LoraUse:
-    """A LoRA and its strengths, on the diffusion model and on the text encoders."""
+    """A LoRA and its strengths, on the diffusion model and on the text encoders; or, with `merge` and `blocks` as in
+    `LoraRef` of `pool.values.core.refs`, another model."""
 
     name: str
     strength: float
     text_strength: float
+    merge: str = ""
+    blocks: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -784,6 +784,7 @@ def _without_places(value: Any) -> Any:
         found |= {"start": value.start, "end": value.end} if value.has_span else {}
         found |= {"blocks": value.blocks} if value.blocks else {}
         found |= {"keyframes": value.keyframes, "interpolation": value.interpolation} if value.keyframes else {}
+        found |= {"merge": value.merge} if value.merge else {}
         return found | ({"only": value.only} if value.only else {})
     if isinstance(value, EmbeddingRef):
         return {"name": value.name, "sha256": value.sha256}
