@@ -57,8 +57,28 @@ class InputVideo:
     file: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TaskVideo:
+    """A video, or its mask, that a task of a workflow makes, or that a node of it has: the id, and the size."""
+
+    task: str
+    width: int
+    height: int
+    frames: int
+
+    @property
+    def sha256(self) -> str:
+        """What stands for its hash: the id of a task identifies the result."""
+        return self.task
+
+    @property
+    def file(self) -> str:
+        """The name of its file: none."""
+        return ""
+
+
 #: value of a video field after validation
-VideoSource: TypeAlias = str | tuple[str, ...] | Frames | InputVideo
+VideoSource: TypeAlias = str | tuple[str, ...] | Frames | InputVideo | TaskVideo
 
 
 def frames_digest(frames: PixelArray) -> str:
@@ -70,7 +90,7 @@ def frames_digest(frames: PixelArray) -> str:
 
 def checked_video(name: str, value: Any, is_mask: bool = False) -> VideoSource | None:
     """Validate the video, or mask, in the field `name`. Raises UserError naming the field, and the file for a path."""
-    if value is None or isinstance(value, (Frames, InputVideo)):
+    if value is None or isinstance(value, (Frames, InputVideo, TaskVideo)):
         return value
     if isinstance(value, (str, os.PathLike)):
         return _checked_path(name, value)
