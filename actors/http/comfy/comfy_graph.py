@@ -39,6 +39,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
     check_guidance,
     clip_skip,
+    controls_of,
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
@@ -51,6 +52,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
 )
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
+    ControlUse,
     DecodedImage,
     EncodedImage,
     ImageFile,
@@ -611,8 +613,9 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
                 "strength": use.strength,
                 "start": use.start,
                 "end": use.end,
+                **({} if use.mask is None else {"mask": _control_mask(use, read_image)}),
             }
-            for use in positive.controls
+            for use in controls_of(latent.model, positive, family)
         ),
     }
     if positive.guidance is not None and reads_guidance(family):
@@ -639,6 +642,11 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if latent.model.sampling is not None and (shift := shift_of(latent.model.sampling, family, sides)):
         fields["shift"] = shift
     return fields
+
+
+def _control_mask(use: ControlUse, read_image: WorkflowImages) -> Any:
+    assert isinstance(use.mask, MaskFile), "masks that nodes make are in workflows"
+    return read_mask(use.mask, read_image, read_steps(use.image, read_image).size)
 
 
 def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
     check_guidance,
     clip_skip,
+    controls_of,
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
@@ -352,7 +353,8 @@ class MadeNodes:
                 inputs["mask"] = self.mask(start.mask)
         is_guided = given["cfg"] != 1 or chosen.name.endswith(UNGUIDED_SAMPLERS)
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
-        self._add_images(fields, inputs, positive, size)
+        controls = controls_of(model, positive, self._families.get(model.name, ""))
+        self._add_images(fields, inputs, replace(positive, controls=controls), size)
         first = levels.steps - levels.run_steps
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
         self._count(made, start.count)
@@ -462,6 +464,8 @@ class MadeNodes:
             inputs |= {name: self.image(image) for name, image in text.video.images().items()}
         for number, use in enumerate(text.controls):
             inputs[f"controls.{number}"] = self.image(use.image)
+            if use.mask is not None:
+                inputs[f"controls.{number}.mask"] = self.mask(use.mask)
         if text.controls:
             fields["controls"] = [
                 {

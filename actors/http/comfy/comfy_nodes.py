@@ -31,6 +31,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
+from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_NODES
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
@@ -204,6 +205,7 @@ _ROWS = (
     *IMAGE_NODES,
     *OPERATION_NODES,
     *RESIZE_NODES,
+    *PATCH_NODES,
     *VIDEO_NODES,
     *AUDIO_NODES,
     *CUSTOM_NODES,

@@ -106,9 +106,8 @@ def _scaled_attention(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _normed(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    if given["pre_cfg"]:
-        raise NodeUnsupported("pre_cfg: found true, expected false: the guided prediction is scaled, and only down")
-    return "cfg_norm", {"strength": given["strength"]}
+    before = {"pre_cfg": True} if given["pre_cfg"] else {}
+    return "cfg_norm", {"strength": given["strength"], **before}
 
 
 def _as_it_is(name: str, reason: str, *inputs: NodeInput) -> NodeType:

@@ -84,7 +84,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             _3D,
         ),
         **dict.fromkeys(
-            ("ModelPatchLoader", "QwenImageDiffsynthControlnet", "USOStyleReference", "ZImageFunControlnet"),
+            ("USOStyleReference", "SUPIRApply", "WanUni3CControlnetApply", "MiniMaxH3FunControlNetApply"),
             "the pool reads no patches of models in a file of their own but LoRAs and ControlNets",
         ),
         **dict.fromkeys(("OptimalStepsScheduler",), "the pool does not have its levels; ManualSigmas lists levels"),

@@ -31,12 +31,14 @@ class ModelSampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelValue:
-    """A diffusion model of the pool, with LoRAs, and with options of its runs and their settings."""
+    """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets that patch
+    it."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
     options: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     sampling: ModelSampling | None = None
+    controls: tuple[ControlUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +141,14 @@ class ControlNetValue:
 
 @dataclass(frozen=True, slots=True)
 class ControlUse:
-    """A ControlNet as it is applied."""
+    """A ControlNet as it is applied. `mask`: where its image is hidden."""
 
     net: ControlNetValue
     image: AnyImage
     strength: float
     start: float
     end: float
+    mask: AnyMask | None = None
 
 
 @dataclass(frozen=True, slots=True)

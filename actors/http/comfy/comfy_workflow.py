@@ -35,6 +35,7 @@ from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, 
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
+from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_BUILDERS
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
@@ -52,6 +53,7 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **PASSED_BUILDERS,
         **OPERATION_BUILDERS,
         **RESIZE_BUILDERS,
+        **PATCH_BUILDERS,
     }
 )
 #: seeds are below this, and continue at 0

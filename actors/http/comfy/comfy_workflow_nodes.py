@@ -15,6 +15,7 @@ from modelpool.actors.http.comfy.comfy_image_nodes import tile_fields
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsupported, check_parts, warn
 from modelpool.actors.http.comfy.comfy_sampling_nodes import denoised_levels, repeated
+from modelpool.actors.http.comfy.comfy_text_nodes import with_control
 from modelpool.actors.http.comfy.comfy_values import (
     AnyImage,
     AnyLatent,
@@ -34,6 +35,8 @@ from modelpool.actors.http.comfy.comfy_values import (
 from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES
 
 _SIDES = ("positive", "negative")
+#: inputs of nodes that encode a text with images, before a dot
+_IMAGES = ("image", "image1", "image2", "image3", "images")
 #: texts that one conditioning is made of
 _MOST_TEXTS = 100
 #: the outputs of a node, from its inputs
@@ -333,8 +336,8 @@ def _with_reference(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _encoded_with_images(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    images = [given.get(name) for name in ("image", "image1", "image2", "image3")]
-    return (_referring(TextValue(given["prompt"], given["clip"]), *[image for image in images if image is not None]),)
+    images = [given[name] for name in given if name.partition(".")[0] in _IMAGES and given[name] is not None]
+    return (_referring(TextValue(given["prompt"], given["clip"]), *images),)
 
 
 def _referring(value: TextValue, *images: AnyImage) -> TextValue:
@@ -348,18 +351,13 @@ def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _control(given: Mapping[str, Any]) -> tuple[Any, ...]:
     use = ControlUse(given["control_net"], given["image"], given["strength"], 0.0, 1.0)
-    return (_with_control(given["conditioning"], use),)
+    return (with_control(given["conditioning"], use),)
 
 
 def _control_of_both(given: Mapping[str, Any]) -> tuple[Any, ...]:
     span = given["start_percent"], given["end_percent"]
     use = ControlUse(given["control_net"], given["image"], given["strength"], *span)
-    return _with_control(given["positive"], use), _with_control(given["negative"], use)
-
-
-def _with_control(value: TextValue, use: ControlUse) -> TextValue:
-    check_parts("conditioning", "ControlNets", len(value.controls) + 1, MAX_PARTS)
-    return value.each(lambda text: replace(text, controls=(*text.controls, use)))
+    return with_control(given["positive"], use), with_control(given["negative"], use)
 
 
 def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -411,6 +409,7 @@ WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
         "ReferenceLatent": _with_reference,
         "TextEncodeQwenImageEdit": _encoded_with_images,
         "TextEncodeQwenImageEditPlus": _encoded_with_images,
+        "TextEncodeJoyImageEdit": _encoded_with_images,
         "CLIPVisionEncode": _seen,
         "ControlNetApply": _control,
         "ControlNetApplyAdvanced": _control_of_both,
