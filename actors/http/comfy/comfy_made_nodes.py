@@ -25,6 +25,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     padding_of,
     prompt_text,
     reads_guidance,
+    reads_image_instead,
     region_fields,
     shift_of,
     text_lora_fields,
@@ -62,6 +63,8 @@ from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 _OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "video_of_images")
 #: kinds of nodes that stand for another one at each place of a batch: one of several, one of a batch, one frame
 ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
+#: of the steps that diffusion models are trained with: the level of a model that reads no noise
+_LAST_TIMESTEP = 999
 #: frames that are images of their own
 _MOST_FRAMES = 512
 #: of ComfyUI's node that grows masks, and of the masks of this module
@@ -335,6 +338,8 @@ class MadeNodes:
         positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
         _check_texts(positive, negative, given["cfg"])
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
+        if levels.first_sigma and not reads_image_instead(self._families.get(model.name, "")):
+            raise NodeUnsupported("sigmas: SetFirstSigma changes listed levels, and the schedule of Lotus, alone")
         fields, inputs = self._run_fields(model, positive, given["cfg"], levels, seed), dict[str, str]()
         if positive.guidance is not None and not reads_guidance(self._families.get(model.name, "")):
             self.warnings[guidance_warning(node_id, positive.guidance, model.name)] = None
@@ -346,6 +351,8 @@ class MadeNodes:
             fields |= {"frames": start.frames} if start.frames else {}
             fields |= {"seconds": start.seconds} if start.seconds else {}
             inputs |= {} if start.image is None else {"image": self.image(start.image)}
+        elif reads_image_instead(self._families.get(model.name, "")):
+            inputs["image"], stops = self.image(_image_alone(start, levels, stops)), {}
         else:
             self.settle(start.node, model.name)
             inputs["latent"] = start.node
@@ -493,6 +500,17 @@ class MadeNodes:
             for number, region in enumerate(fields["regions"]):
                 if isinstance(region.get("mask"), NodeMask):
                     inputs[f"regions.{number}.mask"] = self.mask(region.pop("mask"))
+
+
+def _image_alone(start: NodeLatent, levels: NoiseLevels, stops: Mapping[str, Any]) -> AnyImage:
+    """Return the image that a model reads which estimates what it shows, in one step and without noise. Raises
+    NodeUnsupported for another run."""
+    has_noise = stops.get("adds_noise", True)
+    if start.image is None or start.mask is not None or (levels.steps, levels.run_steps) != (1, 1) or has_noise:
+        raise NodeUnsupported("latent_image: expected the latents of an image, one step, and DisableNoise")
+    if levels.sigmas or round(levels.first_sigma, 3) != _LAST_TIMESTEP:
+        raise NodeUnsupported(f"sigmas: expected a schedule, with {_LAST_TIMESTEP} as its first level")
+    return start.image
 
 
 def _one_text(name: str, acting: Sequence[TextValue], step: int) -> TextValue:

@@ -179,6 +179,11 @@ def reads_guidance(family: str) -> bool:
     return not family or (family.startswith(_READS_GUIDANCE) and not family.startswith(_READS_NONE))
 
 
+def reads_image_instead(family: str) -> bool:
+    """Whether models of a family read an image in the place of noise, and estimate what it shows."""
+    return family.startswith("Lotus D")
+
+
 def guidance_warning(node_id: str, guidance: float, model: str) -> str:
     """Return the warning about a guidance scale that a model does not read."""
     return f"node {node_id}: the guidance {guidance:g} is not read: model {model!r} has no guidance as an input"

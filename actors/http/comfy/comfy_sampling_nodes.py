@@ -432,6 +432,7 @@ SAMPLING_NODES = (
         "LATENT",
     ),
     _row("DisableNoise", (), only_in_workflows, "NOISE"),
+    _row("SetFirstSigma", (_SIGMAS, number("sigma", 136.0, 0.0, 20_000.0)), only_in_workflows, "SIGMAS"),
     _row("SplitSigmas", (_SIGMAS, whole("step", 0, 0, 10000)), only_in_workflows, "SIGMAS", "SIGMAS"),
     _row(
         "SplitSigmasDenoise",

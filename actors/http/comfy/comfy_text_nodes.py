@@ -27,6 +27,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
+    ClipValue,
     ControlUse,
     EncodedImage,
     ImageFile,
@@ -430,6 +431,7 @@ TEXT_NODES = (
         ),
         _encoded_with_images,
     ),
+    _row("LotusConditioning", (), lambda given: (TextValue("", ClipValue("")),)),
     _row(
         "TextEncodeJoyImageEdit",
         (

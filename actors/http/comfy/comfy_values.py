@@ -369,7 +369,8 @@ class SamplerValue:
 class NoiseLevels:
     """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
     (`sigmas`, without the final 0). `beta` is alpha and beta of the schedule of that name; None for the usual ones. The
-    run ends when `last_step` steps are done; 0: all."""
+    run ends when `last_step` steps are done; 0: all. `first_sigma` takes the place of the first level of a schedule; 0:
+    it stays."""
 
     schedule: str
     steps: int
@@ -377,6 +378,7 @@ class NoiseLevels:
     sigmas: tuple[float, ...] = ()
     beta: tuple[float, float] | None = None
     last_step: int = 0
+    first_sigma: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,17 @@ def _split(levels: NoiseLevels, step: int) -> tuple[Any, ...]:
     return high, replace(levels, run_steps=levels.steps - place if place < end else 0)
 
 
+def _first_level(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return noise levels with another first one."""
+    levels, sigma = given["sigmas"], given["sigma"]
+    if not levels.sigmas:
+        if levels.run_steps != levels.steps:
+            raise NodeUnsupported("sigmas: expected all levels of a schedule, or listed ones")
+        return (replace(levels, first_sigma=sigma),)
+    first = levels.steps - levels.run_steps
+    return (replace(levels, sigmas=(*levels.sigmas[:first], sigma, *levels.sigmas[first + 1 :])),)
+
+
 def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     nodes: MadeNodes = given["nodes"]
     return (nodes.encode(given["node_id"], given["pixels"], given["vae"].name),)
@@ -383,6 +394,7 @@ WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
         "SamplerCustomAdvanced": _sampled_by_guider,
         "SamplerCustom": _sampled_by_parts,
         "DisableNoise": _disabled_noise,
+        "SetFirstSigma": _first_level,
         "SplitSigmas": _split_levels,
         "SplitSigmasDenoise": _split_levels_by_share,
         "VAEEncode": _encoded,
