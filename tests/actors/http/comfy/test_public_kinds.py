@@ -85,7 +85,6 @@ SAMPLE = {
 SMALL: Mapping[str, Any] = {
     **dict.fromkeys(("width", "height", "target_width", "target_height", "tile_size"), 64),
     **dict.fromkeys(("empty_latent_width", "empty_latent_height"), 64),
-    "steps": 4,
     "video_frames": 3,
     "seconds": 0.5,
     "megapixels": 0.01,
@@ -162,6 +161,8 @@ def _small_node(node: Mapping[str, Any]) -> dict[str, Any]:
             inputs[name] = 32 if isinstance(value, int) else value
         elif name in ("x", "y", "left", "top", "right", "bottom") and isinstance(value, int):
             inputs[name] = min(value, 16)
+        elif name == "steps":
+            inputs[name] = min(value, 4)
         elif kind == "ResolutionSelector":
             inputs[name] = 0.1 if name == "megapixels" else value
         elif name == "length" and "Batch" not in kind:
