@@ -95,6 +95,7 @@ def test_values_of_nodes() -> None:
             ),
             5.0,
         ),
+        (given("ComfyMathExpression", 1, expression="a & -8", **{"values.a": 1023}), 1016),
         (given("ComfyMathExpression", 2, expression="a - 2", **{"values.a": 2}), False),
     ]
     for number, (found, wanted) in enumerate(cases):
