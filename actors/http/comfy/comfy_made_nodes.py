@@ -34,6 +34,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
 from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value
 from modelpool.actors.http.comfy.comfy_text_nodes import combined, with_whole
 from modelpool.actors.http.comfy.comfy_values import (
+    WITH_WHOLE,
     AnyImage,
     AnyLatent,
     AnyMask,
@@ -130,6 +131,10 @@ class MadeNodes:
         if blank is not None:
             return blank
         values = self._without_blanks(node_id, values)
+        if any(getattr(value, "layers", "") for value in values.values()):
+            raise NodeUnsupported(
+                "samples: found the layers of an image, expected LatentCut and LatentCutToBatch alone"
+            )
         if operation in _OF_ALL:
             values = {name: self.as_frames(f"{node_id}/{name}", value) for name, value in values.items()}
         for name, value in values.items():
@@ -270,6 +275,10 @@ class MadeNodes:
             raise NodeUnsupported("samples: expected latents of an image or of a sampler, found empty ones")
         if not (model := model or latent.model):
             raise NodeUnsupported("vae: no model is known that the VAE is of; expected that of a checkpoint")
+        if latent.layers == WITH_WHOLE:
+            raise NodeUnsupported(
+                "samples: the complete image is not decoded; expected its layers, by LatentCut from 1"
+            )
         self.settle(latent.node, model)
         made = self.add(node_id, "decode", {"latent": latent.node}, model=model, **tiles)
         self._count(made, latent.count)
@@ -351,6 +360,8 @@ class MadeNodes:
             fields |= {"frames": start.frames} if start.frames else {}
             fields |= {"seconds": start.seconds} if start.seconds else {}
             inputs |= {} if start.image is None else {"image": self.image(start.image)}
+        elif start.layers:
+            raise NodeUnsupported("latent_image: found the layers of an image, expected empty latents")
         elif reads_image_instead(self._families.get(model.name, "")):
             inputs["image"], stops = self.image(_image_alone(start, levels, stops)), {}
         else:
@@ -368,7 +379,8 @@ class MadeNodes:
         self.places[made] = start.places
         found = NodeLatent(made, model.name, count=start.count, sampler=node_id, places=start.places)
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
-        return replace(found, frames=start.frames, size=size)
+        layers = WITH_WHOLE if isinstance(start, BlankLatent) and start.layers else ""
+        return replace(found, frames=start.frames, size=size, layers=layers)
 
     def _run_fields(
         self, model: ModelValue, positive: TextValue, cfg: float, levels: NoiseLevels, seed: int

@@ -87,6 +87,15 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             ("USOStyleReference", "SUPIRApply", "WanUni3CControlnetApply", "MiniMaxH3FunControlNetApply"),
             "the pool reads no patches of models in a file of their own but LoRAs and ControlNets",
         ),
+        "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
+        **dict.fromkeys(
+            ("DualModelGuider", "CFGOverride", "Ideogram4Scheduler"),
+            "a model that a second one guides is one model of the pool, with its own guidance and levels: KSampler "
+            "with its defaults",
+        ),
+        "SaveText": "the pool writes images, videos and audio, and no texts; PreviewAny shows a text in the editor",
+        **dict.fromkeys(("ConditioningLoader", "SaveConditioning"), "the pool reads and writes no encoded texts"),
+        **dict.fromkeys(("GLSLShader", "CurveEditor", "ColorToRGBInt"), "the pool runs no shaders"),
         **dict.fromkeys(("OptimalStepsScheduler",), "the pool does not have its levels; ManualSigmas lists levels"),
         **dict.fromkeys(
             ("LTXVLatentUpsampler", "LatentUpscaleModelLoader", "HunyuanVideoLatentUpscaleWithModel"),

@@ -432,6 +432,32 @@ SAMPLING_NODES = (
         "LATENT",
     ),
     _row("DisableNoise", (), only_in_workflows, "NOISE"),
+    _row(
+        "EmptyQwenImageLayeredLatentImage",
+        (*_SIZE, whole("layers", 3, 0, 64), whole("batch_size", 1, 1, MAX_BATCH)),
+        only_in_workflows,
+        "LATENT",
+        category="latent",
+    ),
+    _row(
+        "LatentCut",
+        (
+            link("samples", "LATENT"),
+            combo("dim", ("x", "y", "t")),
+            whole("index", 0, -MAX_SIDE, MAX_SIDE),
+            whole("amount", 1, 1, MAX_SIDE),
+        ),
+        only_in_workflows,
+        "LATENT",
+        category="latent",
+    ),
+    _row(
+        "LatentCutToBatch",
+        (link("samples", "LATENT"), combo("dim", ("t", "x", "y")), whole("slice_size", 1, 1, MAX_SIDE)),
+        only_in_workflows,
+        "LATENT",
+        category="latent",
+    ),
     _row("SetFirstSigma", (_SIGMAS, number("sigma", 136.0, 0.0, 20_000.0)), only_in_workflows, "SIGMAS"),
     _row("SplitSigmas", (_SIGMAS, whole("step", 0, 0, 10000)), only_in_workflows, "SIGMAS", "SIGMAS"),
     _row(

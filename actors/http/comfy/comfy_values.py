@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+#: latents of the layers of an image, with the complete image before them, and without
+WITH_WHOLE, LAYERS = "with the complete image", "layers"
+
 
 @dataclass(frozen=True, slots=True)
 class LoraUse:
@@ -282,6 +285,7 @@ class NodeLatent:
     mask   where they are regenerated
     image  that they are encoded from, if nothing has changed them since
     count, sampler, frames  as of `NodeImage`
+    layers  whether they are the layers of an image: behind the complete image (WITH_WHOLE), or without it (LAYERS)
     size   width and height in pixels; (0, 0) if they are known when they are made
     """
 
@@ -294,6 +298,7 @@ class NodeLatent:
     frames: int = 0
     size: tuple[int, int] = (0, 0)
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
+    layers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +400,7 @@ class GuiderValue:
 class BlankLatent:
     """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images, and for sizes that
     follow from an image that conditions the run. `image` is the one that a video begins with, if the latents have it;
-    `seconds` are of audio, 0 for images."""
+    `seconds` are of audio, 0 for images. `layers`: the frames are layers of an image, behind the complete image."""
 
     width: int
     height: int
@@ -404,6 +409,7 @@ class BlankLatent:
     image: AnyImage | None = None
     seconds: float = 0.0
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
+    layers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsuppor
 from modelpool.actors.http.comfy.comfy_sampling_nodes import denoised_levels, repeated
 from modelpool.actors.http.comfy.comfy_text_nodes import with_control
 from modelpool.actors.http.comfy.comfy_values import (
+    LAYERS,
+    WITH_WHOLE,
     AnyImage,
     AnyLatent,
     BlankLatent,
@@ -233,6 +235,32 @@ def _latents_joined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (nodes.one_of(given["node_id"], [first, second]),)
 
 
+def _blank_layers(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not given["layers"]:
+        raise NodeUnsupported("layers: found 0, expected at least 1: the complete image is not decoded")
+    size = given["width"], given["height"]
+    return (BlankLatent(*size, given["batch_size"], frames=given["layers"], layers=True),)
+
+
+def _cut(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the layers of an image without the complete image before them."""
+    latent, where = given["samples"], (given["dim"], given["index"])
+    is_layers = isinstance(latent, NodeLatent) and latent.layers == WITH_WHOLE
+    if not is_layers or where != ("t", 1) or given["amount"] < latent.frames:
+        found = f"{given['amount']} from {given['index']} along {given['dim']}"
+        raise NodeUnsupported(f"samples: found {found}, expected all layers of a sampled image, from 1 along t")
+    return (replace(latent, layers=LAYERS),)
+
+
+def _cut_to_batch(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the layers of an image, each of which is decoded by itself."""
+    latent = given["samples"]
+    is_layers = isinstance(latent, NodeLatent) and latent.layers
+    if not is_layers or (given["dim"], given["slice_size"]) != ("t", 1):
+        raise NodeUnsupported("samples, dim, slice_size: expected the layers of a sampled image, t, and 1")
+    return (latent,)
+
+
 def _with_seeds(given: Mapping[str, Any]) -> tuple[Any, ...]:
     latent: AnyLatent = given["samples"]
     return (replace(latent, places=replace(latent.places, is_same=given["seed_behavior"] == "fixed")),)
@@ -404,6 +432,9 @@ WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
         "VAEDecodeTiled": _decoded_in_tiles,
         "LatentFromBatch": _of_batch,
         "LatentBatch": _latents_joined,
+        "EmptyQwenImageLayeredLatentImage": _blank_layers,
+        "LatentCut": _cut,
+        "LatentCutToBatch": _cut_to_batch,
         "LatentBatchSeedBehavior": _with_seeds,
         "InpaintModelConditioning": _inpaint_conditioning,
         "RepeatLatentBatch": _repeated,

@@ -24,6 +24,7 @@ from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.comfy.written_workflows import Written, written_workflows
 from tests.actors.loop_connection import open_real_pool
 from tests.actors.unchanged_outputs import own_folder, write_models, write_tokenizers
+from tests.pool.families.definitions.test_qwen_image_layered import TINY as LAYERED
 from tests.pool.families.test_seen_wan import BOTH, ONE
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 from tests.pool.families.tiny_transformers import FAMILIES
@@ -49,7 +50,7 @@ TITLES = {
     "cosmos": "Cosmos text-to-video", "cosmos_i2v": "Cosmos image-to-video",
     "cosmos_t2i": "Cosmos Predict 2 images", "svd": "Stable Video Diffusion", "stable_audio": "Stable Audio 1",
     "ace_step": "ACE-Step 1.5", "lotus_d": "Lotus D (depth and normals)", "joyimage": "JoyImage",
-    "qwen_image_21": "Qwen-Image 2.1",
+    "qwen_image_21": "Qwen-Image 2.1", "qwen_image_layered": "Qwen-Image layered",
 }  # fmt: skip
 #: workflows with what the pool does not have, besides those that are marked: the nodes that are named
 NOT_THERE = {
@@ -68,6 +69,7 @@ TINY = {
     "wan_i2v": "wan21_i2v", "wan_high_i2v": "wan21_i2v", "wan_low_i2v": "wan21_i2v", "wan_flf": "wan21_flf2v",
     "wan_vace": "wan_vace", "hunyuan": "hunyuan_video", "ltx": "ltxv", "mochi": "mochi", "svd": "svd",
     "stable_audio": "stable_audio_1", "lotus_d": "lotus_d",
+    "qwen_image_layered": "qwen_image_layered",
 }  # fmt: skip
 #: what tiny models cannot show: ControlNets, LoRAs, adapters and vision encoders of one family alone
 NOT_RENDERED = {
@@ -138,7 +140,7 @@ def write_all(folder: Path) -> None:
         write_tiny_checkpoint(path, seed=seed, dtype=torch.float32, layout=layout())
     lotus = own_folder(folder, "lotus_d") / "lotus_d.safetensors"
     write_tiny_checkpoint(lotus, seed=20, dtype=torch.float32, layout=SHOWN_LAYOUTS["lotus_d"]())
-    for family in (FAMILIES["hidream_i1"], FAMILIES["flux_schnell"], ONE, BOTH):
+    for family in (FAMILIES["hidream_i1"], FAMILIES["flux_schnell"], ONE, BOTH, LAYERED):
         own = own_folder(folder, family.name)
         save_file(family.file(), own / f"{family.name}.safetensors")
         write_tokenizers(own, family)
@@ -161,7 +163,7 @@ def _small_node(node: Mapping[str, Any]) -> dict[str, Any]:
             inputs[name] = 32 if isinstance(value, int) else value
         elif name in ("x", "y", "left", "top", "right", "bottom") and isinstance(value, int):
             inputs[name] = min(value, 16)
-        elif name == "steps":
+        elif name in ("steps", "layers") and isinstance(value, int):
             inputs[name] = min(value, 4)
         elif kind == "ResolutionSelector":
             inputs[name] = 0.1 if name == "megapixels" else value
