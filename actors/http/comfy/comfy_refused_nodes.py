@@ -93,6 +93,19 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "a model that a second one guides is one model of the pool, with its own guidance and levels: KSampler "
             "with its defaults",
         ),
+        **dict.fromkeys(
+            ("CreateBoundingBoxes", "Flux3LayoutPrompt", "BuildJsonPromptIdeogram", "ImageCompositor"),
+            "it needs the editor's page; write the prompt as a text",
+        ),
+        "SaveSVGNode": "the pool makes no vector graphics",
+        **dict.fromkeys(
+            ("StartLoop", "EndLoop", "CreateList", "GetItemFromList", "MergeImageLists", "MergeTextLists"),
+            "the pool runs no loops and lists of nodes; rows of a batch over one workflow are `modelpool batch`",
+        ),
+        "SkipLayerGuidanceDiTSimple": "the pool skips layers next to guidance: SkipLayerGuidanceDiT",
+        "BlockSparseAttention": "the pool computes attention in full, and has none of the models for it",
+        **dict.fromkeys(("ChromaRadianceOptions", "EmptyChromaRadianceLatentImage"), "the pool has no Chroma Radiance"),
+        "ReferenceMultiLatent": "one ReferenceLatent for each image says the same",
         "SaveText": "the pool writes images, videos and audio, and no texts; PreviewAny shows a text in the editor",
         **dict.fromkeys(("ConditioningLoader", "SaveConditioning"), "the pool reads and writes no encoded texts"),
         **dict.fromkeys(("GLSLShader", "CurveEditor", "ColorToRGBInt"), "the pool runs no shaders"),

@@ -26,7 +26,8 @@ _AS_LARGE = {
     "image": (
         "ImageInvert", "ImageBlur", "ImageSharpen", "ImageQuantize", "ImageFlip", "Canny", "Morphology",
         "ImageAddNoise", "LTXVPreprocess", "ImageFromBatch", "RepeatImageBatch", "ImageToMask", "ImageColorToMask",
-        "SplitImageWithAlpha", "JoinImageWithAlpha", "ImageRGBToYUV", "GetImageSizeAndCount",
+        "SplitImageWithAlpha", "JoinImageWithAlpha", "AdjustBrightness", "AdjustContrast", "ImageRGBToYUV",
+        "GetImageSizeAndCount",
     ),
     "images": ("RebatchImages",),
     "image1": ("ImageBatch", "ImageBlend"),

@@ -79,6 +79,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "video_of_images": ({"rate": 12.0}, {"rate": 0.0}),
     "image_blur": ({"radius": 2, "sigma": 0.7}, {"radius": 20}),
     "image_sharpen": ({"radius": 2, "sigma": 0.7, "alpha": 0.4}, {"alpha": -1.0}),
+    "image_brightness": ({"factor": 1.5}, {"factor": -1.0}),
+    "image_contrast": ({"factor": 0.5}, {"factor": 1e9}),
     "image_quantize": ({"colours": 4, "dither": "bayer-4"}, {"dither": "bayer-3"}),
     "mask_from_image": ({"channel": "green"}, {"channel": "cyan"}),
     "mask_from_colour": ({"colour": 0x102030}, {"colour": 1 << 24}),
@@ -253,6 +255,18 @@ def test_an_image_covers_multiples_and_is_cut_at_the_centre() -> None:
     aligned = ImagePixels(draw(32, 48, 3))
     same = run("image_scale_to_multiple", aligned, method="area", multiple=16)
     np.testing.assert_array_equal(same.pixels_HWC, aligned.pixels_HWC)
+
+
+def test_brightness_multiplies_and_contrast_moves_from_the_middle() -> None:
+    pixels = np.array([[[0, 100, 200, 77], [255, 128, 51, 0]]], np.uint8)
+    cases = {
+        ("image_brightness", 1.5): [[0, 150, 255, 77], [255, 192, 76, 0]],
+        ("image_contrast", 1.5): [[0, 86, 236, 77], [255, 128, 13, 0]],
+        ("image_contrast", 0.0): [[128, 128, 128, 77], [128, 128, 128, 0]],
+    }
+    for (name, factor), wanted in cases.items():
+        found = run(name, ImagePixels(pixels), factor=factor)
+        assert found.pixels_HWC.tolist() == [wanted], (name, factor)
 
 
 def test_an_image_gets_the_size_of_another() -> None:
