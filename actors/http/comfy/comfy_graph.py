@@ -36,14 +36,17 @@ from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
     check_guidance,
+    check_seen,
     clip_skip,
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
+    is_one_image,
     lora_fields,
     plain_text,
     reads_guidance,
     region_fields,
+    seen_numbers,
     shift_of,
     whole_cells,
 )
@@ -607,6 +610,14 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         fields["image_prompts"] = tuple(
             {"model": use.model, "image": read_steps(use.image, read_image), "strength": use.strength}
             for use in positive.image_prompts
+        )
+    check_seen(positive, latent.negative, latent.model.name, family)
+    if is_one_image(positive):
+        fields["image"] = read_steps(positive.seen[0].image, read_image)
+    elif positive.seen:
+        fields["image_prompts"] = tuple(
+            {"model": latent.model.name, "image": read_steps(use.image, read_image), **seen_numbers(use)}
+            for use in positive.seen
         )
     if positive.references:
         fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)

@@ -15,16 +15,19 @@ from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsuppor
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
     check_guidance,
+    check_seen,
     clip_skip,
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
+    is_one_image,
     lora_fields,
     model_lora_fields,
     padding_of,
     prompt_text,
     reads_guidance,
     region_fields,
+    seen_numbers,
     shift_of,
     text_lora_fields,
     whole_cells,
@@ -333,6 +336,7 @@ class MadeNodes:
         model: ModelValue = given["model"]
         positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
         _check_texts(positive, negative, given["cfg"])
+        check_seen(positive, negative, model.name, self._families.get(model.name, ""))
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
         fields, inputs = self._run_fields(model, positive, given["cfg"], levels, seed), dict[str, str]()
         if positive.guidance is not None and not reads_guidance(self._families.get(model.name, "")):
@@ -477,6 +481,11 @@ class MadeNodes:
             inputs[f"image_prompts.{number}"] = self.image(prompt.image)
         if text.image_prompts:
             fields["image_prompts"] = [{"model": use.model, "strength": use.strength} for use in text.image_prompts]
+        if is_one_image(text):
+            inputs["image"] = self.image(text.seen[0].image)
+        elif text.seen:
+            fields["image_prompts"] = [{"model": fields["model"], **seen_numbers(use)} for use in text.seen]
+            inputs |= {f"image_prompts.{number}": self.image(use.image) for number, use in enumerate(text.seen)}
         for number, image in enumerate(text.references):
             inputs[f"reference.{number}"] = self.image(image)
         if text.inpainted is not None:

@@ -171,6 +171,16 @@ class ImagePromptUse:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenImage:
+    """An image that a model varies, by its vision encoder: the strength of its embedding, and the noise on it, as a
+    share of the levels."""
+
+    image: AnyImage
+    strength: float = 1.0
+    noise: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TextValue:
     """An encoded text.
 
@@ -183,6 +193,7 @@ class TextValue:
     changed     it is what an operation makes of other texts, and `text` is empty
     inpainted   the image that an inpainting model reads
     video       what conditions a video besides it
+    seen        images that the model varies
     span        the share of the steps in which it acts, from and to
     timed       other texts, each in its share of the steps
     """
@@ -200,6 +211,7 @@ class TextValue:
     changed: ChangedText | None = None
     inpainted: InpaintedImage | None = None
     video: VideoUse | None = None
+    seen: tuple[SeenImage, ...] = ()
     span: tuple[float, float] = (0.0, 1.0)
     timed: tuple[TextValue, ...] = ()
 
