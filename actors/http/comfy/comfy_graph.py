@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from modelpool.actors.http.comfy.comfy_cascade_nodes import decoder_fields, stage_c_of
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
@@ -320,7 +321,8 @@ def plain_requests(output: WorkflowOutput, names: PoolNames, images: WorkflowIma
     if isinstance(latent.start, ScaledLatent):
         fields["hires"] = _second_pass(latent, latent.start)
         latent = latent.start.latent
-    fields |= _fields(latent, names, images)
+    fields |= decoder_fields(latent)
+    fields |= _fields(stage_c_of(latent, names.models), names, images)
     if output.saved is not None:
         rate = fields.setdefault("frame_rate", output.saved.frame_rate) if output.saved.frame_rate else 0
         if rate != output.saved.frame_rate:

@@ -336,6 +336,8 @@ class MadeNodes:
         model: ModelValue = given["model"]
         positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
         _check_texts(positive, negative, given["cfg"])
+        if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
+            raise NodeUnsupported("Stable Cascade is one request: found more than its two samplers and their texts")
         check_seen(positive, negative, model.name, self._families.get(model.name, ""))
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
         fields, inputs = self._run_fields(model, positive, given["cfg"], levels, seed), dict[str, str]()

@@ -194,6 +194,7 @@ class TextValue:
     inpainted   the image that an inpainting model reads
     video       what conditions a video besides it
     seen        images that the model varies
+    prior       the latents of stage C of Stable Cascade, which stage B reads
     span        the share of the steps in which it acts, from and to
     timed       other texts, each in its share of the steps
     """
@@ -212,6 +213,7 @@ class TextValue:
     inpainted: InpaintedImage | None = None
     video: VideoUse | None = None
     seen: tuple[SeenImage, ...] = ()
+    prior: SampledLatent | None = None
     span: tuple[float, float] = (0.0, 1.0)
     timed: tuple[TextValue, ...] = ()
 
@@ -401,7 +403,7 @@ class GuiderValue:
 class BlankLatent:
     """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images, and for sizes that
     follow from an image that conditions the run. `image` is the one that a video begins with, if the latents have it;
-    `seconds` are of audio, 0 for images."""
+    `seconds` are of audio, 0 for images. `stage` is the one of Stable Cascade that reads them, "" for other models."""
 
     width: int
     height: int
@@ -410,6 +412,7 @@ class BlankLatent:
     image: AnyImage | None = None
     seconds: float = 0.0
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ TITLES = {
     "hunyuan": "Hunyuan Video", "hunyuan_i2v": "Hunyuan Video image-to-video", "ltx": "LTX-Video", "mochi": "Mochi",
     "cosmos": "Cosmos text-to-video", "cosmos_i2v": "Cosmos image-to-video",
     "cosmos_t2i": "Cosmos Predict 2 images", "svd": "Stable Video Diffusion", "stable_audio": "Stable Audio 1",
-    "ace_step": "ACE-Step 1.5",
+    "ace_step": "ACE-Step 1.5", "cascade_c": "Stable Cascade C", "cascade_b": "Stable Cascade B",
 }  # fmt: skip
 #: workflows with what the pool does not have, besides those that are marked: the nodes that are named
 NOT_THERE = {
