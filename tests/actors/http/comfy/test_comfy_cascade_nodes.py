@@ -73,7 +73,6 @@ def test_what_one_request_cannot_say_is_refused() -> None:
         "the texts of stage C": (cascade(), {"sampler_b": {"negative": ["positive", 0]}}),
         "expected the empty latents of one image": (cascade(), {"blank": {"batch_size": 2}}),
         "found more than its two samplers": (cascade(), {"decoded": {"samples": ["sampler", 0]}}),
-        "with the latents of stage B": (cascade(), {"sampler_b": {"positive": ["positive", 0]}}),
         "expected Stable Cascade C and Stable Cascade B": (cascade(), {"b": {"ckpt_name": "sd15.safetensors"}}),
     }
     for expected, (graph, changes) in cases.items():
