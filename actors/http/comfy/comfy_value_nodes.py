@@ -320,6 +320,8 @@ _SHOWING = (
     _row("ImageCompare", _any("image_a", "image_b"), _nothing),
     _row("Display Any (rgthree)", _any("source"), _nothing),
     _row("easy showAnything", _any("anything"), _nothing),
+    # in the API format, the links that the editor adds for it are there
+    _row("Anything Everywhere", _any("anything"), _nothing),
     _row("DisplayAny", _any("input"), _nothing),
 )
 _CUSTOM = (
