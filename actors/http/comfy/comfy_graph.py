@@ -375,6 +375,8 @@ def known_nodes(prompt: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> Mapp
             nodes[node_id] = {"class_type": kind, "inputs": given}
     if errors:
         raise WorkflowRejected("invalid_prompt", "the workflow is damaged", errors)
+    if not any(kinds[node["class_type"]].is_output for node in nodes.values()):  # one of them may be the output
+        unknown += [unknown_node(node_id, prompt[node_id]["class_type"]) for node_id in lone]
     if unknown:
         listed = ", ".join(sorted({error.class_type for error in unknown})[:_MOST_NAMED])
         raise WorkflowRejected("missing_node_type", f"the pool does not have these nodes: {listed}", unknown)
