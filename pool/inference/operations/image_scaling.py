@@ -199,11 +199,11 @@ def _by_sides(params: ScaleBySides, sizes: Sizes) -> Size:
     need("multiple", params.multiple, 1, MAX_SIDE)
     size, step = sizes["image"], params.multiple
     pairs = ((size.width, params.width_factor), (size.height, params.height_factor))
-    sides = [(2 * int(side * factor) + step) // (2 * step) * step for side, factor in pairs]
-    if not all(sides):
+    width, height = ((2 * int(side * factor) + step) // (2 * step) * step for side, factor in pairs)
+    if not width or not height:
         factors = f"{params.width_factor:g} and {params.height_factor:g}"
         raise UnusableField(f"width_factor, height_factor: found {factors}, expected factors that leave some pixels")
-    return Size(*sides, size.frames)
+    return Size(width, height, size.frames)
 
 
 def _by_filter(params: ScaleByFilter, sizes: Sizes) -> Size:
