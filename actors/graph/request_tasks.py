@@ -38,6 +38,7 @@ from modelpool.actors.graph.features.vision_graph import (
     first_frame_task,
     image_context_lengths,
     unread_text_warnings,
+    varied_images,
     vision_images,
 )
 from modelpool.actors.graph.sample_graph import sample_params
@@ -353,6 +354,9 @@ class RequestTasks:
         vision_use, video = self._facts.vision_use, self._facts.video
         if vision_use is None or vision_use.is_model_input is not is_model_input:
             return []
+        if self._facts.image_labels is not None:
+            varied = varied_images(self._request)
+            return [self._tasks.add(VisionEncodeParams(self._model, len(varied)), _numbered(IMAGE, varied))]
         images = () if is_negative else vision_images(self._request)
         work = VisionEncodeParams(self._model, 1 if video is None else video.images_encoded)
         return [self._tasks.add(work, _numbered(IMAGE, images))]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from modelpool.actors.http.comfy.comfy_cascade_nodes import decoder_fields, stage_c_of
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
@@ -38,15 +39,18 @@ from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
     check_guidance,
+    check_seen,
     clip_skip,
     controls_of,
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
+    is_one_image,
     lora_fields,
     plain_text,
     reads_guidance,
     region_fields,
+    seen_numbers,
     shift_of,
     whole_cells,
 )
@@ -329,7 +333,8 @@ def plain_requests(output: WorkflowOutput, names: PoolNames, images: WorkflowIma
     if isinstance(latent.start, ScaledLatent):
         fields["hires"] = _second_pass(latent, latent.start)
         latent = latent.start.latent
-    fields |= _fields(latent, names, images)
+    fields |= decoder_fields(latent)
+    fields |= _fields(stage_c_of(latent, names.models), names, images)
     if output.saved is not None:
         rate = fields.setdefault("frame_rate", output.saved.frame_rate) if output.saved.frame_rate else 0
         if rate != output.saved.frame_rate:
@@ -382,6 +387,8 @@ def known_nodes(prompt: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> Mapp
             nodes[node_id] = {"class_type": kind, "inputs": given}
     if errors:
         raise WorkflowRejected("invalid_prompt", "the workflow is damaged", errors)
+    if not any(kinds[node["class_type"]].is_output for node in nodes.values()):  # one of them may be the output
+        unknown += [unknown_node(node_id, prompt[node_id]["class_type"]) for node_id in lone]
     if unknown:
         listed = ", ".join(sorted({error.class_type for error in unknown})[:_MOST_NAMED])
         raise WorkflowRejected("missing_node_type", f"the pool does not have these nodes: {listed}", unknown)
@@ -628,6 +635,14 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         fields["image_prompts"] = tuple(
             {"model": use.model, "image": read_steps(use.image, read_image), "strength": use.strength}
             for use in positive.image_prompts
+        )
+    check_seen(positive, latent.negative, latent.model.name, family)
+    if is_one_image(positive):
+        fields["image"] = read_steps(positive.seen[0].image, read_image)
+    elif positive.seen:
+        fields["image_prompts"] = tuple(
+            {"model": latent.model.name, "image": read_steps(use.image, read_image), **seen_numbers(use)}
+            for use in positive.seen
         )
     if positive.references:
         fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)

@@ -80,6 +80,8 @@ def _inverted(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _grown(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["expand"] < 0:
+        raise NodeUnsupported(f"expand: found {given['expand']}, a mask that shrinks, which is an operation")
     return (replace(given["mask"], grown=_total_grown(given["mask"], given["expand"])),)
 
 
@@ -242,7 +244,7 @@ IMAGE_NODES = (
     _row("InvertMask", (_MASK,), _inverted, "MASK", category="mask"),
     _row(
         "GrowMask",
-        (_MASK, whole("expand", 0, 0, MOST_GROWN), NodeInput("tapered_corners", "BOOLEAN", True)),
+        (_MASK, whole("expand", 0, -MOST_GROWN, MOST_GROWN), NodeInput("tapered_corners", "BOOLEAN", True)),
         _grown,
         "MASK",
         category="mask",

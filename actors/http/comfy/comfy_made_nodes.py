@@ -15,11 +15,13 @@ from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsuppor
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
     check_guidance,
+    check_seen,
     clip_skip,
     controls_of,
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
+    is_one_image,
     lora_fields,
     model_lora_fields,
     padding_of,
@@ -27,6 +29,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     reads_guidance,
     reads_image_instead,
     region_fields,
+    seen_numbers,
     shift_of,
     text_lora_fields,
     whole_cells,
@@ -346,6 +349,9 @@ class MadeNodes:
         model: ModelValue = given["model"]
         positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
         _check_texts(positive, negative, given["cfg"])
+        if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
+            raise NodeUnsupported("Stable Cascade is one request: found more than its two samplers and their texts")
+        check_seen(positive, negative, model.name, self._families.get(model.name, ""))
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
         if levels.first_sigma and not reads_image_instead(self._families.get(model.name, "")):
             raise NodeUnsupported("sigmas: SetFirstSigma changes listed levels, and the schedule of Lotus, alone")
@@ -500,6 +506,11 @@ class MadeNodes:
             inputs[f"image_prompts.{number}"] = self.image(prompt.image)
         if text.image_prompts:
             fields["image_prompts"] = [{"model": use.model, "strength": use.strength} for use in text.image_prompts]
+        if is_one_image(text):
+            inputs["image"] = self.image(text.seen[0].image)
+        elif text.seen:
+            fields["image_prompts"] = [{"model": fields["model"], **seen_numbers(use)} for use in text.seen]
+            inputs |= {f"image_prompts.{number}": self.image(use.image) for number, use in enumerate(text.seen)}
         for number, image in enumerate(text.references):
             inputs[f"reference.{number}"] = self.image(image)
         if text.inpainted is not None:

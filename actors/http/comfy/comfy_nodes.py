@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_NODES
+from modelpool.actors.http.comfy.comfy_cascade_nodes import CASCADE_NODES
 from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_NODES
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_NODES
 from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
@@ -202,6 +203,7 @@ _ROWS = (
     *ENCODER_NODES,
     *SAMPLING_NODES,
     *SAMPLER_NODES,
+    *CASCADE_NODES,
     *IMAGE_NODES,
     *OPERATION_NODES,
     *RESIZE_NODES,

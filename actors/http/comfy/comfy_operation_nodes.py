@@ -139,6 +139,16 @@ def _scaled_by_sides(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (_operate(given, NodeLatent, "latent_upscale_by_sides", _given(given), **settings, **how),)
 
 
+def _image_scaled_by_sides(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """An image scaled by a factor of each side, to multiples of 8 pixels if the node says so."""
+    settings = {"width_factor": given["WidthFactor"], "height_factor": given["HeightFactor"]}
+    how = {"multiple": _CELLS_OF_SIDES if given["MulOf46"] == "enabled" else 1, "method": given["upscale_method"]}
+    crops = given["crop"] == "center"
+    return (
+        _operate(given, NodeImage, "image_scale_by_sides", {"image": given["image"]}, **settings, **how, crop=crops),
+    )
+
+
 def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the image, and its width and height, which are not known yet."""
     found = {name: given[name] for name in ("condition", "method")}
@@ -329,6 +339,19 @@ _IMAGES = (
         "IMAGE",
         "INT",
         "INT",
+    ),
+    _built(
+        "ImageScaleFactor _O",
+        "image",
+        (
+            _IMAGE,
+            combo("upscale_method", ("nearest-exact", "bilinear", "area")),
+            *(number(name, 1.25, 0.0, 10.0) for name in ("WidthFactor", "HeightFactor")),
+            combo("MulOf46", ("enabled", "disabled")),
+            _CROP,
+        ),
+        _image_scaled_by_sides,
+        "IMAGE",
     ),
     _built(
         "Image Resize",

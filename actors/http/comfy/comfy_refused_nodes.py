@@ -60,9 +60,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             _HOOKS,
         ),
         **dict.fromkeys(
-            ("StableCascade_EmptyLatentImage", "StableCascade_StageB_Conditioning", "StableCascade_StageC_VAEEncode",
-             "StableCascade_SuperResolutionControlnet"),
-            "the two stages of Stable Cascade are one request: model, and decoder",
+            ("StableCascade_StageC_VAEEncode", "StableCascade_SuperResolutionControlnet"),
+            "Stable Cascade generates images from texts here: the encoder of stage C is not run",
         ),
         **dict.fromkeys(
             ("SaveLatent", "LoadLatent", "CheckpointSave", "CLIPSave", "VAESave", "ModelSave", "LoraSave",

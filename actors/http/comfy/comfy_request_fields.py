@@ -13,6 +13,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     ModelSampling,
     ModelValue,
     RegionUse,
+    SeenImage,
     TextValue,
 )
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
@@ -25,6 +26,8 @@ _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
 _CELL = 8
 #: families with guidance by an image
 _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
+#: families that vary images which their vision encoder reads, by the beginning of their title
+_VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
 _GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
@@ -87,6 +90,25 @@ def plain_text(text: TextValue, family: str) -> str:
     if padding_of(text, family):
         raise NodeUnsupported("T5TokenizerOptions: another padding than that of the model needs a workflow")
     return prompt_text(text, family)
+
+
+def is_one_image(text: TextValue) -> bool:
+    """Whether a model varies one image as it is: the field `image` of a request."""
+    return len(text.seen) == 1 and (text.seen[0].strength, text.seen[0].noise) == (1.0, 0.0)
+
+
+def seen_numbers(use: SeenImage) -> dict[str, float]:
+    """Return the numbers of an image that a model varies, as a request has them."""
+    return {"strength": use.strength, "noise": use.noise}
+
+
+def check_seen(positive: TextValue, negative: TextValue, model: str, family: str) -> None:
+    """Raise NodeUnsupported for images of unCLIPConditioning that a model does not vary."""
+    if negative.seen:
+        raise NodeUnsupported("negative: found an image of unCLIPConditioning, expected it in positive alone")
+    if positive.seen and not family.startswith(_VARIES_IMAGES):
+        found = f"found an image for model {model!r} ({family or 'an unknown family'})"
+        raise NodeUnsupported(f"unCLIPConditioning: {found}, expected one of {_VARIES_IMAGES}")
 
 
 def prompt_text(text: TextValue, family: str) -> str:

@@ -261,12 +261,17 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
     if levels.sigmas and not isinstance(start, BlankLatent):
         raise NodeUnsupported("sigmas: the levels of this scheduler are for empty latents")
     positive = with_whole(given, positive)
+    if (positive.prior is not None) != (isinstance(start, BlankLatent) and start.stage == "b"):
+        raise NodeUnsupported(
+            "positive, latent_image: expected a text of StableCascade_StageB_Conditioning with the latents of stage B"
+        )
     _check_texts(positive, negative, given["cfg"])
     texts = (("positive", positive.clip), ("negative", negative.clip), *(("region", r.clip) for r in positive.regions))
     # regions have the same text encoder as a rule: its LoRAs are compared once
     known, compared = frozenset(model.loras), set[int]()
     for name, clip in texts:
-        if clip.name not in ("", model.name):
+        # stage B of Stable Cascade reads the texts of stage C
+        if clip.name not in ("", model.name) and positive.prior is None:
             raise NodeUnsupported(f"{name}: its text encoder is of {clip.name}, expected that of {model.name}")
         if id(clip.loras) in compared:
             continue

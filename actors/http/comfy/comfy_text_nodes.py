@@ -35,6 +35,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     MaskFile,
     NodeImage,
     RegionUse,
+    SeenImage,
     TextValue,
     VideoUse,
 )
@@ -103,15 +104,15 @@ def _with_area_strength(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _with_vision(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The image that a model reads by its vision encoder. Raises NodeUnsupported."""
-    if not is_one(given["strength"]):
-        raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1")
-    video = given["conditioning"].video
-    if video is not None and video.image is not None:
-        raise NodeUnsupported("clip_vision_output: found a second image, expected one")
-    if given["noise_augmentation"]:
-        warn(given, f"noise_augmentation: found {given['noise_augmentation']:g}, which is not read: 0 is")
-    return (with_video(given["conditioning"], VideoUse(given["clip_vision_output"])),)
+    """An image that a model varies by its vision encoder, besides those before. Raises NodeUnsupported."""
+    value: TextValue = given["conditioning"]
+    if not given["strength"]:
+        return (value,)
+    if given["strength"] < 0:
+        raise NodeUnsupported(f"strength: found {given['strength']:g}, expected a number from 0")
+    check_parts("conditioning", "images", len(value.seen) + 1, MAX_PARTS)
+    use = SeenImage(given["clip_vision_output"], given["strength"], given["noise_augmentation"])
+    return (value.each(lambda text: replace(text, seen=(*text.seen, use))),)
 
 
 def _with_read_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -193,7 +194,7 @@ def combined(first: TextValue, second: TextValue) -> TextValue:
         return replace(parts[0], timed=parts[1:])
     if first.is_partial and not second.is_partial:
         first, second = second, first
-    for name in ("clip", "controls", "guidance", "references", "image_prompts", "inpainted", "video"):
+    for name in ("clip", "controls", "guidance", "references", "image_prompts", "inpainted", "video", "seen"):
         if getattr(first, name) != getattr(second, name):
             raise NodeUnsupported(f"conditioning_1, conditioning_2: found another {name} in each, expected the same")
     if first.is_zero or second.is_zero:

@@ -356,6 +356,8 @@ _SHOWING = (
     _row("ImageHistogram", _any("image"), _nothing),
     _row("Display Any (rgthree)", _any("source"), _nothing),
     _row("easy showAnything", _any("anything"), _nothing),
+    # in the API format, the links that the editor adds for it are there
+    _row("Anything Everywhere", _any("anything"), _nothing),
     _row("DisplayAny", _any("input"), _nothing),
 )
 _CUSTOM = (

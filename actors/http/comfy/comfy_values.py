@@ -177,6 +177,16 @@ class ImagePromptUse:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenImage:
+    """An image that a model varies, by its vision encoder: the strength of its embedding, and the noise on it, as a
+    share of the levels."""
+
+    image: AnyImage
+    strength: float = 1.0
+    noise: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TextValue:
     """An encoded text.
 
@@ -189,6 +199,8 @@ class TextValue:
     changed     it is what an operation makes of other texts, and `text` is empty
     inpainted   the image that an inpainting model reads
     video       what conditions a video besides it
+    seen        images that the model varies
+    prior       the latents of stage C of Stable Cascade, which stage B reads
     span        the share of the steps in which it acts, from and to
     timed       other texts, each in its share of the steps
     """
@@ -206,6 +218,8 @@ class TextValue:
     changed: ChangedText | None = None
     inpainted: InpaintedImage | None = None
     video: VideoUse | None = None
+    seen: tuple[SeenImage, ...] = ()
+    prior: SampledLatent | None = None
     span: tuple[float, float] = (0.0, 1.0)
     timed: tuple[TextValue, ...] = ()
 
@@ -400,7 +414,8 @@ class GuiderValue:
 class BlankLatent:
     """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images, and for sizes that
     follow from an image that conditions the run. `image` is the one that a video begins with, if the latents have it;
-    `seconds` are of audio, 0 for images. `layers`: the frames are layers of an image, behind the complete image."""
+    `seconds` are of audio, 0 for images. `layers`: the frames are layers of an image, behind the complete image.
+    `stage` is the one of Stable Cascade that reads them, "" for other models."""
 
     width: int
     height: int
@@ -410,6 +425,7 @@ class BlankLatent:
     seconds: float = 0.0
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: bool = False
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,18 @@ class ScaleToNearest:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleBySides:
+    """Scale each side by a factor: parts of a pixel are cut off, then the nearest `multiple` of pixels is taken, the
+    larger one of two. `crop` first cuts off sides that are too long, at the centre."""
+
+    width_factor: float
+    height_factor: float
+    multiple: int = 1
+    method: str = "bilinear"
+    crop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleByFilter:
     """Scale by a factor, whose parts of a pixel are cut off, or, with factor 0, to this width and height, with a filter
     of Pillow on the 8-bit values. `oversampled`: first to 8 times the size, with the same filter."""
@@ -237,6 +249,20 @@ def _to_nearest(params: ScaleToNearest, sizes: Sizes) -> Size:
     return Size(width, height, size.frames)
 
 
+def _by_sides(params: ScaleBySides, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("width_factor", params.width_factor, 0.001, 1000)
+    need("height_factor", params.height_factor, 0.001, 1000)
+    need("multiple", params.multiple, 1, MAX_SIDE)
+    size, step = sizes["image"], params.multiple
+    pairs = ((size.width, params.width_factor), (size.height, params.height_factor))
+    width, height = ((2 * int(side * factor) + step) // (2 * step) * step for side, factor in pairs)
+    if not width or not height:
+        factors = f"{params.width_factor:g} and {params.height_factor:g}"
+        raise UnusableField(f"width_factor, height_factor: found {factors}, expected factors that leave some pixels")
+    return Size(width, height, size.frames)
+
+
 def _by_filter(params: ScaleByFilter, sizes: Sizes) -> Size:
     need_one_of("method", params.method, tuple(_FILTERS))
     size = sizes["image"]
@@ -329,5 +355,6 @@ IMAGE_SCALING = (
     Operation("image_scale_to_multiple", ScaleToMultiple, {"image": IMAGE}, IMAGE, _covering, _to_multiple),
     _row("image_scale_within", ScaleWithin, _within),
     _row("image_scale_to_nearest", ScaleToNearest, _to_nearest),
+    _row("image_scale_by_sides", ScaleBySides, _by_sides),
     Operation("image_scale_by_filter", ScaleByFilter, {"image": IMAGE}, IMAGE, _filtered, _by_filter),
 )

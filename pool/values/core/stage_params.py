@@ -52,6 +52,7 @@ from modelpool.pool.values.core.sample_conditions import PriorCondition as Prior
 from modelpool.pool.values.core.sample_conditions import ReferenceCondition as ReferenceCondition
 from modelpool.pool.values.core.sample_conditions import RegionParams as RegionParams
 from modelpool.pool.values.core.sample_conditions import SampleCondition as SampleCondition
+from modelpool.pool.values.core.sample_conditions import SeenImages as SeenImages
 from modelpool.pool.values.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
 from modelpool.pool.values.core.sampling_facts import SamplingFacts

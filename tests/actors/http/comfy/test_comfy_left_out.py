@@ -46,6 +46,11 @@ def test_an_unknown_node_that_is_linked_to_nothing_is_left_out_with_a_warning() 
             outputs_of(graph, NAMES)
 
 
+def test_unknown_nodes_of_a_workflow_without_an_output_are_named() -> None:
+    with pytest.raises(WorkflowRejected, match="does not have these nodes: Fancy Save"):
+        outputs_of({"1": node("Fancy Save", text="a")}, NAMES)
+
+
 def test_an_output_without_its_image_is_left_out_with_a_warning_as_in_comfyui() -> None:
     alone = requests(basic())
     graph = basic()

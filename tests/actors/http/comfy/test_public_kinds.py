@@ -51,6 +51,7 @@ TITLES = {
     "cosmos_t2i": "Cosmos Predict 2 images", "svd": "Stable Video Diffusion", "stable_audio": "Stable Audio 1",
     "ace_step": "ACE-Step 1.5", "lotus_d": "Lotus D (depth and normals)", "joyimage": "JoyImage",
     "qwen_image_21": "Qwen-Image 2.1", "qwen_image_layered": "Qwen-Image layered",
+    "cascade_c": "Stable Cascade C", "cascade_b": "Stable Cascade B",
 }  # fmt: skip
 #: workflows with what the pool does not have, besides those that are marked: the nodes that are named
 NOT_THERE = {

@@ -54,6 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "image_scale_to_multiple": ({"method": "bilinear", "multiple": 8}, {"multiple": 0}),
     "image_scale_within": ({"width": 0, "height": 7}, {"width": -1}),
     "image_scale_to_nearest": ({"method": "lanczos", "sizes": (8, 16, 16, 8)}, {"sizes": ()}),
+    "image_scale_by_sides": ({"width_factor": 1.3, "height_factor": 0.5, "multiple": 8}, {"height_factor": 0.1}),
     "image_scale_by_filter": ({"factor": 1.55, "method": "bicubic", "oversampled": True}, {"method": "area"}),
     "image_crop": ({"x": 3, "y": 30, "width": 5, "height": 4}, {"width": 0}),
     "image_pad": ({"left": 1, "top": 0, "right": 3, "bottom": 2, "feathering": 4}, {"top": -1}),
@@ -485,6 +486,9 @@ def test_sides_of_latents_are_cut_to_cells_and_then_the_nearest_multiple() -> No
     operation = OPERATIONS["latent_upscale_by_sides"]
     params = operation.params_of({"width_factor": 1.53125, "height_factor": 0.5, "multiple": 8})
     assert operation.size_of(params, {"samples": Size(80, 24)}) == Size(120, 16)
+    operation = OPERATIONS["image_scale_by_sides"]
+    params = operation.params_of({"width_factor": 1.53125, "height_factor": 0.5, "multiple": 8})
+    assert operation.size_of(params, {"image": Size(80, 24)}) == Size(120, 16)
 
 
 def test_parts_of_a_conditioning() -> None:
