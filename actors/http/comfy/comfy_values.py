@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from modelpool.actors.request.control_video_fields import VideoFacts
+
 
 @dataclass(frozen=True, slots=True)
 class LoraUse:
@@ -268,6 +270,13 @@ class NodeAudio:
 
 
 @dataclass(frozen=True, slots=True)
+class UserSound:
+    """The sound of a video of the user, which the pool does not read."""
+
+    video: VideoFacts
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLatent:
     """Latents that a node of the workflow makes.
 
@@ -291,12 +300,15 @@ class NodeLatent:
 
 @dataclass(frozen=True, slots=True)
 class VideoUse:
-    """What conditions a run besides its text: the image that it reads, or the first and the last image of a video, and
-    other fields of a request, by name; None where a node says nothing."""
+    """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
+    other fields of a request, by name, and videos that it follows; None where a node says nothing."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
     others: tuple[tuple[str, Any], ...] = ()
+    video: NodeImage | None = None
+    video_mask: NodeMask | None = None
+    face_video: NodeImage | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -305,11 +317,18 @@ class VideoUse:
     def with_more(self, more: VideoUse) -> VideoUse:
         """Return it with what another node says."""
         others = {**dict(self.others), **dict(more.others)}
-        return VideoUse(more.image or self.image, more.last_image or self.last_image, tuple(others.items()))
+        return VideoUse(
+            more.image or self.image,
+            more.last_image or self.last_image,
+            tuple(others.items()),
+            more.video or self.video,
+            more.video_mask or self.video_mask,
+            more.face_video or self.face_video,
+        )
 
     def images(self) -> dict[str, AnyImage]:
         """Return the images, by the field of a request."""
-        found = {"image": self.image, "last_image": self.last_image}
+        found = {"image": self.image, "last_image": self.last_image, "video": self.video, "face_video": self.face_video}
         return {name: image for name, image in found.items() if image is not None}
 
 
