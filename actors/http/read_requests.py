@@ -19,7 +19,7 @@ from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from modelpool.actors.request.control_video_fields import VideoFacts
+    from modelpool.actors.request.control_video_fields import VideoFile
 
 #: (name of a model) -> title of its family
 FamilyOf: TypeAlias = Callable[[str], str]
@@ -139,7 +139,7 @@ def image_next_to(place: Path, name: str) -> Image:
     raise unusable_field("image", name, f"a file next to {place}, or in {INPUT_FOLDER} there")
 
 
-def video_next_to(place: Path, name: str) -> VideoFacts:
+def video_next_to(place: Path, name: str) -> VideoFile:
     """Return the facts of the video that the workflow at `place` names, as `image_next_to`. Raises UserError."""
     from modelpool.actors.request.control_video_fields import video_facts
 

@@ -115,7 +115,7 @@ def check_count(name: str, frames: int, pixels: int = 1) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class VideoFacts:
+class VideoFile:
     """What a video file says about itself: the size of its frames as they are shown, their number, and their rate."""
 
     path: str
@@ -126,7 +126,7 @@ class VideoFacts:
     has_sound: bool
 
 
-def video_facts(name: str, path: str) -> VideoFacts:
+def video_facts(name: str, path: str) -> VideoFile:
     """Return the facts of the video at `path`; frames are counted. Raises UserError naming the field `name`."""
     with open_video(name, path) as video:
         stream, first = video.streams.video[0], next(video.decode(video=0), None)
@@ -137,7 +137,7 @@ def video_facts(name: str, path: str) -> VideoFacts:
     with open_video(name, path) as video:
         frames = sum(1 for packet in video.demux(video=0) if packet.size)
     check_count(name, frames, sides[0] * sides[1])
-    return VideoFacts(path, *sides, frames, rate, has_sound)
+    return VideoFile(path, *sides, frames, rate, has_sound)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected, link_of
-from modelpool.actors.request.control_video_fields import VideoFacts
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.pool.values.core.errors import UserError
 
 #: the size of an image of the user, by its name; raises UserError
@@ -39,13 +39,13 @@ def evaluated(
     order: Sequence[str],
     kinds: Mapping[str, NodeType] = NODE_TYPES,
     image_size: ImageSize | None = None,
-    video_facts: Callable[[str], VideoFacts] | None = None,
+    video_facts: Callable[[str], VideoFile] | None = None,
 ) -> dict[str, Mapping[str, Any]]:
     """Return the nodes of `order` with the values of nodes without tensors, and of nodes of a size. Each is behind its
     sources in `order`, so that every node is evaluated once, whatever the graph. Raises WorkflowRejected for too much
     text."""
     sizes: dict[str, Pixels] = {}
-    videos: dict[str, VideoFacts] = {}
+    videos: dict[str, VideoFile] = {}
     found: dict[str, Mapping[str, Any]] = {}
     outputs: dict[str, tuple[Any, ...]] = {}
     characters = 0
@@ -104,9 +104,9 @@ def _is_linked(nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any], 
 
 def _video_of(
     node: Mapping[str, Any],
-    videos: Mapping[str, VideoFacts],
-    video_facts: Callable[[str], VideoFacts] | None,
-) -> VideoFacts | None:
+    videos: Mapping[str, VideoFile],
+    video_facts: Callable[[str], VideoFile] | None,
+) -> VideoFile | None:
     """Return the facts of the video of the user that a node loads, or takes apart; None if it is not known."""
     if node["class_type"] == _COMPONENTS:
         link = link_of(node, "video")

@@ -63,7 +63,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
-from modelpool.actors.request.control_video_fields import VideoFacts
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
 from modelpool.pool.values.core.errors import counted
@@ -99,7 +99,7 @@ class PoolNames:
     #: width and height of an image of the user, by its name; raises UserError. None: they are not known
     image_size: Callable[[str], tuple[int, int]] | None = field(default=None, repr=False, compare=False)
     #: the facts of a video of the user, by its name; raises UserError. None: there are none
-    video_facts: Callable[[str], VideoFacts] | None = field(default=None, repr=False, compare=False)
+    video_facts: Callable[[str], VideoFile] | None = field(default=None, repr=False, compare=False)
     #: the names of these videos, which are proposed
     videos: Sequence[str] = ()
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)

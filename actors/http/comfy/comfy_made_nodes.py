@@ -47,7 +47,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     UserSound,
 )
 from modelpool.actors.request.bounds import MAX_LORAS
-from modelpool.actors.request.control_video_fields import VideoFacts
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.workflow_fields import MAX_NODES
 from modelpool.pool.values.core.errors import UserError, counted
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
@@ -66,7 +66,7 @@ _Value = TypeVar("_Value", NodeImage, NodeLatent)
 class MadeNodes:
     """The nodes of one workflow. `families` are the titles of the families of models, by their names."""
 
-    def __init__(self, families: Mapping[str, str], videos: Callable[[str], VideoFacts] | None = None) -> None:
+    def __init__(self, families: Mapping[str, str], videos: Callable[[str], VideoFile] | None = None) -> None:
         self._families = families
         #: the facts of a video of the user by its name; raises UserError. None: there are no such videos
         self._videos = videos
@@ -102,7 +102,7 @@ class MadeNodes:
             self._known[value] = self.add(f"mask-{len(self._known)}", "mask", {}, mask=value)
         return self._known[value]
 
-    def video_of_user(self, name: str) -> VideoFacts:
+    def video_of_user(self, name: str) -> VideoFile:
         """Return the facts of a video of the user. Raises NodeUnsupported for one that is not there."""
         if self._videos is None:
             raise NodeUnsupported("the pool reads videos of users in its own requests alone, in the field `video`")
@@ -111,7 +111,7 @@ class MadeNodes:
         except UserError as problem:
             raise NodeUnsupported(str(problem)) from None
 
-    def frames_of_user(self, node_id: str, video: VideoFacts) -> NodeImage:
+    def frames_of_user(self, node_id: str, video: VideoFile) -> NodeImage:
         """Return the frames of a video of the user, which is added once."""
         if video not in self._known:
             self._known[video] = self.add(node_id, "video", {}, video=video)

@@ -14,7 +14,7 @@ from modelpool.actors.http.comfy.comfy_text_nodes import with_video
 from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeMask, UserSound, VideoUse
 from modelpool.actors.http.comfy.comfy_video_nodes import blank_video, vace_texts_and_latent
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
-from modelpool.actors.request.control_video_fields import VideoFacts
+from modelpool.actors.request.control_video_fields import VideoFile
 
 #: of a video of a single image, which nothing reads
 _RATE = 16.0
@@ -28,7 +28,7 @@ def _loaded(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _components(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The frames of a video, its sound, and its rate, depth and colours."""
     video, nodes = given["video"], given["nodes"]
-    if not isinstance(video, VideoFacts):
+    if not isinstance(video, VideoFile):
         raise NodeUnsupported("video: found one that a node makes; its images are an output of that node")
     sound = UserSound(video) if video.has_sound else None
     return nodes.frames_of_user(given["node_id"], video), sound, video.frame_rate, "8", "sRGB"

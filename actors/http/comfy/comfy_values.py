@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from modelpool.actors.request.control_video_fields import VideoFacts
+from modelpool.actors.request.control_video_fields import VideoFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class NodeAudio:
 class UserSound:
     """The sound of a video of the user, which the pool does not read."""
 
-    video: VideoFacts
+    video: VideoFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     VaeValue,
     VideoUse,
 )
-from modelpool.actors.request.control_video_fields import VideoFacts
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.video_output_fields import MAX_QUALITY
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
@@ -324,7 +324,7 @@ def _video_saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if (container, codec) == ("webm", "h264"):
         raise NodeUnsupported("format, codec: found webm and h264; WebM files have another codec")
     video = given["video"]
-    if isinstance(video, VideoFacts):
+    if isinstance(video, VideoFile):
         raise NodeUnsupported("video: found one of the user, which the pool does not write again")
     kept = video.saved.format if container == "auto" else "mp4"
     file_format = "webm" if container == "webm" or (codec == "av1" and container == "auto") else kept

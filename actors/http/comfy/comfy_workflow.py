@@ -37,7 +37,7 @@ from modelpool.actors.http.comfy.comfy_user_videos import USER_VIDEO_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
-from modelpool.actors.request.control_video_fields import VideoFacts
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.workflow_fields import MAX_NODES, Workflow
 
@@ -231,7 +231,7 @@ def _with_images(value: Any, images: WorkflowImages, read: dict[Any, Any]) -> An
         case {"kind": "mask", "mask": MaskFile() as mask} if is_black(found := _with_images(mask, images, read)):
             settings = {"level": 0.0, "width": found.width, "height": found.height}
             return {"kind": "operation", "name": "mask_solid", "settings": settings, "inputs": {}}
-        case VideoFacts():
+        case VideoFile():
             images.take((value.width, value.height * value.frames))
             return value.path
         case ImageFile() | MaskFile():

@@ -25,7 +25,7 @@ from modelpool.actors.outputs.atomic_write import (
     remove_leftovers,
     write_atomically,
 )
-from modelpool.actors.request.control_video_fields import VideoFacts, check_video_content, is_moving, video_facts
+from modelpool.actors.request.control_video_fields import VideoFile, check_video_content, is_moving, video_facts
 from modelpool.actors.request.image_decoding import image_of_bytes
 from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 
@@ -95,7 +95,7 @@ class Uploads:
         """Return an image. Raises UserError."""
         return image_of_bytes(name, self.content(owner, name))
 
-    def video(self, owner: str, name: str) -> VideoFacts:
+    def video(self, owner: str, name: str) -> VideoFile:
         """Return the facts of a video, with the place of its file. Raises UserError."""
         subfolder, _, file = name.removesuffix(INPUT_MARK).rpartition("/")
         path = self._path(owner, file, subfolder)
