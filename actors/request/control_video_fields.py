@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from modelpool.actors.request.field_table import MAX_FRAMES
@@ -135,7 +136,7 @@ def video_facts(name: str, path: str) -> VideoFile:
         sides = (first.width, first.height) if first.rotation % 180 == 0 else (first.height, first.width)
         rate, has_sound = float(stream.average_rate or stream.guessed_rate or 1), bool(video.streams.audio)
     with open_video(name, path) as video:
-        frames = sum(1 for packet in video.demux(video=0) if packet.size)
+        frames = sum(1 for _ in islice((1 for packet in video.demux(video=0) if packet.size), MAX_FRAMES + 1))
     check_count(name, frames, sides[0] * sides[1])
     return VideoFile(path, *sides, frames, rate, has_sound)
 
