@@ -320,7 +320,9 @@ class _WorkflowTasks:
                 rate = request.frame_rate or start.shape.frame_rate
                 changed |= {"frames": start.shape.frames, "frame_rate": rate}
         others = ("positive", "negative", "latent", "mask", *_INPAINTED, *_VIDEOS)
-        changed |= {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
+        videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
+        _check_videos(videos, request.frames)
+        changed |= videos
         images = {name: self._task_image(node, name) for name in node.inputs if name not in others}
         parts: dict[str, Any] = {}
         for name, image in images.items():
@@ -497,6 +499,22 @@ def _given_video(node: VideoNode) -> NodeValue:
     assert isinstance(video, InputVideo), f"the client brings videos to the pool, found {video!r}"
     shape = OutputShape(video.width, video.height, video.frames, STILL_RATE)
     return NodeValue(IMAGE, input_frames_id(video), Size(video.width, video.height, video.frames), shape=shape)
+
+
+def _check_videos(videos: Mapping[str, TaskVideo], frames: int | None) -> None:
+    """Raise UnusableField for videos of a run of so many frames that do not fit together."""
+    if not videos:
+        return
+    if "video" not in videos:
+        raise UnusableField(f"{', '.join(videos)}: expected an input video, too")
+    count = videos["video"].frames
+    if "face_video" in videos and videos["face_video"].frames != count:
+        found = counted(videos["face_video"].frames, "frame")
+        raise unusable_field("face_video", found, f"{count} like the video")
+    read = min(count, frames or count)
+    if "video_mask" in videos and videos["video_mask"].frames < read:
+        found = counted(videos["video_mask"].frames, "frame")
+        raise unusable_field("video_mask", found, f"at least {read}, those of the video that are read")
 
 
 def _latent(task: TaskId, shape: OutputShape, model: ModelRef, defaults: ModelDefaults) -> NodeValue:

@@ -72,6 +72,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
 from modelpool.pool.values.core.errors import counted
@@ -111,6 +112,10 @@ class PoolNames:
     known_kinds: Mapping[str, NodeType] | None = None
     #: width and height of an image of the user, by its name; raises UserError. None: they are not known
     image_size: Callable[[str], tuple[int, int]] | None = field(default=None, repr=False, compare=False)
+    #: the facts of a video of the user, by its name; raises UserError. None: there are none
+    video_facts: Callable[[str], VideoFile] | None = field(default=None, repr=False, compare=False)
+    #: the names of these videos, which are proposed
+    videos: Sequence[str] = ()
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -131,7 +136,8 @@ class PoolNames:
             CONTROLNETS: () if self.files is None else self.files.controlnets,
             UPSCALERS: () if self.files is None else self.files.upscalers,
             STYLES: () if self.files is None else self.files.image_prompts,
-            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS, VIDEOS, AUDIOS), ()),
+            VIDEOS: self.videos,
+            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS, AUDIOS), ()),
         }
         return lists[given.choices]
 

@@ -6,7 +6,7 @@ Images of the user are read when the workflow is complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -53,14 +53,16 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeMask,
     NoiseLevels,
     TextValue,
+    UserSound,
 )
 from modelpool.actors.request.bounds import MAX_LORAS
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.workflow_fields import MAX_NODES
 from modelpool.pool.inference.operations.image_edits import Turn
 from modelpool.pool.inference.operations.latent_edits import DOWNSCALE, LatentBySides, LatentCrop, cells_of_side
 from modelpool.pool.inference.operations.operate import OPERATIONS
 from modelpool.pool.inference.operations.operation import Size
-from modelpool.pool.values.core.errors import UnusableField, counted
+from modelpool.pool.values.core.errors import UnusableField, UserError, counted
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
 #: operations that read all images of a batch; a batch of a sampler is as many workflows here, of one image each
@@ -81,8 +83,10 @@ _Value = TypeVar("_Value", NodeImage, NodeLatent)
 class MadeNodes:
     """The nodes of one workflow. `families` are the titles of the families of models, by their names."""
 
-    def __init__(self, families: Mapping[str, str]) -> None:
+    def __init__(self, families: Mapping[str, str], videos: Callable[[str], VideoFile] | None = None) -> None:
         self._families = families
+        #: the facts of a video of the user by its name; raises UserError. None: there are no such videos
+        self._videos = videos
         #: fields of nodes, with `ImageFile` and `MaskFile` for images of the user
         self.fields: dict[str, dict[str, Any]] = {}
         #: images of a batch, by the node that makes them, where they are several; and their places, by their sampler
@@ -115,6 +119,21 @@ class MadeNodes:
             self._known[value] = self.add(f"mask-{len(self._known)}", "mask", {}, mask=value)
         return self._known[value]
 
+    def video_of_user(self, name: str) -> VideoFile:
+        """Return the facts of a video of the user. Raises NodeUnsupported for one that is not there."""
+        if self._videos is None:
+            raise NodeUnsupported("the pool reads videos of users in its own requests alone, in the field `video`")
+        try:
+            return self._videos(name)
+        except UserError as problem:
+            raise NodeUnsupported(str(problem)) from None
+
+    def frames_of_user(self, node_id: str, video: VideoFile) -> NodeImage:
+        """Return the frames of a video of the user, which is added once."""
+        if video not in self._known:
+            self._known[video] = self.add(node_id, "video", {}, video=video)
+        return NodeImage(self._known[video], frames=video.frames)
+
     def operate(
         self,
         node_id: str,
@@ -146,6 +165,8 @@ class MadeNodes:
                 models.append(value.model)
             elif isinstance(value, NodeAudio):
                 inputs[name] = value.node
+            elif isinstance(value, UserSound):
+                raise NodeUnsupported(f"{name}: found the sound of a video of a user, which the pool does not read")
             elif isinstance(value, ImageFile | NodeImage):
                 inputs[name] = self.image(value)
             else:
@@ -487,6 +508,7 @@ class MadeNodes:
         if text.video is not None:
             fields |= text.video.fields() | image_guidance(text, self._families.get(fields["model"], ""))
             inputs |= {name: self.image(image) for name, image in text.video.images().items()}
+            inputs |= {} if text.video.video_mask is None else {"video_mask": self.mask(text.video.video_mask)}
         for number, use in enumerate(text.controls):
             inputs[f"controls.{number}"] = self.image(use.image)
             if use.mask is not None:

@@ -16,6 +16,9 @@ _FILES = "the pool writes outputs, and no files of weights or latents"
 _TRAINING = "the pool trains no models"
 _USER_MEDIA = "the pool reads videos and audio of users in its own requests alone"
 _DETECTION = "the pool has no model that detects or segments, or that finds depth and poses in images"
+_SOUND = (
+    "the pool samples frames and sound of LTX-2 as one latent, in its own requests, and has no nodes for parts of it"
+)
 _LANGUAGE = "the pool runs no language models that write texts"
 #: nodes of companies that run models for money, by the beginning of the name. Some companies also publish models, of
 #: which the nodes have other names
@@ -109,6 +112,25 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("ConditioningLoader", "SaveConditioning"), "the pool reads and writes no encoded texts"),
         **dict.fromkeys(("GLSLShader", "CurveEditor", "ColorToRGBInt"), "the pool runs no shaders"),
         **dict.fromkeys(("OptimalStepsScheduler",), "the pool does not have its levels; ManualSigmas lists levels"),
+        **dict.fromkeys(
+            ("LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVEmptyLatentAudio", "LTXVAudioVAELoader",
+             "LTXVAudioVAEDecode", "LTXVAudioVAEEncode", "LTXAVTextEncoderLoader", "LTXVReferenceAudio",
+             "LTXVModalityGuidance", "LTXVSpatioTemporalGuidance", "LTXVFreezeLatent", "LTXVDurationPredictor"),
+            _SOUND,
+        ),
+        **dict.fromkeys(
+            ("LTXVImgToVideoInplace", "LTXVAddLatentGuide", "LTXVAddGeneratedKeyframes", "LTXVDualCFGGuider",
+             "LTXVGeneratedKeyframesToGuides", "LTXVSeparateGeneratedKeyframes", "GetICLoRAParameters"),
+            "the pool has images of LTX as first frames alone, by LTXVImgToVideo, and no guides in latents",
+        ),
+        **dict.fromkeys(
+            ("Kandinsky5ImageToVideo", "NormalizeVideoLatentStart", "ReplaceVideoLatentFrames"),
+            "the pool makes videos of Kandinsky 5 from texts alone",
+        ),
+        **dict.fromkeys(
+            ("ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows"),
+            "the pool samples a video in one piece, and not in windows of frames",
+        ),
         **dict.fromkeys(
             ("LTXVLatentUpsampler", "LatentUpscaleModelLoader", "HunyuanVideoLatentUpscaleWithModel"),
             "the pool has no upscalers of latents",

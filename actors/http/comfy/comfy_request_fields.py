@@ -34,6 +34,8 @@ _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
 #: families of transformers with attention of another name than that of which UNetTemporalAttentionMultiply scales the
 #: last layer, so that the node changes nothing
 _OTHER_ATTENTION = ("Wan ", "Hunyuan Video", "Flux ", "Qwen-Image", "Mochi")
+#: families of transformers with blocks of one kind, of which ComfyUI's nodes skip those that they call double
+_BLOCKS_OF_ONE_KIND = ("Wan ", "Qwen-Image", "Stable Diffusion 3", "LTX", "Mochi")
 #: the family that reads the words of T5 and one padding token, and the least padding and length that mean that
 _UNPADDED, _OWN_PADDING = "Chroma", (1, 0)
 #: families with ControlNets that ComfyUI loads as patches of the model
@@ -157,7 +159,8 @@ def image_guidance(text: TextValue, family: str) -> dict[str, float]:
 
 def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]:
     """Return the options of a run that act: those of guidance do nothing with cfg 1, some families have guidance that
-    is normed by itself, and some no attention that nodes scale. Raises NodeUnsupported."""
+    is normed by itself, and some no attention that nodes scale, or no single blocks that nodes skip. Raises
+    NodeUnsupported."""
     found = dict(model.options)
     for name in _GUIDANCE_OPTIONS if cfg == 1 else ():
         found.pop(name, None)
@@ -171,6 +174,8 @@ def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]
         found.pop("cfg_norm", None)
     if family.startswith(_OTHER_ATTENTION):
         found.pop("attention_scale", None)
+    if family.startswith(_BLOCKS_OF_ONE_KIND) and found.get("slg", {}).get("single"):
+        found["slg"] = {**found["slg"], "single": ()}
     return found
 
 

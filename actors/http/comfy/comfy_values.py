@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from modelpool.actors.request.control_video_fields import VideoFile
+
 #: latents of the layers of an image, with the complete image before them, and without
 WITH_WHOLE, LAYERS = "with the complete image", "layers"
 
@@ -292,6 +294,13 @@ class NodeAudio:
 
 
 @dataclass(frozen=True, slots=True)
+class UserSound:
+    """The sound of a video of the user, which the pool does not read."""
+
+    video: VideoFile
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLatent:
     """Latents that a node of the workflow makes.
 
@@ -317,12 +326,15 @@ class NodeLatent:
 
 @dataclass(frozen=True, slots=True)
 class VideoUse:
-    """What conditions a run besides its text: the image that it reads, or the first and the last image of a video, and
-    other fields of a request, by name; None where a node says nothing."""
+    """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
+    other fields of a request, by name, and videos that it follows; None where a node says nothing."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
     others: tuple[tuple[str, Any], ...] = ()
+    video: NodeImage | None = None
+    video_mask: NodeMask | None = None
+    face_video: NodeImage | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -331,11 +343,18 @@ class VideoUse:
     def with_more(self, more: VideoUse) -> VideoUse:
         """Return it with what another node says."""
         others = {**dict(self.others), **dict(more.others)}
-        return VideoUse(more.image or self.image, more.last_image or self.last_image, tuple(others.items()))
+        return VideoUse(
+            more.image or self.image,
+            more.last_image or self.last_image,
+            tuple(others.items()),
+            more.video or self.video,
+            more.video_mask or self.video_mask,
+            more.face_video or self.face_video,
+        )
 
     def images(self) -> dict[str, AnyImage]:
         """Return the images, by the field of a request."""
-        found = {"image": self.image, "last_image": self.last_image}
+        found = {"image": self.image, "last_image": self.last_image, "video": self.video, "face_video": self.face_video}
         return {name: image for name, image in found.items() if image is not None}
 
 

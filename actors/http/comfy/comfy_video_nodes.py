@@ -25,6 +25,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     is_one,
     link,
     number,
+    only_in_workflows,
     shown_with,
     text,
     warn,
@@ -41,9 +42,11 @@ from modelpool.actors.http.comfy.comfy_values import (
     NoiseLevels,
     SavedAs,
     TextValue,
+    UserSound,
     VaeValue,
     VideoUse,
 )
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.video_output_fields import MAX_QUALITY
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
@@ -193,12 +196,9 @@ def _view(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return value, value, BlankLatent(given["width"], given["height"], given["batch_size"])
 
 
-def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A video after a reference image; latents of the pool have no frames of the image, so that none are trimmed."""
-    for name in ("control_video", "control_masks"):
-        if given.get(name) is not None:
-            raise NodeUnsupported(f"{name}: found images, expected none: control videos are the field `video` of the "
-                                  "pool's own requests")  # fmt: skip
+def vace_texts_and_latent(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return texts with a reference image, empty latents, and the frames that are trimmed: latents of the pool have
+    none of the image. Raises NodeUnsupported."""
     if not is_one(given["strength"]):
         raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1")
     reference = of_user("reference_image", given.get("reference_image"))
@@ -206,6 +206,19 @@ def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if reference is not None:
         texts = [replace(each, references=(*each.references, reference)) for each in texts]
     return (*texts, _blank(given), 0)
+
+
+def blank_video(given: Mapping[str, Any]) -> BlankLatent:
+    """Return empty latents of the size and the frames of a node."""
+    return _blank(given)
+
+
+def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A video after a reference image."""
+    for name in ("control_video", "control_masks"):
+        if given.get(name) is not None:
+            raise NodeUnsupported(f"{name}: it is a part of a workflow of several steps")
+    return vace_texts_and_latent(given)
 
 
 def _trimmed(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -237,10 +250,6 @@ def _ltx_shifted(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (replace(given["model"], sampling=ModelSampling(_ltx_shift(given))),)
 
 
-def _no_video_of_user(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    raise NodeUnsupported("the pool reads videos of users in its own requests alone, in the field `video`")
-
-
 def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[Any, ...]:
     """Return images that are saved as a video: as they were decoded, or of a node of a workflow."""
     image = given[images]
@@ -253,7 +262,11 @@ def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[An
         if (count := getattr(image.latent.start, "count", 1)) > 1:
             raise NodeUnsupported(f"{images}: found a batch of {count}, which are as many files; expected one")
         return (replace(image, saved=saved),)
-    values = {"image": image} | ({} if given.get("audio") is None else {"sound": given["audio"]})
+    audio = given.get("audio")
+    if isinstance(audio, UserSound):
+        warn(given, "audio: the sound of a video of a user is left out: the pool does not read it")
+        audio = None
+    values = {"image": image} | ({} if audio is None else {"sound": audio})
     made = nodes.operate(given["node_id"], "video_of_images", NodeImage, values, {"rate": saved.frame_rate})
     assert isinstance(made, NodeImage), "the result of an operation on images"
     return (replace(made, saved=saved),)
@@ -311,6 +324,8 @@ def _video_saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if (container, codec) == ("webm", "h264"):
         raise NodeUnsupported("format, codec: found webm and h264; WebM files have another codec")
     video = given["video"]
+    if isinstance(video, VideoFile):
+        raise NodeUnsupported("video: found one of the user, which the pool does not write again")
     kept = video.saved.format if container == "auto" else "mp4"
     file_format = "webm" if container == "webm" or (codec == "av1" and container == "auto") else kept
     if container == "mkv":
@@ -460,8 +475,45 @@ VIDEO_NODES = (
         _view,
         *_TEXTS_AND_LATENT,
     ),
-    _row("LoadVideo", (text("file", choices=VIDEOS),), _no_video_of_user, "VIDEO"),
-    _row("GetVideoComponents", (link("video", "VIDEO"),), _no_video_of_user, "IMAGE", "AUDIO", "FLOAT", ANY, ANY),
+    _row("LoadVideo", (text("file", choices=VIDEOS),), only_in_workflows, "VIDEO"),
+    _row("GetVideoComponents", (link("video", "VIDEO"),), only_in_workflows, "IMAGE", "AUDIO", "FLOAT", ANY, ANY),
+    _row(
+        "WanFunControlToVideo",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            *_sizes(832, 480, 81),
+            _SEEN,
+            _image("start_image"),
+            _image("control_video"),
+        ),
+        only_in_workflows,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "WanAnimateToVideo",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            *_sizes(832, 480, 77),
+            _SEEN,
+            _image("reference_image"),
+            _image("face_video"),
+            _image("pose_video"),
+            whole("continue_motion_max_frames", 5, 1, _MOST_FRAMES, is_required=False),
+            _image("background_video"),
+            link("character_mask", "MASK", is_required=False),
+            _image("continue_motion"),
+            whole("video_frame_offset", 0, 0, _MOST_FRAMES, is_required=False),
+        ),
+        only_in_workflows,
+        *_TEXTS_AND_LATENT,
+        "INT",
+        "INT",
+        "INT",
+    ),
     _row(
         "LTXVConditioning",
         (_POSITIVE, _NEGATIVE, number("frame_rate", 25.0, 0.1, 1000.0)),

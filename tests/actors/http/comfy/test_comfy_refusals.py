@@ -21,6 +21,7 @@ REASONS = {
     "the pool has no model that detects or segments, or that finds depth and poses in images": (
         *("SAM3_Detect", "DA3Inference", "SDPoseKeypointExtractor", "RemoveBackground"),
     ),
+    "the pool samples a video in one piece, and not in windows of frames": ("ContextWindowsManual",),
     "the pool runs no language models that write texts": ("TextGenerate",),
 }
 

@@ -215,8 +215,9 @@ def test_files_of_videos_have_the_format_and_the_quality_that_a_node_chooses() -
     assert saved(format="auto")[2] == ("bit_depth: found 10; videos of the pool have 8 bits per channel",)
 
 
-def test_factors_of_attention_act_on_unets_alone() -> None:
-    """ComfyUI's node scales layers by names that only UNets have, and one model of LTX."""
+def test_nodes_change_only_layers_that_a_model_has() -> None:
+    """ComfyUI's nodes name layers: some are of UNets and of LTX alone, and single blocks of Flux and its relatives. The
+    template of Wan's inpainting model was accepted, and failed in its run."""
     graph = basic("sd1")
     factors = {"self_structural": 1.2, "cross_structural": 0.5, "self_temporal": 1.0, "cross_temporal": 1.3}
     graph["scaled"] = node("UNetTemporalAttentionMultiply", model=["model", 0], **factors)
@@ -232,4 +233,8 @@ def test_factors_of_attention_act_on_unets_alone() -> None:
     assert dict(chosen.image) == dict.fromkeys(("IN", "MID", "OUT"), 1.2)
     assert dict(chosen.text) == dict.fromkeys(("IN", "MID", "OUT"), 0.5)
     graph["model"]["inputs"]["ckpt_name"] = "wan.safetensors"
+    skipped = {"double_layers": "9,10", "single_layers": "9,10", "scale": 3.0}
+    graph["skipping"] = node("SkipLayerGuidanceDiT", model=["model", 0], **skipped)
+    graph["scaled"]["inputs"]["model"] = ["skipping", 0]
+    assert (options().slg.layers, options().slg.single) == ((9, 10), ()), "the model has no single blocks"
     assert getattr(options(), "attention_scale", None) is None

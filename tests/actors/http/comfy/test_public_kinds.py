@@ -4,7 +4,7 @@ each other one is refused with its nodes and a reason."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
+from modelpool.actors.request.control_video_fields import VideoFile, video_facts
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.registry.listings import FileNames
 from modelpool.pool.values.core.errors import UserError
@@ -25,7 +26,7 @@ from tests.actors.http.comfy.written_workflows import Written, written_workflows
 from tests.actors.loop_connection import open_real_pool
 from tests.actors.unchanged_outputs import own_folder, write_models, write_tokenizers
 from tests.pool.families.definitions.test_qwen_image_layered import TINY as LAYERED
-from tests.pool.families.test_seen_wan import BOTH, ONE
+from tests.pool.families.test_seen_wan import BOTH, FOLLOWING, ONE
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.tiny_unclip import tiny_unclip_l
@@ -52,13 +53,13 @@ TITLES = {
     "ace_step": "ACE-Step 1.5", "lotus_d": "Lotus D (depth and normals)", "joyimage": "JoyImage",
     "qwen_image_21": "Qwen-Image 2.1", "qwen_image_layered": "Qwen-Image layered",
     "cascade_c": "Stable Cascade C", "cascade_b": "Stable Cascade B",
+    "wan_fun": "Wan 2.1 Fun control", "wan_animate": "Wan 2.2 animate",
 }  # fmt: skip
 #: workflows with what the pool does not have, besides those that are marked: the nodes that are named
 NOT_THERE = {
     "flux_true_cfg_api": {"7"},
     "model_patches_editor": {"11"},
     "perp_neg_api": {"9"},
-    "wan_vace_control_video_api": {"4"},
 }
 #: tiny models for the models of the workflows; others have no tiny one here
 TINY = {
@@ -71,6 +72,7 @@ TINY = {
     "wan_vace": "wan_vace", "hunyuan": "hunyuan_video", "ltx": "ltxv", "mochi": "mochi", "svd": "svd",
     "stable_audio": "stable_audio_1", "lotus_d": "lotus_d",
     "qwen_image_layered": "qwen_image_layered",
+    "wan_fun": "wan21_fun_control",
 }  # fmt: skip
 #: what tiny models cannot show: ControlNets, LoRAs, adapters and vision encoders of one family alone
 NOT_RENDERED = {
@@ -107,14 +109,29 @@ def photo(name: str) -> Image.Image:
     return image
 
 
+def clip_in(folder: Path) -> Callable[[str], VideoFile]:
+    """What is known of a video of a user: the same one under each name, of 9 frames."""
+    path = folder / "clip.gif"
+    frames = [Image.effect_noise((64, 64), 10 * place).convert("RGB") for place in range(1, 10)]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=100)
+    return lambda name: video_facts("video", str(path))
+
+
 def requests(prompt: Any, names: PoolNames) -> list[GenerateRequest]:
     return [one for output in outputs_of(prompt, names) for one in requests_of(output, names, photo)]
 
 
-def test_workflows_of_the_kinds_that_people_publish_are_accepted() -> None:
+def test_workflows_of_the_kinds_that_people_publish_are_accepted(tmp_path: Path) -> None:
     """Before: 46 of 101, and one ended with an internal error."""
     files = FileNames(controlnets=("canny", "depth"), upscalers=("4x",), image_prompts=("redux",), embeddings=())
-    names = PoolNames(TITLES, ["style", "light"], None, files, image_size=lambda name: (64, 64))
+    names = PoolNames(
+        TITLES,
+        ["style", "light"],
+        None,
+        files,
+        image_size=lambda name: (64, 64),
+        video_facts=clip_in(tmp_path),
+    )
     accepted, refused, wrong, meant = 0, dict[str, set[str]](), [], 0
     for each in written_workflows():
         meant += not each.is_refused
@@ -141,7 +158,7 @@ def write_all(folder: Path) -> None:
         write_tiny_checkpoint(path, seed=seed, dtype=torch.float32, layout=layout())
     lotus = own_folder(folder, "lotus_d") / "lotus_d.safetensors"
     write_tiny_checkpoint(lotus, seed=20, dtype=torch.float32, layout=SHOWN_LAYOUTS["lotus_d"]())
-    for family in (FAMILIES["hidream_i1"], FAMILIES["flux_schnell"], ONE, BOTH, LAYERED):
+    for family in (FAMILIES["hidream_i1"], FAMILIES["flux_schnell"], ONE, BOTH, FOLLOWING, LAYERED):
         own = own_folder(folder, family.name)
         save_file(family.file(), own / f"{family.name}.safetensors")
         write_tokenizers(own, family)
@@ -194,7 +211,14 @@ def rendered(folder: Path, wanted: list[Written], output: Path) -> dict[str, str
     config = PoolConfig.load(CONFIG).override(device="cpu", models=[folder], workers=1, loras=[folder / "loras"])
     with open_real_pool(config.override(vram="512 MiB")) as pool:
         families = {listing.name: listing.family for listing in pool.models()}
-        names = PoolNames(families, ["tiny_lora"], None, pool.file_names(), image_size=lambda name: (64, 64))
+        names = PoolNames(
+            families,
+            ["tiny_lora"],
+            None,
+            pool.file_names(),
+            image_size=lambda name: (64, 64),
+            video_facts=clip_in(folder),
+        )
         for each in wanted:
             try:
                 made = requests(small(api_format(each.prompt)), names)
