@@ -110,6 +110,11 @@ def _normed(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return "cfg_norm", {"strength": given["strength"], **before}
 
 
+def _by_frequency(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    names = {"low": "scale_low", "high": "scale_high", "cutoff": "freq_cutoff"}
+    return "fresca", {name: given[source] for name, source in names.items()}
+
+
 def _as_it_is(name: str, reason: str, *inputs: NodeInput) -> NodeType:
     """Return a node that changes how fast a model runs, or what the pool does by itself: the model stays as it is."""
 
@@ -255,6 +260,12 @@ OPTION_NODES = (
         ),
         ("MODEL",),
         _scaled_attention,
+    ),
+        "FreSca",
+        _by_frequency,
+        number("scale_low", 1.0, 0.0, 10.0),
+        number("scale_high", 1.25, 0.0, 10.0),
+        whole("freq_cutoff", 20, 1, 10_000),
     ),
     _row("DifferentialDiffusion", _differential, number("strength", 1.0, 0.0, 1.0, is_required=False)),
     *_SPEED_NODES,

@@ -50,7 +50,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             ("PhotoMakerLoader", "PhotoMakerEncode"), "the pool has no PhotoMaker; IP-Adapters are image prompts"
         ),
-        **dict.fromkeys(("NAGuidance", "TCFG", "Mahiro", "APG", "EpsilonScaling", "FreSca", "ScaleROPE2"), (
+        **dict.fromkeys(("NAGuidance", "TCFG", "Mahiro", "APG", "EpsilonScaling", "ScaleROPE2"), (
             "the pool does not have this kind of guidance"
         )),
         **dict.fromkeys(

@@ -29,7 +29,7 @@ _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
 #: families that vary images which their vision encoder reads, by the beginning of their title
 _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
-_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm")
+_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
 #: families of transformers with attention of another name than that of which UNetTemporalAttentionMultiply scales the
 #: last layer, so that the node changes nothing

@@ -57,7 +57,8 @@ def _padded(params: TokenPadding, inputs: Inputs) -> Encoded:
             raise UnusableField("text: found padding before or between its tokens, expected it behind them")
         own = marked - 1
     count = min(tokens, max(own + params.least_padding, params.least_tokens))
-    return replace(text, others={**text.others, _MARKS: np.arange(tokens) < count})
+    marks = {_MARKS: np.arange(tokens) < count} if count < tokens else {}
+    return replace(text, others={**{name: each for name, each in text.others.items() if name != _MARKS}, **marks})
 
 
 def _zero(params: NoSettings, inputs: Inputs) -> Encoded:

@@ -454,13 +454,14 @@ def test_texts_are_averaged_joined_and_set_to_zero() -> None:
 def test_marks_of_a_text_are_its_tokens_and_the_padding_that_is_wanted() -> None:
     """A text of Chroma has marks of its tokens and of one padding token; one that fills all places has none."""
     context_LD = drawn(8, 4)
-    for own, padding, least, expected in ((5, 0, 3, 5), (5, 1, 0, 6), (1, 0, 3, 3), (0, 2, 0, 2), (5, 9, 0, 8)):
+    for own, padding, least, expected in ((5, 0, 3, 5), (5, 1, 0, 6), (1, 0, 3, 3), (0, 2, 0, 2)):
         text = Encoded(context_LD, None, {"context_mask": np.arange(8) < own + 1})
         found = run("encoded_padding", text, least_padding=padding, least_tokens=least)
         assert found.others["context_mask"].tolist() == [place < expected for place in range(8)], (own, padding, least)
         assert found.context_LD is context_LD
-    found = run("encoded_padding", Encoded(context_LD, None), least_padding=0, least_tokens=3)
-    assert found.others["context_mask"].all()
+    full = Encoded(context_LD, None, {"context_mask": np.arange(8) < 6})
+    for text, padding in ((Encoded(context_LD, None), 0), (full, 9)):
+        assert not run("encoded_padding", text, least_padding=padding, least_tokens=3).others
     with pytest.raises(UnusableField, match="expected it behind them"):
         run("encoded_padding", Encoded(context_LD, None, {"context_mask": np.arange(8) > 2}),
             least_padding=0, least_tokens=3)  # fmt: skip
