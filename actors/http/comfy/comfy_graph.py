@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from modelpool.actors.http.comfy.comfy_image_nodes import UPSCALED_METHOD
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
@@ -41,10 +42,13 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     has_distilled_guidance,
     image_guidance,
     lora_fields,
+    negative_warnings,
+    option_warnings,
     prompt_text,
     reads_guidance,
     region_fields,
     shift_of,
+    unread_warnings,
     whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_values import (
@@ -74,10 +78,14 @@ EXPORT_HINT = "export it with File > Export (API) in the editor"
 MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 #: noise levels that the nodes of a workflow list, all together
 MAX_LISTED_LEVELS = 50_000
+#: the method by which requests without a workflow scale latents
+LATENT_METHOD = "bilinear"
 #: ComfyUI's names of samplers that draw their noise on the GPU
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
 #: the name of an embedding in a text. Source: `pool.models.text.chunks`
 _EMBEDDING = re.compile(r"embedding:([^\s,()]+)")
+#: types of links without which a node has nothing to work on
+_NEEDED = ("MODEL", "CLIP", "VAE", "CONDITIONING", "LATENT", "IMAGE", "MASK")
 #: names in the details of an error
 _MOST_NAMED = 20
 
@@ -302,7 +310,7 @@ def request_outputs(
             kinds[node_id] == "SaveImageWebsocket",
             image.saved,
             image.tiles,
-            (*graph.warnings, *guidance_warnings(image.latent, names)),
+            tuple(dict.fromkeys((*graph.warnings, *_warnings_of_run(image.latent, names)))),
         )
         for node_id, image in images
         if isinstance(image, DecodedImage)
@@ -452,6 +460,9 @@ def _link_errors(
     elif outputs[link[1]] != given.type and ANY not in (outputs[link[1]], given.type):
         details = f"{given.name}: found {outputs[link[1]]}, expected {given.type}"
         yield node_error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
+    elif given.type in _NEEDED and link[0] in graph.values and graph.values[link[0]][link[1]] is None:
+        details = f"{given.name}: output {link[1]} of node {link[0]} is empty: that node lacks the optional input"
+        yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
 
 
 def _value_errors(
@@ -506,6 +517,23 @@ def node_values(graph: KnownGraph, node: Mapping[str, Any], kind: NodeType) -> d
     return values
 
 
+def _warnings_of_run(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
+    yield from guidance_warnings(latent, names)
+    yield from _unread(latent, names)
+    family = names.models.get(latent.model.name, "")
+    yield from option_warnings(latent.node_id, latent.model, latent.cfg, family)
+    if isinstance(start := latent.start, ScaledLatent) and not _other_in(latent, start):
+        method = UPSCALED_METHOD if start.via == "image" else LATENT_METHOD
+        if start.method not in ("", method):
+            yield (f"node {latent.node_id}: upscale_method {start.method} before it is not read: a second pass of a "
+                   f"request has {method}")  # fmt: skip
+        if latent.seed != start.latent.seed:
+            yield (f"node {latent.node_id}: seed {latent.seed} is not read: a second pass of a request has the seed of "
+                   f"the first, {start.latent.seed}")  # fmt: skip
+    if latent.cfg != 1:
+        yield from negative_warnings(latent.node_id, latent.positive, latent.negative)
+
+
 def guidance_warnings(latent: SampledLatent, names: PoolNames) -> tuple[str, ...]:
     """Return a warning about a guidance scale that a model does not read: as its input, or with a negative prompt."""
     family = names.models.get(latent.model.name, "")
@@ -517,6 +545,17 @@ def guidance_warnings(latent: SampledLatent, names: PoolNames) -> tuple[str, ...
     if reads_guidance(family):
         return ()
     return (guidance_warning(latent.node_id, latent.positive.guidance, latent.model.name),)
+
+
+def _unread(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
+    """Yield what nodes say of a run, and of those before it, and is not read."""
+    start: Any = latent.start
+    texts = (latent.positive, latent.negative) if latent.cfg != 1 else (latent.positive,)
+    is_blank = isinstance(start, BlankLatent)
+    size, seconds = ((start.width, start.height), start.seconds) if is_blank else ((0, 0), 0.0)
+    yield from unread_warnings(texts, latent.model.name, names.models.get(latent.model.name, ""), size, seconds)
+    if isinstance(start, ScaledLatent):
+        yield from _unread(start.latent, names)
 
 
 def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages) -> dict[str, Any]:
@@ -612,17 +651,21 @@ def _size(start: object) -> tuple[int, int]:
 
 def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
     """Return the second pass of a request. Raises NodeUnsupported if it differs in more than its steps."""
-    first = start.latent
-    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta")
-    other = [name for name in same if getattr(first, name) != getattr(latent, name)]
-    if other or isinstance(first.start, ScaledLatent):
-        found = ", ".join(other) or "a third pass"
+    if other := _other_in(latent, start):
         raise NodeUnsupported(
-            f"node {latent.node_id}: found another {found} than node {first.node_id}, "
+            f"node {latent.node_id}: found another {other} than node {start.latent.node_id}, "
             "expected the same, with other steps"
         )
     scaling = {"scale": start.scale, "via": start.via, "upscaler": start.upscaler or None}
     return {**scaling, "strength": _strength(latent), "steps": latent.steps}
+
+
+def _other_in(latent: SampledLatent, start: ScaledLatent) -> str:
+    """Return what a second pass has besides its steps that differs from the first one; "" for nothing."""
+    first = start.latent
+    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta")
+    other = [name for name in same if getattr(first, name) != getattr(latent, name)]
+    return ", ".join(other) or ("a third pass" if isinstance(first.start, ScaledLatent) else "")
 
 
 def _strength(latent: SampledLatent) -> float:

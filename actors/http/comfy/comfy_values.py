@@ -28,12 +28,14 @@ class ModelSampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelValue:
-    """A diffusion model of the pool, with LoRAs, and with options of its runs and their settings."""
+    """A diffusion model of the pool, with LoRAs, and with options of its runs and their settings. `has_vae`: its file
+    has the VAE that it was published with."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
     options: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     sampling: ModelSampling | None = None
+    has_vae: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,10 @@ class ClipValue:
 
 @dataclass(frozen=True, slots=True)
 class VaeValue:
-    """The VAE of the model `name`, or of a separate file ("")."""
+    """The VAE of the model `name`, or of a separate `file`, of whichever model uses it (`name` "")."""
 
     name: str
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,16 @@ class ImagePromptUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """What the input `name` of a node says, which a run does not read: it has an equivalent of its own, which may
+    differ."""
+
+    node: str
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class TextValue:
     """An encoded text.
 
@@ -182,6 +195,7 @@ class TextValue:
     video       what conditions a video besides it
     span        the share of the steps in which it acts, from and to
     timed       other texts, each in its share of the steps
+    unread      what its nodes say of the run that reads it
     """
 
     text: str
@@ -199,6 +213,7 @@ class TextValue:
     video: VideoUse | None = None
     span: tuple[float, float] = (0.0, 1.0)
     timed: tuple[TextValue, ...] = ()
+    unread: tuple[Unread, ...] = field(default=(), compare=False)
 
     @property
     def all_parts(self) -> tuple[TextValue, ...]:
@@ -362,7 +377,8 @@ class SamplerValue:
 class NoiseLevels:
     """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
     (`sigmas`, without the final 0). `beta` is alpha and beta of the schedule of that name; None for the usual ones. The
-    run ends when `last_step` steps are done; 0: all."""
+    run ends when `last_step` steps are done; 0: all. `model` has the levels that the schedule chooses from; None: the
+    model that is sampled."""
 
     schedule: str
     steps: int
@@ -370,6 +386,7 @@ class NoiseLevels:
     sigmas: tuple[float, ...] = ()
     beta: tuple[float, float] | None = None
     last_step: int = 0
+    model: ModelValue | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,11 +416,13 @@ class BlankLatent:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """The latents of an image, and where they are regenerated. `hides`: the image is encoded without these pixels."""
+    """The latents of an image, and where they are regenerated. `hides`: the image is encoded without these pixels;
+    `vae` is the model of the VAE, "" for the one that reads them."""
 
     image: ImageFile
     mask: MaskFile | None = None
     hides: bool = False
+    vae: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,25 +455,27 @@ class SampledLatent:
 @dataclass(frozen=True, slots=True)
 class ScaledLatent:
     """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "image", their decoded images,
-    with an upscaler of the pool or without ("")."""
+    with an upscaler of the pool or without (""). `method` is the one of the node; "" for none."""
 
     latent: SampledLatent
     scale: float
     via: Literal["latent", "image"] = "latent"
     upscaler: str = ""
+    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
     """The images of sampled latents, scaled up by a factor: with an upscaler of the pool, or without (""). `scale` is
     None for the factor of the upscaler, which is not known here. `saved` is the file of a video; `tiles` are fields of
-    a request for the tiles of the VAE."""
+    a request for the tiles of the VAE; `method` is the one by which it is scaled, "" for none."""
 
     latent: SampledLatent
     scale: float | None = 1.0
     upscaler: str = ""
     saved: SavedAs | None = None
     tiles: tuple[tuple[str, int], ...] = ()
+    method: str = ""
 
 
 AnyLatent: TypeAlias = BlankLatent | NodeLatent

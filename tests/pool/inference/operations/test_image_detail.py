@@ -122,6 +122,16 @@ def test_each_text_encoder_reads_a_text_of_its_own() -> None:
     assert np.array_equal(found.context_LD[3:], texts[2].context_LD[3:])
     assert found.pooled_V is not None
     assert np.array_equal(found.pooled_V, np.concatenate([texts[0].pooled_V[:2], texts[1].pooled_V[2:]]))
+    named = dict(zip(("first", "second", "third"), texts, strict=True))
+    clip_only = run("encoded_of_three", {"has_third": False}, **named)
+    assert np.array_equal(clip_only.context_LD, found.context_LD[:3])
+    assert np.array_equal(clip_only.pooled_V, found.pooled_V)
+    third_only = run("encoded_of_three", {"has_clip": False}, **named)
+    assert np.array_equal(third_only.context_LD, found.context_LD[3:])
+    none = run("encoded_of_three", {"has_clip": False, "has_third": False}, **named)
+    assert (none.context_LD.shape, none.context_LD.any()) == ((3, 9), False)
+    assert not third_only.pooled_V.any()
+    assert not none.pooled_V.any()
 
 
 def test_of_two_images_the_first_decides_about_alpha() -> None:
