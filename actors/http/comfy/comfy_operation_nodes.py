@@ -28,7 +28,14 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     warn,
     whole,
 )
-from modelpool.actors.http.comfy.comfy_values import BlankLatent, ImageFile, NodeImage, NodeLatent, NodeMask
+from modelpool.actors.http.comfy.comfy_values import (
+    BlankLatent,
+    ImageFile,
+    NodeImage,
+    NodeLatent,
+    NodeMask,
+    UnknownSize,
+)
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder, OperationRow
 from modelpool.pool.inference.operations.image_detail import COLOURS, DIRECTIONS, MORPHOLOGY, PLANES
 from modelpool.pool.inference.operations.image_edits import BLEND_MODES, FLIPS, TURNS
@@ -50,13 +57,6 @@ _SAMPLES = {"samples": "samples"}
 
 #: modes of a custom node in which it makes a difference whether corners are aligned
 _ALIGNED = ("bilinear", "bicubic")
-
-
-class UnknownSize:
-    """A width or a height that is known when the image is made, and not before."""
-
-    def __str__(self) -> str:
-        return "a size that is known when the image is made"
 
 
 @dataclass(frozen=True, slots=True)

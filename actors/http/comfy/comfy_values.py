@@ -264,6 +264,13 @@ class NodeImage:
     frames: int = 0
 
 
+class UnknownSize:
+    """A width or a height that is known when the image is made, and not before."""
+
+    def __str__(self) -> str:
+        return "a size that is known when the image is made, and not before"
+
+
 @dataclass(frozen=True, slots=True)
 class NodeMask:
     """A mask that a node of the workflow makes. `count`, `sampler` as of `NodeImage`."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
 
@@ -168,3 +170,34 @@ def test_an_output_that_needs_a_missing_input_is_refused() -> None:
     assert [each["details"] for each in found["decoded"]["errors"]] == [
         "vae: output 4 of node sampler is empty: that node lacks the optional input"
     ]
+
+
+def counted(graph: Graph, image: list[Any], slot: int = 3, kind: str = "GetImageSizeAndCount") -> int:
+    """The number of images that a node gives: it is the seed of another sampler."""
+    again = {**graph["sampler"]["inputs"], "seed": ["counted", slot], "latent_image": ["size", 0]}
+    graph = {**graph, "counted": node(kind, image=image), "again": node("KSampler", **again)}
+    graph["size"] = node("EmptyLatentImage", width=64, height=64, batch_size=1)
+    graph["decoded again"] = node("VAEDecode", samples=["again", 0], vae=["model", 2])
+    graph["saved"] = node("SaveImage", images=["decoded again", 0], filename_prefix="x")
+    return compiled(graph)[0].seed or 0
+
+
+def test_the_number_of_images_is_given_where_it_is_known() -> None:
+    """All were refused; a width that is not known is, where it is read."""
+    graph = basic()
+    graph["blank"]["inputs"]["batch_size"] = 4
+    graph["loaded"] = node("LoadImage", image="a.png")
+    graph["film"] = node("EmptyHunyuanLatentVideo", width=64, height=64, length=11, batch_size=1)
+    graph["filmed"] = node("KSampler", **{**graph["sampler"]["inputs"], "latent_image": ["film", 0]})
+    graph["frames"] = node("VAEDecode", samples=["filmed", 0], vae=["model", 2])
+    graph["two"] = node("ImageBatch", image1=["loaded", 0], image2=["loaded", 0])
+    graph["six"] = node("RepeatImageBatch", image=["two", 0], amount=3)
+    graph["some"] = node("ImageFromBatch", image=["six", 0], batch_index=1, length=4)
+    found = {name: counted(graph, [name, 0]) for name in ("decoded", "loaded", "frames", "two", "six", "some")}
+    assert found == {"decoded": 4, "loaded": 1, "frames": 9, "two": 2, "six": 6, "some": 4}
+    assert counted(graph, ["frames", 0], slot=2, kind="GetImageSize") == 9
+    graph["upscaler"] = node("UpscaleModelLoader", model_name="4x")
+    graph["large"] = node("ImageUpscaleWithModel", upscale_model=["upscaler", 0], image=["decoded", 0])
+    assert counted(graph, ["large", 0]) == 4
+    with pytest.raises(WorkflowRejected, match="seed: found 'a size that is known when the image is made"):
+        counted(graph, ["large", 0], slot=1)
