@@ -416,6 +416,8 @@ class _WorkflowTasks:
         alike = [value for value in read.values() if value.kind == operation.result]
         # an empty latent has no model
         like = next((value for value in alike if value.model is not None), alike[0] if alike else None)
+        if own is not None:
+            node = node.model_copy(update={"settings": own.parsed(node.settings)})
         params = self._params(node, operation, read)
         size = operation.size_of(params, {name: value.size for name, value in read.items()})
         settings = settings_of(params)
