@@ -585,6 +585,7 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
                 "strength": use.strength,
                 "start": use.start,
                 "end": use.end,
+                **use.shares_of,
             }
             for use in positive.controls
         ),

@@ -443,6 +443,7 @@ class MadeNodes:
                     "strength": use.strength,
                     "start": use.start,
                     "end": use.end,
+                    **use.shares_of,
                 }
                 for use in text.controls
             ]

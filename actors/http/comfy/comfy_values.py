@@ -147,6 +147,11 @@ class ControlUse:
     start: float
     end: float
 
+    @property
+    def shares_of(self) -> dict[str, str]:
+        """The field of a request that says what start and end are shares of: noise levels, as in ComfyUI."""
+        return {} if (self.start, self.end) == (0, 1) else {"shares_of": "noise"}
+
 
 @dataclass(frozen=True, slots=True)
 class RegionUse:

@@ -201,3 +201,28 @@ def test_the_number_of_images_is_given_where_it_is_known() -> None:
     assert counted(graph, ["large", 0]) == 4
     with pytest.raises(WorkflowRejected, match="seed: found 'a size that is known when the image is made"):
         counted(graph, ["large", 0], slot=1)
+
+
+def test_percents_of_controlnets_are_of_the_noise_in_each_part_of_a_run() -> None:
+    """They were shares of the steps, and began anew in each sampler of a schedule that several share."""
+    graph = basic()
+    graph["net"] = node("ControlNetLoader", control_net_name="canny")
+    graph["loaded"] = node("LoadImage", image="a.png")
+    use = {"control_net": ["net", 0], "image": ["loaded", 0], "strength": 1.0, "start_percent": 0.2, "end_percent": 0.6}
+    graph["use"] = node("ControlNetApplyAdvanced", positive=["positive", 0], negative=["negative", 0], **use)
+    graph["sampler"]["inputs"] |= {"positive": ["use", 0], "negative": ["use", 1]}
+    (control,) = compiled(graph)[0].controls
+    assert (control.start, control.end, control.shares_of) == (0.2, 0.6, "noise")
+    parts = {**graph["sampler"]["inputs"], "noise_seed": 5}
+    del parts["seed"], parts["denoise"]
+    first = {"add_noise": "enable", "start_at_step": 0, "end_at_step": 4, "return_with_leftover_noise": "enable"}
+    last = {"add_noise": "disable", "start_at_step": 4, "end_at_step": 10000, "return_with_leftover_noise": "disable"}
+    graph["begun"] = node("KSamplerAdvanced", **{**parts, **first})
+    graph["sampler"] = node("KSamplerAdvanced", **{**parts, **last, "latent_image": ["begun", 0], "cfg": 5.0})
+    request = compiled(graph)[0]
+    assert request.workflow is not None
+    found = {name: request.workflow.nodes[name].request.controls[0] for name in ("begun", "sampler")}
+    assert {each.shares_of for each in found.values()} == {"noise"}
+    assert {(each.start, each.end) for each in found.values()} == {(0.2, 0.6)}
+    graph["use"]["inputs"] |= {"start_percent": 0.0, "end_percent": 1.0}
+    assert compiled(graph)[0].workflow.nodes["begun"].request.controls[0].shares_of == "steps"  # type: ignore[union-attr]
