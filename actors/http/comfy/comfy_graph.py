@@ -231,6 +231,8 @@ class KnownGraph:
             self.warnings[f"node {node_id} ({name}): {message}"] = None
 
         values = node_values(self, node, self.names.kinds[name])
+        if unread := _unread_inputs(node, self.names.kinds[name]):
+            warn(f"{', '.join(unread)[:1000]}: not read: the node has no such input here")
         if self.names.files is not None:
             for given in self.names.kinds[name].inputs:
                 if (
@@ -499,6 +501,13 @@ def _chosen(given: NodeInput, value: str, names: PoolNames) -> str:
         return value
     plain = value.removesuffix(INPUT_MARK)
     return shown if names.has(given, shown := shown_name(plain)) else plain
+
+
+def _unread_inputs(node: Mapping[str, Any], kind: NodeType) -> list[str]:
+    """Return the inputs of a node that its kind does not have here; tables and empty texts are of the editor."""
+    known = {given.name for given in kind.inputs} | EDITOR_INPUTS
+    found = node.get("inputs", {}).items()
+    return sorted(name for name, value in found if name not in known and value != "" and not isinstance(value, dict))
 
 
 def node_values(graph: KnownGraph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:

@@ -226,3 +226,15 @@ def test_percents_of_controlnets_are_of_the_noise_in_each_part_of_a_run() -> Non
     assert {(each.start, each.end) for each in found.values()} == {(0.2, 0.6)}
     graph["use"]["inputs"] |= {"start_percent": 0.0, "end_percent": 1.0}
     assert compiled(graph)[0].workflow.nodes["begun"].request.controls[0].shares_of == "steps"  # type: ignore[union-attr]
+
+
+def test_an_input_that_a_node_does_not_have_is_told_of() -> None:
+    """Nodes of other versions have some more; without a missing one next to it, it was not misspelt."""
+    graph = basic()
+    assert compiled(graph)[1] == ""
+    graph["saved"]["inputs"] |= {"video_preview": {"format": "x"}, "upload": "image", "quality": 3, "empty": ""}
+    graph["sampler"]["inputs"] |= {"batch_index": ["blank", 0]}
+    told = compiled(graph)[1]
+    assert "node saved (SaveImage): quality: not read" in told
+    assert "node sampler (KSampler): batch_index: not read" in told
+    assert len(told.splitlines()) == 2
