@@ -11,6 +11,7 @@ from modelpool.actors.http.comfy.comfy_cascade_nodes import decoder_fields, stag
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
+    AUDIOS,
     CONTROLNETS,
     EDITOR_INPUTS,
     IMAGES,
@@ -23,6 +24,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     TEXT_ENCODERS,
     UPSCALERS,
     VAES,
+    VIDEOS,
     VISION_ENCODERS,
     WIDGET_TYPES,
     NodeInput,
@@ -39,6 +41,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     check_guidance,
     check_seen,
     clip_skip,
+    controls_of,
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
@@ -53,9 +56,13 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
 )
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
+    ControlUse,
     DecodedImage,
     EncodedImage,
+    ImageFile,
     MaskFile,
+    NodeImage,
+    NodeMask,
     NoiseLevels,
     RegionUse,
     SampledLatent,
@@ -65,6 +72,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
 from modelpool.pool.values.core.errors import counted
@@ -82,6 +90,11 @@ MAX_LISTED_LEVELS = 50_000
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
 #: the name of an embedding in a text. Source: `pool.models.text.chunks`
 _EMBEDDING = re.compile(r"embedding:([^\s,()]+)")
+#: values of images, and of masks
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "IMAGE": (ImageFile, NodeImage, DecodedImage),
+    "MASK": (MaskFile, NodeMask),
+}
 #: names in the details of an error
 _MOST_NAMED = 20
 
@@ -99,6 +112,10 @@ class PoolNames:
     known_kinds: Mapping[str, NodeType] | None = None
     #: width and height of an image of the user, by its name; raises UserError. None: they are not known
     image_size: Callable[[str], tuple[int, int]] | None = field(default=None, repr=False, compare=False)
+    #: the facts of a video of the user, by its name; raises UserError. None: there are none
+    video_facts: Callable[[str], VideoFile] | None = field(default=None, repr=False, compare=False)
+    #: the names of these videos, which are proposed
+    videos: Sequence[str] = ()
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -119,7 +136,8 @@ class PoolNames:
             CONTROLNETS: () if self.files is None else self.files.controlnets,
             UPSCALERS: () if self.files is None else self.files.upscalers,
             STYLES: () if self.files is None else self.files.image_prompts,
-            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS), ()),
+            VIDEOS: self.videos,
+            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS, AUDIOS), ()),
         }
         return lists[given.choices]
 
@@ -503,9 +521,17 @@ def _link_errors(
     if not 0 <= link[1] < len(outputs):
         details = f"{given.name}: node {link[0]} has no output {link[1]}"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
-    elif outputs[link[1]] != given.type and ANY not in (outputs[link[1]], given.type):
-        details = f"{given.name}: found {outputs[link[1]]}, expected {given.type}"
+    elif (made := _type_of(graph, link, outputs[link[1]])) != given.type and ANY not in (made, given.type):
+        details = f"{given.name}: found {made}, expected {given.type}"
         yield node_error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
+
+
+def _type_of(graph: KnownGraph, link: tuple[str, int], declared: str) -> str:
+    """Return the type of an output; of one that may be of several, the type of its value, as far as it is known."""
+    if declared != ANY or link[0] not in graph.values:
+        return declared
+    value = graph.values[link[0]][link[1]]
+    return next((kind for kind, types in _TYPES.items() if isinstance(value, types)), ANY)
 
 
 def _value_errors(
@@ -600,8 +626,9 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
                 "strength": use.strength,
                 "start": use.start,
                 "end": use.end,
+                **({} if use.mask is None else {"mask": _control_mask(use, read_image)}),
             }
-            for use in positive.controls
+            for use in controls_of(latent.model, positive, family)
         ),
     }
     if positive.guidance is not None and reads_guidance(family):
@@ -636,6 +663,11 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if latent.model.sampling is not None and (shift := shift_of(latent.model.sampling, family, sides)):
         fields["shift"] = shift
     return fields
+
+
+def _control_mask(use: ControlUse, read_image: WorkflowImages) -> Any:
+    assert isinstance(use.mask, MaskFile), "masks that nodes make are in workflows"
+    return read_mask(use.mask, read_image, read_steps(use.image, read_image).size)
 
 
 def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def with_subgraphs(workflow: Mapping[str, Any]) -> Mapping[str, Any]:
             continue
         subgraph = f"{node['type']} {node['id']}"
         subgraphs.append({"id": subgraph, **_subgraph(node, groups[name])})
-        nodes.append({**node, "type": subgraph})
+        # the nodes in it have its values
+        nodes.append({**node, "type": subgraph, "widgets_values": []})
     return {**workflow, "nodes": nodes, "definitions": {"subgraphs": subgraphs}}
 
 

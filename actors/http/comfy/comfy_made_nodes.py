@@ -6,7 +6,7 @@ Images of the user are read when the workflow is complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     check_guidance,
     check_seen,
     clip_skip,
+    controls_of,
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
@@ -26,6 +27,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     padding_of,
     prompt_text,
     reads_guidance,
+    reads_image_instead,
     region_fields,
     seen_numbers,
     shift_of,
@@ -35,6 +37,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
 from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value
 from modelpool.actors.http.comfy.comfy_text_nodes import combined, with_whole
 from modelpool.actors.http.comfy.comfy_values import (
+    WITH_WHOLE,
     AnyImage,
     AnyLatent,
     AnyMask,
@@ -50,20 +53,24 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeMask,
     NoiseLevels,
     TextValue,
+    UserSound,
 )
 from modelpool.actors.request.bounds import MAX_LORAS
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.workflow_fields import MAX_NODES
 from modelpool.pool.inference.operations.image_edits import Turn
 from modelpool.pool.inference.operations.latent_edits import DOWNSCALE, LatentBySides, LatentCrop, cells_of_side
 from modelpool.pool.inference.operations.operate import OPERATIONS
 from modelpool.pool.inference.operations.operation import Size
-from modelpool.pool.values.core.errors import UnusableField, counted
+from modelpool.pool.values.core.errors import UnusableField, UserError, counted
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
 #: operations that read all images of a batch; a batch of a sampler is as many workflows here, of one image each
 _OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "video_of_images")
 #: kinds of nodes that stand for another one at each place of a batch: one of several, one of a batch, one frame
 ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
+#: of the steps that diffusion models are trained with: the level of a model that reads no noise
+_LAST_TIMESTEP = 999
 #: frames that are images of their own
 _MOST_FRAMES = 512
 #: of ComfyUI's node that grows masks, and of the masks of this module
@@ -76,8 +83,10 @@ _Value = TypeVar("_Value", NodeImage, NodeLatent)
 class MadeNodes:
     """The nodes of one workflow. `families` are the titles of the families of models, by their names."""
 
-    def __init__(self, families: Mapping[str, str]) -> None:
+    def __init__(self, families: Mapping[str, str], videos: Callable[[str], VideoFile] | None = None) -> None:
         self._families = families
+        #: the facts of a video of the user by its name; raises UserError. None: there are no such videos
+        self._videos = videos
         #: fields of nodes, with `ImageFile` and `MaskFile` for images of the user
         self.fields: dict[str, dict[str, Any]] = {}
         #: images of a batch, by the node that makes them, where they are several; and their places, by their sampler
@@ -110,6 +119,21 @@ class MadeNodes:
             self._known[value] = self.add(f"mask-{len(self._known)}", "mask", {}, mask=value)
         return self._known[value]
 
+    def video_of_user(self, name: str) -> VideoFile:
+        """Return the facts of a video of the user. Raises NodeUnsupported for one that is not there."""
+        if self._videos is None:
+            raise NodeUnsupported("the pool reads videos of users in its own requests alone, in the field `video`")
+        try:
+            return self._videos(name)
+        except UserError as problem:
+            raise NodeUnsupported(str(problem)) from None
+
+    def frames_of_user(self, node_id: str, video: VideoFile) -> NodeImage:
+        """Return the frames of a video of the user, which is added once."""
+        if video not in self._known:
+            self._known[video] = self.add(node_id, "video", {}, video=video)
+        return NodeImage(self._known[video], frames=video.frames)
+
     def operate(
         self,
         node_id: str,
@@ -129,6 +153,10 @@ class MadeNodes:
         if blank is not None:
             return blank
         values = self._without_blanks(node_id, values)
+        if any(getattr(value, "layers", "") for value in values.values()):
+            raise NodeUnsupported(
+                "samples: found the layers of an image, expected LatentCut and LatentCutToBatch alone"
+            )
         if operation in _OF_ALL:
             values = {name: self.as_frames(f"{node_id}/{name}", value) for name, value in values.items()}
         for name, value in values.items():
@@ -137,6 +165,8 @@ class MadeNodes:
                 models.append(value.model)
             elif isinstance(value, NodeAudio):
                 inputs[name] = value.node
+            elif isinstance(value, UserSound):
+                raise NodeUnsupported(f"{name}: found the sound of a video of a user, which the pool does not read")
             elif isinstance(value, ImageFile | NodeImage):
                 inputs[name] = self.image(value)
             else:
@@ -149,7 +179,7 @@ class MadeNodes:
             raise NodeUnsupported(f"found batches of {', '.join(map(str, sorted(counts)))} images, expected equal ones")
         self._count(made, count)
         if result is NodeMask:
-            return NodeMask(made, count, sampler)
+            return NodeMask(made, count, sampler, _frames_after(operation, settings, values))
         if result is NodeAudio:
             return NodeAudio(made, count, sampler)
         frames = [value.frames for value in values.values() if isinstance(value, NodeImage | NodeLatent)]
@@ -269,6 +299,10 @@ class MadeNodes:
             raise NodeUnsupported("samples: expected latents of an image or of a sampler, found empty ones")
         if not (model := model or latent.model):
             raise NodeUnsupported("vae: no model is known that the VAE is of; expected that of a checkpoint")
+        if latent.layers == WITH_WHOLE:
+            raise NodeUnsupported(
+                "samples: the complete image is not decoded; expected its layers, by LatentCut from 1"
+            )
         self.settle(latent.node, model)
         made = self.add(node_id, "decode", {"latent": latent.node}, model=model, **tiles)
         self._count(made, latent.count)
@@ -340,6 +374,8 @@ class MadeNodes:
             raise NodeUnsupported("Stable Cascade is one request: found more than its two samplers and their texts")
         check_seen(positive, negative, model.name, self._families.get(model.name, ""))
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
+        if levels.first_sigma and not reads_image_instead(self._families.get(model.name, "")):
+            raise NodeUnsupported("sigmas: SetFirstSigma changes listed levels, and the schedule of Lotus, alone")
         fields, inputs = self._run_fields(model, positive, given["cfg"], levels, seed), dict[str, str]()
         if positive.guidance is not None and not reads_guidance(self._families.get(model.name, "")):
             self.warnings[guidance_warning(node_id, positive.guidance, model.name)] = None
@@ -351,6 +387,10 @@ class MadeNodes:
             fields |= {"frames": start.frames} if start.frames else {}
             fields |= {"seconds": start.seconds} if start.seconds else {}
             inputs |= {} if start.image is None else {"image": self.image(start.image)}
+        elif start.layers:
+            raise NodeUnsupported("latent_image: found the layers of an image, expected empty latents")
+        elif reads_image_instead(self._families.get(model.name, "")):
+            inputs["image"], stops = self.image(_image_alone(start, levels, stops)), {}
         else:
             self.settle(start.node, model.name)
             inputs["latent"] = start.node
@@ -358,14 +398,16 @@ class MadeNodes:
                 inputs["mask"] = self.mask(start.mask)
         is_guided = given["cfg"] != 1 or chosen.name.endswith(UNGUIDED_SAMPLERS)
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
-        self._add_images(fields, inputs, positive, size)
+        controls = controls_of(model, positive, self._families.get(model.name, ""))
+        self._add_images(fields, inputs, replace(positive, controls=controls), size)
         first = levels.steps - levels.run_steps
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
         self._count(made, start.count)
         self.places[made] = start.places
         found = NodeLatent(made, model.name, count=start.count, sampler=node_id, places=start.places)
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
-        return replace(found, frames=start.frames, size=size)
+        layers = WITH_WHOLE if isinstance(start, BlankLatent) and start.layers else ""
+        return replace(found, frames=start.frames, size=size, layers=layers)
 
     def _run_fields(
         self, model: ModelValue, positive: TextValue, cfg: float, levels: NoiseLevels, seed: int
@@ -466,8 +508,11 @@ class MadeNodes:
         if text.video is not None:
             fields |= text.video.fields() | image_guidance(text, self._families.get(fields["model"], ""))
             inputs |= {name: self.image(image) for name, image in text.video.images().items()}
+            inputs |= {} if text.video.video_mask is None else {"video_mask": self.mask(text.video.video_mask)}
         for number, use in enumerate(text.controls):
             inputs[f"controls.{number}"] = self.image(use.image)
+            if use.mask is not None:
+                inputs[f"controls.{number}.mask"] = self.mask(use.mask)
         if text.controls:
             fields["controls"] = [
                 {
@@ -502,6 +547,17 @@ class MadeNodes:
                     inputs[f"regions.{number}.mask"] = self.mask(region.pop("mask"))
 
 
+def _image_alone(start: NodeLatent, levels: NoiseLevels, stops: Mapping[str, Any]) -> AnyImage:
+    """Return the image that a model reads which estimates what it shows, in one step and without noise. Raises
+    NodeUnsupported for another run."""
+    has_noise = stops.get("adds_noise", True)
+    if start.image is None or start.mask is not None or (levels.steps, levels.run_steps) != (1, 1) or has_noise:
+        raise NodeUnsupported("latent_image: expected the latents of an image, one step, and DisableNoise")
+    if levels.sigmas or round(levels.first_sigma, 3) != _LAST_TIMESTEP:
+        raise NodeUnsupported(f"sigmas: expected a schedule, with {_LAST_TIMESTEP} as its first level")
+    return start.image
+
+
 def _one_text(name: str, acting: Sequence[TextValue], step: int) -> TextValue:
     """Return the text of a step of which several act. Raises NodeUnsupported for none."""
     if not acting:
@@ -513,8 +569,8 @@ def _one_text(name: str, acting: Sequence[TextValue], step: int) -> TextValue:
 
 
 def _frames_after(operation: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> int:
-    """Return the frames of the image that an operation makes."""
-    frames = [value.frames if isinstance(value, NodeImage) else 0 for value in values.values()]
+    """Return the frames of the image, or of the mask, that an operation makes."""
+    frames = [value.frames if isinstance(value, NodeImage | NodeMask) else 0 for value in values.values()]
     match operation:
         case "image_batch":
             return sum(max(1, each) for each in frames)

@@ -32,6 +32,8 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
+from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_NODES
+from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
 from modelpool.actors.http.comfy.comfy_text_nodes import TEXT_NODES
@@ -204,6 +206,8 @@ _ROWS = (
     *CASCADE_NODES,
     *IMAGE_NODES,
     *OPERATION_NODES,
+    *RESIZE_NODES,
+    *PATCH_NODES,
     *VIDEO_NODES,
     *AUDIO_NODES,
     *CUSTOM_NODES,

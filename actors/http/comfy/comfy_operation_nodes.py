@@ -283,6 +283,17 @@ _IMAGES = (
         "image_quantize",
         settings={"colours": "colors", "dither": "dither"},
     ),
+    *(
+        _row(
+            name,
+            "image",
+            "IMAGE",
+            (_IMAGE, number("factor", 1.0, 0.0, 2.0, is_required=False)),
+            operation,
+            settings=_same("factor"),
+        )
+        for name, operation in (("AdjustBrightness", "image_brightness"), ("AdjustContrast", "image_contrast"))
+    ),
     _row(
         "ImageCompositeMasked",
         "image",

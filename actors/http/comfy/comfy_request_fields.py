@@ -8,6 +8,7 @@ from typing import Any
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_values import (
     ClipValue,
+    ControlUse,
     LoraUse,
     ModelSampling,
     ModelValue,
@@ -30,8 +31,15 @@ _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
 _GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
+#: families of transformers with attention of another name than that of which UNetTemporalAttentionMultiply scales the
+#: last layer, so that the node changes nothing
+_OTHER_ATTENTION = ("Wan ", "Hunyuan Video", "Flux ", "Qwen-Image", "Mochi")
+#: families of transformers with blocks of one kind, of which ComfyUI's nodes skip those that they call double
+_BLOCKS_OF_ONE_KIND = ("Wan ", "Qwen-Image", "Stable Diffusion 3", "LTX", "Mochi")
 #: the family that reads the words of T5 and one padding token, and the least padding and length that mean that
 _UNPADDED, _OWN_PADDING = "Chroma", (1, 0)
+#: families with ControlNets that ComfyUI loads as patches of the model
+_PATCHED = ("Z-Image",)
 #: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
 #: all families with guidance as an input of the model
@@ -150,14 +158,36 @@ def image_guidance(text: TextValue, family: str) -> dict[str, float]:
 
 
 def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]:
-    """Return the options of a run that act: those of guidance do nothing with cfg 1, and some families have guidance
-    that is normed by itself."""
+    """Return the options of a run that act: those of guidance do nothing with cfg 1, some families have guidance that
+    is normed by itself, and some no attention that nodes scale, or no single blocks that nodes skip. Raises
+    NodeUnsupported."""
     found = dict(model.options)
     for name in _GUIDANCE_OPTIONS if cfg == 1 else ():
         found.pop(name, None)
+    norm = found.get("cfg_norm", {})
+    if norm.get("pre_cfg") and not (family.startswith(_NORMED) and norm["strength"] == 1):
+        expected = (
+            f"false, or a strength of 1 with {', '.join(_NORMED)}, which are scaled to the whole norm by themselves"
+        )
+        raise NodeUnsupported(f"CFGNorm, pre_cfg: found true with {family or 'this model'}, expected {expected}")
     if family.startswith(_NORMED):
         found.pop("cfg_norm", None)
+    if family.startswith(_OTHER_ATTENTION):
+        found.pop("attention_scale", None)
+    if family.startswith(_BLOCKS_OF_ONE_KIND) and found.get("slg", {}).get("single"):
+        found["slg"] = {**found["slg"], "single": ()}
     return found
+
+
+def controls_of(model: ModelValue, text: TextValue, family: str) -> tuple[ControlUse, ...]:
+    """Return the ControlNets of a run: patches of its model, and ones of its text. Raises NodeUnsupported for patches
+    of models that have none here."""
+    if model.controls and not family.startswith(_PATCHED):
+        found = f"found {model.controls[0].net.name!r} on {family or 'this model'}"
+        raise NodeUnsupported(
+            f"model_patch: {found}, expected a ControlNet of Z-Image: the pool reads no other patches"
+        )
+    return (*model.controls, *text.controls)
 
 
 def clip_skip(text: TextValue, family: str) -> int:
@@ -174,6 +204,11 @@ def clip_skip(text: TextValue, family: str) -> int:
 def reads_guidance(family: str) -> bool:
     """Whether models of a family read the scale of FluxGuidance; as far as is known, for one without a name."""
     return not family or (family.startswith(_READS_GUIDANCE) and not family.startswith(_READS_NONE))
+
+
+def reads_image_instead(family: str) -> bool:
+    """Whether models of a family read an image in the place of noise, and estimate what it shows."""
+    return family.startswith("Lotus D")
 
 
 def guidance_warning(node_id: str, guidance: float, model: str) -> str:

@@ -30,6 +30,8 @@ from modelpool.pool.values.core.stage_params import ImagePixels, PixelArray, Vid
 
 #: pixels of a megapixel, as ComfyUI's nodes count
 MEGAPIXEL = 1024 * 1024
+#: by which the product of a side and its own factor may be above a whole number
+_ROUNDING = 1e-6
 #: filters of Pillow, by name
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -76,6 +78,31 @@ class ScaleToLongest:
     """Scale so that the longest side has this number of pixels."""
 
     longest: int
+    method: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleToShortest:
+    """Scale so that the shortest side has this number of pixels."""
+
+    shortest: int
+    method: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleLike:
+    """Scale to the size of another image. `crop` first cuts off sides that are too long, at the centre."""
+
+    method: str = "bilinear"
+    crop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleToMultiple:
+    """Scale, in proportion, to the smallest size that covers sides cut down to multiples, and cut off the rest at the
+    centre. An image with such sides, or with a side below `multiple`, stays as it is."""
+
+    multiple: int
     method: str = "bilinear"
 
 
@@ -137,6 +164,19 @@ def factored(size: Size, factor: float, multiple: int = 1) -> Size:
     return Size(width, height, size.frames)
 
 
+def shortest_size(size: Size, shortest: int) -> Size:
+    """Return a size in proportion with this shortest side."""
+    if size.width < size.height:
+        return Size(shortest, max(1, round(size.height * shortest / size.width)), size.frames)
+    return Size(max(1, round(size.width * shortest / size.height)), shortest, size.frames)
+
+
+def whole_multiples(size: Size, multiple: int) -> Size:
+    """Return a size with sides cut down to multiples; as it is, if a side is below one."""
+    width, height = (side // multiple * multiple for side in (size.width, size.height))
+    return Size(width, height, size.frames) if width and height else size
+
+
 def _to_size(params: ScaleToSize, sizes: Sizes) -> Size:
     need_one_of("method", params.method, IMAGE_METHODS)
     need("width", params.width, 0, MAX_SIDE)
@@ -168,6 +208,23 @@ def _to_longest(params: ScaleToLongest, sizes: Sizes) -> Size:
     if size.height > size.width:
         return Size(max(1, round(size.width * params.longest / size.height)), params.longest, size.frames)
     return Size(params.longest, max(1, round(size.height * params.longest / size.width)), size.frames)
+
+
+def _to_shortest(params: ScaleToShortest, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("shortest", params.shortest, 1, MAX_SIDE)
+    return shortest_size(sizes["image"], params.shortest)
+
+
+def _like(params: ScaleLike, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    return Size(sizes["like"].width, sizes["like"].height, sizes["image"].frames)
+
+
+def _to_multiple(params: ScaleToMultiple, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("multiple", params.multiple, 1, MAX_SIDE)
+    return whole_multiples(sizes["image"], params.multiple)
 
 
 def _within(params: ScaleWithin, sizes: Sizes) -> Size:
@@ -259,15 +316,33 @@ def _by_pillow(frame_HWC: PixelArray, width: int, height: int, method: Image.Res
     return np.stack([np.asarray(one.resize((width, height), method)) for one in planes], axis=-1)
 
 
-def _row(name: str, params: type[Any], size: Any) -> Operation:
+def _size_of(image: ImagePixels | VideoFrames) -> Size:
+    frames_THWC = frames_of(image)
+    return Size(frames_THWC.shape[2], frames_THWC.shape[1])
+
+
+def _row(name: str, params: type[Any], size: Any, *others: str) -> Operation:
+    """Return an operation on an image, which also reads the sizes of `others`."""
+
     def run(given: Any, inputs: Inputs) -> ImagePixels | VideoFrames:
         image = inputs["image"]
-        frames_THWC = frames_of(image)
-        wanted = size(given, {"image": Size(frames_THWC.shape[2], frames_THWC.shape[1])})
+        wanted = size(given, {other: _size_of(inputs[other]) for other in ("image", *others)})
         crops = getattr(given, "crop", False) or isinstance(given, ScaleToNearest)
         return scaled(image, wanted.width, wanted.height, given.method, crops)
 
-    return Operation(name, params, {"image": IMAGE}, IMAGE, run, size)
+    return Operation(name, params, dict.fromkeys(("image", *others), IMAGE), IMAGE, run, size)
+
+
+def _covering(params: ScaleToMultiple, inputs: Inputs) -> ImagePixels | VideoFrames:
+    image = inputs["image"]
+    size = _size_of(image)
+    wanted = _to_multiple(params, {"image": size})
+    factor = max(wanted.width / size.width, wanted.height / size.height)
+    wide, high = (max(least, math.ceil(side * factor - _ROUNDING)) for least, side in zip(
+        (wanted.width, wanted.height), (size.width, size.height), strict=True))  # fmt: skip
+    left, top = (wide - wanted.width) // 2, (high - wanted.height) // 2
+    frames_THWC = frames_of(scaled(image, wide, high, params.method))
+    return image_like(image, frames_THWC[:, top : top + wanted.height, left : left + wanted.width])
 
 
 IMAGE_SCALING = (
@@ -275,6 +350,9 @@ IMAGE_SCALING = (
     _row("image_scale_by", ScaleByFactor, _by_factor),
     _row("image_scale_to_pixels", ScaleToPixels, _to_pixels),
     _row("image_scale_to_longest", ScaleToLongest, _to_longest),
+    _row("image_scale_to_shortest", ScaleToShortest, _to_shortest),
+    _row("image_scale_like", ScaleLike, _like, "like"),
+    Operation("image_scale_to_multiple", ScaleToMultiple, {"image": IMAGE}, IMAGE, _covering, _to_multiple),
     _row("image_scale_within", ScaleWithin, _within),
     _row("image_scale_to_nearest", ScaleToNearest, _to_nearest),
     _row("image_scale_by_sides", ScaleBySides, _by_sides),

@@ -49,6 +49,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "image_scale_by": ({"method": "area", "factor": 0.5}, {"factor": 0.0}),
     "image_scale_to_pixels": ({"method": "bilinear", "megapixels": 0.001, "multiple": 8}, {"megapixels": 1e9}),
     "image_scale_to_longest": ({"method": "lanczos", "longest": 40}, {"longest": 0}),
+    "image_scale_to_shortest": ({"method": "area", "shortest": 9}, {"shortest": 0}),
+    "image_scale_like": ({"method": "bilinear", "crop": True}, {"method": "cubic"}),
+    "image_scale_to_multiple": ({"method": "bilinear", "multiple": 8}, {"multiple": 0}),
     "image_scale_within": ({"width": 0, "height": 7}, {"width": -1}),
     "image_scale_to_nearest": ({"method": "lanczos", "sizes": (8, 16, 16, 8)}, {"sizes": ()}),
     "image_scale_by_sides": ({"width_factor": 1.3, "height_factor": 0.5, "multiple": 8}, {"height_factor": 0.1}),
@@ -77,6 +80,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "video_of_images": ({"rate": 12.0}, {"rate": 0.0}),
     "image_blur": ({"radius": 2, "sigma": 0.7}, {"radius": 20}),
     "image_sharpen": ({"radius": 2, "sigma": 0.7, "alpha": 0.4}, {"alpha": -1.0}),
+    "image_brightness": ({"factor": 1.5}, {"factor": -1.0}),
+    "image_contrast": ({"factor": 0.5}, {"factor": 1e9}),
     "image_quantize": ({"colours": 4, "dither": "bayer-4"}, {"dither": "bayer-3"}),
     "mask_from_image": ({"channel": "green"}, {"channel": "cyan"}),
     "mask_from_colour": ({"colour": 0x102030}, {"colour": 1 << 24}),
@@ -212,6 +217,10 @@ def test_sizes_are_rounded_as_the_nodes_round_them() -> None:
         ("image_scale_within", 100, 50): ({"width": 40, "height": 10}, (20, 10)),
         ("image_scale_to_pixels", 1000, 500): ({"method": "area", "megapixels": 1.0}, (1448, 724)),
         ("image_scale_to_longest", 1000, 500): ({"method": "area", "longest": 33}, (33, 16)),
+        ("image_scale_to_shortest", 1000, 500): ({"method": "area", "shortest": 33}, (66, 33)),
+        ("image_scale_to_shortest", 300, 500): ({"method": "area", "shortest": 30}, (30, 50)),
+        ("image_scale_to_multiple", 1000, 507): ({"method": "area", "multiple": 64}, (960, 448)),
+        ("image_scale_to_multiple", 40, 507): ({"method": "area", "multiple": 64}, (40, 507)),
         ("latent_upscale_to_pixels", 20, 14): (
             {"method": "area", "width": 8, "height": 100},
             (8, 12),
@@ -232,6 +241,41 @@ def test_lanczos_is_pillows() -> None:
     wanted = np.asarray(Image.fromarray(pixels).resize((33, 9), Image.Resampling.LANCZOS))
     found = run("image_scale", ImagePixels(pixels), method="lanczos", width=33, height=9)
     np.testing.assert_array_equal(found.pixels_HWC, wanted)
+
+
+def test_an_image_covers_multiples_and_is_cut_at_the_centre() -> None:
+    """100x51 with sides of 16: 96x48 of the image scaled by 0.96, which is 96x49."""
+    image = ImagePixels(draw(51, 100, 3))
+    found = run("image_scale_to_multiple", image, method="area", multiple=16)
+    scaled = run("image_scale", image, method="area", width=96, height=49)
+    np.testing.assert_array_equal(found.pixels_HWC, scaled.pixels_HWC[:48])
+    narrow = ImagePixels(draw(100, 51, 3))
+    found = run("image_scale_to_multiple", narrow, method="area", multiple=16)
+    wide = run("image_scale", narrow, method="area", width=49, height=96)
+    np.testing.assert_array_equal(found.pixels_HWC, wide.pixels_HWC[:, :48])
+    aligned = ImagePixels(draw(32, 48, 3))
+    same = run("image_scale_to_multiple", aligned, method="area", multiple=16)
+    np.testing.assert_array_equal(same.pixels_HWC, aligned.pixels_HWC)
+
+
+def test_brightness_multiplies_and_contrast_moves_from_the_middle() -> None:
+    pixels = np.array([[[0, 100, 200, 77], [255, 128, 51, 0]]], np.uint8)
+    cases = {
+        ("image_brightness", 1.5): [[0, 150, 255, 77], [255, 192, 76, 0]],
+        ("image_contrast", 1.5): [[0, 86, 236, 77], [255, 128, 13, 0]],
+        ("image_contrast", 0.0): [[128, 128, 128, 77], [128, 128, 128, 0]],
+    }
+    for (name, factor), wanted in cases.items():
+        found = run(name, ImagePixels(pixels), factor=factor)
+        assert found.pixels_HWC.tolist() == [wanted], (name, factor)
+
+
+def test_an_image_gets_the_size_of_another() -> None:
+    image, like = ImagePixels(draw(20, 30, 3)), ImagePixels(draw(12, 12, 3))
+    for crop in (False, True):
+        found = run("image_scale_like", image, like, method="bilinear", crop=crop)
+        wanted = run("image_scale", image, method="bilinear", width=12, height=12, crop=crop)
+        np.testing.assert_array_equal(found.pixels_HWC, wanted.pixels_HWC)
 
 
 def test_blend_modes() -> None:
