@@ -139,6 +139,8 @@ def test_what_a_workflow_cannot_say_of_a_video_is_refused_by_its_node(tmp_path: 
     cases.append((graph, "loaded", "other.mp4 was not uploaded"))
     graph = following("WanAnimateToVideo", "animate", background_video=["parts", 0], pose_video=["parts", 0])
     cases.append((graph, "blank", "background_video: found images, expected none"))
+    graph = following("HunyuanVideo15ImageToVideo", start_image=["parts", 0])
+    cases.append((graph, "blank", "start_image: found 9 frames, expected one image"))
     graph = following(**followed)
     graph["saved"]["inputs"]["video"] = ["loaded", 0]
     cases.append((graph, "saved", "found one of the user, which the pool does not write again"))
