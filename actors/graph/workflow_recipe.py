@@ -95,7 +95,7 @@ def _files(work: StageParams) -> Iterator[tuple[str, str, str]]:
     kind = "upscaler" if isinstance(work, UpscaleParams) else "model"
     yield kind, work.model.name, work.model.sha256
     if isinstance(work, EncodeParams | SampleParams):
-        yield from (("lora", lora.name, lora.sha256) for lora in work.loras)
+        yield from (("model" if lora.merge else "lora", lora.name, lora.sha256) for lora in work.loras)
     if isinstance(work, EncodeParams):
         yield from (("embedding", each.name, each.sha256) for each in work.embeddings)
     if isinstance(work, SampleParams):

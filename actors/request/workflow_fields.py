@@ -87,7 +87,7 @@ class TextNode(_Node):
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield the kind and the name of each file that it names."""
         yield "model", self.model
-        yield from (("lora", lora.name) for lora in self.loras)
+        yield from ((lora.file_kind, lora.name) for lora in self.loras)
 
 
 class ImageNode(_Node):
@@ -200,7 +200,7 @@ class SampleNode(_Node):
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield the kind and the name of each file that it names."""
         yield "model", self.request.model
-        yield from (("lora", lora.name) for lora in self.request.loras)
+        yield from ((lora.file_kind, lora.name) for lora in self.request.loras)
         yield from (("controlnet", control.model) for control in self.request.controls)
         yield from (("image_prompt", prompt.model) for prompt in self.request.image_prompts)
 

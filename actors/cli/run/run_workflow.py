@@ -243,7 +243,8 @@ def _values_of(graph: dict[str, Any], choices: str) -> Iterator[str]:
     from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 
     for node in graph.values():
-        for given in NODE_TYPES[node["class_type"]].inputs:
+        kind = NODE_TYPES.get(node["class_type"])  # a node that nothing is linked to may be of any kind
+        for given in () if kind is None else kind.inputs:
             value = (node.get("inputs") or {}).get(given.name)
             if given.choices == choices and isinstance(value, str):
                 yield value

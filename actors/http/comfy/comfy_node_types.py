@@ -129,6 +129,14 @@ def combo(name: str, choices: str | tuple[str, ...], is_required: bool = True) -
     return NodeInput(name, "COMBO", default, choices=choices, is_required=is_required)
 
 
+def chosen_by(name: str, *choices: str, inputs: tuple[NodeInput, ...]) -> tuple[NodeInput, ...]:
+    """Return inputs that are there with some choices of the input `name` alone; their names begin with its name and a
+    dot, as ComfyUI writes them."""
+    return tuple(
+        shown_with(name, choices, replace(each, name=f"{name}.{each.name}", is_required=False)) for each in inputs
+    )
+
+
 def is_one(value: float) -> bool:
     """Whether a number is 1: sliders of the editor give 1.0000000000000002."""
     return math.isclose(value, 1.0)

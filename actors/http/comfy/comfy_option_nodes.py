@@ -11,6 +11,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     NodeInput,
     NodeType,
     NodeUnsupported,
+    combo,
     link,
     number,
     text,
@@ -105,9 +106,13 @@ def _scaled_attention(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _normed(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    if given["pre_cfg"]:
-        raise NodeUnsupported("pre_cfg: found true, expected false: the guided prediction is scaled, and only down")
-    return "cfg_norm", {"strength": given["strength"]}
+    before = {"pre_cfg": True} if given["pre_cfg"] else {}
+    return "cfg_norm", {"strength": given["strength"], **before}
+
+
+def _by_frequency(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    names = {"low": "scale_low", "high": "scale_high", "cutoff": "freq_cutoff"}
+    return "fresca", {name: given[source] for name, source in names.items()}
 
 
 def _as_it_is(name: str, reason: str, *inputs: NodeInput) -> NodeType:
@@ -137,6 +142,7 @@ def _told(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 _NO_FASTER = "it changes how fast the model runs; the pool does not do that, and computes every step in full"
+_OWN_ATTENTION = "the pool chooses the code of attention itself, and computes it without rounding to 8 bits"
 _COMPILED = "the pool decides about compilation itself"
 _NORMED_ITSELF = "the pool guides models as they were published; Lumina 2 and its relatives are normed by themselves"
 _SPEED_NODES = (
@@ -171,6 +177,13 @@ _SPEED_NODES = (
     ),
     _as_it_is("ModelComputeDtype", "the pool decides about dtypes itself", text("dtype", "default")),
     _as_it_is("PathchSageAttentionKJ", _NO_FASTER, text("sage_attention", "disabled")),
+    _as_it_is("ModelAttentionBackend", _OWN_ATTENTION, text("attention", "pytorch attention")),
+    _as_it_is(
+        "QwenImage21Cache",
+        _NO_FASTER,
+        combo("device", ("auto", "gpu", "cpu", "off")),
+        combo("dtype", ("default", "int8", "int4")),
+    ),
     _as_it_is("ModelPatchTorchSettings", _NO_FASTER, NodeInput("enable_fp16_accumulation", "BOOLEAN", False)),
     _as_it_is(
         "RenormCFG",
@@ -247,6 +260,13 @@ OPTION_NODES = (
         ),
         ("MODEL",),
         _scaled_attention,
+    ),
+    _row(
+        "FreSca",
+        _by_frequency,
+        number("scale_low", 1.0, 0.0, 10.0),
+        number("scale_high", 1.25, 0.0, 10.0),
+        whole("freq_cutoff", 20, 1, 10_000),
     ),
     _row("DifferentialDiffusion", _differential, number("strength", 1.0, 0.0, 1.0, is_required=False)),
     *_SPEED_NODES,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from modelpool.actors.http.comfy.node_errors import NodeError
 
-_MERGING = "the pool merges no models; save the merged model as a file"
+_MERGING = "the pool merges Stable Diffusion's UNets by block, and other models as a whole: ModelMergeSimple"
 _3D = "the pool makes no 3D models"
 _REMOTE = "it calls a paid service of another company, which the pool does not do"
 _HOOKS = "LoRAs over the steps are written as name:0.8@0-0.5 in the pool's own requests"
@@ -50,7 +50,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             ("PhotoMakerLoader", "PhotoMakerEncode"), "the pool has no PhotoMaker; IP-Adapters are image prompts"
         ),
-        **dict.fromkeys(("NAGuidance", "TCFG", "Mahiro", "APG", "EpsilonScaling", "FreSca", "ScaleROPE2"), (
+        **dict.fromkeys(("NAGuidance", "TCFG", "Mahiro", "APG", "EpsilonScaling", "ScaleROPE2"), (
             "the pool does not have this kind of guidance"
         )),
         **dict.fromkeys(
@@ -63,9 +63,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             _HOOKS,
         ),
         **dict.fromkeys(
-            ("StableCascade_EmptyLatentImage", "StableCascade_StageB_Conditioning", "StableCascade_StageC_VAEEncode",
-             "StableCascade_SuperResolutionControlnet"),
-            "the two stages of Stable Cascade are one request: model, and decoder",
+            ("StableCascade_StageC_VAEEncode", "StableCascade_SuperResolutionControlnet"),
+            "Stable Cascade generates images from texts here: the encoder of stage C is not run",
         ),
         **dict.fromkeys(
             ("SaveLatent", "LoadLatent", "CheckpointSave", "CLIPSave", "VAESave", "ModelSave", "LoraSave",
@@ -87,9 +86,31 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             _3D,
         ),
         **dict.fromkeys(
-            ("ModelPatchLoader", "QwenImageDiffsynthControlnet", "USOStyleReference", "ZImageFunControlnet"),
+            ("USOStyleReference", "SUPIRApply", "WanUni3CControlnetApply", "MiniMaxH3FunControlNetApply"),
             "the pool reads no patches of models in a file of their own but LoRAs and ControlNets",
         ),
+        "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
+        **dict.fromkeys(
+            ("DualModelGuider", "CFGOverride", "Ideogram4Scheduler"),
+            "a model that a second one guides is one model of the pool, with its own guidance and levels: KSampler "
+            "with its defaults",
+        ),
+        **dict.fromkeys(
+            ("CreateBoundingBoxes", "Flux3LayoutPrompt", "BuildJsonPromptIdeogram", "ImageCompositor"),
+            "it needs the editor's page; write the prompt as a text",
+        ),
+        "SaveSVGNode": "the pool makes no vector graphics",
+        **dict.fromkeys(
+            ("StartLoop", "EndLoop", "CreateList", "GetItemFromList", "MergeImageLists", "MergeTextLists"),
+            "the pool runs no loops and lists of nodes; rows of a batch over one workflow are `modelpool batch`",
+        ),
+        "SkipLayerGuidanceDiTSimple": "the pool skips layers next to guidance: SkipLayerGuidanceDiT",
+        "BlockSparseAttention": "the pool computes attention in full, and has none of the models for it",
+        **dict.fromkeys(("ChromaRadianceOptions", "EmptyChromaRadianceLatentImage"), "the pool has no Chroma Radiance"),
+        "ReferenceMultiLatent": "one ReferenceLatent for each image says the same",
+        "SaveText": "the pool writes images, videos and audio, and no texts; PreviewAny shows a text in the editor",
+        **dict.fromkeys(("ConditioningLoader", "SaveConditioning"), "the pool reads and writes no encoded texts"),
+        **dict.fromkeys(("GLSLShader", "CurveEditor", "ColorToRGBInt"), "the pool runs no shaders"),
         **dict.fromkeys(("OptimalStepsScheduler",), "the pool does not have its levels; ManualSigmas lists levels"),
         **dict.fromkeys(
             ("LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVEmptyLatentAudio", "LTXVAudioVAELoader",

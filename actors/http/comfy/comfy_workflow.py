@@ -20,8 +20,10 @@ from modelpool.actors.http.comfy.comfy_graph import (
     OutputNode,
     PoolNames,
     WorkflowOutput,
+    complete_outputs,
     input_errors,
     known_nodes,
+    lone_nodes,
     node_error,
     nodes_in_order,
     output_nodes,
@@ -33,6 +35,8 @@ from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, 
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
+from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_BUILDERS
+from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
 from modelpool.actors.http.comfy.comfy_user_videos import USER_VIDEO_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
@@ -50,6 +54,8 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **CUSTOM_BUILDERS,
         **PASSED_BUILDERS,
         **OPERATION_BUILDERS,
+        **RESIZE_BUILDERS,
+        **PATCH_BUILDERS,
         **USER_VIDEO_BUILDERS,
     }
 )
@@ -96,9 +102,19 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     nodes = known_nodes(prompt, names.kinds)
     outputs = output_nodes(nodes, names.kinds)
     order = nodes_in_order(KnownGraph(nodes, names), outputs)
+    outputs, incomplete = complete_outputs(nodes, outputs, order, names.kinds)
     nodes = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts)
+    left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete)
+    return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in _outputs(nodes, outputs, names))
 
-    def plain(wanted: Sequence[str]) -> tuple[OutputNode, ...]:
+
+def _outputs(
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames
+) -> tuple[WorkflowOutput | GraphOutput, ...]:
+    """Return what evaluated nodes generate: requests without a workflow where these can say it. Raises
+    WorkflowRejected."""
+
+    def plain(wanted: Sequence[str]) -> tuple[WorkflowOutput, ...]:
         found = request_outputs(nodes, wanted, names)
         return tuple(replace(each, as_graph=partial(_graph_output, nodes, each.node_id, names)) for each in found)
 
@@ -110,7 +126,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     graphs = {each.node_id: each for each in _graph_outputs(nodes, outputs, names)}
     if len(outputs) == 1:
         return tuple(graphs.values())
-    found: list[OutputNode] = []
+    found: list[WorkflowOutput | GraphOutput] = []
     for node_id in outputs:  # an output that is one request is that request, whatever else the workflow makes
         try:
             found += plain([node_id])

@@ -25,7 +25,9 @@ from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.comfy.written_workflows import Written, written_workflows
 from tests.actors.loop_connection import open_real_pool
 from tests.actors.unchanged_outputs import own_folder, write_models, write_tokenizers
+from tests.pool.families.definitions.test_qwen_image_layered import TINY as LAYERED
 from tests.pool.families.test_seen_wan import BOTH, FOLLOWING, ONE
+from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.tiny_unclip import tiny_unclip_l
 from tests.pool.inference.upscalers.tiny_upscalers import tiny_state
@@ -48,7 +50,10 @@ TITLES = {
     "hunyuan": "Hunyuan Video", "hunyuan_i2v": "Hunyuan Video image-to-video", "ltx": "LTX-Video", "mochi": "Mochi",
     "cosmos": "Cosmos text-to-video", "cosmos_i2v": "Cosmos image-to-video",
     "cosmos_t2i": "Cosmos Predict 2 images", "svd": "Stable Video Diffusion", "stable_audio": "Stable Audio 1",
-    "ace_step": "ACE-Step 1.5", "wan_fun": "Wan 2.1 Fun control", "wan_animate": "Wan 2.2 animate",
+    "ace_step": "ACE-Step 1.5", "lotus_d": "Lotus D (depth and normals)", "joyimage": "JoyImage",
+    "qwen_image_21": "Qwen-Image 2.1", "qwen_image_layered": "Qwen-Image layered",
+    "cascade_c": "Stable Cascade C", "cascade_b": "Stable Cascade B",
+    "wan_fun": "Wan 2.1 Fun control", "wan_animate": "Wan 2.2 animate",
 }  # fmt: skip
 #: workflows with what the pool does not have, besides those that are marked: the nodes that are named
 NOT_THERE = {
@@ -65,23 +70,26 @@ TINY = {
     "hunyuan_dit": "hunyuan_dit", "wan_t2v": "wan_t2v", "wan_high": "wan_t2v", "wan_low": "wan_t2v",
     "wan_i2v": "wan21_i2v", "wan_high_i2v": "wan21_i2v", "wan_low_i2v": "wan21_i2v", "wan_flf": "wan21_flf2v",
     "wan_vace": "wan_vace", "hunyuan": "hunyuan_video", "ltx": "ltxv", "mochi": "mochi", "svd": "svd",
-    "stable_audio": "stable_audio_1", "wan_fun": "wan21_fun_control",
+    "stable_audio": "stable_audio_1", "lotus_d": "lotus_d",
+    "qwen_image_layered": "qwen_image_layered",
+    "wan_fun": "wan21_fun_control",
 }  # fmt: skip
 #: what tiny models cannot show: ControlNets, LoRAs, adapters and vision encoders of one family alone
 NOT_RENDERED = {
     "canny_node_editor", "flux_depth_lora_editor", "flux_kontext_two_references_api", "flux_redux_editor",
-    "sd35_controlnet_and_slg_editor", "wan22_text_to_video_two_experts_editor", "wan_fun_control_api",
+    "qwen_inpainting_controlnet_api", "sd35_controlnet_and_slg_editor", "wan22_text_to_video_two_experts_editor",
+    "wan_fun_control_api", "z_image_fun_control_api",
 }  # fmt: skip
 #: of these, one workflow each renders in the usual tests
 SAMPLE = {
-    "area_composition_editor", "batch_tricks_api", "efficiency_nodes_api", "inpaint_differential_editor",
-    "noisy_latent_composition_editor", "prompt_switch_over_steps_editor", "resize_and_save_api", "vhs_combine_editor",
+    "area_composition_editor", "batch_tricks_api", "computed_settings_editor", "efficiency_nodes_api",
+    "inpaint_differential_editor", "noisy_latent_composition_editor", "prompt_switch_over_steps_editor",
+    "resize_and_save_api", "resized_images_and_masks_editor", "vhs_combine_editor",
 }  # fmt: skip
 #: settings of the workflows that are made small, and their values
 SMALL: Mapping[str, Any] = {
     **dict.fromkeys(("width", "height", "target_width", "target_height", "tile_size"), 64),
     **dict.fromkeys(("empty_latent_width", "empty_latent_height"), 64),
-    "steps": 4,
     "video_frames": 3,
     "seconds": 0.5,
     "megapixels": 0.01,
@@ -148,7 +156,9 @@ def write_all(folder: Path) -> None:
     for name, seed, layout in (("sdxl_refiner", 9, layouts.tiny_sdxl_refiner), ("unclip", 19, tiny_unclip_l)):
         path = own_folder(folder, name) / f"{name}.safetensors"
         write_tiny_checkpoint(path, seed=seed, dtype=torch.float32, layout=layout())
-    for family in (FAMILIES["hidream_i1"], FAMILIES["flux_schnell"], ONE, BOTH, FOLLOWING):
+    lotus = own_folder(folder, "lotus_d") / "lotus_d.safetensors"
+    write_tiny_checkpoint(lotus, seed=20, dtype=torch.float32, layout=SHOWN_LAYOUTS["lotus_d"]())
+    for family in (FAMILIES["hidream_i1"], FAMILIES["flux_schnell"], ONE, BOTH, FOLLOWING, LAYERED):
         own = own_folder(folder, family.name)
         save_file(family.file(), own / f"{family.name}.safetensors")
         write_tokenizers(own, family)
@@ -171,6 +181,10 @@ def _small_node(node: Mapping[str, Any]) -> dict[str, Any]:
             inputs[name] = 32 if isinstance(value, int) else value
         elif name in ("x", "y", "left", "top", "right", "bottom") and isinstance(value, int):
             inputs[name] = min(value, 16)
+        elif name in ("steps", "layers") and isinstance(value, int):
+            inputs[name] = min(value, 4)
+        elif kind == "ResolutionSelector":
+            inputs[name] = 0.1 if name == "megapixels" else value
         elif name == "length" and "Batch" not in kind:
             inputs[name] = 9 if value > 1 else 1
         elif name == "end_at_step":
