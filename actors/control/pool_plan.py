@@ -54,6 +54,13 @@ from modelpool.scheduler.model.node_groups import NodeGroup
 
 if TYPE_CHECKING:
     from modelpool.pool.inference.operations.own_nodes import OpenedNode
+    from modelpool.pool.weights.vram.gang_share import GangShare
+
+
+class HasGangShare(Protocol):
+    """An engine that takes part in gangs."""
+
+    gang_share: GangShare
 
 
 class HasNodes(Protocol):
@@ -216,7 +223,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         budget_bytes=wanted.budget_bytes,
         open_engine=_with_nodes(
             config.workflows.nodes,
-            open_engine,
+            _with_link(wanted.gang_link_bytes_per_second),
             device,
             wanted.budget_bytes,
             wanted.threads,
@@ -227,7 +234,6 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             loras_at_run_time=wanted.loras == "runtime",
             memory_format=wanted.memory_format,
             fast_paths=wanted.fast_paths,
-            gang_link_bytes_per_second=wanted.gang_link_bytes_per_second,
         ),
         open_catalog=_with_nodes(
             config.workflows.nodes,
@@ -273,6 +279,18 @@ def _with_nodes(
     equal settings are workers of one kind."""
     opened = partial(opens, *args, **kwargs)
     return partial(open_with_nodes, opened, names) if names else opened
+
+
+def _with_link(bytes_per_second: int | None) -> Callable[..., WorkerEngine]:
+    """Return what opens an engine that takes the link to other GPUs to be so fast; None: gangs measure it."""
+    return open_engine if bytes_per_second is None else partial(open_with_link, bytes_per_second)
+
+
+def open_with_link(gang_link_bytes_per_second: int, *args: Any, **kwargs: Any) -> WorkerEngine:
+    """Open an engine whose operator states the link to other GPUs, in its own process. Raises UserError."""
+    opened = open_engine(*args, **kwargs)
+    cast(HasGangShare, opened).gang_share.state(gang_link_bytes_per_second)
+    return opened
 
 
 def open_with_nodes(opens: Callable[..., Opened], names: tuple[str, ...], **kwargs: Any) -> Opened:

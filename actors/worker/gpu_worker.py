@@ -216,7 +216,6 @@ def open_engine(
     loras_at_run_time: bool = False,
     memory_format: str = "contiguous",
     fast_paths: FastPaths | None = None,
-    gang_link_bytes_per_second: int | None = None,
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -235,7 +234,6 @@ def open_engine(
             loras_at_run_time=loras_at_run_time,
             memory_format=MemoryFormat(memory_format),
             fast_paths=fast_paths,
-            peer_bytes_per_second=gang_link_bytes_per_second,
         )
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +87,16 @@ def test_the_policy_is_what_was_asked_for_or_left_to_the_worker(device, policy, 
     assert plan.open_engine.args[0] == kind
     found = plan.open_engine.keywords
     assert (found["vram_policy"], found["reserve_bytes"]) == (chosen, 1 << 30)
+
+
+def test_a_stated_link_among_gpus_reaches_the_engine() -> None:
+    """And what a worker introduces itself with; by default gangs measure it, also on simulated devices."""
+    for text, speed in (("50GB", 50e9), (None, 0.0)):
+        pool = {"device": "sim", "vram": "64MiB"} | ({"gpu_link": text} if text else {})
+        engine: Any = plan_pool(PoolConfig.model_validate({"pool": pool}), 0, can_grow=False).open_engine()
+        facts = engine.introduce()
+        engine.close()
+        assert (facts.holds_shares, facts.gang_link_bytes_per_second) == (True, speed)
 
 
 def test_options_of_the_fast_path_reach_the_engine_and_are_off_by_default() -> None:
