@@ -23,6 +23,8 @@ from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.wire.message_fields import message_fields
 from modelpool.actors.worker.wire.messages import (
+    CallId,
+    EndsWanted,
     LoadReport,
     LoadRequest,
     PreviewMade,
@@ -30,7 +32,6 @@ from modelpool.actors.worker.wire.messages import (
     StartedWorker,
     StateSaved,
     StepDone,
-    StillDecodes,
 )
 from modelpool.pool.devices.kind_names import (
     AUTO,
@@ -80,7 +81,8 @@ _MESSAGES = (
     PreloadRequest,
     Result,
     TaskReport,
-    StillDecodes,
+    CallId,
+    EndsWanted,
     LoadReport,
     StartedWorker,
     StateSaved,

@@ -1,6 +1,7 @@
 """`WorkerGrowth`: lets an idle worker take memory of its GPU that other processes have given back.
 
-A run takes it, too. But the scheduler knows the capacity of before, and has no run for a worker that is too small.
+A run takes it, too: when it begins. During one, the driver of the GPU is not asked, as the question may wait for what
+the GPU computes, such as an exchange of a gang, and delay that. But the scheduler knows the capacity of before, and has no run for a worker that is too small.
 """
 
 from __future__ import annotations
@@ -36,21 +37,23 @@ class GrowingEngine(Protocol):
 
 class WorkerGrowth:
     """The growth of one worker. `engine` is None before its start; `in_turn` calls a function on the thread that uses
-    the engine."""
+    the engine; `computes` tells whether something is called there."""
 
     def __init__(
         self,
         lease: WorkerLease,
         engine: Callable[[], GrowingEngine | None],
         in_turn: Callable[[Callable[[], Residency]], Residency],
+        computes: Callable[[], bool],
     ) -> None:
-        self._lease, self._engine, self._in_turn = lease, engine, in_turn
+        self._lease, self._engine, self._in_turn, self._computes = lease, engine, in_turn, computes
 
     def beat(self, epoch: int = 0) -> bool:
-        """Answer, on any thread; return whether `grow` would give this worker more memory. Raises OlderEpoch."""
+        """Answer, on any thread; return whether `grow` would give this worker more memory, False during a run. Raises
+        OlderEpoch."""
         self._lease.check(epoch)
         engine = self._engine()
-        return engine is not None and engine.capacity.may_grow
+        return engine is not None and not self._computes() and engine.capacity.may_grow
 
     def grow(self, epoch: int = 0) -> Residency:
         """Take memory that other processes have given back, and return the weights on the GPU with the new capacity.

@@ -614,8 +614,10 @@ class Engine:
         together = len(padded(members))
         beside_bytes = 0
         if (gang := members[0].gang) is not None:
-            is_large = patchers[0].spec().weight_bytes > self.vram.capacity_bytes
-            beside_bytes = _exchange_bytes(self._device.kind, gang, work, is_large)
+            beside_bytes = _exchange_bytes(self._device.kind, gang, work)
+            weight_bytes = sum(patcher.spec().weight_bytes for patcher in patchers)
+            if weight_bytes + task.activation_bytes + beside_bytes > self.vram.capacity_bytes:  # it streams
+                beside_bytes = _exchange_bytes(self._device.kind, gang, work, exchanges_weights=True)
         return TaskRun(
             task,
             _wanted(patchers, task),

@@ -30,10 +30,9 @@ LAST_RANK = max(STAGE_RANK.values())
 MOST_PREDICTIONS = 64
 
 
-@dataclass(slots=True, init=False)
+@dataclass(slots=True)
 class LoadEstimate:
-    """The transfers of a run on a worker. One is created for every worker that a task is compared with: `__init__` is
-    written out because the one that a dataclass generates is never compiled.
+    """The transfers of a run on a worker. One is created for every worker that a task is compared with.
 
     present_bytes       bytes of the used components that are resident now
     room_bytes          bytes that the weights of other components may keep while the task runs
@@ -53,34 +52,12 @@ class LoadEstimate:
     mode: ExecutionMode
     reads: Reads
 
-    def __init__(
-        self,
-        upload_bytes: int,
-        streamed_bytes: int,
-        switches: int,
-        present_bytes: int,
-        room_bytes: int,
-        self_evicted_bytes: int,
-        arrived: tuple[Resident, ...],
-        mode: ExecutionMode,
-        reads: Reads,
-    ) -> None:
-        self.upload_bytes = upload_bytes
-        self.streamed_bytes = streamed_bytes
-        self.switches = switches
-        self.present_bytes = present_bytes
-        self.room_bytes = room_bytes
-        self.self_evicted_bytes = self_evicted_bytes
-        self.arrived = arrived
-        self.mode = mode
-        self.reads = reads
-
     def evicted_bytes(self, worker: Worker) -> int:
         """Bytes of weights that would be evicted from `worker`."""
         return max(0, worker.used_bytes - self.present_bytes - self.room_bytes) + self.self_evicted_bytes
 
 
-@dataclass(slots=True, init=False, eq=False)
+@dataclass(slots=True, eq=False)
 class PeerLoad:
     """The transfers of a member of a gang that holds weights for the others, and gets weights from these.
 
@@ -93,13 +70,8 @@ class PeerLoad:
     share_bytes: Final[int]
     exchanged_bytes: Final[int]
 
-    def __init__(self, load: LoadEstimate, share_bytes: int, exchanged_bytes: int) -> None:
-        self.load = load
-        self.share_bytes = share_bytes
-        self.exchanged_bytes = exchanged_bytes
 
-
-@dataclass(slots=True, init=False, eq=False)
+@dataclass(slots=True, eq=False)
 class FullyResident:
     """The components of a cost class, fully resident with its patches.
 
@@ -111,18 +83,8 @@ class FullyResident:
     parts: Final[tuple[tuple[ComponentUse, ComponentSpec, Mapping[ComponentKey, int]], ...]]
     arrived: Final[tuple[Resident, ...]]
 
-    def __init__(
-        self,
-        weight_bytes: int,
-        parts: tuple[tuple[ComponentUse, ComponentSpec, Mapping[ComponentKey, int]], ...],
-        arrived: tuple[Resident, ...],
-    ) -> None:
-        self.weight_bytes = weight_bytes
-        self.parts = parts
-        self.arrived = arrived
 
-
-@dataclass(slots=True, eq=False, init=False)
+@dataclass(slots=True, eq=False)
 class CachedEstimate:
     """The cached load estimate of a cost class on a worker, its extra seconds, and the state that both are valid for.
 
@@ -141,28 +103,6 @@ class CachedEstimate:
     node: Node | None
     files: Node | None
     files_version: int
-
-    def __init__(
-        self,
-        version: int,
-        link_bytes_per_second: float,
-        capacity_bytes: int,
-        used_entries: tuple[Resident | None, ...],
-        load: LoadEstimate,
-        seconds: float,
-        node: Node | None,
-        files: Node | None,
-        files_version: int,
-    ) -> None:
-        self.version = version
-        self.link_bytes_per_second = link_bytes_per_second
-        self.capacity_bytes = capacity_bytes
-        self.used_entries = used_entries
-        self.load = load
-        self.seconds = seconds
-        self.node = node
-        self.files = files
-        self.files_version = files_version
 
     def matches_entries(self, cost_class: CostClass, entries: dict[ComponentKey, Resident]) -> bool:
         """Whether the entries of the used components are unchanged."""

@@ -1,12 +1,14 @@
 """`GangGroup`: the process group of a gang. Members meet, agree after each step, exchange tensors and leave.
 
-Every failure of another member is a `GangBroken` with the members that are suspected: those that are stopped, or said
-nothing at the store of the leader within `SEEN_SECONDS`. A member that ends for a reason of its own says so first.
+Every failure of another member is a `GangBroken` with the members that are suspected: those whose processes have ended
+or are stopped, or that have left; else those that said nothing at the store of the leader within `SEEN_SECONDS`. A
+member that ends for a reason of its own says so first.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import threading
 import time
@@ -31,12 +33,14 @@ from modelpool.pool.engine.gang.gang_layout import GangLayout
 from modelpool.pool.engine.gang.meeting_store import reach_store
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.gang_errors import GangBroken
-from modelpool.pool.values.core.process_identity import is_stopped, process_start
+from modelpool.pool.values.core.process_identity import has_ended, is_stopped, process_start
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import WorkerId
 
 #: limit of the wait for the other members: they may still end their last run, or load weights
 MEET_SECONDS = 120.0
+#: limit of forming the group when all have come, which takes 0.03 to 0.8 s: nothing looks for members that stop then
+FORMING_SECONDS = 20.0
 #: limit of an operation before the first step was measured: weights may stream from a disk
 FIRST_SECONDS = 120.0
 #: least limit of an operation afterwards
@@ -52,12 +56,16 @@ STOPPED_SECONDS = 0.1
 _POLL_SECONDS = 0.01
 #: between two looks at a device that computes, and at members that may have left meanwhile
 _DEVICE_POLL_SECONDS, _DEVICE_LOOK_SECONDS = 0.0005, 0.25
+#: between two questions to the store, in an operation, whether members have left
+_STORE_LOOK_SECONDS = 0.25
 
 #: before the cause in an error of NCCL
 _LAST_ERROR = "Last error:"
 _SHORT_LENGTH = 200
 
-_HERE, _LEFT, _SEEN = "here", "left", "seen"
+#: what has become of the process of a member
+_ENDED, _STOPPED = "its process has ended", "its process is stopped"
+_HERE, _LEFT, _SEEN, _BROKEN = "here", "left", "seen", "broken"
 _FAILURES = (RuntimeError, dist.DistError)
 _T = TypeVar("_T")
 
@@ -78,10 +86,12 @@ class GangGroup:
         self._hosts: dist.ProcessGroup | None = None
         self._branch: dist.ProcessGroup | None = None
         self._part: dist.ProcessGroup | None = None
-        #: process of each other member, and its start
+        #: process of each other member that is found by it, and its start
         self._processes: dict[int, tuple[int, str]] = {}
         #: all members, on their devices
         self._everyone: dist.ProcessGroup | None = None
+        #: operations among hosts that were begun and have not ended
+        self._pending: list[dist.Work] = []
         #: copied to the device because tensors go over the host
         self.staged_bytes = 0
         #: whether tensors go over the host: gloo computes there only
@@ -106,8 +116,9 @@ class GangGroup:
                 time.sleep(_POLL_SECONDS)
             for rank in ranks:
                 pid, _, start = self._store.get(f"{_HERE}/{rank}").decode().partition(" ")
-                self._processes[rank] = int(pid), start
-            limit = datetime.timedelta(seconds=FIRST_SECONDS)
+                if rank != gang.rank and process_start(int(pid)) == start:  # else ids of its container, perhaps
+                    self._processes[rank] = int(pid), start
+            limit = datetime.timedelta(seconds=FORMING_SECONDS)
             dist.init_process_group(
                 backend_for(self.device), store=self._store, rank=gang.rank, world_size=gang.degree, timeout=limit
             )
@@ -120,6 +131,7 @@ class GangGroup:
                 self._part = group if gang.rank in members else self._part
             alike = self._branch if self.layout.branches == 1 else self._part if self.layout.parts == 1 else None
             self._everyone = alike or dist.group.WORLD
+            self._limit(FIRST_SECONDS)
         self._expect_own_gpus()
         self._connect()
         return True
@@ -145,6 +157,13 @@ class GangGroup:
         self.among_branches(number)
         self.await_device()
 
+    def connect_everyone(self) -> None:
+        """Exchange a number among all members, so that the GPUs of those which exchange nothing else are connected
+        before the first step. All members call it. Raises GangBroken."""
+        own = torch.zeros(1, dtype=torch.uint8, device=self.device) if self.gang.leads else None
+        self.begin_send(own, 1, 0)()
+        self.await_device()
+
     @staticmethod
     def decline(gang: Gang, reason: str) -> None:
         """Tell the other members that this one does not come to the next run of the gang. Never raises."""
@@ -156,8 +175,9 @@ class GangGroup:
         if reason and self._store is not None:
             store = self._store
             _within(lambda: store.set(f"{_LEFT}/{self.gang.rank}", reason), SEEN_SECONDS)
+        pending, self._pending = self._pending, []
         with suppress(*_FAILURES):
-            abandon_group()
+            abandon_group(pending)
         self._store = self._hosts = self._branch = self._part = self._everyone = None
 
     def await_device(self) -> None:
@@ -197,7 +217,10 @@ class GangGroup:
 
     def allow(self, step_seconds: float) -> None:
         """Limit operations from now on by the longest step so far, of any member."""
-        seconds = self._limit_seconds = max(LEAST_SECONDS, STEP_FACTOR * step_seconds)
+        self._limit(max(LEAST_SECONDS, STEP_FACTOR * step_seconds))
+
+    def _limit(self, seconds: float) -> None:
+        self._limit_seconds = seconds
         for group in (self._hosts, self._branch, self._part, self._everyone):
             if group is not None:
                 set_timeout(group, seconds)
@@ -245,22 +268,30 @@ class GangGroup:
 
     def _end(self, operation: dist.Work | None) -> None:
         """Wait for an operation among hosts; None is one that needs no wait. Raises GangBroken as soon as another
-        member is found stopped: it would not answer, and its connections stay."""
+        member is found stopped, has ended or has left: it would not answer, and connections may stay."""
+        if operation is None:
+            return
+        if operation not in self._pending:
+            self._pending.append(operation)
         stopped: dict[int, float] = {}
-        while operation is not None and not finished_within(operation, LOOK_SECONDS):
+        asked_at = time.monotonic()
+        while not finished_within(operation, LOOK_SECONDS):
             stopped = self._still_stopped(stopped)
+            if time.monotonic() - asked_at >= _STORE_LOOK_SECONDS:
+                asked_at = time.monotonic()
+                self._raise_if_left()
+        self._pending.remove(operation)
 
     def _still_stopped(self, before: Mapping[int, float]) -> dict[int, float]:
         """Return the members that are stopped, and since which look; `before` is the result of the last one. Raises
-        GangBroken if one was stopped for so long that it takes no part any more."""
-        now = time.monotonic()
-        stopped = [rank for rank, known in self._processes.items() if rank != self.gang.rank and is_stopped(*known)]
-        seen = {rank: before.get(rank, now) for rank in stopped}
-        if gone := tuple(rank for rank, since in seen.items() if now - since >= STOPPED_SECONDS):
-            if 0 not in gone:  # the others ask there when this one leaves
-                _within(self._say_seen, SEEN_SECONDS)
-            names = ", ".join(f"{self.gang.members[rank]} (rank {rank})" for rank in gone)
-            raise GangBroken(f"{names} does not take part any more: its process is stopped", gone)
+        GangBroken if the process of one has ended, or was stopped for so long that it takes no part any more."""
+        now, absent = time.monotonic(), self._absent()
+        seen = {rank: before.get(rank, now) for rank, why in absent.items() if why is _STOPPED}
+        if gone := tuple(rank for rank, why in absent.items() if why is _ENDED or now - seen[rank] >= STOPPED_SECONDS):
+            named = "; ".join(
+                f"{self.gang.members[rank]} (rank {rank}) does not take part any more: {absent[rank]}" for rank in gone
+            )
+            raise self._told(GangBroken(named, gone))
         return seen
 
     def begin_send(self, own: Tensor | None, size_bytes: int, owner: int) -> Callable[[], Tensor]:
@@ -274,6 +305,8 @@ class GangGroup:
             bytes_ = self._sent(own)
         with self._failing_as_broken():
             work = dist.broadcast(bytes_, owner, group=self._everyone, async_op=True)
+            if work is not None and bytes_.device.type == "cpu":
+                self._pending.append(work)
 
         def end() -> Tensor:
             with self._failing_as_broken():
@@ -303,49 +336,88 @@ class GangGroup:
 
     def _broken(self, failed: BaseException) -> GangBroken:
         """Return the error for a failed operation: who is suspected, and why."""
-        found = _within(self._unseen, 2 * SEEN_SECONDS)
-        suspects, reasons = found if found is not None else ((0,), [])
-        if not suspects:
-            return GangBroken(f"a gang has ended: {_short(failed)}")
-        names = ", ".join(f"{self.gang.members[rank]} (rank {rank})" for rank in suspects)
-        why = "; ".join(reasons) or _short(failed)
-        return GangBroken(f"{names} does not take part any more: {why}", suspects)
+        absent = self._absent()
+        if 0 in absent:  # nobody answers at its store
+            found: dict[int, str] | None = absent
+        else:
+            found = _within(self._missing, 2 * SEEN_SECONDS)
+        missing = {0: ""} if found is None else found
+        if not missing:
+            return self._told(GangBroken(f"a gang has ended: {_short(failed)}"))
+        names = ", ".join(f"{self.gang.members[rank]} (rank {rank})" for rank in missing)
+        why = "; ".join(filter(None, missing.values())) or _short(failed)
+        return self._told(GangBroken(f"{names} does not take part any more: {why}", tuple(missing)))
 
-    def _unseen(self) -> tuple[tuple[int, ...], list[str]]:
-        """Say that this member is there; return the members that are not, or have left, with their reasons."""
+    def _told(self, broken: GangBroken) -> GangBroken:
+        """Tell the others, some of which may wait for members that leave now, or were stopped, that the run has ended;
+        return the error."""
+        store = self._store
+        if store is not None and 0 not in broken.suspects:  # a store of an absent leader does not answer
+            told = json.dumps([str(broken), broken.suspects])
+
+            def tell() -> None:
+                self._say_seen()
+                store.set(_BROKEN, told)
+
+            _within(tell, SEEN_SECONDS)
+        return broken
+
+    def _absent(self) -> dict[int, str]:
+        """The other members whose processes have ended or are stopped, as far as this machine tells."""
+        found: dict[int, str] = {}
+        for rank, known in self._processes.items():
+            if has_ended(*known):
+                found[rank] = _ENDED
+            elif is_stopped(*known):
+                found[rank] = _STOPPED
+        return found
+
+    def _missing(self) -> dict[int, str]:
+        """Say that this member is there; return the members that are not, or have left, with their reasons, if known.
+        Waits for members to say that they are there only while nothing else explains the failure."""
         if self._store is None:
-            return (0,), []
+            return {0: ""}
         store, ranks = self._store, range(self.gang.degree)
         self._say_seen()
         deadline = time.monotonic() + SEEN_SECONDS
         while True:
             left = [rank for rank in ranks if store.check([f"{_LEFT}/{rank}"])]
-            unseen = [rank for rank in ranks if rank not in left and not store.check([f"{_SEEN}/{rank}"])]
-            if not unseen or time.monotonic() > deadline:
+            reasons = {rank: store.get(f"{_LEFT}/{rank}").decode() for rank in left}
+            known = self._absent() | reasons
+            if not known and store.check([_BROKEN]):
+                _, suspects = json.loads(store.get(_BROKEN))
+                known = dict.fromkeys(suspects, "")
+            unseen = {rank: "" for rank in ranks if rank not in known and not store.check([f"{_SEEN}/{rank}"])}
+            if known or not unseen or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)
-        reasons = [store.get(f"{_LEFT}/{rank}").decode() for rank in left]
-        return tuple(sorted({*left, *unseen} - {self.gang.rank})), reasons
+        found = known or unseen
+        return {rank: found[rank] for rank in sorted(found) if rank != self.gang.rank}
 
     def _say_seen(self) -> None:
         if self._store is not None:
             self._store.set(f"{_SEEN}/{self.gang.rank}", "1")
 
     def _raise_if_left(self) -> None:
-        """Raise GangBroken if a member has left already."""
-        left = _within(self._left, 2 * SEEN_SECONDS)  # no answer: the store has ended, which operations notice
+        """Raise GangBroken if a member has left already, or has told that the run has ended."""
+        known = _within(self._left, 2 * SEEN_SECONDS)  # no answer: the store has ended, which operations notice
+        left, told = known or ({}, "")
         if left:
             named = self.gang.members[next(iter(left))]
             raise GangBroken(
                 f"{named} (rank {next(iter(left))}) does not take part: {'; '.join(left.values())}", tuple(left)
             )
+        if told:
+            message, suspects = json.loads(told)
+            raise GangBroken(message, tuple(rank for rank in suspects if rank != self.gang.rank))
 
-    def _left(self) -> dict[int, str]:
-        """The members that have left, with their reasons."""
+    def _left(self) -> tuple[dict[int, str], str]:
+        """The members that have left, with their reasons, and what was told of the end of the run."""
         store = self._store
         assert store is not None, "members have met at the store"
         left = [rank for rank in range(self.gang.degree) if store.check([f"{_LEFT}/{rank}"])]
-        return {rank: store.get(f"{_LEFT}/{rank}").decode() for rank in left}
+        told = store.get(_BROKEN).decode() if store.check([_BROKEN]) else ""
+        return {rank: store.get(f"{_LEFT}/{rank}").decode() for rank in left}, told
 
 
 def _short(failed: BaseException) -> str:

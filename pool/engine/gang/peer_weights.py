@@ -201,6 +201,7 @@ def peer_weights(
     if not modules:
         yield None
         return
+    group.connect_everyone()
     # what is sent ahead is the same on all members: each begins every exchange in the same order
     peers = PeerWeights(group, modules, share, min(each.ahead_bytes for each in told))
     is_over = False
@@ -235,6 +236,7 @@ def measured_link(group: GangGroup, most_bytes: int = PROBE_BYTES) -> PeerLink:
     """Measure how fast the slowest member gets a tensor of another one, of at most `most_bytes`; all members return the
     same. Raises GangBroken."""
     probe_bytes = min(most_bytes, PROBE_BYTES)
+    group.connect_everyone()
 
     def seconds(size_bytes: int) -> float:
         own = torch.zeros(size_bytes, dtype=torch.uint8, device=group.device)

@@ -1,5 +1,6 @@
 """Applies the plan of a family (`pool.values.core.sequence_plan`) to a module for the steps of a run, and checks that
-all of it acts: an entry that does not is an error, since the image would be wrong without one."""
+all of it acts: an entry that does not is an error, since the image would be wrong without one. So is attention that
+should have an entry and has none."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +50,8 @@ class _DividedCall:
         self._acted: set[object] = set()
         #: in this or an earlier one
         self._known: set[object] = set()
+        #: hooks that are in place until the first call has ended
+        self._first: list[Any] = []
 
     def hooks(self, module: nn.Module) -> Iterator[Any]:
         """Yield the handles of all hooks, as each is in place."""
@@ -66,14 +70,20 @@ class _DividedCall:
             for found in modules_at(module, divided.module):
                 yield found.register_forward_pre_hook(self._entering(divided))
                 yield found.register_forward_hook(self._leaving(divided), always_call=True)
+        for name, found in module.named_modules():  # for the name of attention that no entry is for
+            self._first.append(found.register_forward_pre_hook(partial(self._at, name)))
+            yield self._first[-1]
         yield module.register_forward_hook(self._end)
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         self._shares.totals.clear()
         self._acted.clear()
 
+    def _at(self, name: str, module: nn.Module, args: Any) -> None:
+        self.attention.check.module = name
+
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Check that every entry has acted."""
+        """Check that every entry has acted, and after the first call that attention has an entry where it needs one."""
         done = {(entry.module, entry.argument) for entry in self._acted if isinstance(entry, Split)}
         idle: list[object] = [split for split in self._plan.splits if (split.module, split.argument) not in done]
         others = (*self._plan.gathers, *self._plan.undivided, *self._plan.attention)
@@ -83,6 +93,12 @@ class _DividedCall:
         self._known |= self._acted
         if idle:
             raise PlanUnfit(f"{type(module).__name__}: found no use of {idle[0]}, expected one in each call")
+        if not self.attention.check.is_over:
+            for hook in self._first:
+                hook.remove()
+            if forgotten := self.attention.check.end():
+                found = f"attention that reads the tokens of one member alone, near {forgotten[0]}"
+                raise PlanUnfit(f"{type(module).__name__}: found {found}, expected an entry of the plan for it")
 
     def _splitting(self, module: nn.Module, split: Split) -> Any:
         argument, _, place = split.argument.partition(".")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelpool.pool.engine.gang.attention_check import AttentionCheck
 from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.weights.ops.attention_calls import Attend, AttentionKernels
 
@@ -66,6 +67,8 @@ class TokenExchange(AttentionKernels):
         self.leaves_out = False
         #: exchanges in the current call of the model
         self.calls = 0
+        #: of calls outside of these modules
+        self.check = AttentionCheck(group)
 
     @property
     def is_needed(self) -> bool:
@@ -89,6 +92,7 @@ class TokenExchange(AttentionKernels):
     ) -> Tensor:
         """Return the result for the tokens of this member, [B, H, L, D]."""
         if self.segments is None:
+            self.check.note(key)
             return self._plain(attend, query, key, value, attn_mask, *args, **kwargs)
         self.calls += 1
         queries, keys = self.segments

@@ -16,6 +16,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 22 - 3
 #: state of a process that a signal has stopped, and not a debugger
 _STOPPED = "T"
+#: states of a process that has ended: it waits for its parent, or goes
+_ENDED = "ZX"
 #: the kernel reports start times in hundredths of a second
 _SAME_START_SECONDS = 0.02
 
@@ -40,6 +42,13 @@ def is_stopped(pid: int, start: str) -> bool:
     """Return whether the process with this id and `process_start` is stopped now, as by SIGSTOP. False where the system
     does not say."""
     return bool(start) and _state_and_start(pid) == (_STOPPED, start)
+
+
+def has_ended(pid: int, start: str) -> bool:
+    """Return whether the process with this id had this `process_start`, and runs no more. False where the system does
+    not say."""
+    state, found = _state_and_start(pid)
+    return bool(start) and (found != start or state in _ENDED)
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:

@@ -15,19 +15,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modelpool.pool.engine.gang import peer_weights as peer_weights_module
 from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.gang_layout import GangLayout
-from modelpool.pool.engine.gang.peer_weights import PeerWeights, _link_among, _Module, _placed, _Told
+from modelpool.pool.engine.gang.peer_weights import PeerWeights, _link_among, _Module, _placed, _Told, peer_weights
 from modelpool.pool.values.core.gang_errors import GangsDiffer
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import WorkerId
+from modelpool.pool.weights.ops.context import compute
 from modelpool.pool.weights.plan.peer_shares import ALIGNED_BYTES, PeerLink, ShareOffer
 from modelpool.pool.weights.vram.gang_share import MOST_LINKS, GangShare, MeasuredLink
 from tests.pool.engine.gang.gang_threads import WAIT_SECONDS
@@ -75,6 +78,54 @@ def test_members_hold_parts_of_a_model_for_each_other(tmp_path: Path) -> None:
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one.latent, other.latent)
         assert (one.resident_bytes, one.cost.streamed_bytes) == (other.resident_bytes, other.cost.streamed_bytes)
+
+
+def test_three_and_four_members_hold_parts_of_a_model(tmp_path: Path) -> None:
+    """Three that divide tokens, and four that divide texts and tokens: weights go to all of them, also to those which
+    predict for another text and exchange nothing else."""
+    cases = ((Wish(None, texts=1), [0, 1, 2]), (Wish(None, texts=2), [0, 1, 2, 3]))
+    with large(tmp_path, SLOW, 4) as pool:
+        alone = [pool.alone(wish) for wish, _ in cases]
+        streaming = [pool.sample(wish, ranks) for wish, ranks in cases]
+    with large(tmp_path, FAST, 4) as pool:
+        shared = [pool.sample(wish, ranks) for wish, ranks in cases]
+        weight_bytes = pool.each[0].tell("weight bytes")
+    for (wish, _), one, streamed, found in zip(cases, alone, streaming, shared, strict=True):
+        assert_shared(one, found)
+        held = [each.cost.share_bytes for each in found]
+        for each, other in zip(found, streamed, strict=True):
+            np.testing.assert_array_equal(each.latent, other.latent)
+            assert other.cost.share_bytes == 0
+            assert each.cost.exchanged_bytes == wish.steps * (sum(held) - each.cost.share_bytes)
+            spared_bytes = other.cost.streamed_bytes - each.cost.streamed_bytes
+            assert spared_bytes == wish.steps * (weight_bytes - one.resident_bytes), "nothing comes from a host"
+        assert min(held) > 0
+        assert max(held) < 2 * min(held)
+        assert sum(each.used_bytes - each.resident_bytes for each in found) == 0
+
+
+def test_all_members_are_connected_before_weights_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of different texts exchange nothing but weights: NCCL connected them in the first step, in memory that
+    nothing had been planned for and after a share had taken its own."""
+    host = torch.ones(64, 64)
+    model: Any = SimpleNamespace(
+        resident_modules=dict, host_parameters={"layer.weight": host}, ahead_bytes=0, bring=torch.clone
+    )
+    module = nn.ModuleDict({"layer": nn.Linear(64, 64)})
+    group = GangGroup(Gang("one", (WorkerId("gpu-0"),) * 4, 0), GangLayout(2, 2), torch.device("cpu"))
+    did: list[str] = []
+    monkeypatch.setattr(GangGroup, "tell", lambda group, value: [value] * 4)
+    monkeypatch.setattr(GangGroup, "agree", lambda group, numbers: torch.tensor([list(numbers)] * 4))
+    monkeypatch.setattr(
+        GangGroup, "begin_send", lambda group, own, size, owner: did.append(f"{size} bytes") or (lambda: own)
+    )
+    monkeypatch.setattr(PeerWeights, "hold", lambda peers, bring: did.append("hold"))
+    for speed, expected in ((FAST, ["1 bytes", "hold"]), (None, ["1 bytes"])):
+        did.clear()
+        share = GangShare(None if speed is None else PeerLink(speed))
+        share.room_bytes = host.nbytes
+        with compute(torch.device("cpu"), torch.float32), peer_weights(group, model, module, share, 1.0):
+            assert did[: len(expected)] == expected
 
 
 def test_a_member_ends_in_the_middle_of_an_exchange(tmp_path: Path) -> None:
@@ -229,9 +280,9 @@ def test_modules_are_sent_ahead_in_the_order_of_the_last_pass() -> None:
     assert groups[0].began[:13] == groups[1].began[:13]
 
 
-def large(folder: Path, peer_bytes_per_second: float | None) -> AbstractContextManager[Members]:
+def large(folder: Path, peer_bytes_per_second: float | None, count: int = 2) -> AbstractContextManager[Members]:
     return members(
-        2,
+        count,
         folder,
         ALL_FAMILIES["qwen_image"],
         times_too_large=TIMES_TOO_LARGE,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.engine.gang.sequence_split import modules_at
 from modelpool.pool.families.definitions import defined_families
-from modelpool.pool.values.core.sequence_plan import SequencePlan, Split
+from modelpool.pool.values.core.sequence_plan import SequencePlan, Split, SplitAttention
 from modelpool.pool.values.specs.spec import Role
 from tests.pool.engine.gang.gang_threads import in_threads
 from tests.pool.families import test_seen_wan as seen_wan
@@ -218,7 +218,8 @@ def without_each(plan: SequencePlan) -> Iterator[tuple[Any, SequencePlan]]:
 @pytest.mark.rotates
 @pytest.mark.parametrize("name", CASES)
 def test_members_that_divide_tokens_compute_what_one_worker_does(name: str, tmp_path: Path) -> None:
-    """And without any entry of the plan, a call fails or has another result: no entry is there for nothing."""
+    """And without any entry of the plan, a call fails or has another result: no entry is there for nothing. Without one
+    of attention it fails: that was noticed by this test alone."""
     with called(CASES[name], tmp_path) as call:
         for degree in DEGREES:
             assert difference(call, call.plan, degree) < TOLERANCE, degree
@@ -231,6 +232,7 @@ def test_members_that_divide_tokens_compute_what_one_worker_does(name: str, tmp_
             except (ValueError, RuntimeError, IndexError, AssertionError):
                 continue
             assert found > 10 * TOLERANCE, f"not needed: {entry}"
+            assert not isinstance(entry, SplitAttention), f"another image without an error, without {entry}"
 
 
 def test_every_plan_is_tried_on_every_architecture_that_it_is_for() -> None:
