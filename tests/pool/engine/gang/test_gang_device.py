@@ -27,6 +27,7 @@ from modelpool.pool.engine.gang import gang_group, gang_run
 from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.gang_layout import layout_of
 from modelpool.pool.engine.gang.gang_run import _SharedRun
+from modelpool.pool.engine.gang.token_exchange import TokenExchange, TokenShares
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.gang_errors import GangBroken
@@ -117,6 +118,22 @@ def test_a_sum_that_the_host_reads_is_waited_for_in_time(monkeypatch: pytest.Mon
     with pytest.raises(GangBroken, match="no end of an exchange"):
         silent.sum_of_parts(torch.ones(2))
     assert group_with(SlowEvent).sum_of_parts(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_lengths_that_the_host_reads_are_waited_for_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: a module that leaves tokens out, as in Mochi, reads how many each member has."""
+    monkeypatch.setattr(gang_group, "LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(gang_group, "SEEN_SECONDS", 0.1)
+    silent = group_with(EndlessEvent)
+    silent.allow(0.1)
+    for group, ends in ((silent, False), (group_with(SlowEvent), True)):
+        exchange = TokenExchange(group, TokenShares(1, {}), None)
+        exchange.leaves_out = True
+        if ends:
+            assert exchange._lengths(("text",), 3) == [3]
+        else:
+            with pytest.raises(GangBroken, match="no end of an exchange"):
+                exchange._lengths(("text",), 3)
 
 
 def test_a_step_with_more_calls_than_those_before_is_allowed_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
