@@ -110,8 +110,8 @@ def _serve(pipe: Connection) -> None:
 def test_a_member_that_is_stopped_or_killed_is_waited_for_by_nobody() -> None:
     """In the first step, with a third member that computes for long: the others suspected it, too, after they had
     waited for it. One that left a group waited for the timeout of an operation that a stopped member did not end, up to
-    120 s, and the rest waited for that one. One that received weights of a third member did not notice a kill, and one that
-    was stopped for a while waited for the others that had left."""
+    120 s, and the rest waited for that one. One that received weights of a third member did not notice a kill, and one
+    that was stopped for a while waited for the others that had left."""
     with processes(3) as pool:
         for number, word in ((signal.SIGSTOP, "is stopped"), (signal.SIGKILL, "has ended")):
             pool.meet([0, 1, 2])
