@@ -2,14 +2,17 @@
 
     MODELPOOL_COMPILE=1 pip install .
 
-compiles the core: the same sources and the same decisions in less time. Every module is installed as Python too, for
-machines whose Python or system the compiled ones do not support. An editable install is pure Python; nothing is ever
-compiled into the source folder.
+compiles the core: the same sources and the same decisions in less time. Constructors of dataclasses are added to what
+is compiled (`with_constructors`). Every module is installed as Python too, for machines whose Python or system the
+compiled ones do not support. An editable install is pure Python; nothing is ever compiled into the source folder.
 """
 
 from __future__ import annotations
 
+import ast
 import os
+import shutil
+from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
@@ -83,28 +86,118 @@ class BuildCore(build_ext):
     def _modules(self, folder: Path) -> list[object]:
         from mypyc.build import mypycify  # needed only when compiling
 
-        folder.mkdir(parents=True, exist_ok=True)
-        settings = folder / "mypy.ini"
+        root = folder.resolve()
+        root.mkdir(parents=True, exist_ok=True)
+        settings, c_folder, sources = root / "mypy.ini", root / "c", root / "source"
         settings.write_text(TYPES, encoding="utf-8")
-        options = ["--config-file", str(settings), "--cache-dir", str(folder / "mypy")]
-        c_folder = str(folder / "c")
-        modules = [
-            path.as_posix()
-            for compiled in COMPILED_FOLDERS
-            for path in sorted(Path("modelpool", compiled).glob("*.py"))
-            if path.name != "__init__.py" and path.relative_to("modelpool").as_posix() not in NOT_COMPILED
-        ]
+        options = ["--config-file", str(settings), "--cache-dir", str(root / "mypy")]
+        modules = compiled_modules()
         if not modules:
             raise FileNotFoundError("modelpool/scheduler: no modules to compile; expected the links of a checkout")
+        shutil.rmtree(sources, ignore_errors=True)
+        shutil.copytree("modelpool", sources / "modelpool", ignore=shutil.ignore_patterns("__pycache__"))
+        for module in modules:
+            source = (sources / module).read_text(encoding="utf-8")
+            (sources / module).write_text(with_constructors(source), encoding="utf-8")
         # without debug symbols of the C code, which nobody steps through: half of the time of the compiler
-        found = mypycify(
-            [*options, *modules],
-            target_dir=c_folder,
-            group_name=LIBRARY,
-            opt_level=self.opt_level,
-            debug_level="0",
-        )
+        with chdir(sources):  # tracebacks name the files relative to it
+            found = mypycify(
+                [*options, *modules],
+                target_dir=str(c_folder),
+                group_name=LIBRARY,
+                opt_level=self.opt_level,
+                debug_level="0",
+            )
+        for extension in found:
+            extension.sources = [os.path.relpath(path) for path in extension.sources]
         return list(found)
+
+
+def compiled_modules() -> list[str]:
+    """Return the paths of the modules to compile, relative to the folder of this file."""
+    return [
+        path.as_posix()
+        for compiled in COMPILED_FOLDERS
+        for path in sorted(Path("modelpool", compiled).glob("*.py"))
+        if path.name != "__init__.py" and path.relative_to("modelpool").as_posix() not in NOT_COMPILED
+    ]
+
+
+def with_constructors(source: str) -> str:
+    """Return the source of a module in which each dataclass that is not frozen has an `__init__`: the one that
+    `dataclasses` generates at run time is never compiled.
+
+    It takes the place of the docstring, so that lines keep their numbers. Raises ValueError for a class without one.
+    """
+    lines, parts = source.encode().splitlines(keepends=True), dict[tuple[int, int], tuple[int, bytes]]()
+    starts = [sum(map(len, lines[:number])) for number in range(len(lines) + 1)]
+
+    def put(first: ast.AST, last: ast.AST, text: str, after: bool = False) -> None:
+        """Replace the text from the begin, or the end, of `first` to the end of `last`."""
+        line, column = (first.end_lineno, first.end_col_offset) if after else (first.lineno, first.col_offset)
+        begin, end = starts[line - 1] + column, starts[last.end_lineno - 1] + last.end_col_offset
+        parts[begin, end] = last.end_lineno - line, text.encode()
+
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and (decorator := _unfrozen_dataclass(node)) is not None:
+            if ast.get_docstring(node) is None:
+                raise ValueError(f"class {node.name}: found no docstring, in place of which its __init__ is compiled")
+            fields = [_Field(each) for each in node.body if isinstance(each, ast.AnnAssign) and not _is_shared(each)]
+            options = [*map(ast.unparse, decorator.keywords), "init=False"] if isinstance(decorator, ast.Call) else []
+            put(decorator, decorator, f"dataclass({', '.join(options or ['init=False'])})")
+            put(node.body[0], node.body[0], _constructor(node, fields))
+            for each in fields:
+                if each.node.value is not None:
+                    put(each.node.annotation, each.node, each.rest, after=True)
+    text = b"".join(lines)
+    for (begin, end), (lost_lines, new) in sorted(parts.items(), reverse=True):
+        text = text[:begin] + new + b"\n" * lost_lines + text[end:]
+    return text.decode()
+
+
+def _unfrozen_dataclass(node: ast.ClassDef) -> ast.expr | None:
+    """Return the decorator of a dataclass that is not frozen and has no `__init__` of its own."""
+    for decorator in node.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        options = decorator.keywords if isinstance(decorator, ast.Call) else []
+        if ast.unparse(called) == "dataclass" and not {option.arg for option in options} & {"frozen", "init"}:
+            return decorator
+    return None
+
+
+def _is_shared(node: ast.AnnAssign) -> bool:
+    return ast.unparse(node.annotation).startswith("ClassVar")
+
+
+class _Field:
+    """A field of a dataclass: how its `__init__` gets the value."""
+
+    def __init__(self, node: ast.AnnAssign) -> None:
+        self.node, self.name = node, ast.unparse(node.target)
+        final = isinstance(node.annotation, ast.Subscript) and ast.unparse(node.annotation.value) == "Final"
+        kind = ast.unparse(node.annotation.slice if final else node.annotation)
+        options: dict[str, str] = {}
+        default = None if node.value is None else ast.unparse(node.value)
+        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "field":
+            options = {option.arg: ast.unparse(option.value) for option in node.value.keywords}
+            default = options.pop("default", None)
+        factory, is_given = options.pop("default_factory", None), options.pop("init", "True") == "True"
+        #: what its line keeps after the annotation
+        self.rest = f" = field({', '.join(f'{name}={value}' for name, value in options.items())})" if options else ""
+        self.parameter = f"{self.name}: {kind}" + ("" if default is None else f" = {default}") if is_given else ""
+        self.value = self.name if is_given else default
+        if factory is not None:
+            self.parameter = f"{self.name}: {kind} | None = None" if is_given else ""
+            self.value = f"{factory}() if {self.name} is None else {self.name}" if is_given else f"{factory}()"
+
+
+def _constructor(node: ast.ClassDef, fields: list[_Field]) -> str:
+    """Return the `__init__` of a dataclass in one line."""
+    parameters = ["self", *[each.parameter for each in fields if each.parameter]]
+    steps = [f"self.{each.name} = {each.value}" for each in fields if each.value is not None]
+    if any(isinstance(each, ast.FunctionDef) and each.name == "__post_init__" for each in node.body):
+        steps.append("self.__post_init__()")
+    return f"def __init__({', '.join(parameters)}) -> None: {'; '.join(steps) or 'pass'}"
 
 
 if __name__ == "__main__":

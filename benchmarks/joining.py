@@ -1,11 +1,14 @@
 """Requests that join a running pass at a step, against waiting for whole runs and against one image per pass.
 
-    python -m benchmarks.joining [--requests 2000] [--loads 0.2,0.5,0.8,0.95]
+    python -m benchmarks.joining [--requests 2000] [--loads 0.2,0.5,0.8,0.95] [--stages]
 
 In virtual time, with the core as it is: 16 clients send requests at Poisson arrivals, with numbers of steps of their
 own, to one or two GPUs that have the model. Only samplings: their texts are there, and nobody decodes. The gains of
 larger passes are within the published ones for images, 1.3 to 2.5 (`benchmarks/notes/batching.md`). In the last column
 each request has the size of pass that the arrivals before it suggest (`benchmarks.lab.size_by_load`), and joins.
+
+With `--stages`, the same GPUs encode the text of each request and decode its image: joining with and without stops of
+passes for these (`scheduler.core.pass_breaks`), against whole runs and one image per pass.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from modelpool.scheduler.simulator.machines import SimulatedGpu
 CLIENTS = 16
 #: the worker is up by then
 BEGIN_AT = 5.0
-UNET = ComponentKey("m/diffusion_model")
+UNET, TEXT, VAE = (ComponentKey(f"m/{part}") for part in ("diffusion_model", "text_encoder", "vae"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class Shape:
     step_seconds  of a pass of one image
     rows, gain    images of a larger pass, and how many times as many images it makes in a second
     steps         numbers of steps that requests have, one as often as the other
+    text_seconds  of a text; image_seconds: to decode an image
     """
 
     name: str
@@ -57,6 +61,8 @@ class Shape:
     rows: int
     gain: float
     steps: tuple[int, ...]
+    text_seconds: float
+    image_seconds: float
 
     def seconds(self, steps: int, rows: int) -> float:
         """Seconds of so many steps in passes of `rows` images, full or padded."""
@@ -68,8 +74,8 @@ class Shape:
 
 
 SHAPES = (
-    Shape("SD1.5-shaped", 0.035, 8, 2.0, (20, 25, 30, 50)),
-    Shape("Flux-shaped", 0.45, 4, 1.3, (20, 28, 50)),
+    Shape("SD1.5-shaped", 0.035, 8, 2.0, (20, 25, 30, 50), 0.02, 0.05),
+    Shape("Flux-shaped", 0.45, 4, 1.3, (20, 28, 50), 0.15, 0.25),
 )
 #: arrivals, as parts of what full passes make
 LOADS = (0.2, 0.5, 0.8, 0.95)
@@ -85,19 +91,39 @@ class Figures:
     p99_seconds: float
 
 
-def serve(shape: Shape, gpus: int, load: float, rows: int, joins: bool, requests: int, seed: int = 1) -> Figures:
-    """Serve `requests` in passes of `rows` images (0: by the load), at a `load` that is relative to full passes of
-    `shape.rows`."""
-    state = SchedulerState(SchedulerConfig(story_length=1000, joins=joins))
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How requests are served.
+
+    rows    of the passes; 0: by the load
+    joins   whether requests join passes
+    stops   whether passes stop for texts and decodes
+    stages  whether the GPUs encode and decode, too
+    """
+
+    rows: int
+    joins: bool
+    stops: bool = False
+    stages: bool = False
+
+
+def serve(shape: Shape, gpus: int, load: float, way: Way, requests: int, seed: int = 1) -> Figures:
+    """Serve `requests` at a `load` that is relative to full passes of `shape.rows`."""
+    state = SchedulerState(SchedulerConfig(story_length=1000, joins=way.joins, preemption=way.stops))
     machines = [SimulatedGpu(WorkerId(f"gpu-{n}"), 80 * GIB, 25.0 * GIB) for n in range(gpus)]
     cluster = VirtualCluster(state, machines)
-    cluster.start((ComponentSpec(UNET, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB),))
+    components = (
+        ComponentSpec(UNET, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB),
+        ComponentSpec(TEXT, Role.TEXT_ENCODER, GIB, GIB),
+        ComponentSpec(VAE, Role.VAE, GIB // 4, GIB // 4),
+    )
+    cluster.start(components)
     rng = Random(seed)
     times = list(_arrivals(load * gpus * shape.per_second(shape.rows), requests, rng))
     sizes = SizeByLoad(shape.rows, gpus, shape.seconds)
     for number, at in enumerate(times):
         steps = rng.choice(shape.steps)
-        cluster.post(Submitted(at, sample_job(shape, number, steps, rows or sizes.size_for(at, steps))))
+        cluster.post(Submitted(at, job_of(shape, number, steps, way.rows or sizes.size_for(at, steps), way.stages)))
     cluster.run()
     assert not cluster.errors
     assert len(cluster.outcomes) == requests
@@ -117,20 +143,32 @@ def _arrivals(per_second: float, requests: int, rng: Random) -> Iterator[float]:
     return islice(merge(*(of_client(Random(rng.random())) for _ in range(CLIENTS))), requests)
 
 
-def sample_job(shape: Shape, number: int, steps: int, rows: int) -> JobSpec:
-    """Return a request of so many steps, in passes of `rows` images."""
+def job_of(shape: Shape, number: int, steps: int, rows: int, stages: bool) -> JobSpec:
+    """Return a request of so many steps, in passes of `rows` images; `stages`: with its encode and decode."""
     is_single = rows == 1
+    text = TaskSpec(TaskId(f"text-{number}"), Stage.ENCODE, (ComponentUse(TEXT, 0),), GIB, shape.text_seconds)
     task = TaskSpec(
         TaskId(f"sample-{number}"),
         Stage.SAMPLE,
         (ComponentUse(UNET, 0, passes=steps),),
         GIB * rows,
         shape.seconds(steps, rows),
+        (text.task_id,) if stages else (),
         together=f"sample {steps} {rows}",
         batch_size=rows,
         pass_key="" if is_single else f"sample {rows}",
     )
-    return JobSpec(JobId(f"job-{number}"), (task,), task.task_id)
+    if not stages:
+        return JobSpec(JobId(f"job-{number}"), (task,), task.task_id)
+    decode = TaskSpec(
+        TaskId(f"decode-{number}"),
+        Stage.DECODE,
+        (ComponentUse(VAE, 0),),
+        GIB,
+        shape.image_seconds,
+        (task.task_id,),
+    )
+    return JobSpec(JobId(f"job-{number}"), (text, task, decode), decode.task_id)
 
 
 def main() -> None:
@@ -138,18 +176,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--loads", default=",".join(map(str, LOADS)))
+    parser.add_argument("--stages", action="store_true", help="with encodes and decodes")
     given = parser.parse_args()
-    print(
-        "| steps | GPUs | load | one image | whole runs | joining | size by load | p99 of it / best p99 of the others |"
-    )
+    last = "joining, with stops" if given.stages else "size by load"
+    print(f"| steps | GPUs | load | one image | whole runs | joining | {last} | p99 of it / best p99 of the others |")
     print("|---|---|---|---|---|---|---|---|")
     for shape in SHAPES:
         for gpus in (1, 2):
             for load in map(float, given.loads.split(",")):
-                found = [
-                    serve(shape, gpus, load, rows, joins, given.requests)
-                    for rows, joins in ((1, False), (shape.rows, False), (shape.rows, True), (0, True))
-                ]
+                rows, stages = shape.rows, given.stages
+                ways = [Way(1, False, stages=stages), Way(rows, False, stages=stages), Way(rows, True, stages=stages)]
+                ways.append(Way(rows, True, True, True) if stages else Way(0, True))
+                found = [serve(shape, gpus, load, way, given.requests) for way in ways]
                 cells = [f"{f.per_second:.3g} / {f.median_seconds:.1f} / {f.p99_seconds:.1f}" for f in found]
                 cells.append(f"{found[-1].p99_seconds / min(f.p99_seconds for f in found[:-1]):.2f}")
                 print(

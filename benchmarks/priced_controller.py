@@ -23,7 +23,7 @@ from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.ray.actor_options import COMPUTE
 from modelpool.actors.ray.cluster import PLAIN, ControllerActor
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.worker.wire.messages import ClientId, RunRequest, StageSubmission, SubmissionId
+from modelpool.actors.worker.wire.messages import CallId, ClientId, RunRequest, StageSubmission, SubmissionId
 from modelpool.pool.values.specs.spec import JobId, Stage
 from tests.actors.fakes import MODELS, FakeCatalog
 
@@ -103,7 +103,7 @@ class PricedController(ControllerActor):
         return handle.ping.options(concurrency_group=COMPUTE).remote()
 
     async def _run_call(self, worker: int, request: RunRequest) -> None:
-        await self._fleet.run(*tuple(self._fleet._workers)[worker], ((request, ()),)).reports
+        await self._fleet.run(*tuple(self._fleet._workers)[worker], CallId(request.run), ((request, ()),)).reports
 
 
 def start_priced_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:

@@ -31,7 +31,7 @@ from torch import Tensor
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointFolder
-from modelpool.actors.worker.wire.messages import RunRequest, StateSaved
+from modelpool.actors.worker.wire.messages import CallId, RunRequest, StateSaved
 from modelpool.pool.inference.conditioning.conditions import Condition
 from modelpool.pool.inference.conditioning.prompts import Prompts
 from modelpool.pool.inference.guidance.guided_steps import ModelCall
@@ -190,7 +190,7 @@ def timed_run(shape_CHW: tuple[int, ...], step_seconds: float, interval_seconds:
     folder = Path(tempfile.mkdtemp(dir=parent))
     worker, engine = worker_of(shape_CHW, step_seconds, interval_seconds, folder)
     cpu_seconds, began = time.process_time(), time.perf_counter()
-    (report,), _ = worker.run((request_of(1),))
+    (report,), _ = worker.run(CallId(1), (request_of(1),))
     seconds = time.perf_counter() - began
     assert report.error is None, report.error
     assert report.cost.steps_before == 0, "it resumed"
@@ -220,7 +220,7 @@ def state_bytes(shape_CHW: tuple[int, ...]) -> int:
     worker.start()
     request = request_of(2)
     assert isinstance(request.work, SampleParams)
-    worker.run((replace(request, work=replace(request.work, steps=8)),))
+    worker.run(CallId(2), (replace(request, work=replace(request.work, steps=8)),))
     worker.close()
     return max(seen)
 
@@ -266,7 +266,7 @@ def run_until_killed(name: str, step_seconds: float, interval_seconds: float, fo
     """A process that runs, and prints each step that it has done, until it is killed."""
     torch.set_num_threads(1)
     worker, _ = worker_of(LATENTS[name], step_seconds, interval_seconds, Path(folder), partial(print, flush=True))
-    worker.run((request_of(3),))
+    worker.run(CallId(3), (request_of(3),))
 
 
 def losses(wanted: argparse.Namespace, folder: Path) -> None:

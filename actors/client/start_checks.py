@@ -185,12 +185,12 @@ class NameCheck:
                 if name is not None:
                     self._check(kind, name)
             for lora in each.loras or ():
-                self._check("lora", lora.name)
+                self._check(lora.file_kind, lora.name)
         self._check("model", request.model)
         if request.decoder is not None and request.decoder.model:
             self._check("model", request.decoder.model)
         for lora in request.loras:
-            self._check("lora", lora.name)
+            self._check(lora.file_kind, lora.name)
         for control in request.controls:
             self._check("controlnet", control.model)
         if request.upscale is not None:
@@ -198,7 +198,8 @@ class NameCheck:
         if request.hires is not None and request.hires.upscaler is not None:
             self._check("upscaler", request.hires.upscaler)
         for prompt in request.image_prompts:
-            self._check("image_prompt", prompt.model)
+            if prompt.model != request.model:  # one that reads images by itself
+                self._check("image_prompt", prompt.model)
             if prompt.encoder:
                 self._check("vision_encoder", prompt.encoder)
 

@@ -85,6 +85,7 @@ class PoolSection(Strict):
     overlap_decode  whether a GPU decodes on a stream of its own, while the next task begins, where there is memory for
                   both (`pool.engine.pending_run`); only on CUDA
     most_gpus     GPUs that may share the sampling of one output (`GenerateRequest.gpus`)
+    gpu_link      bytes per second from one GPU of a machine to the others, such as "50GB"; by default gangs measure it
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     compile       "blocks": torch.compile for the repeated blocks of diffusion models while they are resident
                   (`pool.weights.patcher.compiled_blocks`); changes the last bits of images. Not on sim
@@ -119,12 +120,14 @@ class PoolSection(Strict):
     checkpoint_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 30.0
     checkpoint_dir: Path | None = None
     checkpoint_bytes: str | int = "8GiB"
+    gpu_link: str | int | None = None
     worker_lease_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 180.0
 
     @field_validator(
         "workers",
         "vram",
         "reserve_vram",
+        "gpu_link",
         "batch",
         "threads",
         "checkpoint_seconds",
@@ -166,6 +169,13 @@ class PoolSection(Strict):
             _check_size("reserve_vram", value, "a size such as 600MiB, or 0")
         return value
 
+    @field_validator("gpu_link")
+    @classmethod
+    def _gpu_link(cls, value: str | int | None) -> str | int | None:
+        if value is not None:
+            _check_size("gpu_link", value, "bytes per second, such as 50GB")
+        return value
+
     @field_validator("checkpoint_bytes")
     @classmethod
     def _checkpoint_bytes(cls, value: str | int) -> str | int:
@@ -178,6 +188,11 @@ class PoolSection(Strict):
         if self.checkpoint_dir is None and isinstance(self.journal, Path):
             return self.journal.parent / "checkpoints"
         return self.checkpoint_dir
+
+    @property
+    def gang_link_bytes_per_second(self) -> int | None:
+        """`gpu_link` in bytes per second."""
+        return None if self.gpu_link is None else parse_bytes(str(self.gpu_link))
 
     @property
     def checkpoint_bound_bytes(self) -> int:

@@ -20,7 +20,7 @@ from modelpool.actors.control.fleet import Clock, InputsLost, WorkerFleet
 from modelpool.actors.control.live_workers import LiveWorkers
 from modelpool.actors.control.run_calls import RunCalls
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.worker.wire.messages import ResultRef, StateSaved, StepDone
+from modelpool.actors.worker.wire.messages import ResultRef, RunMode, StateSaved, StepDone
 from modelpool.pool.values.specs.spec import FileVerdict, JudgedFile, TaskId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.kept_states import task_of_state
@@ -207,7 +207,7 @@ class Dispatcher:
             case EndWorker():
                 self.workers.end(command.worker_id, command.incarnation)
             case RunTask():
-                self._calls.send(_one_by_one(command), as_batch=bool(command.batch_mates))
+                self._calls.send(_one_by_one(command), RunMode.BATCH if command.batch_mates else RunMode.IN_ORDER)
             case RunInGang():
                 self._calls.send_part(command)
             case RevokeTask():

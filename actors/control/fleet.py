@@ -13,7 +13,15 @@ from typing import Protocol, TypeAlias
 
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.worker.process_memory import ProcessMemory
-from modelpool.actors.worker.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest, StartedWorker
+from modelpool.actors.worker.wire.messages import (
+    CallId,
+    EndsWanted,
+    LoadReport,
+    LoadRequest,
+    ResultRef,
+    RunRequest,
+    StartedWorker,
+)
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result
@@ -41,8 +49,8 @@ class InputsLost(Exception):
 class SentRuns:
     """Runs that were sent in one call.
 
-    reports  waits for the ends of all, in order; None for one that was revoked before it started. Raises WorkerLost or
-             InputsLost: then none has a report
+    reports  waits for the ends of all, in order; None for one that was revoked before it started. Of a pass, the end
+             of it: `WorkerFleet.ends` has the ends of its runs. Raises WorkerLost or InputsLost: then none has a report
     results  their outputs, or their states; read after `reports`: one is valid if its report has no error, or a state
     """
 
@@ -50,26 +58,8 @@ class SentRuns:
     results: Sequence[ResultRef]
 
 
-class PassFleet(Protocol):
-    """Runs passes that others may join on started workers."""
-
-    def run(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Awaitable[None]:
-        """Send runs to a worker as a pass with this number, after the runs that it was sent before. Whoever awaits it
-        gets the end of the pass, or what prevented it. `next_over` has the ends of its runs."""
-
-    def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> Awaitable[bool]:
-        """Let a run join a pass at its next step; False if that is over. Raises InputsLost and WorkerLost."""
-
-    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
-        """Wait for the next run of a pass that is over: one report and one result. The report is None if the pass is
-        over and all were told."""
-
-
 class WorkerFleet(Protocol):
     """Starts, uses and ends workers."""
-
-    #: what they run together at several steps
-    passes: PassFleet
 
     async def take_over(self) -> int:
         """Find the workers that earlier controllers of the pool left, and have them serve this one only; `start` uses
@@ -102,13 +92,17 @@ class WorkerFleet(Protocol):
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         """End the worker, started or starting, busy or idle. Idempotent."""
 
-    def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
-        """Send one or several runs to a started worker in one call. It begins them one after the other, after the runs
-        that it was sent before; each can be revoked until it begins. `as_batch`: as one batch, at once, if possible."""
+    def run(self, worker_id: WorkerId, incarnation: int, call: CallId, runs: Sequence[RunCall]) -> SentRuns:
+        """Send one or several runs to a started worker in one call. It begins them after the runs that it was sent
+        before: one after the other, and each can be revoked until it begins; as one batch, if possible; or as a
+        pass."""
 
-    def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
-        """Ask a worker for the runs of one call that are over while others still run: the reports of the first runs,
-        which may be fewer. None of them if the call has ended."""
+    def join(self, worker_id: WorkerId, incarnation: int, call: CallId, run: RunCall) -> Awaitable[bool]:
+        """Let a run join a pass at its next step; False if that is over. Raises InputsLost and WorkerLost."""
+
+    def ends(self, worker_id: WorkerId, incarnation: int, wanted: EndsWanted) -> SentRuns:
+        """Ask a worker for runs of a call that are over while others still run: there may be fewer reports than
+        results. None of them if all were told and none follows; without waiting, also if none is over."""
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
         """Take back a run that has not begun. False if it has, or if the worker is gone; never raises."""

@@ -7,13 +7,14 @@ before.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from modelpool.actors.control.background import Background
 from modelpool.actors.control.fleet import RunCall, WorkerFleet, WorkerLost
 from modelpool.actors.control.live_workers import LiveWorker, LiveWorkers, loss_of
-from modelpool.actors.worker.wire.messages import ResultRef
+from modelpool.actors.worker.wire.messages import CallId, EndsWanted, ResultRef, RunMode
 from modelpool.pool.values.specs.spec import TaskReport
 from modelpool.scheduler.model.messages import RunTask
 
@@ -33,9 +34,9 @@ class PassRun:
 
 @dataclass(slots=True, eq=False)
 class _Pass:
-    """A pass that runs, or will: its number, and its runs that have not ended, by their numbers."""
+    """A pass that runs, or will: its runs that have not ended, by their numbers."""
 
-    number: int
+    call: CallId
     worker: LiveWorker
     previous: asyncio.Task[None] | None
     runs: dict[int, PassRun] = field(default_factory=dict)
@@ -68,10 +69,11 @@ class PassCalls:
     def open(self, worker: LiveWorker, runs: Sequence[PassRun]) -> None:
         """Send runs to a worker as a new pass."""
         self._passes = {one: found for one, found in self._passes.items() if self._workers.has(one)}
-        opened = _Pass(self._next_number(), worker, worker.last_wait, {run.number: run for run in runs})
+        call = CallId(self._next_number(), RunMode.PASS, runs[0].call[0].epoch)
+        opened = _Pass(call, worker, worker.last_wait, {run.number: run for run in runs})
         self._passes[worker] = opened
-        begun = asyncio.ensure_future(self._fleet.passes.run(*worker.key, opened.number, [run.call for run in runs]))
-        worker.last_wait = self._background.spawn(self._follow(opened, begun))
+        sent = self._fleet.run(*worker.key, call, [run.call for run in runs])
+        worker.last_wait = self._background.spawn(self._follow(opened, asyncio.ensure_future(sent.reports)))
 
     def enter(self, worker: LiveWorker, run: PassRun) -> None:
         """Let a run join the pass of a worker; it begins a new one if that is over."""
@@ -80,7 +82,7 @@ class PassCalls:
             self.open(worker, (run,))
             return
         found.runs[run.number] = run
-        accepted = asyncio.ensure_future(self._fleet.passes.join(*worker.key, found.number, run.call))
+        accepted = asyncio.ensure_future(self._fleet.join(*worker.key, found.call, run.call))
         self._background.spawn(self._join(found, run, accepted))
 
     async def _join(self, joined: _Pass, run: PassRun, accepted: asyncio.Future[bool]) -> None:
@@ -98,7 +100,7 @@ class PassCalls:
             joined.is_over = True
             self.enter(worker, run)
 
-    async def _follow(self, followed: _Pass, begun: asyncio.Future[None]) -> None:
+    async def _follow(self, followed: _Pass, begun: asyncio.Future[Sequence[TaskReport | None]]) -> None:
         """Report the ends of the runs of a pass, as they come, after the ends of what the worker was sent before."""
         worker = followed.worker
         try:
@@ -114,22 +116,24 @@ class PassCalls:
             followed.is_over = True
             begun.cancel()
 
-    async def _report_ends(self, followed: _Pass, begun: asyncio.Future[None]) -> None:
+    async def _report_ends(self, followed: _Pass, begun: asyncio.Future[Sequence[TaskReport | None]]) -> None:
         worker = followed.worker
-        while True:
-            over = self._fleet.passes.next_over(*worker.key, followed.number)
-            told = asyncio.ensure_future(over.reports)
+        for told in itertools.count():
+            over = self._fleet.ends(*worker.key, EndsWanted(followed.call, told, waits=True))
+            ends = asyncio.ensure_future(over.reports)
             if not begun.done():
-                await asyncio.wait((told, begun), return_when=asyncio.FIRST_COMPLETED)
-            if begun.done() and not told.done() and begun.exception() is not None:
-                told.cancel()
+                await asyncio.wait((ends, begun), return_when=asyncio.FIRST_COMPLETED)
+            if begun.done() and not ends.done() and begun.exception() is not None:
+                ends.cancel()
                 begun.result()  # it has not begun, and nobody will tell of an end
-            (report,) = await told
+            reports = await ends
             if followed.previous is not None and not followed.previous.done():
                 await asyncio.wait((followed.previous,))
-            if report is None:
+            if not reports:
                 await begun  # what has ended it
                 return
+            (report,) = reports
+            assert report is not None, "each run of a pass has a report"
             place = next((n for n, run in followed.runs.items() if run.command.task_id == report.task_id), None)
             if place is not None:
                 del followed.runs[place]

@@ -23,6 +23,8 @@ from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.wire.message_fields import message_fields
 from modelpool.actors.worker.wire.messages import (
+    CallId,
+    EndsWanted,
     LoadReport,
     LoadRequest,
     PreviewMade,
@@ -30,7 +32,6 @@ from modelpool.actors.worker.wire.messages import (
     StartedWorker,
     StateSaved,
     StepDone,
-    StillDecodes,
 )
 from modelpool.pool.devices.kind_names import (
     AUTO,
@@ -73,7 +74,8 @@ _MESSAGES = (
     PreloadRequest,
     Result,
     TaskReport,
-    StillDecodes,
+    CallId,
+    EndsWanted,
     LoadReport,
     StartedWorker,
     StateSaved,
@@ -227,6 +229,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             loras_at_run_time=wanted.loras == "runtime",
             memory_format=wanted.memory_format,
             fast_paths=wanted.fast_paths,
+            gang_link_bytes_per_second=wanted.gang_link_bytes_per_second,
         ),
         open_catalog=_with_nodes(
             config.workflows.nodes,

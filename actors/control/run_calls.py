@@ -17,7 +17,15 @@ from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentRuns,
 from modelpool.actors.control.live_workers import LiveWorker, LiveWorkers, loss_of
 from modelpool.actors.control.pass_calls import PassCalls, PassRun
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.worker.wire.messages import LoadReport, LoadRequest, ResultRef, StepDone
+from modelpool.actors.worker.wire.messages import (
+    CallId,
+    EndsWanted,
+    LoadReport,
+    LoadRequest,
+    ResultRef,
+    RunMode,
+    StepDone,
+)
 from modelpool.pool.values.core.stage_params import DecodeParams
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId
@@ -57,14 +65,14 @@ class _Call:
     commands: Sequence[RunTask]
     runs: Sequence[RunCall]
     worker: LiveWorker
+    id: CallId
     sent: SentRuns
     previous: asyncio.Task[None] | None
-    as_batch: bool
 
     @property
     def is_sequence(self) -> bool:
         """Whether several runs follow each other."""
-        return len(self.runs) > 1 and not self.as_batch
+        return len(self.runs) > 1 and self.id.mode is RunMode.IN_ORDER
 
     @property
     def is_first(self) -> bool:
@@ -97,7 +105,7 @@ class RunCalls:
         #: questions to workers where the members of their gangs meet
         self._asking: dict[Incarnation, asyncio.Future[str]] = {}
 
-    def send(self, commands: Sequence[RunTask], as_batch: bool = False) -> None:
+    def send(self, commands: Sequence[RunTask], mode: RunMode = RunMode.IN_ORDER) -> None:
         """Send tasks to one worker, in one call: a batch, a pass, or one task after the other. Several are queued ones.
         Or let one join the pass of the worker."""
         worker = self._workers[commands[0].worker_id]
@@ -109,13 +117,25 @@ class RunCalls:
             else:
                 self._passes.open(worker, in_pass)
             return
-        sent = self._fleet.run(*worker.key, runs, as_batch)
+        # whatever is queued behind these tasks is reported after them
+        call = self._sent(commands, runs, worker, worker.last_wait, mode)
         if commands[0].queued:
             worker.queued.update((command.task_id, None) for command in commands)
             worker.begin_queued()
-        # whatever is queued behind these tasks is reported after them
-        call = _Call(commands, runs, worker, sent, worker.last_wait, as_batch)
         worker.last_wait = self._background.spawn(self._wait_for(call))
+
+    def _sent(
+        self,
+        commands: Sequence[RunTask],
+        runs: Sequence[RunCall],
+        worker: LiveWorker,
+        previous: asyncio.Task[None] | None,
+        mode: RunMode = RunMode.IN_ORDER,
+    ) -> _Call:
+        """Send runs in one call, with the number of the first."""
+        first = runs[0][0]
+        call = CallId(first.run, mode, first.epoch)
+        return _Call(commands, runs, worker, call, self._fleet.run(*worker.key, call, runs), previous)
 
     def send_part(self, command: RunInGang) -> None:
         """Send its part of a shared run to one member of the gang, once it is known where they meet."""
@@ -139,10 +159,8 @@ class RunCalls:
             self._background.spawn(self._send_when_known(command, call, worker))
 
     def _send_part(self, run: RunTask, call: RunCall, worker: LiveWorker) -> None:
-        sent = self._fleet.run(*worker.key, (call,), False)
-        worker.last_wait = self._background.spawn(
-            self._wait_for(_Call((run,), (call,), worker, sent, worker.last_wait, False))
-        )
+        sent = self._sent((run,), (call,), worker, worker.last_wait)
+        worker.last_wait = self._background.spawn(self._wait_for(sent))
 
     async def _send_when_known(self, command: RunInGang, call: RunCall, worker: LiveWorker) -> None:
         """Ask the first member of a gang where they meet, then send another's part: unless it was asked to stop, or the
@@ -280,8 +298,7 @@ class RunCalls:
     async def _run_each_alone(self, call: _Call) -> None:
         for command, run in zip(call.commands, call.runs, strict=True):
             if self._is_under_way(call.worker, command.task_id, run[0].run):
-                sent = self._fleet.run(*call.worker.key, (run,))
-                await self._wait_for(_Call((command,), (run,), call.worker, sent, call.previous, False))
+                await self._wait_for(self._sent((command,), (run,), call.worker, call.previous))
 
     async def _reports_in_order(self, call: _Call) -> Sequence[TaskReport | None]:
         """Wait for the reports of a call. If one of its runs takes long, ask for those that are over, and end them."""
@@ -291,7 +308,7 @@ class RunCalls:
             while not (await asyncio.wait((reports,), timeout=next(intervals)))[0]:
                 if not self._workers.has(call.worker) or not call.is_first:
                     continue
-                over = self._fleet.over(*call.worker.key, [request.run for request, _ in call.runs])
+                over = self._fleet.ends(*call.worker.key, EndsWanted(call.id, most=len(call.runs)))
                 try:
                     found = await over.reports
                 except Exception as failed:  # whatever it means for the worker, the call itself says so, too

@@ -38,11 +38,13 @@ from modelpool.actors.graph.features.vision_graph import (
     first_frame_task,
     image_context_lengths,
     unread_text_warnings,
+    varied_images,
     vision_images,
 )
 from modelpool.actors.graph.sample_graph import sample_params
 from modelpool.actors.request.gpu_fields import gpus_of_work
 from modelpool.actors.request.image_fields import Region
+from modelpool.actors.request.lora_fields import LoraChoice
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.text_reading import image_names
 from modelpool.pool.inference.sampling.sampler_names import OWN_STEPS
@@ -352,6 +354,9 @@ class RequestTasks:
         vision_use, video = self._facts.vision_use, self._facts.video
         if vision_use is None or vision_use.is_model_input is not is_model_input:
             return []
+        if self._facts.image_labels is not None:
+            varied = varied_images(self._request)
+            return [self._tasks.add(VisionEncodeParams(self._model, len(varied)), _numbered(IMAGE, varied))]
         images = () if is_negative else vision_images(self._request)
         work = VisionEncodeParams(self._model, 1 if video is None else video.images_encoded)
         return [self._tasks.add(work, _numbered(IMAGE, images))]
@@ -427,9 +432,18 @@ class RequestTasks:
         return tuple(lora for lora in applied if any(self._catalog.touches(model, role, lora) for role in roles))
 
     def _files_of_loras(self, request: GenerateRequest) -> tuple[LoraRef, ...]:
-        """Return the LoRAs of `request` that have an effect, with all their strengths."""
+        """Return the LoRAs of `request` that have an effect, with all their strengths, and the models that are merged
+        with its model. Raises UserError."""
         chosen = (lora for lora in request.loras if lora.has_effect)
-        return tuple(each.applied(self._catalog.find_lora(each.name, each.strength)) for each in chosen)
+        return tuple(each.applied(self._file_of(each)) for each in chosen)
+
+    def _file_of(self, choice: LoraChoice) -> LoraRef:
+        if not choice.merge:
+            return self._catalog.find_lora(choice.name, choice.strength)
+        model = self._catalog.find_model(choice.name)
+        if model.assembly is not None:
+            raise unusable_field("loras.name", choice.name, "a model of one file or folder, which can be merged")
+        return LoraRef(model.name, model.path, model.sha256, choice.strength, files=model.files)
 
 
 def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> SampleParams:

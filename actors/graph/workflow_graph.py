@@ -14,7 +14,7 @@ from typing import Any
 
 from modelpool.actors.graph.all_features import check_request, with_defaults
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
-from modelpool.actors.graph.common.input_ids import input_image_id
+from modelpool.actors.graph.common.input_ids import input_frames_id, input_image_id
 from modelpool.actors.graph.common.output_shape import quality_of
 from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
@@ -29,6 +29,7 @@ from modelpool.actors.graph.pass_workflow import workflow_of_passes
 from modelpool.actors.graph.request_tasks import ReadFromNodes, RequestTasks
 from modelpool.actors.graph.workflow_recipe import workflow_recipe
 from modelpool.actors.request.bounds import over_bound, reworded
+from modelpool.actors.request.control_video_fields import InputVideo, TaskVideo
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import TaskImage, skipped_steps
 from modelpool.actors.request.requests import GenerateRequest
@@ -41,6 +42,7 @@ from modelpool.actors.request.workflow_fields import (
     SampleNode,
     TextNode,
     UpscaleNode,
+    VideoNode,
     Workflow,
 )
 from modelpool.pool.inference.operations.audio_edits import MAX_SECONDS
@@ -76,8 +78,11 @@ _CELL_BYTES = 64
 _NO_SIZE = Size(0, 0)
 #: the image and the mask that an inpainting model reads; other models do not read them
 _INPAINTED = ("inpaint_image", "inpaint_mask")
+#: videos that condition a run
+_VIDEOS = ("video", "video_mask", "face_video")
 _SAMPLE_INPUTS = (
-    "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask"
+    "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask, "
+    "video, video_mask, face_video"
 )
 
 
@@ -186,6 +191,8 @@ class _WorkflowTasks:
                 return self._text(node)
             case ImageNode():
                 return _given(node)
+            case VideoNode():
+                return _given_video(node)
             case EncodeNode():
                 return self._encode(node)
             case SampleNode():
@@ -312,7 +319,10 @@ class _WorkflowTasks:
                     raise unusable_field("frames", own, f"{start.shape.frames}, those of the start latent, or none")
                 rate = request.frame_rate or start.shape.frame_rate
                 changed |= {"frames": start.shape.frames, "frame_rate": rate}
-        others = ("positive", "negative", "latent", "mask", *_INPAINTED)
+        others = ("positive", "negative", "latent", "mask", *_INPAINTED, *_VIDEOS)
+        videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
+        _check_videos(videos, request.frames)
+        changed |= videos
         images = {name: self._task_image(node, name) for name in node.inputs if name not in others}
         parts: dict[str, Any] = {}
         for name, image in images.items():
@@ -344,6 +354,12 @@ class _WorkflowTasks:
         if value.size.frames:
             raise unusable_field(name, f"{value.size.frames} frames", "one image")
         return TaskImage(value.task, value.size.width, value.size.height)
+
+    def _task_video(self, node: SampleNode, name: str) -> TaskVideo:
+        value = self._read(node, name, MASK if name.endswith("mask") else IMAGE)
+        if not value.size.frames:
+            raise unusable_field(name, "one image", "frames; operation image_repeat makes some of one image")
+        return TaskVideo(value.task, value.size.width, value.size.height, value.size.frames)
 
     def _decode(self, node: DecodeNode) -> NodeValue:
         check_inputs(node, ("latent",))
@@ -474,6 +490,31 @@ def _given(node: ImageNode) -> NodeValue:
     is_mask, source = node.kind == "mask", node.source
     task = input_image_id(source, is_mask)
     return NodeValue(MASK if is_mask else IMAGE, task, Size(source.width, source.height))
+
+
+def _given_video(node: VideoNode) -> NodeValue:
+    """Return the frames of a video of the user."""
+    check_inputs(node, ())
+    video = node.video
+    assert isinstance(video, InputVideo), f"the client brings videos to the pool, found {video!r}"
+    shape = OutputShape(video.width, video.height, video.frames, STILL_RATE)
+    return NodeValue(IMAGE, input_frames_id(video), Size(video.width, video.height, video.frames), shape=shape)
+
+
+def _check_videos(videos: Mapping[str, TaskVideo], frames: int | None) -> None:
+    """Raise UnusableField for videos of a run of so many frames that do not fit together."""
+    if not videos:
+        return
+    if "video" not in videos:
+        raise UnusableField(f"{', '.join(videos)}: expected an input video, too")
+    count = videos["video"].frames
+    if "face_video" in videos and videos["face_video"].frames != count:
+        found = counted(videos["face_video"].frames, "frame")
+        raise unusable_field("face_video", found, f"{count} like the video")
+    read = min(count, frames or count)
+    if "video_mask" in videos and videos["video_mask"].frames < read:
+        found = counted(videos["video_mask"].frames, "frame")
+        raise unusable_field("video_mask", found, f"at least {read}, those of the video that are read")
 
 
 def _latent(task: TaskId, shape: OutputShape, model: ModelRef, defaults: ModelDefaults) -> NodeValue:

@@ -22,8 +22,9 @@ from modelpool.pool.values.core.stage_params import (
     UpscaleParams,
 )
 
-#: keys of an image in the pool, as JSON; and of an image that another node computes
+#: keys of an image, and of a video, in the pool, as JSON; and of those that another node computes
 _INPUT_IMAGE, _TASK_IMAGE = frozenset(("sha256", "width", "height", "file")), frozenset(("task", "width", "height"))
+_GIVEN, _OF_TASKS = (_INPUT_IMAGE, _INPUT_IMAGE | {"frames"}), (_TASK_IMAGE, _TASK_IMAGE | {"frames"})
 
 
 def workflow_recipe(
@@ -94,7 +95,7 @@ def _files(work: StageParams) -> Iterator[tuple[str, str, str]]:
     kind = "upscaler" if isinstance(work, UpscaleParams) else "model"
     yield kind, work.model.name, work.model.sha256
     if isinstance(work, EncodeParams | SampleParams):
-        yield from (("lora", lora.name, lora.sha256) for lora in work.loras)
+        yield from (("model" if lora.merge else "lora", lora.name, lora.sha256) for lora in work.loras)
     if isinstance(work, EncodeParams):
         yield from (("embedding", each.name, each.sha256) for each in work.embeddings)
     if isinstance(work, SampleParams):
@@ -106,17 +107,17 @@ def _without_images(value: Any, images: dict[str, str]) -> Any:
     """Return a value of JSON with images as their hashes, with their file names in `images`; images that other nodes
     compute are left out: the inputs of the node name them."""
     match value:
-        case dict() if value.keys() == _INPUT_IMAGE:
+        case dict() if value.keys() in _GIVEN:
             images[value["sha256"]] = value["file"]
             return {"sha256": value["sha256"]}
         case dict():
             return {
                 name: _without_images(each, images)
                 for name, each in value.items()
-                if not (isinstance(each, dict) and each.keys() == _TASK_IMAGE)
+                if not (isinstance(each, dict) and each.keys() in _OF_TASKS)
             }
         case list():
-            kept = (each for each in value if not (isinstance(each, dict) and each.keys() == _TASK_IMAGE))
+            kept = (each for each in value if not (isinstance(each, dict) and each.keys() in _OF_TASKS))
             return tuple(_without_images(each, images) for each in kept)  # as it is read from JSON
     return value
 

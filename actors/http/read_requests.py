@@ -19,6 +19,8 @@ from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from modelpool.actors.request.control_video_fields import VideoFile
+
 #: (name of a model) -> title of its family
 FamilyOf: TypeAlias = Callable[[str], str]
 #: text of a PNG in which ComfyUI writes the workflow that made it, in the API format
@@ -111,7 +113,8 @@ def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
             value = (node.get("inputs") or {}).get(given.name)
             if given.choices in named and isinstance(value, str):
                 named[given.choices].append(file_stem(value))
-    names = PoolNames({name: family_of(name) for name in named[MODELS]}, named[LORAS])
+    families = {name: family_of(name) for name in named[MODELS]}
+    names = PoolNames(families, named[LORAS], video_facts=lambda name: video_next_to(place, name))
     outputs = outputs_of(graph, names)
     found = requests_of(outputs[0], names, lambda name: image_next_to(place, name))[0]
     if found.strength == 0:
@@ -134,6 +137,19 @@ def image_next_to(place: Path, name: str) -> Image:
         if path.is_file():
             return image_of_bytes(name, path.read_bytes())
     raise unusable_field("image", name, f"a file next to {place}, or in {INPUT_FOLDER} there")
+
+
+def video_next_to(place: Path, name: str) -> VideoFile:
+    """Return the facts of the video that the workflow at `place` names, as `image_next_to`. Raises UserError."""
+    from modelpool.actors.request.control_video_fields import video_facts
+
+    plain = Path(name.removesuffix(" [input]"))
+    if plain.is_absolute() or ".." in plain.parts:
+        raise unusable_field("video", name, f"a file next to {place}")
+    for path in (place.parent / plain, place.parent / INPUT_FOLDER / plain):
+        if path.is_file():
+            return video_facts("video", str(path))
+    raise unusable_field("video", name, f"a file next to {place}, or in {INPUT_FOLDER} there")
 
 
 def request_like(path: str | Path, **changes: Any) -> GenerateRequest:

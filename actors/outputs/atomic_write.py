@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
+from modelpool.pool.values.core.errors import OutputFailed
+
 #: suffix of a file that is being written
 TEMPORARY_SUFFIX = ".partial"
 #: beginning of the names of marks (`place_writer.PlaceMark`)
@@ -33,6 +35,15 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
         Path(file.name).replace(path)
     sync_folder(path.parent)
+
+
+def write_output(path: Path, content: bytes) -> Path:
+    """Write `content` to `path` as `write_atomically`; return the path. Raises OutputFailed naming the file."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise OutputFailed(f"{path}: cannot be written ({error.strerror or error})") from error
+    return path
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from modelpool.actors.outputs.atomic_write import write_atomically
-from modelpool.pool.values.core.errors import OutputFailed, unknown_name, unusable_field
+from modelpool.actors.outputs.atomic_write import write_output
+from modelpool.pool.values.core.errors import unknown_name, unusable_field
 
 if TYPE_CHECKING:
     from av import AudioFrame
@@ -105,11 +105,7 @@ def write_audio(
     """
     whole = Path(path)
     content = encode_audio(samples_CL, samples_per_second, audio_kind(whole), title=title, comment=comment)
-    try:
-        write_atomically(whole, content)
-    except OSError as error:
-        raise OutputFailed(f"{whole}: cannot be written ({error.strerror or error})") from error
-    return whole
+    return write_output(whole, content)
 
 
 def encode_audio(

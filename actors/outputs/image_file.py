@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image, PngImagePlugin
 
 from modelpool.actors.graph.features.recipe import IMAGE_FORMAT, Recipe
-from modelpool.actors.outputs.atomic_write import write_atomically
+from modelpool.actors.outputs.atomic_write import write_output
 from modelpool.actors.outputs.image_metadata import LABELS_KEY as LABELS_KEY
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY as PARAMETERS_KEY
 from modelpool.actors.outputs.image_metadata import RECIPE_KEY as RECIPE_KEY
@@ -34,7 +34,7 @@ from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
 from modelpool.actors.request.lora_fields import lora_text
 from modelpool.actors.request.video_output_fields import DEFAULT_QUALITY, MAX_QUALITY
 from modelpool.pool.inference.sampling.sampler_names import display_name
-from modelpool.pool.values.core.errors import OutputFailed, UserError, unknown_name
+from modelpool.pool.values.core.errors import UserError, unknown_name
 from modelpool.pool.values.core.stage_params import PixelArray
 
 _NEGATIVE = "Negative prompt: "
@@ -134,21 +134,13 @@ def write_layers(path: str | Path, layers_THWC: PixelArray, recipe: Recipe) -> P
     whole = Path(path)
     if whole.suffix.lower() != f".{IMAGE_FORMAT}":
         raise unknown_name("format of layers", whole.suffix or str(path), [f".{IMAGE_FORMAT}"])
-    return _written(whole, encode_layers(layers_THWC, recipe))
+    return write_output(whole, encode_layers(layers_THWC, recipe))
 
 
 def write_animation(path: str | Path, frames_THWC: PixelArray, frames_per_second: float, recipe: Recipe) -> Path:
     """Write frames to `path`, an animated WebP, atomically, as `encode_animation` encodes them. Returns the path.
     Raises OutputFailed naming the file if it cannot be written."""
-    return _written(Path(path), encode_animation(frames_THWC, frames_per_second, recipe))
-
-
-def _written(path: Path, content: bytes) -> Path:
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise OutputFailed(f"{path}: cannot be written ({error.strerror or error})") from error
-    return path
+    return write_output(Path(path), encode_animation(frames_THWC, frames_per_second, recipe))
 
 
 def _png_texts(recipe: Recipe, labels: Labels) -> PngImagePlugin.PngInfo:

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from modelpool.actors.outputs.atomic_write import write_atomically
+from modelpool.actors.outputs.atomic_write import write_output
 from modelpool.actors.outputs.audio import as_16_bits, audio_frames, layout_of
 from modelpool.actors.request.video_output_fields import MAX_QUALITY
-from modelpool.pool.values.core.errors import OutputFailed, unknown_name, unusable_field
+from modelpool.pool.values.core.errors import unknown_name, unusable_field
 from modelpool.pool.values.core.stage_params import AudioSamples
 
 if TYPE_CHECKING:
@@ -102,11 +102,7 @@ def write_video(
     whole = Path(path)
     kind = video_kind(whole)
     content = encode_video(frames_THWC, frames_per_second, kind, title=title, comment=comment, sound=sound)
-    try:
-        write_atomically(whole, content)
-    except OSError as error:
-        raise OutputFailed(f"{whole}: cannot be written ({error.strerror or error})") from error
-    return whole
+    return write_output(whole, content)
 
 
 def encode_video(

@@ -56,18 +56,19 @@ from modelpool.actors.worker.node_notices import NoticePoller, notice_lock
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.wire.messages import (
+    EndsWanted,
     PreviewMade,
+    RunEnds,
     StartedWorker,
     StateSaved,
     StepDone,
-    StillDecodes,
 )
 from modelpool.actors.worker.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.values.core.errors import OutputFailed, UserError
 from modelpool.pool.values.core.stage_params import Result, RunState
-from modelpool.pool.values.specs.spec import JudgedFile, NodeId, TaskReport, WorkerId
+from modelpool.pool.values.specs.spec import JudgedFile, NodeId, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import CORE_GC_OBJECTS
@@ -292,48 +293,29 @@ class GpuWorkerActor(GpuWorker):
         """Call a function of `actors.ray.ray_losses` about another worker of this machine, which is gone or silent."""
         return function(argument)
 
-    def run_packed(self, call: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
-        """As `run`, with requests, inputs, reports and results packed; see `RayFleet.run`."""
-        requests, as_batch = unpacked(call)
-        return _packed_runs(*self.run(requests, *map(result_of, inputs), as_batch=as_batch))
+    def run_packed(self, asked: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
+        """As `run`, packed; see `RayFleet.run`."""
+        call, requests = unpacked(asked)
+        return _packed_ends(self.run(call, requests, *map(result_of, inputs)), len(requests))
 
-    def ended_packed(self, run: int, epoch: int = 0) -> tuple[bytes, Result | bytes | None]:
-        """As `ended`, packed; see `RayFleet.run`."""
-        report, result = self.ended(run, epoch)
-        return packed(report), _packed(report, result)
+    def join_packed(self, asked: bytes, *inputs: Result | bytes) -> bytes:
+        """As `join`, packed; see `RayFleet.join`."""
+        call, request = unpacked(asked)
+        return packed(self.join(call, request, *map(result_of, inputs)))
 
-    def run_pass_packed(self, call: bytes, *inputs: Result | bytes) -> bytes:
-        """As `passes.run`, with requests and inputs packed; see `RayFleet.run_pass`."""
-        number, requests = unpacked(call)
-        self.passes.run(number, requests, *map(result_of, inputs))
-        return packed(None)
-
-    def join_packed(self, call: bytes, *inputs: Result | bytes) -> bytes:
-        """As `passes.join`, packed; see `RayFleet.join`."""
-        number, request = unpacked(call)
-        return packed(self.passes.join(number, request, *map(result_of, inputs)))
-
-    def next_over_packed(self, number: int, epoch: int = 0) -> tuple[bytes, Result | bytes | None]:
-        """As `passes.next_over`, packed; see `RayFleet.next_over`."""
-        report, result = self.passes.next_over(number, epoch)
-        return packed((report,)), _packed(report, result)
-
-    def over_packed(self, runs: tuple[int, ...], epoch: int = 0) -> tuple[bytes | Result | None, ...]:
-        """As `over`, packed; see `RayFleet.over`."""
-        reports, results = self.over(runs, epoch)
-        return *_packed_runs(reports, results), *[None] * (len(runs) - len(results))
+    def ends_packed(self, asked: bytes) -> tuple[bytes | Result | None, ...]:
+        """As `ends`, packed; see `RayFleet.ends`."""
+        wanted: EndsWanted = unpacked(asked)
+        return _packed_ends(self.ends(wanted), wanted.most)
 
 
-def _packed_runs(
-    reports: Sequence[TaskReport | StillDecodes | None], results: Sequence[Result | None]
-) -> tuple[bytes | Result | None, ...]:
-    """Return the packed reports, then each result, packed if it is small."""
-    return packed(reports), *map(_packed, reports, results)
-
-
-def _packed(report: TaskReport | StillDecodes | None, result: Result | None) -> bytes | Result | None:
-    """Return the result of a run with this report, packed if it is small."""
-    return packed_result(result, report.result_bytes) if isinstance(report, TaskReport) else None
+def _packed_ends(ends: RunEnds, count: int) -> tuple[bytes | Result | None, ...]:
+    """Return the packed reports, then `count` results, each packed if it is small: those after the ends are None."""
+    results = [
+        None if report is None else packed_result(result, report.result_bytes)
+        for report, result in zip(ends.reports, ends.results, strict=True)
+    ]
+    return packed(ends.reports), *results, *[None] * (count - len(results))
 
 
 def _archive(settings: CheckpointSettings | None) -> CheckpointArchive | None:

@@ -27,7 +27,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from modelpool.actors.control.cluster_view import ClusterView, launch_failure, start_obstacle
-from modelpool.actors.control.fleet import InputsLost, PassFleet, RunCall, SentRuns, WorkerLost
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, PASSES, WATCH, WorkerNeeds
@@ -38,11 +38,13 @@ from modelpool.actors.ray.survivors import Succession, Survivor, left_workers, t
 from modelpool.actors.ray.worker_ends import WorkerEnds
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.wire.messages import (
+    CallId,
+    EndsWanted,
     LoadReport,
     LoadRequest,
     ResultRef,
+    RunMode,
     StartedWorker,
-    StillDecodes,
 )
 from modelpool.actors.worker.wire.packing import packed, result_of, unpacked
 from modelpool.actors.worker.worker_lease import OlderEpoch
@@ -124,7 +126,6 @@ class RayFleet:
         self._succession = succession
         self._record_of = record_of
         self._epoch = 0 if succession is None else succession.epoch
-        self.passes: PassFleet = RayPasses(self)
         #: workers of earlier controllers that are not used yet
         self._survivors: list[Survivor] = []
         self._lease_keeper: asyncio.Task[None] | None = None
@@ -307,36 +308,45 @@ class RayFleet:
             worker.process, silent_seconds, _neighbour_of(worker, self._workers.values())
         )
 
-    def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
-        """See `WorkerFleet`. One call: all inputs are its arguments, and each result is a separate value. Ray transfers
-        their bytes to the worker, not here.
+    def run(self, worker_id: WorkerId, incarnation: int, call: CallId, runs: Sequence[RunCall]) -> SentRuns:
+        """See `WorkerFleet`. One remote call: all inputs are its arguments, and each result is a separate value. Ray
+        transfers their bytes to the worker, not here.
         """
         worker = self._workers[worker_id, incarnation]
-        method = worker.run.get(len(calls))
+        method = worker.run.get(len(runs))
         if method is None:
-            method = worker.handle.run_packed.options(concurrency_group=COMPUTE, num_returns=1 + len(calls))
-            worker.run[len(calls)] = method
-        refs = [ref for _, inputs in calls for ref in inputs]
-        reports, *results = method.remote(packed((tuple(request for request, _ in calls), as_batch)), *refs)
-        return SentRuns(self._reports(worker, reports, calls[-1][0].run, results), results)
+            method = worker.handle.run_packed.options(concurrency_group=COMPUTE, num_returns=1 + len(runs))
+            worker.run[len(runs)] = method
+        refs = [ref for _, inputs in runs for ref in inputs]
+        reports, *results = method.remote(packed((call, tuple(request for request, _ in runs))), *refs)
+        return SentRuns(self._reports(worker, call, reports, results), results)
 
     async def _reports(
-        self, worker: _Worker, reports: Any, last_run: int, results: list[ResultRef]
+        self, worker: _Worker, call: CallId, reports: Any, results: list[ResultRef]
     ) -> Sequence[TaskReport | None]:
-        """Wait for the reports of a call. If its last run decodes while the next ones begin, another call waits for
-        its end."""
-        *found, last = await self._awaited(worker, reports)
-        if isinstance(last, StillDecodes):
-            call = worker.handle.ended_packed.options(concurrency_group=DECODES, num_returns=2)
-            report, results[-1] = call.remote(last_run, self._epoch)
-            last = await self._awaited(worker, report)
-        return [*found, last]
+        """Wait for the reports of a call. If its last run decodes while the next ones begin, another remote call waits
+        for its end."""
+        found: Sequence[TaskReport | None] = await self._awaited(worker, reports)
+        if call.mode is RunMode.IN_ORDER and len(found) < len(results):
+            last = self._ends_of(worker, EndsWanted(call, len(found), waits=True))
+            found = [*found, *await last.reports]
+            results[-1:] = last.results
+        return found
 
-    def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+    def join(self, worker_id: WorkerId, incarnation: int, call: CallId, run: RunCall) -> Awaitable[bool]:
         """See `WorkerFleet`."""
-        worker = self._workers[worker_id, incarnation]
-        call = worker.handle.over_packed.options(concurrency_group=CONTROL, num_returns=1 + len(runs))
-        reports, *results = call.remote(tuple(runs), self._epoch)
+        worker, (request, inputs) = self._workers[worker_id, incarnation], run
+        method = worker.handle.join_packed.options(concurrency_group=PASSES)
+        return self._awaited(worker, method.remote(packed((call, request)), *inputs))
+
+    def ends(self, worker_id: WorkerId, incarnation: int, wanted: EndsWanted) -> SentRuns:
+        """See `WorkerFleet`."""
+        return self._ends_of(self._workers[worker_id, incarnation], wanted)
+
+    def _ends_of(self, worker: _Worker, wanted: EndsWanted) -> SentRuns:
+        group = PASSES if wanted.call.mode is RunMode.PASS else DECODES if wanted.waits else CONTROL
+        method = worker.handle.ends_packed.options(concurrency_group=group, num_returns=1 + wanted.most)
+        reports, *results = method.remote(packed(wanted))
         return SentRuns(self._awaited(worker, reports), results)
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
@@ -520,34 +530,6 @@ class RayFleet:
                 raise InputsLost(str(raised.cause).splitlines()[0]) from raised
             self._note_epoch(raised)
             raise raised.cause from raised
-
-
-class RayPasses:
-    """The passes of the workers of a fleet. See `actors.control.fleet.PassFleet`."""
-
-    def __init__(self, fleet: RayFleet) -> None:
-        self._fleet = fleet
-
-    def run(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Awaitable[None]:
-        """See `PassFleet`."""
-        worker = self._fleet._workers[worker_id, incarnation]
-        refs = [ref for _, inputs in calls for ref in inputs]
-        method = worker.handle.run_pass_packed.options(concurrency_group=COMPUTE)
-        call = packed((number, tuple(request for request, _ in calls)))
-        return self._fleet._awaited(worker, method.remote(call, *refs))
-
-    def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> Awaitable[bool]:
-        """See `PassFleet`."""
-        worker, (request, inputs) = self._fleet._workers[worker_id, incarnation], call
-        method = worker.handle.join_packed.options(concurrency_group=PASSES)
-        return self._fleet._awaited(worker, method.remote(packed((number, request)), *inputs))
-
-    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
-        """See `PassFleet`."""
-        worker = self._fleet._workers[worker_id, incarnation]
-        call = worker.handle.next_over_packed.options(concurrency_group=PASSES, num_returns=2)
-        report, result = call.remote(number, self._fleet._epoch)
-        return SentRuns(self._fleet._awaited(worker, report), [result])
 
 
 async def _change_controller(succession: Succession, handle: ActorHandle[Any]) -> tuple[WorkerOrigin, WorkerProcess]:

@@ -12,7 +12,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from io import BytesIO
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from modelpool.actors.request.field_table import MAX_FRAMES
 from modelpool.actors.request.image_decoding import UprightImage, check_size, open_image, plain_pixels
@@ -57,8 +59,28 @@ class InputVideo:
     file: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TaskVideo:
+    """A video, or its mask, that a task of a workflow makes, or that a node of it has: the id, and the size."""
+
+    task: str
+    width: int
+    height: int
+    frames: int
+
+    @property
+    def sha256(self) -> str:
+        """What stands for its hash: the id of a task identifies the result."""
+        return self.task
+
+    @property
+    def file(self) -> str:
+        """The name of its file: none."""
+        return ""
+
+
 #: value of a video field after validation
-VideoSource: TypeAlias = str | tuple[str, ...] | Frames | InputVideo
+VideoSource: TypeAlias = str | tuple[str, ...] | Frames | InputVideo | TaskVideo
 
 
 def frames_digest(frames: PixelArray) -> str:
@@ -70,7 +92,7 @@ def frames_digest(frames: PixelArray) -> str:
 
 def checked_video(name: str, value: Any, is_mask: bool = False) -> VideoSource | None:
     """Validate the video, or mask, in the field `name`. Raises UserError naming the field, and the file for a path."""
-    if value is None or isinstance(value, (Frames, InputVideo)):
+    if value is None or isinstance(value, (Frames, InputVideo, TaskVideo)):
         return value
     if isinstance(value, (str, os.PathLike)):
         return _checked_path(name, value)
@@ -93,6 +115,32 @@ def check_count(name: str, frames: int, pixels: int = 1) -> None:
         raise unusable_field(name, counted(frames, "frame") + (f" of {pixels} pixels" if pixels > 1 else ""), expected)
 
 
+@dataclass(frozen=True, slots=True)
+class VideoFile:
+    """What a video file says about itself: the size of its frames as they are shown, their number, and their rate."""
+
+    path: str
+    width: int
+    height: int
+    frames: int
+    frame_rate: float
+    has_sound: bool
+
+
+def video_facts(name: str, path: str) -> VideoFile:
+    """Return the facts of the video at `path`; frames are counted. Raises UserError naming the field `name`."""
+    with open_video(name, path) as video:
+        stream, first = video.streams.video[0], next(video.decode(video=0), None)
+        if first is None:
+            raise unusable_field(name, "no frames", "at least one")
+        sides = (first.width, first.height) if first.rotation % 180 == 0 else (first.height, first.width)
+        rate, has_sound = float(stream.average_rate or stream.guessed_rate or 1), bool(video.streams.audio)
+    with open_video(name, path) as video:
+        frames = sum(1 for _ in islice((1 for packet in video.demux(video=0) if packet.size), MAX_FRAMES + 1))
+    check_count(name, frames, sides[0] * sides[1])
+    return VideoFile(path, *sides, frames, rate, has_sound)
+
+
 @contextmanager
 def open_video(name: str, path: str) -> Iterator[InputContainer]:
     """Open the video at `path`, read its header and check its size. Raises UserError naming the field `name` if the
@@ -102,16 +150,43 @@ def open_video(name: str, path: str) -> Iterator[InputContainer]:
     if not os.path.exists(path):
         raise unusable_field(name, path, "an existing file")
     try:
-        with open_regular(path, "a video") as (file, _), av.open(file, "r", options=_DEMUXERS) as video:
-            if not video.streams.video:
-                raise UserError(f"{name}: {path} contains no video stream, expected a video")
-            stream = video.streams.video[0]
-            check_size(name, (stream.width, stream.height))
+        with open_regular(path, "a video") as (file, _), _opened(name, path, file) as video:
             yield video
     except CorruptFile as problem:
         raise UserError(f"{name}: {problem}") from None
     except av.FFmpegError as error:
         raise UserError(f"{name}: {path} cannot be read as a video ({error.strerror})") from None
+
+
+@contextmanager
+def _opened(name: str, shown: str, file: BinaryIO) -> Iterator[InputContainer]:
+    """Open a file as a video and check the size of its frames. `shown` is its name, for messages."""
+    import av
+
+    with av.open(file, "r", options=_DEMUXERS) as video:
+        if not video.streams.video:
+            raise UserError(f"{name}: {shown} contains no video stream, expected a video")
+        stream = video.streams.video[0]
+        check_size(name, (stream.width, stream.height))
+        yield video
+
+
+def check_video_content(name: str, shown: str, content: bytes) -> None:
+    """Raise UserError naming the field `name` unless the content of a file is a video with a frame; `shown` is the name
+    of the file."""
+    import av
+
+    try:
+        with _opened(name, shown, BytesIO(content)) as video:
+            if next(video.decode(video=0), None) is None:
+                raise unusable_field(name, "no frames", "at least one")
+    except av.FFmpegError as error:
+        raise UserError(f"{name}: {shown} cannot be read as a video ({error.strerror})") from None
+
+
+def is_moving(name: str) -> bool:
+    """Whether a file of this name is a video, and no image that may have several frames."""
+    return is_video(name) and not name.lower().endswith(".gif")
 
 
 def is_video(path: str) -> bool:

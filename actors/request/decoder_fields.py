@@ -5,30 +5,63 @@ The catalog knows which models need a decoder, and which decoders exist. Torch-f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
-from pydantic import field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from modelpool.actors.request.number_fields import CFG, STEPS
 from modelpool.actors.request.strict import Strict
+from modelpool.pool.inference.sampling.sampler_names import resolve_sampling
 from modelpool.pool.values.core.errors import unusable_field
 
+#: a sampler with which every schedule is checked
+_ANY_SAMPLER = "euler"
 _FORMS = "NAME, NAME:STEPS or NAME:STEPS:CFG, such as stage_b:10:1.1"
 
 
 class Decoder(Strict):
     """The decoder (second stage) of a two-stage model, such as Stable Cascade's stage B. Accepts "NAME", "NAME:STEPS",
-    "NAME:STEPS:CFG" and {"model":, "steps":, "cfg":}.
+    "NAME:STEPS:CFG" and {"model":, "steps":, "cfg":, "seed":, "sampler":, "schedule":}.
 
     model  its name; default: the one in the same folder as the first model, or the only one in the catalog
     steps  default: the decoder's default
     cfg    guidance scale; default 1 (no guidance)
+    seed   of its noise; default: it follows from the seed of the request
+    sampler, schedule  default: the decoder's defaults
     """
 
     model: str = ""
     steps: int | None = None
     cfg: float | None = None
+    seed: Annotated[int | None, Field(ge=0, lt=2**64)] = None
+    sampler: str = ""
+    schedule: str | None = None
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Show the seed, the sampler and the schedule where they are set."""
+        later = ("seed", "sampler", "schedule")
+        return (
+            (name, value) for name, value in super().__repr_args__() if name not in later or value not in ("", None)
+        )
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what was added later where it is not set: seeds of job files are derived from this."""
+        always = ("model", "steps", "cfg")
+        return {name: value for name, value in plain(self).items() if name in always or value not in ("", None)}
+
+    @model_validator(mode="after")
+    def _known_sampler(self) -> Decoder:
+        if self.sampler or self.schedule:
+            resolve_sampling(self.sampler or _ANY_SAMPLER, self.schedule)
+        return self
 
     @model_validator(mode="before")
     @classmethod

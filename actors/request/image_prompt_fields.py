@@ -5,7 +5,7 @@ Torch-free, ray-free.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import (
@@ -36,9 +36,10 @@ _BLOCK_FORMS = 'factors by names such as "down.2", "mid" or "up.0.1"'
 
 
 class ImagePrompt(Strict):
-    """An image prompt: an adapter (IP-Adapter, Redux) and the images that it reads. Accepts "NAME=FILE",
+    """An image prompt: an adapter (IP-Adapter, Redux) and the images that it reads; or, for models that vary an image
+    (unCLIP), the name of the model itself and images besides the field `image`. Accepts "NAME=FILE",
     "NAME=FILE:STRENGTH", "NAME=FILE:STRENGTH:START:END", each also with ",mask=FILE" at the end, and {"model":,
-    "image":, "faces":, "encoder":, "strength":, "start":, "end":, "blocks":, "mask":}.
+    "image":, "faces":, "encoder":, "strength":, "start":, "end":, "blocks":, "mask":, "noise":}.
 
     image       an image, or a list of several that are read together
     faces       embeddings of faces, for FaceID: a file (.npy, .safetensors, .json), a list of numbers or an array
@@ -48,6 +49,7 @@ class ImagePrompt(Strict):
     blocks      factors of the strength by block, {"up.0.1": 1.0}; blocks that are not named are left out
     mask        an image that is white where the image prompt acts, scaled to the size of the output; or a list of
                 several, one for each image (or face): each image then acts in its own area
+    noise       on the embedding of an image that a model varies, 0 to 1
     """
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
@@ -62,6 +64,11 @@ class ImagePrompt(Strict):
     blocks: tuple[tuple[str, float], ...] = ()
     #: an `ImageSource`, or a tuple of several, after validation
     mask: Any = None
+    noise: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Show noise where there is some."""
+        return ((name, value) for name, value in super().__repr_args__() if name != "noise" or value)
 
     @property
     def images(self) -> tuple[ImageSource, ...]:

@@ -7,7 +7,7 @@ Torch-free, ray-free. The catalog knows the blocks of a model.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -37,11 +37,11 @@ from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.expert_names import EXPERTS
 from modelpool.pool.values.core.lora_texts import EXPECTED as TEXTS_EXPECTED
 from modelpool.pool.values.core.lora_texts import NEGATIVE, POSITIVE, is_text_name
-from modelpool.pool.values.core.refs import LoraRef
+from modelpool.pool.values.core.refs import MERGES, LoraRef
 from modelpool.pool.values.core.strength_keyframes import MAX_KEYFRAMES, Interpolation, Keyframes, strongest
 
 _SPAN = "the part of the schedule as fractions from 0 to 1, with the start below the end, such as 0-0.5"
-_WORDS = "te=, unet=, lbw=, steps=, start=, stop=, step=, keyframes=, interpolation= or only="
+_WORDS = "te=, unet=, lbw=, steps=, start=, stop=, step=, keyframes=, interpolation=, only= or merge="
 _KEYFRAMES = (
     "strengths with the share of the steps from which each holds, the first from 0, such as 0.2@0,1@0.5 or "
     f"[[0, 0.2], [0.5, 1]], up to {MAX_KEYFRAMES}"
@@ -53,7 +53,7 @@ _STRENGTH = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?:@([^@
 _STRENGTHS = re.compile(r"[-+.\deE ]+@[.\deE ]+(?:,[-+.\deE ]+@[.\deE ]+)+")
 #: words for strengths, the part of the schedule and blocks; `start`, `stop` and `step` count steps, as in A1111's
 #: extension
-_KEYED = re.compile(r"\s*(te|unet|lbw|steps|start|stop|step|dyn|keyframes|interpolation|only)\s*=(.*)", re.DOTALL)
+_KEYED = re.compile(r"\s*(te|unet|lbw|steps|start|stop|step|dyn|keyframes|interpolation|only|merge)\s*=(.*)", re.DOTALL)
 _MAX_BLOCKS = 200
 
 
@@ -71,6 +71,9 @@ class LoraChoice(Strict):
                    `text_strength`, is the strongest of them
     interpolation  of the strength between keyframes: linear, ease_in, ease_out or ease_in_out; empty: none
     only           the texts for which it acts: positive, negative, prompt, regions, region0, ...; empty: all
+    merge          mix, add or subtract: it is no LoRA but another model of the same family, whose weights are mixed
+                   with this one's (W * (1 - strength) + O * strength), added (W + O * strength), or subtracted
+                   ((W - O) * strength); `blocks` are then IN00, MID00, OUT00, ..., TIME, LABEL and HEAD
     """
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
@@ -83,13 +86,14 @@ class LoraChoice(Strict):
     keyframes: Keyframes = ()
     interpolation: str = ""
     only: tuple[str, ...] = ()
+    merge: str = ""
 
     @model_validator(mode="before")
     @classmethod
     def _from_short_forms(cls, value: Any) -> Any:
         return _with_strongest(parse_lora(value))
 
-    @field_validator("noise", "blocks", "keyframes", "interpolation", "only", mode="before")
+    @field_validator("noise", "blocks", "keyframes", "interpolation", "only", "merge", mode="before")
     @classmethod
     def _parsed(cls, value: Any, field: ValidationInfo) -> Any:
         return _PARSERS[str(field.field_name)](value)
@@ -104,6 +108,12 @@ class LoraChoice(Strict):
         return self
 
     @model_validator(mode="after")
+    def _whole_run(self) -> LoraChoice:
+        if self.merge and (self.noise or self.keyframes or self.only or (self.start, self.end) != (0.0, 1.0)):
+            raise unusable_field("loras.merge", self.merge, "a merge for all steps, texts and experts")
+        return self
+
+    @model_validator(mode="after")
     def _span(self) -> LoraChoice:
         if not 0 <= self.start < self.end <= 1:
             raise unusable_field("loras.start, loras.end", f"{self.start:g} to {self.end:g}", _SPAN)
@@ -114,6 +124,10 @@ class LoraChoice(Strict):
         """Leave out fields that are not set: the seeds of job files are derived from this serialization."""
         always, fields = ("name", "strength"), type(self).model_fields
         return {name: value for name, value in plain(self).items() if name in always or value != fields[name].default}
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Show whether it is a merge for merges alone."""
+        return ((name, value) for name, value in super().__repr_args__() if name != "merge" or value)
 
     @property
     def has_effect(self) -> bool:
@@ -134,7 +148,13 @@ class LoraChoice(Strict):
             keyframes=self.keyframes,
             interpolation=self.interpolation,
             only=self.only,
+            merge=self.merge,
         )
+
+    @property
+    def file_kind(self) -> str:
+        """What its name names: a LoRA, or a model that is merged."""
+        return "model" if self.merge else "lora"
 
 
 def _with_strongest(fields: Any) -> Any:
@@ -207,6 +227,7 @@ def lora_text(name: str, lora: LoraChoice | LoraRef | Any) -> str:
         words.append("keyframes=" + ",".join(f"{strength:g}@{share:g}" for share, strength in lora.keyframes))
     words += [f"interpolation={lora.interpolation}"] if lora.interpolation else []
     words += ["only=" + ",".join(lora.only)] if lora.only else []
+    words += [f"merge={lora.merge}"] if getattr(lora, "merge", "") else []
     return ":".join((*words, *([lora.noise] if lora.noise else [])))
 
 
@@ -280,6 +301,13 @@ def _checked_interpolation(value: Any) -> str:
     return str(name)
 
 
+def _checked_merge(value: Any) -> str:
+    name = value.strip().lower() if isinstance(value, str) else value
+    if name not in (*MERGES, "", None):
+        raise unusable_field("loras.merge", value, f"{', '.join(MERGES)}, or nothing for a LoRA")
+    return str(name or "")
+
+
 def checked_expert(value: Any) -> str:
     """Validate the expert that a LoRA applies to; "" is both."""
     if not isinstance(value, str) or value.strip().lower() not in (*EXPERTS, ""):
@@ -296,6 +324,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "keyframes": parse_keyframes,
         "interpolation": _checked_interpolation,
         "only": parse_texts,
+        "merge": _checked_merge,
     }
 )
 
@@ -355,7 +384,7 @@ def _keyed_fields(key: str, text: str, steps: int | None) -> dict[str, Any]:
             return {"blocks": text}
         case "steps":
             return _span_fields(text)
-        case "keyframes" | "interpolation" | "only":
+        case "keyframes" | "interpolation" | "only" | "merge":
             return {key: text}
         case "dyn":
             raise unusable_field("loras", f"dyn={text}", _WORDS)

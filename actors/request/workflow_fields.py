@@ -21,6 +21,7 @@ from modelpool.actors.request.bounds import (
     over_bound,
     reworded,
 )
+from modelpool.actors.request.control_video_fields import checked_video
 from modelpool.actors.request.field_table import REQUEST_FIELDS, SIZE_STEP
 from modelpool.actors.request.image_fields import TaskImage, checked_image
 from modelpool.actors.request.lora_fields import LoraChoice, parse_loras
@@ -86,7 +87,7 @@ class TextNode(_Node):
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield the kind and the name of each file that it names."""
         yield "model", self.model
-        yield from (("lora", lora.name) for lora in self.loras)
+        yield from ((lora.file_kind, lora.name) for lora in self.loras)
 
 
 class ImageNode(_Node):
@@ -115,6 +116,21 @@ class ImageNode(_Node):
         return self.image if self.kind == "image" else self.mask
 
 
+class VideoNode(_Node):
+    """The frames of a video of the user: an image of the workflow with as many frames. Its frame rate is not read."""
+
+    kind: Literal["video"]
+    #: a `VideoSource` of `actors.request.control_video_fields` after validation
+    video: Any
+
+    @field_validator("video", mode="before")
+    @classmethod
+    def _video(cls, value: Any) -> Any:
+        if value is None:
+            raise unusable_field("video", None, "the path of a video, a list of paths or images, or a numpy array")
+        return checked_video("video", value)
+
+
 class EncodeNode(_Node):
     """The latent of "image" with the VAE of a model, in its size; "mask": where pixels become grey before."""
 
@@ -134,6 +150,7 @@ class SampleNode(_Node):
     inputs       positive, negative: encoded texts instead of the prompts of `request`; latent: the start latent, of
                  which the size follows; mask: where the latent is regenerated; image, last_image, reference.N,
                  controls.N, controls.N.mask, regions.N.mask, image_prompts.N: images for these fields of `request`;
+                 video, video_mask, face_video: images and masks with frames for these fields;
                  inpaint_image, inpaint_mask: what a model reads that was trained for inpainting, and no other one
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all
@@ -183,7 +200,7 @@ class SampleNode(_Node):
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield the kind and the name of each file that it names."""
         yield "model", self.request.model
-        yield from (("lora", lora.name) for lora in self.request.loras)
+        yield from ((lora.file_kind, lora.name) for lora in self.request.loras)
         yield from (("controlnet", control.model) for control in self.request.controls)
         yield from (("image_prompt", prompt.model) for prompt in self.request.image_prompts)
 
@@ -261,7 +278,7 @@ def _bounded(name: str, number: float) -> float:
 
 
 WorkflowNode: TypeAlias = Annotated[
-    TextNode | ImageNode | EncodeNode | SampleNode | DecodeNode | UpscaleNode | OperationNode,
+    TextNode | ImageNode | VideoNode | EncodeNode | SampleNode | DecodeNode | UpscaleNode | OperationNode,
     Field(discriminator="kind"),
 ]
 
@@ -272,6 +289,7 @@ _CLASSES: Mapping[str, type[_Node]] = MappingProxyType(
         "text": TextNode,
         "image": ImageNode,
         "mask": ImageNode,
+        "video": VideoNode,
         "encode": EncodeNode,
         "sample": SampleNode,
         "decode": DecodeNode,
@@ -320,7 +338,7 @@ class Workflow(Strict):
         steps = sum(STEPS.parse("steps", node.request.steps) for node in self.samplings)
         if steps > MAX_WORKFLOW_STEPS:
             raise over_bound("workflow", counted(steps, "step"), f"up to {MAX_WORKFLOW_STEPS} in all nodes together")
-        if not any(node.kind not in ("image", "mask") for _, node in self.in_order):
+        if not any(node.kind not in ("image", "mask", "video") for _, node in self.in_order):
             raise unusable_field("workflow.output", self.output[:MAX_NODE_ID], "a node that computes something")
         return self
 

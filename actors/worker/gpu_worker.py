@@ -5,7 +5,7 @@ Rules
    accepted raises (rule 4).
 2. One thread uses the engine: the only one of Ray's `compute` group, so that runs begin in the order in which
    they were sent. With runs that overlap, the engine has a thread of its own (`_in_turn`), and `run` returns while the
-   device still decodes: `ended` waits for that on another thread. Stops, status calls and preload
+   device still decodes: `ends` waits for that on another thread. Stops, status calls and preload
    requests arrive on other threads, too, and touch only the values named in `__init__`.
 3. A worker that its GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): a new
    process replaces it, since no later run could succeed in this one. Both signals mean the same, in either order.
@@ -21,10 +21,10 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -46,14 +46,17 @@ from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointD
 from modelpool.actors.worker.step_reports import StepReports
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.wire.messages import (
+    CallId,
+    EndsWanted,
     LoadReport,
     LoadRequest,
     PreviewMade,
+    RunEnds,
+    RunMode,
     RunRequest,
     StartedWorker,
     StateSaved,
     StepDone,
-    StillDecodes,
 )
 from modelpool.actors.worker.worker_growth import Capacity, WorkerGrowth
 from modelpool.actors.worker.worker_lease import WorkerLease
@@ -121,7 +124,6 @@ logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 0.1
 #: stops that are remembered, as a stop may arrive before its run begins; more than the tasks of any batch
 STOPS_REMEMBERED = 256
-STILL_DECODES = StillDecodes()
 _T = TypeVar("_T")
 #: the report and the result of a run; neither if it did not start
 _Answer: TypeAlias = tuple[TaskReport | None, Result | None]
@@ -216,6 +218,7 @@ def open_engine(
     loras_at_run_time: bool = False,
     memory_format: str = "contiguous",
     fast_paths: FastPaths | None = None,
+    gang_link_bytes_per_second: int | None = None,
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -234,6 +237,7 @@ def open_engine(
             loras_at_run_time=loras_at_run_time,
             memory_format=MemoryFormat(memory_format),
             fast_paths=fast_paths,
+            peer_bytes_per_second=gang_link_bytes_per_second,
         )
     )
 
@@ -241,8 +245,9 @@ def open_engine(
 class _Ending:
     """The end of a run that the device may still compute. Any thread may wait for it, any number of times."""
 
-    def __init__(self, end: Callable[[], tuple[TaskReport, Result | None]]) -> None:
+    def __init__(self, request: RunRequest, end: Callable[[], tuple[TaskReport, Result | None]]) -> None:
         """`end` waits for the end, on any thread; it is called once."""
+        self.key = request.epoch, request.run
         self._end = end
         self._lock = threading.Lock()
         self._answer: tuple[TaskReport, Result | None] | None = None
@@ -255,8 +260,17 @@ class _Ending:
             return self._answer
 
 
+@dataclass(slots=True)
+class _RunsInOrder:
+    """The runs of a call in order: the ends so far, and the last run if only that is not over, as it still decodes."""
+
+    ends: list[_Answer] = field(default_factory=list)
+    last: _Ending | None = None
+
+
 class GpuWorker:
-    """Runs tasks on one GPU, one run at a time."""
+    """Runs tasks on one GPU, one run at a time. `run` begins runs, `join` lets one join those that are under way, and
+    `ends` has the ends that `run` has not returned yet."""
 
     def __init__(
         self,
@@ -311,9 +325,8 @@ class GpuWorker:
         self._stops: dict[int, None] = {}
         #: runs to stop between two steps, with their state; likewise
         self._pauses: dict[int, None] = {}
-        #: the answers of the runs that are over of each call that is under way, by its epoch and runs;
-        #: changed by single atomic operations
-        self._in_order: dict[tuple[int, ...], list[_Answer]] = {}
+        #: the calls in order that are under way; changed by single atomic operations
+        self._in_order: dict[CallId, _RunsInOrder] = {}
         #: the ends of decodes that the device may still compute, by epoch and run; likewise
         self._endings: dict[tuple[int, int], _Ending] = {}
         #: replaced with the controller
@@ -330,7 +343,7 @@ class GpuWorker:
         #: memory that other processes give back
         self.growth = WorkerGrowth(self._lease, lambda: self._engine, self._in_turn, lambda: self._computes)
         #: passes that runs join at a step
-        self.passes = Passes(self._lease, _PassMembers(self))
+        self._passes = Passes(self._lease, _PassMembers(self))
 
     def start(self, epoch: int = 0) -> WorkerSpec:
         """Open the engine. Raises what the engine raises: UserError if there is no such device; and OlderEpoch, also if
@@ -354,7 +367,7 @@ class GpuWorker:
         self._stops, self._pauses, self._preload_request, self._revoked = {}, {}, None, RevokedRuns()
         self._own_results = OwnResults()
         self._in_order, self._endings = {}, {}
-        self.passes.close()
+        self._passes.close()
         self._previews.forget_wishes()
         self._files.tell_again()
         return self.ping(epoch)
@@ -391,6 +404,8 @@ class GpuWorker:
             cache_bytes=self._files.cache_bytes,
             cached_files=self._files.on_disk(),
             overlaps_decode=self._compute is not None,
+            holds_shares=facts.holds_shares,
+            gang_link_bytes_per_second=facts.gang_link_bytes_per_second,
         )
 
     def may_start(self, request: RunRequest) -> bool:
@@ -410,48 +425,57 @@ class GpuWorker:
         self._lease.check(epoch)
         return self._revoked.revoke(run)
 
-    def run(
-        self, requests: Sequence[RunRequest], *inputs: Result, as_batch: bool = False
-    ) -> tuple[tuple[TaskReport | StillDecodes | None, ...], tuple[Result | None, ...]]:
-        """Run one attempt of each request, one after the other, or `as_batch` if possible.
+    def run(self, call: CallId, requests: Sequence[RunRequest], *inputs: Result) -> RunEnds:
+        """Run one attempt of each request: one after the other, as a batch if possible, or as a pass, until nobody is
+        in it.
 
-        `inputs` are the inputs of the first request, then the inputs of the second, and so on. Returns a report and a
-        result for each. A result is None exactly if its report has an error, except that it is the state of a run that
-        was stopped with it (`TaskReport.has_state`), and that of a gang only the leader has the result. Without a
-        report are runs that were not started: those that may not start (`may_start`), and those after the loss of the
-        GPU. A last run that still decodes while the next call begins is StillDecodes: `ended` has its report. A batch
-        has a report of each. Raises OlderEpoch.
+        `inputs` are the inputs of the first request, then the inputs of the second, and so on. Returns the end of each,
+        unless the last one in order still decodes while the next call begins: `ends` has its end, and all ends of a
+        pass. A result is None exactly if its report has an error, except that it is the state of a run that was stopped
+        with it (`TaskReport.has_state`), and that of a gang only the leader has the result. Runs that were not started
+        are those that may not start (`may_start`), and those after the loss of the GPU; in a batch, all are. Raises
+        OlderEpoch, and PassIsOver for a pass if nobody would hear of their ends.
         """
-        if as_batch:
-            return self._in_turn(lambda: self._run_batch(requests, inputs))
-        answers: list[_Answer] = []
-        last: _Ending | None = None
-        call = (requests[0].epoch, *[request.run for request in requests])
-        self._in_order[call] = answers
+        match call.mode:
+            case RunMode.BATCH:
+                return self._in_turn(lambda: self._run_batch(requests, inputs))
+            case RunMode.PASS:
+                self._passes.run(call, requests, inputs)
+                return RunEnds()
+        under_way = self._in_order[call] = _RunsInOrder()
         try:
-            last = self._in_turn(lambda: self._run_in_order(requests, inputs, answers))
+            under_way.last = self._in_turn(lambda: self._run_in_order(requests, inputs, under_way.ends))
         finally:
-            if last is None:
+            if under_way.last is None:
                 self._in_order.pop(call, None)
-        found = answers if last is None else [*answers, (STILL_DECODES, None)]
-        reports, results = zip(*found, strict=True)
-        return reports, results
+        return _run_ends(under_way.ends)
 
-    def ended(self, run: int, epoch: int = 0) -> tuple[TaskReport, Result | None]:
-        """Wait for the end of a decode that was begun; return its report and its result. Once for each, on any thread.
-        Raises OlderEpoch."""
-        self._lease.check(epoch)
-        return self._end(epoch, run, self._endings[epoch, run])
+    def join(self, call: CallId, request: RunRequest, *inputs: Result) -> bool:
+        """Let a run join a pass at its next step. Returns at once, on any thread: False if the pass is over. It need
+        not have begun. Raises OlderEpoch."""
+        return self._passes.join(call, request, inputs)
 
-    def _end(self, epoch: int, run: int, ending: _Ending) -> tuple[TaskReport, Result | None]:
+    def ends(self, wanted: EndsWanted) -> RunEnds:
+        """Return ends of runs of a call, on any thread. In order, it waits for a last run that still decodes only, and
+        has none before the call has begun and after it has ended. A pass need not have begun, and has none after
+        waiting if it is over and all were told. Raises OlderEpoch."""
+        self._lease.check(wanted.call.epoch)
+        if wanted.call.mode is RunMode.PASS:
+            return _run_ends(self._passes.ends(wanted))
+        under_way = self._in_order.get(wanted.call)
+        if under_way is None:
+            return RunEnds()
+        if wanted.waits and under_way.last is not None:
+            under_way.ends.append(self._end(under_way.last))
+            self._in_order.pop(wanted.call, None)
+        return _run_ends(under_way.ends[wanted.told : wanted.told + wanted.most])
+
+    def _end(self, ending: _Ending) -> tuple[TaskReport, Result | None]:
         """Wait for the end of a decode, and have the thread of the engine release what it held."""
         try:
             return ending.wait()
         finally:
-            self._endings.pop((epoch, run), None)
-            for call in tuple(self._in_order):
-                if (call[0], call[-1]) == (epoch, run):  # all of it is over now
-                    self._in_order.pop(call, None)
+            self._endings.pop(ending.key, None)
             if self._compute is not None and self._engine is not None:
                 with suppress(RuntimeError):  # the worker was closed meanwhile
                     self._compute.submit(self._engine.poll_pending)
@@ -517,7 +541,8 @@ class GpuWorker:
         # only a decode may be computed yet
         if self._compute is None or not isinstance(request.work, DecodeParams) or not self._engine.is_pending:
             return end()
-        ending = self._endings[request.epoch, request.run] = _Ending(end)
+        ending = _Ending(request, end)
+        self._endings[ending.key] = ending
         return ending
 
     def _run_in_order(
@@ -525,38 +550,26 @@ class GpuWorker:
     ) -> _Ending | None:
         """Run the requests, each decode overlapping with the next one, unless that reads its result. Returns the end of
         the last one if that is not in `answers`."""
-        rest, epoch = iter(inputs), requests[0].epoch
+        rest = iter(inputs)
         pending: _Ending | None = None
-        decode = 0
         for request in requests:
             own = tuple(islice(rest, input_count(request)))
-            if pending is not None and decode in request.own:
-                answers.append(self._end(epoch, decode, pending))
+            if pending is not None and pending.key[1] in request.own:
+                answers.append(self._end(pending))
                 pending = None
             begun: _Answer | _Ending = (None, None)
             if not self._ended.is_set() and self.may_start(request):
                 begun = self._begin(request, own)
             if pending is not None:
-                answers.append(self._end(epoch, decode, pending))
+                answers.append(self._end(pending))
                 pending = None
             if isinstance(begun, _Ending):
-                pending, decode = begun, request.run
+                pending = begun
             else:
                 answers.append(begun)
         return pending
 
-    def over(
-        self, runs: Sequence[int], epoch: int = 0
-    ) -> tuple[tuple[TaskReport | None, ...], tuple[Result | None, ...]]:
-        """Return what `run` will return for the first runs of a call of these, as many as are over by now. Returns at
-        once, on any thread. Raises OlderEpoch."""
-        self._lease.check(epoch)
-        answers = tuple(self._in_order.get((epoch, *runs), ()))
-        return tuple(report for report, _ in answers), tuple(result for _, result in answers)
-
-    def _run_batch(
-        self, requests: Sequence[RunRequest], inputs: tuple[Result, ...]
-    ) -> tuple[tuple[TaskReport, ...], tuple[Result | None, ...]]:
+    def _run_batch(self, requests: Sequence[RunRequest], inputs: tuple[Result, ...]) -> RunEnds:
         """Run the requests as a batch. It is never sent ahead, and so was not revoked."""
         for request in requests:
             self.may_start(request)
@@ -589,11 +602,10 @@ class GpuWorker:
         residency = self._engine.residency()
         verified = [self._files.end_run(outcome, in_use) for outcome in outcomes]
         with self._reporting:
-            request_and_run = [
+            return _run_ends(
                 self._report(request, _with_fetch(outcome, fetched), share_bytes, member.resume, residency, unverified)
                 for request, member, (outcome, unverified) in zip(requests, members, verified, strict=True)
-            ]
-        return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
+            )
 
     def load(self, request: LoadRequest) -> LoadReport:
         """Load weights outside of runs, until all are loaded or `stop` names the request. Fails with a value. Raises
@@ -856,6 +868,11 @@ class _PassMembers:
         resumed, residency = None if member is None else member.resume, worker._engine.residency()
         with worker._reporting:
             return worker._report(request, outcome, share_bytes, resumed, residency, unverified)
+
+
+def _run_ends(ends: Iterable[_Answer]) -> RunEnds:
+    found = tuple(ends)
+    return RunEnds(tuple(report for report, _ in found), tuple(result for _, result in found))
 
 
 def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[TaskInputs, RunState | None]:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Protocol, TypeAlias
 
 from modelpool.actors.worker.file_verifier import FilesInUse
-from modelpool.actors.worker.wire.messages import RunRequest
+from modelpool.actors.worker.wire.messages import CallId, EndsWanted, RunRequest
 from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.pool.values.core.stage_params import BatchMember, Outcome, Result
 from modelpool.pool.values.specs.spec import ComponentKey, TaskReport
@@ -45,7 +45,7 @@ class Members(Protocol):
 
 
 class RunningPass:
-    """Runs that wait to join, those that are in the pass, and the ends that nobody was told of yet. It is over when
+    """Runs that wait to join, those that are in the pass, and the ends that may not have arrived yet. It is over when
     nobody is in it and nobody waits; nobody may join it then."""
 
     def __init__(self, members: Members) -> None:
@@ -53,6 +53,8 @@ class RunningPass:
         self._changed = threading.Condition()
         self._waiting: deque[Call] = deque()
         self._ends: deque[End] = deque()
+        #: ends that were told before those
+        self._told = 0
         self._is_over = False
         #: all has ended
         self._is_closed = False
@@ -66,11 +68,16 @@ class RunningPass:
                 self._waiting.append((request, inputs))
             return not self._is_over
 
-    def next_end(self) -> End | None:
-        """Wait for the next end; None if all were told and none follows."""
+    def ends(self, told: int, most: int, waits: bool) -> Sequence[End]:
+        """Return at most `most` ends after the first `told`, which are forgotten. With `waits`, it waits for one, and
+        returns none if none follows."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ends or self._is_closed)
-            return self._ends.popleft() if self._ends else None
+            while self._ends and self._told < told:
+                self._ends.popleft()
+                self._told += 1
+            if waits:
+                self._changed.wait_for(lambda: self._ends or self._is_closed)
+            return tuple(islice(self._ends, most))
 
     def close(self) -> None:
         """It is over, and no end follows. Idempotent."""
@@ -129,40 +136,39 @@ class Passes:
         #: one that has not begun
         self._expected: RunningPass | None = None
 
-    def run(self, number: int, requests: Sequence[RunRequest], *inputs: Result) -> None:
+    def run(self, call: CallId, requests: Sequence[RunRequest], inputs: Sequence[Result]) -> None:
         """Run a pass that begins with these requests, until nobody is in it: others may `join` it at each step, and
-        `next_over` has their ends. `inputs` are the inputs of the first request, then of the second, and so on. Raises
+        `ends` has their ends. `inputs` are the inputs of the first request, then of the second, and so on. Raises
         OlderEpoch, and PassIsOver if nobody would hear of their ends."""
-        epoch, rest = requests[0].epoch, iter(inputs)
-        self._lease.check(epoch)
-        running = self._find(number, epoch)
+        rest = iter(inputs)
+        self._lease.check(call.epoch)
+        running = self._find(call)
         with self._lock:
             if self._expected is running:
                 self._expected = None
         for request in requests:
             if not running.join(request, tuple(islice(rest, input_count(request)))):
-                raise PassIsOver(f"pass {number}: found one that is over, expected one that has not begun")
+                raise PassIsOver(f"pass {call.number}: found one that is over, expected one that has not begun")
         try:
             self._members.run(running, requests[0].needed_next)
         finally:
             running.close()
 
-    def join(self, number: int, request: RunRequest, *inputs: Result) -> bool:
+    def join(self, call: CallId, request: RunRequest, inputs: tuple[Result, ...]) -> bool:
         """Let a run join a pass at its next step. Returns at once, on any thread: False if the pass is over. It need
         not have begun. Raises OlderEpoch."""
-        self._lease.check(request.epoch)
-        return self._find(number, request.epoch).join(request, inputs)
+        self._lease.check(call.epoch)
+        return self._find(call).join(request, inputs)
 
-    def next_over(self, number: int, epoch: int = 0) -> tuple[TaskReport | None, Result | None]:
-        """Wait for the next run of a pass that is over; return its report and its result, or None if the pass is over
-        and each was returned. Once for each, on any thread. Raises OlderEpoch."""
-        self._lease.check(epoch)
-        end = self._find(number, epoch).next_end()
-        if end is None:
+    def ends(self, wanted: EndsWanted) -> Sequence[End]:
+        """Return ends of runs of a pass, which need not have begun: none after waiting if it is over and all were told.
+        On any thread. Raises OlderEpoch."""
+        self._lease.check(wanted.call.epoch)
+        found = self._find(wanted.call).ends(wanted.told, wanted.most, wanted.waits)
+        if wanted.waits and not found:
             with self._lock:
-                self._known.pop((epoch, number), None)
-            return None, None
-        return end
+                self._known.pop(_key(wanted.call), None)
+        return found
 
     def close(self) -> None:
         """No run joins a pass any more, and nobody waits for an end."""
@@ -171,10 +177,10 @@ class Passes:
                 known.close()
             self._known = {}
 
-    def _find(self, number: int, epoch: int) -> RunningPass:
+    def _find(self, call: CallId) -> RunningPass:
         """Return the pass with this number; an unknown one is new, or was forgotten and is over. One that is expected
         does not come any more if there is a new one: what should have begun it has failed."""
-        key = epoch, number
+        key = _key(call)
         with self._lock:
             found = self._known.get(key)
             if found is None:
@@ -186,6 +192,11 @@ class Passes:
                     self._expected.close()
                 self._last, self._known[key], self._expected = key, found, found
             return found
+
+
+def _key(call: CallId) -> tuple[int, int]:
+    """Return what orders passes, those of earlier controllers first."""
+    return call.epoch, call.number
 
 
 def input_count(request: RunRequest) -> int:

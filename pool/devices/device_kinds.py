@@ -103,7 +103,32 @@ class OpenDevice:
     linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None] | None = None
 
 
-class SimMemory:
+class _FixedMemory:
+    """The part of memory without an allocator that caches, and with a fixed budget."""
+
+    def cached_bytes(self) -> int:
+        """Nothing is cached, or unknown: the C library serves other tensors from it."""
+        return 0
+
+    def release_cached(self) -> None:
+        """Nothing is cached."""
+
+    def refusals(self) -> int:
+        """Every one is an error."""
+        return 0
+
+    def may_grow(self) -> bool:
+        return False
+
+    def grow(self) -> bool:
+        """Its memory is the budget."""
+        return False
+
+    def close(self) -> None:
+        """The device keeps its budget."""
+
+
+class SimMemory(_FixedMemory):
     """Memory of a simulated device, which counts exactly."""
 
     def __init__(self, index: int) -> None:
@@ -124,33 +149,12 @@ class SimMemory:
     def reset_peak(self) -> None:
         sim.reset_peak(self._index)
 
-    def cached_bytes(self) -> int:
-        """Nothing is cached."""
-        return 0
-
-    def release_cached(self) -> None:
-        """Nothing is cached."""
-
-    def refusals(self) -> int:
-        """Every one is an error."""
-        return 0
-
-    def may_grow(self) -> bool:
-        return False
-
-    def grow(self) -> bool:
-        """Its memory is the budget."""
-        return False
-
-    def close(self) -> None:
-        """The device keeps its budget."""
-
     def transfers(self) -> TransferCounters:
         stats = sim.memory_stats(self._index)
         return TransferCounters(stats.h2d_bytes, stats.h2d_count, stats.d2h_bytes, stats.d2h_count)
 
 
-class CpuMemory:
+class CpuMemory(_FixedMemory):
     """Host memory as a device. Allocations are not counted there: only plans enforce the budget."""
 
     def __init__(self, budget_bytes: int | None, host: Callable[[], HostMemory] | None = None) -> None:
@@ -170,27 +174,9 @@ class CpuMemory:
     def reset_peak(self) -> None:
         """Nothing is counted."""
 
-    def cached_bytes(self) -> int:
-        """Unknown: the C library serves other tensors from it."""
-        return 0
-
     def release_cached(self) -> None:
         """Returns what the C library keeps."""
         release_freed_memory()
-
-    def refusals(self) -> int:
-        """Every one is an error."""
-        return 0
-
-    def may_grow(self) -> bool:
-        return False
-
-    def grow(self) -> bool:
-        """Its memory is the budget."""
-        return False
-
-    def close(self) -> None:
-        """The device keeps its budget."""
 
     def transfers(self) -> TransferCounters:
         assert self.ledger is not None

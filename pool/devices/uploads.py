@@ -61,6 +61,10 @@ class Uploader(Protocol):
         """Expect no more requests for `hosts` in this run."""
         ...
 
+    def leave(self, size_bytes: int) -> None:
+        """Leave so much of the memory for copies ahead of use to others, for the rest of this run."""
+        ...
+
     def close(self) -> None:
         """Release everything. Idempotent."""
         ...
@@ -74,6 +78,9 @@ class _KeptCopies:
         #: with the host tensors, so that their addresses are not reused
         self._kept: dict[HostKey, tuple[Tensor, Tensor]] = {}
         self.held_bytes = 0
+
+    def limit(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
 
     def has_room(self, host: Tensor) -> bool:
         return self.held_bytes + host.nbytes <= self._most_bytes
@@ -116,6 +123,9 @@ class DirectUploader:
 
     def forget(self, hosts: Iterable[Tensor]) -> None:
         """As `Uploader.forget`: nothing is expected."""
+
+    def leave(self, size_bytes: int) -> None:
+        """As `Uploader.leave`: nothing is copied ahead."""
 
     def close(self) -> None:
         """As `Uploader.close`."""
@@ -278,6 +288,13 @@ class StreamingUploader:
         gone = {key_of(host) for host in hosts}
         self._drop(len(self._ahead))
         self._follow(StreamOrder(tuple(host for host in self.order.hosts if key_of(host) not in gone)))
+
+    def leave(self, size_bytes: int) -> None:
+        """As `Uploader.leave`. Copies that are kept already stay."""
+        self._drop(len(self._ahead))
+        self._most_ahead_bytes = max(0, self._most_ahead_bytes - size_bytes)
+        if not self._is_granted:
+            self._kept.limit(int(KEPT_SHARE * self._most_ahead_bytes))
 
     def close(self) -> None:
         """Drop unused copies and the references of the order, and wait for the copier. Idempotent."""

@@ -290,8 +290,13 @@ class Engine:
         return opened
 
     def introduce(self) -> EngineFacts:
-        """Return the capacity of this engine and the speed of its link."""
-        return self.capacity.facts
+        """Return the capacity of this engine and the speeds of its links."""
+        stated = self._share.stated
+        return replace(
+            self.capacity.facts,
+            holds_shares=self._may_share and not self._capabilities.shares_host_memory,
+            gang_link_bytes_per_second=0.0 if stated is None else stated.bytes_per_second,
+        )
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
@@ -342,6 +347,7 @@ class Engine:
             streamed_bytes=max(0, cost.streamed_bytes - share.loaded_bytes - share.staged_bytes),
             share_bytes=share.loaded_bytes,
             exchanged_bytes=share.exchanged_bytes,
+            gang_link_bytes_per_second=share.link_bytes_per_second if self._may_share else 0.0,
         )
 
     def begin(
@@ -804,7 +810,7 @@ def _share_bytes(engine: Engine, gang: Gang | None, patchers: Patchers, task: Ta
         return 0
     others_bytes = sum(patcher.spec().weight_bytes for patcher in patchers[1:])
     link = engine.capacity.facts.link_bytes_per_second
-    return engine._share.plan(patchers[0], task.uses[0], gang.degree, max(0, room_bytes - others_bytes), link)
+    return engine._share.plan(patchers[0], task.uses[0], gang.members, max(0, room_bytes - others_bytes), link)
 
 
 def _exchange_bytes(kind: DeviceKind, gang: Gang, work: StageParams, exchanges_weights: bool = False) -> int:

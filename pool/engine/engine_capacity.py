@@ -20,12 +20,16 @@ class EngineFacts:
 
     capacity_bytes  for weights, scratch and activations together: what plans distribute
     overhead_bytes  memory of the engine beside that: copies ahead of use, workspaces of libraries
+    holds_shares    whether it may hold weights for the other members of a gang
+    gang_link_bytes_per_second  to other GPUs of the machine, as the operator states it; 0: gangs measure it
     """
 
     capacity_bytes: int
     link_bytes_per_second: float
     device_name: str
     overhead_bytes: int = 0
+    holds_shares: bool = False
+    gang_link_bytes_per_second: float = 0.0
 
 
 class EngineCapacity:

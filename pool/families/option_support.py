@@ -52,7 +52,7 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
     if guidance in _GUIDED and not has_sound:
         found.add("rescale_cfg")
     if is_plain:
-        found.add("cfg_norm")
+        found |= {"cfg_norm", "fresca"}
     if facts.audio is None and not has_sound:
         found.add("differential")
     if own.isolates_sound:

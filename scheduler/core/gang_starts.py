@@ -32,6 +32,7 @@ from modelpool.scheduler.core.gangs import Gangs
 from modelpool.scheduler.core.membership import Membership
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.decisions.costs.cost_model import Costs
+from modelpool.scheduler.decisions.costs.gang_costs import gang_extra_seconds, moving_seconds, streams
 from modelpool.scheduler.decisions.placement.gang_choice import GangChoice, choose_gang
 from modelpool.scheduler.decisions.placement.gang_load import GangLoad, reserved_gpus, reserved_until
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
@@ -99,7 +100,8 @@ class GangStarts:
         for gang in self.gangs.runs.values():
             task = self._demand.tasks.get(gang.task_id)
             if task is not None and not gang.has_ended:
-                needed = task.full_run_seconds / max(1e-9, self._prior(task, gang.degree))
+                lead = self._worker_table.workers[gang.lead]
+                needed = self._whole_seconds(task, lead, 1) / max(1e-9, self._whole_seconds(task, lead, gang.degree))
                 busy -= max(0.0, gang.degree - needed)
         self.load.pass_time(at, index.count, busy)
 
@@ -277,11 +279,14 @@ class GangStarts:
                 more = degree - task.degree
                 if not 0 < more <= len(idle):
                     continue
-                there_seconds = self._price(task, worker, left_seconds) + idle[more - 1][0]
-                there_seconds += left_seconds * self._prior(task, degree) / self._prior(task, task.degree)
+                whole_seconds = self._whole_seconds(task, worker, degree)
+                there_seconds = self._price(task, worker, left_seconds)
+                there_seconds += self._loading_seconds(task, idle[more - 1][1], degree, idle[more - 1][0])
+                there_seconds += left_seconds * whole_seconds / self._whole_seconds(task, worker, task.degree)
                 saved_seconds = left_seconds - there_seconds
                 is_saving = saved_seconds >= max(LEAST_SAVED_SECONDS, LEAST_SAVED * left_seconds)
-                is_cheap = degree * self._prior(task, degree) <= self.load.most_times * self._prior(task, 1)
+                alone_seconds = self._whole_seconds(task, worker, 1)
+                is_cheap = degree * whole_seconds <= self.load.most_times * alone_seconds
                 is_late = at + left_seconds > deadline >= at + there_seconds
                 is_spare = more <= index.idle_count - reserved
                 is_worth_it = (is_saving and is_cheap and is_spare) or is_late
@@ -309,7 +314,8 @@ class GangStarts:
                 served = min(waiting, task.degree - degree)
                 if served < waiting and degree != fewer[0]:
                     continue
-                there_seconds = left_seconds * self._prior(task, degree) / self._prior(task, task.degree)
+                ratio = self._whole_seconds(task, worker, degree) / self._whole_seconds(task, worker, task.degree)
+                there_seconds = left_seconds * ratio
                 if at + left_seconds <= deadline < at + price_seconds + there_seconds:
                     continue
                 is_worth_it = served * saved_seconds > price_seconds + there_seconds - left_seconds
@@ -385,13 +391,27 @@ class GangStarts:
     def _stop_seconds(self, task: Task, worker: Worker, left_seconds: float) -> float:
         """Seconds until a run that is asked to stop has left its workers, at most: the rest of a step."""
         run_seconds = self._costs.gang_seconds(task.spec, task.cost_class, worker, task.degree, task.remaining)
+        run_seconds += task.remaining * self._moving_seconds(task, worker, task.degree)
         return min(left_seconds, step_seconds(task.spec, run_seconds, task.remaining))
 
-    def _prior(self, task: Task, degree: int) -> float:
-        """Seconds of a whole run on so many GPUs, for comparisons."""
+    def _whole_seconds(self, task: Task, worker: Worker, degree: int) -> float:
+        """Seconds of a whole run on so many GPUs like that of `worker`, with the weights that stream, for
+        comparisons."""
         kind = task.cost_class.kind
         alone = task.full_run_seconds * (1.0 if kind.ratio is None else kind.ratio)
-        return prior_seconds(task.spec, alone, degree)
+        return prior_seconds(task.spec, alone, degree) + self._moving_seconds(task, worker, degree)
+
+    def _moving_seconds(self, task: Task, worker: Worker, degree: int) -> float:
+        return moving_seconds(self._costs, task.spec, task.cost_class, worker, degree) if worker.live else 0.0
+
+    def _loading_seconds(self, task: Task, worker: Worker, degree: int, alone_seconds: float) -> float:
+        """Seconds until an idle worker has its weights as one of `degree` members; alone it has `alone_seconds` more
+        than the run, with the weights that stream."""
+        if not streams(self._costs, task.cost_class, worker):
+            return alone_seconds
+        seconds = gang_extra_seconds(self._costs, task.spec, task.cost_class, worker, degree)
+        seconds = alone_seconds if seconds is None else seconds
+        return max(0.0, seconds - self._moving_seconds(task, worker, degree))
 
     def _deadline(self, task: Task, at: float) -> float:
         """When the run of the task must end for the first deadline of its jobs that can be met; infinity if there is

@@ -30,6 +30,7 @@ from modelpool.scheduler.core.membership import Membership
 from modelpool.scheduler.core.node_limits import NodeLimits
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.decisions.costs.cost_model import Costs
+from modelpool.scheduler.decisions.costs.gang_costs import residency_in_gang
 from modelpool.scheduler.decisions.placement.rules import PlacementDecision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.file_verdicts import FileVerdicts
@@ -106,7 +107,7 @@ class Gangs:
         for rank, worker in enumerate(workers):
             self._costs.run_started(task.cost_class, worker)
             hints = EvictionHints(needed[rank]) if needed[rank] else NO_HINTS
-            assumed = self._costs.residency_after(task.cost_class, worker, hints)
+            assumed = residency_in_gang(self._costs, task.spec, task.cost_class, worker, len(members), hints)
             self._worker_table.gang_started(worker, gang, assumed, expected_end, rank == 0)
             run = RunTask(
                 worker_id=worker.worker_id,

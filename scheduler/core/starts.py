@@ -15,6 +15,7 @@ from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.gang_starts import GangStarts
 from modelpool.scheduler.core.joins import Joins
 from modelpool.scheduler.core.membership import Membership
+from modelpool.scheduler.core.pass_breaks import PassBreaks
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.send_ahead import Calls, SendAhead, soonest_free
 from modelpool.scheduler.core.wakeups import Ticks
@@ -70,6 +71,8 @@ class Starts:
         self._joins = Joins(worker_table, demand, self._join, out)
         #: several workers for one run; set by the core
         self.gang_starts: GangStarts | None = None
+        #: short tasks that go before passes; set by the core
+        self.pass_breaks: PassBreaks | None = None
         #: for loads that serve long-waiting tasks
         self.switch_budget = SwitchBudget(config.switch_share)
 
@@ -93,6 +96,9 @@ class Starts:
             if decision is None:
                 self._schedule_tick()
                 return
+            breaks = self.pass_breaks
+            if breaks is not None and breaks.texts_first(decision.task, decision.worker, self._demand.at):
+                continue
             if decision.task.degrees != ALONE and self.gang_starts is not None:
                 decision = self.gang_starts.widened(query, decision)
             if query.switch_seconds > 0.0 and decision.spent_seconds == 0.0:

@@ -82,6 +82,7 @@ from modelpool.scheduler.core.leaving import Leaving
 from modelpool.scheduler.core.maintenance import Maintenance
 from modelpool.scheduler.core.membership import Membership
 from modelpool.scheduler.core.node_limits import NodeLimits
+from modelpool.scheduler.core.pass_breaks import PassBreaks
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.refutation import Refutation
@@ -156,6 +157,7 @@ class SchedulerState:
         self.recovery = Recovery(self.config, self.log, self.worker_table, self.demand)
         self.timeouts = Timeouts(self.config, self.log, self.worker_table, self.demand, self._out)
         self.preemption = Preemption(self.config, self.costs, self.log, self.worker_table, self.demand, self._out)
+        self.pass_breaks = PassBreaks(self.costs, self.worker_table, self.demand, self.preemption)
         self.leaving = Leaving(self.costs, self.worker_table, self.demand, self.preemption, self._out)
         self.ticks = Ticks(self._out)
         self.node_limits = NodeLimits(self.costs, self.worker_table, self.ticks)
@@ -194,6 +196,7 @@ class SchedulerState:
         #: runs that several workers share, and the decisions about them
         self.gangs, self.gang_starts = self._gangs(verdicts)
         self.starts.gang_starts = self.gang_starts
+        self.starts.pass_breaks = self.pass_breaks
         self.refutation = Refutation(
             verdicts,
             self.costs,
@@ -311,6 +314,8 @@ class SchedulerState:
                 self.starts.start_ready()
             if self.config.preemption:
                 self.preemption.preempt(self.at)
+                if self.worker_table.open_passes:
+                    self.pass_breaks.stop_passes(self.at)
             if self.demand.shareable:
                 self.gang_starts.resize(self.at)
         else:
@@ -337,6 +342,8 @@ class SchedulerState:
             self.ticks.request(overdue - self.at, self.at)
         if self.gangs.runs and (hangs_at := self.gangs.next_check(self.config.stop_grace_seconds)) < inf:
             self.ticks.request(hangs_at - self.at, self.at)
+        if self.worker_table.open_passes and self.ends_at is None and (stop_at := self.pass_breaks.next_at) < inf:
+            self.ticks.request(stop_at - self.at, self.at)
         if self.demand.shareable and self.ends_at is None and (resize_at := self.gang_starts.next_at(self.at)) < inf:
             self.ticks.request(resize_at - self.at, self.at)
         if self.autoscaler is not None and self.autoscaler.next_at < inf and self.ends_at is None:

@@ -21,6 +21,8 @@ from modelpool.scheduler.model.workers import Worker
 CostClassKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[ExecutionMode, ...]]
 #: a component with its patch set
 Use: TypeAlias = tuple[ComponentKey, str]
+#: capacity, entries of the used components, number of members, and the speeds of the links from the host and among them
+PeerLoadKey: TypeAlias = tuple[int, tuple[Resident | None, ...], int, float, float]
 #: later stages bring an image nearer to its end; operations take little time, and other tasks wait for them
 STAGE_RANK: Mapping[Stage, int] = {Stage.ENCODE: 0, Stage.SAMPLE: 1, Stage.DECODE: 2, Stage.OPERATE: 2}
 LAST_RANK = max(STAGE_RANK.values())
@@ -28,10 +30,9 @@ LAST_RANK = max(STAGE_RANK.values())
 MOST_PREDICTIONS = 64
 
 
-@dataclass(slots=True, init=False)
+@dataclass(slots=True)
 class LoadEstimate:
-    """The transfers of a run on a worker. One is created for every worker that a task is compared with: `__init__` is
-    written out because the one that a dataclass generates is never compiled.
+    """The transfers of a run on a worker. One is created for every worker that a task is compared with.
 
     present_bytes       bytes of the used components that are resident now
     room_bytes          bytes that the weights of other components may keep while the task runs
@@ -51,34 +52,26 @@ class LoadEstimate:
     mode: ExecutionMode
     reads: Reads
 
-    def __init__(
-        self,
-        upload_bytes: int,
-        streamed_bytes: int,
-        switches: int,
-        present_bytes: int,
-        room_bytes: int,
-        self_evicted_bytes: int,
-        arrived: tuple[Resident, ...],
-        mode: ExecutionMode,
-        reads: Reads,
-    ) -> None:
-        self.upload_bytes = upload_bytes
-        self.streamed_bytes = streamed_bytes
-        self.switches = switches
-        self.present_bytes = present_bytes
-        self.room_bytes = room_bytes
-        self.self_evicted_bytes = self_evicted_bytes
-        self.arrived = arrived
-        self.mode = mode
-        self.reads = reads
-
     def evicted_bytes(self, worker: Worker) -> int:
         """Bytes of weights that would be evicted from `worker`."""
         return max(0, worker.used_bytes - self.present_bytes - self.room_bytes) + self.self_evicted_bytes
 
 
-@dataclass(slots=True, init=False, eq=False)
+@dataclass(slots=True, eq=False)
+class PeerLoad:
+    """The transfers of a member of a gang that holds weights for the others, and gets weights from these.
+
+    load             as of a run alone; the share is part of `upload_bytes`, and `streamed_bytes` are from the host
+    share_bytes      of the GPU, held during the run
+    exchanged_bytes  over the link among members during the run
+    """
+
+    load: Final[LoadEstimate]
+    share_bytes: Final[int]
+    exchanged_bytes: Final[int]
+
+
+@dataclass(slots=True, eq=False)
 class FullyResident:
     """The components of a cost class, fully resident with its patches.
 
@@ -90,18 +83,8 @@ class FullyResident:
     parts: Final[tuple[tuple[ComponentUse, ComponentSpec, Mapping[ComponentKey, int]], ...]]
     arrived: Final[tuple[Resident, ...]]
 
-    def __init__(
-        self,
-        weight_bytes: int,
-        parts: tuple[tuple[ComponentUse, ComponentSpec, Mapping[ComponentKey, int]], ...],
-        arrived: tuple[Resident, ...],
-    ) -> None:
-        self.weight_bytes = weight_bytes
-        self.parts = parts
-        self.arrived = arrived
 
-
-@dataclass(slots=True, eq=False, init=False)
+@dataclass(slots=True, eq=False)
 class CachedEstimate:
     """The cached load estimate of a cost class on a worker, its extra seconds, and the state that both are valid for.
 
@@ -120,28 +103,6 @@ class CachedEstimate:
     node: Node | None
     files: Node | None
     files_version: int
-
-    def __init__(
-        self,
-        version: int,
-        link_bytes_per_second: float,
-        capacity_bytes: int,
-        used_entries: tuple[Resident | None, ...],
-        load: LoadEstimate,
-        seconds: float,
-        node: Node | None,
-        files: Node | None,
-        files_version: int,
-    ) -> None:
-        self.version = version
-        self.link_bytes_per_second = link_bytes_per_second
-        self.capacity_bytes = capacity_bytes
-        self.used_entries = used_entries
-        self.load = load
-        self.seconds = seconds
-        self.node = node
-        self.files = files
-        self.files_version = files_version
 
     def matches_entries(self, cost_class: CostClass, entries: dict[ComponentKey, Resident]) -> bool:
         """Whether the entries of the used components are unchanged."""
@@ -201,6 +162,8 @@ class CostClass:
     warm: dict[int, LoadEstimate] = field(default_factory=dict)
     #: (capacity, entries of the used components) -> estimate where there is less room
     predictions: dict[tuple[int, tuple[Resident | None, ...]], LoadEstimate] = field(default_factory=dict)
+    #: the same of members of gangs; None where they hold nothing for each other
+    peer_loads: dict[PeerLoadKey, PeerLoad | None] = field(default_factory=dict)
     cached: dict[Worker, CachedEstimate] = field(default_factory=dict)
 
     def mode(self, capacity_bytes: int) -> ExecutionMode:
@@ -216,6 +179,7 @@ class CostClass:
         self.cold.clear()
         self.warm.clear()
         self.predictions.clear()
+        self.peer_loads.clear()
         self.cached.clear()
 
     def working_bytes(self, capacity_bytes: int) -> int:

@@ -32,12 +32,15 @@ class GpuKind:
 
     name         common name without blanks: "H100", "RTX4090"
     half_tflops  peak of dense matrix products in float16 or bfloat16 with float32 sums
+    gang_link_bytes_per_second  from one GPU to others of a machine, each way; 0 if a bridge that not all machines have
+                                decides
     """
 
     name: str
     half_tflops: float
     memory_bytes: int
     link_bytes_per_second: float
+    gang_link_bytes_per_second: float = 0.0
 
     @property
     def speed(self) -> float:
@@ -45,22 +48,26 @@ class GpuKind:
         return float((self.half_tflops / REFERENCE_TFLOPS) ** SPEED_EXPONENT)
 
 
-def _kind(name: str, half_tflops: float, memory_gib: int, link: float) -> GpuKind:
-    return GpuKind(name, half_tflops, memory_gib * GIB, link)
+#: NVLink between modules on one board: half of the sum of both ways that data sheets state
+NVLINK2, NVLINK3, NVLINK4, NVLINK5 = 150.0e9, 300.0e9, 450.0e9, 900.0e9
+
+
+def _kind(name: str, half_tflops: float, memory_gib: int, link: float, gang_link: float = 0.0) -> GpuKind:
+    return GpuKind(name, half_tflops, memory_gib * GIB, link, gang_link)
 
 
 #: Sources are the vendors' data sheets, and for GeForce the white papers of the architecture. Where a sheet states the
 #: figure with sparsity, this is half of it.
 _ROWS = (
     # data centre, NVIDIA
-    _kind("B200", 2250.0, 180, PCIE5),  # DGX B200 data sheet: 36 PFLOPS sparse of eight, 1440 GB
-    _kind("H200", 989.4, 141, PCIE5),  # H200 data sheet, SXM
-    _kind("H100", 989.4, 80, PCIE5),  # H100 data sheet, SXM
+    _kind("B200", 2250.0, 180, PCIE5, NVLINK5),  # DGX B200 data sheet: 36 PFLOPS sparse of eight, 1440 GB
+    _kind("H200", 989.4, 141, PCIE5, NVLINK4),  # H200 data sheet, SXM
+    _kind("H100", 989.4, 80, PCIE5, NVLINK4),  # H100 data sheet, SXM
     _kind("H100NVL", 835.5, 94, PCIE5),  # H100 NVL product brief
     _kind("H100PCIe", 756.5, 80, PCIE5),  # H100 white paper
-    _kind("H20", 148.0, 96, PCIE5),  # H20 data sheet
-    _kind("A100", 312.0, 80, PCIE4),  # A100 data sheet
-    _kind("A100-40GB", 312.0, 40, PCIE4),  # A100 data sheet of 2020
+    _kind("H20", 148.0, 96, PCIE5, NVLINK4),  # H20 data sheet
+    _kind("A100", 312.0, 80, PCIE4, NVLINK3),  # A100 data sheet
+    _kind("A100-40GB", 312.0, 40, PCIE4, NVLINK3),  # A100 data sheet of 2020
     _kind("A40", 149.7, 48, PCIE4),  # A40 data sheet
     _kind("A30", 165.0, 24, PCIE4),  # A30 data sheet
     _kind("A10", 125.0, 24, PCIE4),  # A10 data sheet
@@ -68,7 +75,7 @@ _ROWS = (
     _kind("L40S", 362.1, 48, PCIE4),  # L40S data sheet
     _kind("L40", 181.1, 48, PCIE4),  # L40 data sheet
     _kind("L4", 121.0, 24, PCIE4),  # L4 data sheet
-    _kind("V100", 125.0, 32, PCIE3),  # V100 data sheet, SXM2
+    _kind("V100", 125.0, 32, PCIE3, NVLINK2),  # V100 data sheet, SXM2
     _kind("T4", 65.0, 16, PCIE3),  # T4 data sheet
     # workstation, NVIDIA
     _kind("RTXPRO6000", 503.8, 96, PCIE5),  # RTX PRO Blackwell white paper
@@ -120,6 +127,13 @@ def kind_of(device_name: str) -> GpuKind | None:
     if found is not None and size is not None:
         return _BY_PLAIN_NAME.get(f"{plain}{size[1]}gb", found)
     return found
+
+
+def gang_link_of(device_name: str) -> float:
+    """The bytes per second from a GPU with this driver's name to others of its machine, by its data sheet. 0 if that
+    is unknown, as for cards: not all machines connect them."""
+    kind = None if re.search("PCIe", device_name, re.IGNORECASE) else kind_of(device_name)
+    return 0.0 if kind is None else kind.gang_link_bytes_per_second
 
 
 def _plain(name: str) -> str:

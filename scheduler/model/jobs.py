@@ -110,10 +110,9 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
 }
 
 
-@dataclass(slots=True, init=False, eq=False)
+@dataclass(slots=True, eq=False)
 class Job:
-    """A job that is not resolved. As in Task, `__init__` is written out: every event creates some, and the `__init__`
-    that a dataclass generates is never compiled."""
+    """A job that is not resolved."""
 
     MOVES: ClassVar[Mapping[JobStatus, frozenset[JobStatus]]] = JOB_MOVES
 
@@ -122,43 +121,27 @@ class Job:
     number: int
     #: its tasks by id, each after the ones it needs
     tasks: dict[TaskId, TaskSpec]
-    status: JobStatus
+    status: JobStatus = field(init=False, default=JobStatus.ACTIVE)
     #: priority of the spec, raised by ageing
-    priority: int
+    priority: int = 0
     #: virtual start time in its user's share, in virtual seconds; NO_VIRTUAL_START if no other user waits
-    virtual_start: float
+    virtual_start: float = field(init=False, default=NO_VIRTUAL_START)
     #: it is in the fair queue (`scheduler.decisions.queue.fair_queue`)
-    joined: bool
+    joined: bool = field(init=False, default=False)
     #: a task of it was placed that no earlier job wanted
-    begun: bool
+    begun: bool = field(init=False, default=False)
     #: its deadline is so near that it goes first until then
-    urgent: bool
+    urgent: bool = field(init=False, default=False)
     #: expected seconds of its runs, if its deadline was sooner than that at submission
-    hopeless_seconds: float | None
+    hopeless_seconds: float | None = field(init=False, default=None)
     #: tasks that have to run, or run, for it; each names this job in its own `demand`. Empty once STOPPING
-    demands: dict[TaskId, None]
+    demands: dict[TaskId, None] = field(init=False, default_factory=dict)
     #: runs that must end before it does; non-empty exactly while STOPPING
-    awaits: dict[TaskId, None]
+    awaits: dict[TaskId, None] = field(init=False, default_factory=dict)
     #: how often a result that it still needed was lost
-    losses: dict[TaskId, int]
+    losses: dict[TaskId, int] = field(init=False, default_factory=dict)
     #: its result exists, and files that it was made with have to be known before it ends
-    waits_for_verdict: bool
-
-    def __init__(self, spec: JobSpec, number: int, tasks: dict[TaskId, TaskSpec], priority: int = 0) -> None:
-        self.spec = spec
-        self.number = number
-        self.tasks = tasks
-        self.status = JobStatus.ACTIVE
-        self.priority = priority
-        self.virtual_start = NO_VIRTUAL_START
-        self.joined = False
-        self.begun = False
-        self.urgent = False
-        self.hopeless_seconds = None
-        self.demands = {}
-        self.awaits = {}
-        self.losses = {}
-        self.waits_for_verdict = False
+    waits_for_verdict: bool = field(init=False, default=False)
 
     @property
     def name(self) -> JobId:
@@ -166,7 +149,7 @@ class Job:
         return self.spec.job_id
 
 
-@dataclass(slots=True, init=False, eq=False)
+@dataclass(slots=True, eq=False)
 class Task:
     """A task that has to run or is running. Shared by every job that names its id."""
 
@@ -176,146 +159,100 @@ class Task:
     cost_class: CostClass
     #: place in the order of submission: number of the first job that needed it, position within that job
     number: tuple[int, int]
-    status: TaskStatus
+    status: TaskStatus = field(init=False, default=TaskStatus.BLOCKED)
     #: active jobs that need its result. Empty only while STOPPING
-    demand: dict[JobId, None]
+    demand: dict[JobId, None] = field(init=False, default_factory=dict)
     #: cancelled jobs that wait for its run to end. Empty unless STOPPING
-    awaited_by: dict[JobId, None]
+    awaited_by: dict[JobId, None] = field(init=False, default_factory=dict)
     #: priority and virtual start time of the first of `demand`: higher priority first, then the earlier start time
-    priority: int
-    virtual_start: float
+    priority: int = field(init=False, default=0)
+    virtual_start: float = field(init=False, default=NO_VIRTUAL_START)
     #: sort key of the backlog: higher priority first, then by virtual start time and order of submission. Unique
-    order: Order
+    order: Order = field(init=False, default=(0, NO_VIRTUAL_START, (0, 0)))
     #: the user who is charged: user of the first of `demand`; the last such user when no job demands it any more
-    payer: UserId
+    payer: UserId = field(init=False, default=ANONYMOUS)
     #: expected seconds of its run, if reserved already, and the flow in which they are reserved
-    reserved_seconds: float
-    reserved_in: UserFlow | None = field(repr=False)
+    reserved_seconds: float = field(init=False, default=0.0)
+    reserved_in: UserFlow | None = field(repr=False, init=False, default=None)
     #: READY, and kept out of the backlog by its payer's limit
-    held_back: bool
+    held_back: bool = field(init=False, default=False)
     #: the earliest deadline among urgent jobs of `demand`
-    urgent_by: float
+    urgent_by: float = field(init=False, default=inf)
     #: name of the batch of jobs it was submitted with; "" if submitted alone
-    batch: str
+    batch: str = ""
     #: time since when it could start, kept when it waits again; None before, and once it is on a worker
-    ready_at: float | None
+    ready_at: float | None = field(init=False, default=None)
     #: seconds for which it could have started, before it was sent to its latest worker
-    queue_seconds: float
+    queue_seconds: float = field(init=False, default=0.0)
     #: the latest evaluation with which a placement let it wait for a busy worker; None if none did
-    evaluation: WaitEvaluation | None
+    evaluation: WaitEvaluation | None = field(init=False, default=None)
     #: times that it was sent to a worker
-    attempt: int
+    attempt: int = field(init=False, default=0)
     #: failed runs that count against the limit
-    failures: int
+    failures: int = field(init=False, default=0)
     #: failed runs that ran out of memory, and the measures taken so far
-    memory_failures: tuple[MemoryFailure, ...]
-    oom_steps: tuple[OomStep, ...]
+    memory_failures: tuple[MemoryFailure, ...] = field(init=False, default=())
+    oom_steps: tuple[OomStep, ...] = field(init=False, default=())
     #: workers that were lost while it ran on them, one entry per loss
-    crashed: tuple[WorkerId, ...]
+    crashed: tuple[WorkerId, ...] = field(init=False, default=())
     #: runs that found a file of it unavailable
-    unavailable: int
+    unavailable: int = field(init=False, default=0)
     #: the one worker that it waits for while READY; None for any
-    pinned_to: WorkerId | None
+    pinned_to: WorkerId | None = field(init=False, default=None)
     #: until this time; then any worker will do
-    pinned_until: float
+    pinned_until: float = field(init=False, default=inf)
     #: restart that worker's process first
-    recycle_first: bool
+    recycle_first: bool = field(init=False, default=False)
     #: the measure that waiting for that worker serves; recorded when the task starts there
-    next_oom_step: OomStep | None
+    next_oom_step: OomStep | None = field(init=False, default=None)
     #: time at which its run, which took too long, was asked to stop
-    timed_out_at: float | None
+    timed_out_at: float | None = field(init=False, default=None)
     #: time at which its run, which no job needs any more, was asked to stop
-    cancel_requested_at: float | None
+    cancel_requested_at: float | None = field(init=False, default=None)
     #: the state that its next run resumes from; None starts it from the beginning
-    kept: KeptState | None
+    kept: KeptState | None = field(init=False, default=None)
     #: expected seconds of a run from the beginning; `spec.run_seconds` are of the steps that are left
-    full_run_seconds: float
+    full_run_seconds: float = field(init=False)
     #: time at which its run was asked to stop with its state; None: it was not
-    pause_requested_at: float | None
+    pause_requested_at: float | None = field(init=False, default=None)
     #: times that it was stopped for a task of higher priority
-    preemptions: int
+    preemptions: int = field(init=False, default=0)
     #: how often later tasks of other batches started while it was the oldest that fitted there, divided by the workers
     #: up
-    passed: float
+    passed: float = field(init=False, default=0.0)
     #: goes before all others of its priority, also when queued again: it was passed over as often as the limit allows
-    overdue: bool
-    #: goes before all others of its priority: its last run was lost with its worker
-    goes_first: bool
+    overdue: bool = field(init=False, default=False)
+    #: goes before all others of its priority: its last run was lost with its worker, it continues on other GPUs, or a
+    #: pass was stopped for it
+    goes_first: bool = field(init=False, default=False)
     #: a run that it shared with others failed: it runs alone from now on
-    alone: bool
+    alone: bool = field(init=False, default=False)
     #: the numbers of GPUs that its next run may have: those of `spec` that have not failed it
-    degrees: tuple[int, ...]
+    degrees: tuple[int, ...] = field(init=False)
     #: the number of GPUs of its current or last run
-    degree: int
+    degree: int = field(init=False, default=1)
     #: the number of GPUs that its next run should have; 0: as decided then
-    resume_degree: int
+    resume_degree: int = field(init=False, default=0)
     #: times that its run was stopped to continue on more or fewer GPUs
-    resizes: int
+    resizes: int = field(init=False, default=0)
     #: runs of it on several GPUs that broke without a loss or an error of its own
-    gang_breaks: int
+    gang_breaks: int = field(init=False, default=0)
     #: set exactly while QUEUED, RUNNING or STOPPING
-    worker_id: WorkerId | None
+    worker_id: WorkerId | None = field(init=False, default=None)
     #: of that worker
-    incarnation: int
-    started_at: float
+    incarnation: int = field(init=False, default=0)
+    started_at: float = field(init=False, default=0.0)
     #: inputs that did not exist when it was queued: tasks in front of it on its worker compute them. Without one that
     #: has succeeded, and is left out here, it does not start
-    follows: tuple[TaskId, ...]
+    follows: tuple[TaskId, ...] = field(init=False, default=())
     #: its run reads a file, or a result, that is not the expected one: whatever comes of it does not count
-    is_refuted: bool
+    is_refuted: bool = field(init=False, default=False)
     #: origins of the results that its run reads
-    origins: Origins
+    origins: Origins = field(init=False, default=NO_ORIGINS)
 
-    def __init__(self, spec: TaskSpec, cost_class: CostClass, number: tuple[int, int], batch: str = "") -> None:
-        self.spec = spec
-        self.cost_class = cost_class
-        self.number = number
-        self.status = TaskStatus.BLOCKED
-        self.demand = {}
-        self.awaited_by = {}
-        self.priority = 0
-        self.virtual_start = NO_VIRTUAL_START
-        self.order = (0, NO_VIRTUAL_START, (0, 0))
-        self.payer = ANONYMOUS
-        self.reserved_seconds = 0.0
-        self.reserved_in = None
-        self.held_back = False
-        self.urgent_by = inf
-        self.batch = batch
-        self.ready_at = None
-        self.queue_seconds = 0.0
-        self.evaluation = None
-        self.attempt = 0
-        self.failures = 0
-        self.memory_failures = ()
-        self.oom_steps = ()
-        self.crashed = ()
-        self.unavailable = 0
-        self.pinned_to = None
-        self.pinned_until = inf
-        self.recycle_first = False
-        self.next_oom_step = None
-        self.timed_out_at = None
-        self.cancel_requested_at = None
-        self.kept = None
-        self.full_run_seconds = spec.run_seconds
-        self.pause_requested_at = None
-        self.preemptions = 0
-        self.passed = 0.0
-        self.overdue = False
-        self.goes_first = False
-        self.alone = False
-        self.degrees = spec.degrees
-        self.degree = 1
-        self.resume_degree = 0
-        self.resizes = 0
-        self.gang_breaks = 0
-        self.worker_id = None
-        self.incarnation = 0
-        self.started_at = 0.0
-        self.follows = ()
-        self.is_refuted = False
-        self.origins = NO_ORIGINS
+    def __post_init__(self) -> None:
+        self.full_run_seconds = self.spec.run_seconds
+        self.degrees = self.spec.degrees
 
     @property
     def name(self) -> TaskId:

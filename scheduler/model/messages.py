@@ -3,7 +3,7 @@
 `at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask`, and every
 `RunInGang`, ends as exactly one `RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly
 one `WorkerUp` or `StartFailed`.
-Every event creates commands: their `__init__` is written out (`pool.values.specs.resident` explains why).
+Every event creates commands, which are immutable without being frozen (`pool.values.specs.resident` says why).
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ Event: TypeAlias = (
 )
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class StartWorker(WireValue):
     """Start this worker after `delay_seconds` (a crash loop is slowed down).
 
@@ -330,26 +330,12 @@ class StartWorker(WireValue):
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
-    delay_seconds: Final[float]
-    group: Final[str]
-    why: Final[ScalingWhy | None]
-
-    def __init__(
-        self,
-        worker_id: WorkerId,
-        incarnation: int,
-        delay_seconds: float = 0.0,
-        group: str = "",
-        why: ScalingWhy | None = None,
-    ) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
-        self.delay_seconds = delay_seconds
-        self.group = group
-        self.why = why
+    delay_seconds: Final[float] = 0.0
+    group: Final[str] = ""
+    why: Final[ScalingWhy | None] = None
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class EndWorker(WireValue):
     """End this worker, and its hanging run if there is one; a start that is pending is withdrawn. No event answers.
 
@@ -358,24 +344,15 @@ class EndWorker(WireValue):
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
-    why: Final[ScalingWhy | None]
-
-    def __init__(self, worker_id: WorkerId, incarnation: int, why: ScalingWhy | None = None) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
-        self.why = why
+    why: Final[ScalingWhy | None] = None
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class BatchMate(WireValue):
     """A task that runs in one batch with another, on the same worker and weights."""
 
     task_id: Final[TaskId]
     attempt: Final[int]
-
-    def __init__(self, task_id: TaskId, attempt: int) -> None:
-        self.task_id = task_id
-        self.attempt = attempt
 
 
 class RunLink(Enum):
@@ -391,7 +368,7 @@ class RunLink(Enum):
     ENTERS = "it joins the run of the worker"
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RunTask(WireValue):
     """Run this task on this worker. `why` records the reasons of the decision.
 
@@ -414,48 +391,16 @@ class RunTask(WireValue):
     incarnation: Final[int]
     task_id: Final[TaskId]
     attempt: Final[int]
-    why: Final[Why | None]
-    needed_next: Final[tuple[ComponentKey, ...]]
-    fresh: Final[bool]
-    oom_steps: Final[tuple[OomStep, ...]]
-    batch_mates: Final[tuple[BatchMate, ...]]
-    resume: Final[bool]
-    queued: Final[bool]
-    link: Final[RunLink]
-    follows: Final[tuple[TaskId, ...]]
-    provisional: Final[bool]
-
-    def __init__(
-        self,
-        worker_id: WorkerId,
-        incarnation: int,
-        task_id: TaskId,
-        attempt: int,
-        why: Why | None = None,
-        needed_next: tuple[ComponentKey, ...] = (),
-        fresh: bool = False,
-        oom_steps: tuple[OomStep, ...] = (),
-        batch_mates: tuple[BatchMate, ...] = (),
-        resume: bool = False,
-        queued: bool = False,
-        link: RunLink = RunLink.NONE,
-        follows: tuple[TaskId, ...] = (),
-        provisional: bool = False,
-    ) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
-        self.task_id = task_id
-        self.attempt = attempt
-        self.why = why
-        self.needed_next = needed_next
-        self.fresh = fresh
-        self.oom_steps = oom_steps
-        self.batch_mates = batch_mates
-        self.resume = resume
-        self.queued = queued
-        self.link = link
-        self.follows = follows
-        self.provisional = provisional
+    why: Final[Why | None] = None
+    needed_next: Final[tuple[ComponentKey, ...]] = ()
+    fresh: Final[bool] = False
+    oom_steps: Final[tuple[OomStep, ...]] = ()
+    batch_mates: Final[tuple[BatchMate, ...]] = ()
+    resume: Final[bool] = False
+    queued: Final[bool] = False
+    link: Final[RunLink] = RunLink.NONE
+    follows: Final[tuple[TaskId, ...]] = ()
+    provisional: Final[bool] = False
 
     @property
     def joins(self) -> bool:
@@ -481,7 +426,7 @@ class GangMember(WireValue):
     incarnation: int
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RunInGang(WireValue):
     """Run this task together with the other `members`, each of which gets the same command with its own rank. The first
     member leads: its result is the run's. Answer with one RunEnded of this member, or its WorkerDown.
@@ -496,14 +441,8 @@ class RunInGang(WireValue):
     members: Final[tuple[GangMember, ...]]
     rank: Final[int]
 
-    def __init__(self, run: RunTask, gang_id: str, members: tuple[GangMember, ...], rank: int) -> None:
-        self.run = run
-        self.gang_id = gang_id
-        self.members = members
-        self.rank = rank
 
-
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RevokeTask(WireValue):
     """Take back a queued task. Answer with one TaskRevoked, unless it has started: then its RunEnded follows, as that
     of any run."""
@@ -513,14 +452,8 @@ class RevokeTask(WireValue):
     task_id: Final[TaskId]
     attempt: Final[int]
 
-    def __init__(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
-        self.task_id = task_id
-        self.attempt = attempt
 
-
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class StopTask(WireValue):
     """Ask a running task to stop at its next step. Its `RunEnded` still follows. With `keep_state`, a sampling run ends
     with its state (`TaskReport.has_state`); it may also end before it stops."""
@@ -529,19 +462,10 @@ class StopTask(WireValue):
     incarnation: Final[int]
     task_id: Final[TaskId]
     attempt: Final[int]
-    keep_state: Final[bool]
-
-    def __init__(
-        self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int, keep_state: bool = False
-    ) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
-        self.task_id = task_id
-        self.attempt = attempt
-        self.keep_state = keep_state
+    keep_state: Final[bool] = False
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Prefetch(WireValue):
     """Read the files of these components into the host memory of that worker's machine during its run: a task that
     needs them is expected there next. Nothing waits for it; no event answers."""
@@ -550,13 +474,8 @@ class Prefetch(WireValue):
     incarnation: Final[int]
     components: Final[tuple[ComponentKey, ...]]
 
-    def __init__(self, worker_id: WorkerId, incarnation: int, components: tuple[ComponentKey, ...]) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
-        self.components = components
 
-
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Preload(WireValue):
     """Preload the weights of these tasks, one after the other, to that GPU during its run, as far as memory allows next
     to the run (`pool.weights.plan.preload_plan`). Replaces the previous request and ends with the run. Nothing waits
@@ -569,25 +488,11 @@ class Preload(WireValue):
     worker_id: Final[WorkerId]
     incarnation: Final[int]
     task_ids: Final[tuple[TaskId, ...]]
-    needed_next: Final[tuple[ComponentKey, ...]]
-    kept: Final[tuple[ComponentKey, ...]]
-
-    def __init__(
-        self,
-        worker_id: WorkerId,
-        incarnation: int,
-        task_ids: tuple[TaskId, ...],
-        needed_next: tuple[ComponentKey, ...] = (),
-        kept: tuple[ComponentKey, ...] = (),
-    ) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
-        self.task_ids = task_ids
-        self.needed_next = needed_next
-        self.kept = kept
+    needed_next: Final[tuple[ComponentKey, ...]] = ()
+    kept: Final[tuple[ComponentKey, ...]] = ()
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class LoadWhy(WireValue):
     """Why a pinned set is loaded on a worker: it must be on `replicas` workers and is on `holders`. The load should
     move `upload_bytes` in `seconds`."""
@@ -596,12 +501,6 @@ class LoadWhy(WireValue):
     holders: Final[int]
     upload_bytes: Final[int]
     seconds: Final[float]
-
-    def __init__(self, replicas: int, holders: int, upload_bytes: int, seconds: float) -> None:
-        self.replicas = replicas
-        self.holders = holders
-        self.upload_bytes = upload_bytes
-        self.seconds = seconds
 
     @property
     def words(self) -> str:
@@ -613,7 +512,7 @@ class LoadWhy(WireValue):
         )
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class LoadWeights(WireValue):
     """Load these components to that idle GPU, evicting others but `kept`, as `pool.weights.plan.preload_plan` decides.
     A run that is sent there ends it early. Answer with one WeightsLoaded, unless the worker is lost."""
@@ -621,25 +520,11 @@ class LoadWeights(WireValue):
     worker_id: Final[WorkerId]
     incarnation: Final[int]
     components: Final[tuple[ComponentKey, ...]]
-    kept: Final[tuple[ComponentKey, ...]]
-    why: Final[LoadWhy | None]
-
-    def __init__(
-        self,
-        worker_id: WorkerId,
-        incarnation: int,
-        components: tuple[ComponentKey, ...],
-        kept: tuple[ComponentKey, ...] = (),
-        why: LoadWhy | None = None,
-    ) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
-        self.components = components
-        self.kept = kept
-        self.why = why
+    kept: Final[tuple[ComponentKey, ...]] = ()
+    why: Final[LoadWhy | None] = None
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class DropWeights(WireValue):
     """Take all weights off that GPU after its run, and close their files: some of them are not those that were
     expected. Nothing waits for it; no event answers."""
@@ -647,59 +532,38 @@ class DropWeights(WireValue):
     worker_id: Final[WorkerId]
     incarnation: Final[int]
 
-    def __init__(self, worker_id: WorkerId, incarnation: int) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
 
-
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class CopyResult(WireValue):
     """Copy this result, or state, off the machine that computed it, which will end. Nothing waits for it; ResultLost
     follows if it cannot be read any more."""
 
     task_id: Final[TaskId]
 
-    def __init__(self, task_id: TaskId) -> None:
-        self.task_id = task_id
 
-
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ReleaseResult(WireValue):
     """No known task will read this result again."""
 
     task_id: Final[TaskId]
 
-    def __init__(self, task_id: TaskId) -> None:
-        self.task_id = task_id
 
-
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ResolveJob(WireValue):
     """The job has ended; sent exactly once per job. `result` is set if it succeeded."""
 
     job_id: Final[JobId]
     outcome: Final[Outcome]
-    result: Final[TaskId | None]
-    error: Final[RunError | None]
-
-    def __init__(
-        self, job_id: JobId, outcome: Outcome, result: TaskId | None = None, error: RunError | None = None
-    ) -> None:
-        self.job_id = job_id
-        self.outcome = outcome
-        self.result = result
-        self.error = error
+    result: Final[TaskId | None] = None
+    error: Final[RunError | None] = None
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ScheduleTick(WireValue):
     """Send a `Tick` after this delay: a task waits for a busy worker that may take longer than expected, or a run
     must have ended by then. Several may be pending at once."""
 
     after_seconds: Final[float]
-
-    def __init__(self, after_seconds: float) -> None:
-        self.after_seconds = after_seconds
 
 
 Command: TypeAlias = (

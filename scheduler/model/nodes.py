@@ -80,6 +80,8 @@ class Node:
     unavailable: OrderedDict[ComponentKey, UnavailableFile] = field(default_factory=OrderedDict)
     #: files that are not the expected ones, oldest first, until a worker here finds the right one
     differing: OrderedDict[ComponentKey, JudgedFile] = field(default_factory=OrderedDict)
+    #: number of GPUs -> bytes per second of the link among so many here, as their last run measured it
+    gang_links: dict[int, float] = field(default_factory=dict)
     #: when the disk should have finished the reads of runs
     free_at: float = 0.0
     #: grows when files come or go, or the speed changes

@@ -22,12 +22,13 @@ class PlacementRule(Enum):
     WAITED = "it waited too long to let others pass"
     LOST = "its last run was lost with its worker"
     CONTINUED = "it continues on more or fewer GPUs"
+    PASS_STOPPED = "a pass was stopped for it"
     DEADLINE = "its deadline is near"
     PINNED = "it waited for this worker"
     IN_ORDER = "it was next in order"
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class PlacementOption(WireValue):
     """A worker that the task could have run on, and the expected times there.
 
@@ -41,19 +42,13 @@ class PlacementOption(WireValue):
     extra_seconds: Final[float]
     run_seconds: Final[float]
 
-    def __init__(self, worker_id: WorkerId, wait_seconds: float, extra_seconds: float, run_seconds: float) -> None:
-        self.worker_id = worker_id
-        self.wait_seconds = wait_seconds
-        self.extra_seconds = extra_seconds
-        self.run_seconds = run_seconds
-
     @property
     def seconds(self) -> float:
         """Seconds until the result would exist."""
         return self.wait_seconds + self.extra_seconds + self.run_seconds
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class WaitEvaluation(WireValue):
     """The evaluation with which a placement let a task wait for a busy worker. Kept raw: placements are frequent, and
     few evaluations are read.
@@ -67,16 +62,8 @@ class WaitEvaluation(WireValue):
     idle_extra_seconds: Final[float]
     busy: Final[tuple[tuple[WorkerId, float, float], ...]]
 
-    def __init__(
-        self, at: float, idle: WorkerId, idle_extra_seconds: float, busy: tuple[tuple[WorkerId, float, float], ...]
-    ) -> None:
-        self.at = at
-        self.idle = idle
-        self.idle_extra_seconds = idle_extra_seconds
-        self.busy = busy
 
-
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Why(WireValue):
     """The record of one placement decision.
 
@@ -90,44 +77,16 @@ class Why(WireValue):
 
     rule: Final[PlacementRule]
     chosen: Final[PlacementOption]
-    others: Final[tuple[PlacementOption, ...]]
-    idle: Final[int]
-    busy: Final[int]
-    upload_bytes: Final[int]
-    streamed_bytes: Final[int]
-    switches: Final[int]
-    slowdown: Final[float]
-    passed: Final[int]
-    note: Final[str]
-    ahead_bytes: Final[int]
-
-    def __init__(
-        self,
-        rule: PlacementRule,
-        chosen: PlacementOption,
-        others: tuple[PlacementOption, ...] = (),
-        idle: int = 0,
-        busy: int = 0,
-        upload_bytes: int = 0,
-        streamed_bytes: int = 0,
-        switches: int = 0,
-        slowdown: float = 1.0,
-        passed: int = 0,
-        note: str = "",
-        ahead_bytes: int = 0,
-    ) -> None:
-        self.rule = rule
-        self.chosen = chosen
-        self.others = others
-        self.idle = idle
-        self.busy = busy
-        self.upload_bytes = upload_bytes
-        self.streamed_bytes = streamed_bytes
-        self.switches = switches
-        self.slowdown = slowdown
-        self.passed = passed
-        self.note = note
-        self.ahead_bytes = ahead_bytes
+    others: Final[tuple[PlacementOption, ...]] = ()
+    idle: Final[int] = 0
+    busy: Final[int] = 0
+    upload_bytes: Final[int] = 0
+    streamed_bytes: Final[int] = 0
+    switches: Final[int] = 0
+    slowdown: Final[float] = 1.0
+    passed: Final[int] = 0
+    note: Final[str] = ""
+    ahead_bytes: Final[int] = 0
 
     @property
     def words(self) -> str:
@@ -174,16 +133,12 @@ class Why(WireValue):
         return min(cheaper, key=lambda c: (c.seconds, c.worker_id), default=None)
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class PreloadNote:
     """The story's record of a preload for a task during another's run."""
 
     hidden_bytes: Final[int]
     worker_id: Final[WorkerId]
-
-    def __init__(self, hidden_bytes: int, worker_id: WorkerId) -> None:
-        self.hidden_bytes = hidden_bytes
-        self.worker_id = worker_id
 
     @property
     def words(self) -> str:
@@ -191,7 +146,7 @@ class PreloadNote:
         return f"{format_bytes(self.hidden_bytes)} preloaded to {self.worker_id} during its run"
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class TaskStart:
     """The story's record of one attempt at a task, as it was sent to a worker on `node`; "" if the node is unknown."""
 
@@ -199,14 +154,7 @@ class TaskStart:
     incarnation: Final[int]
     attempt: Final[int]
     why: Final[Why]
-    node: Final[NodeId]
-
-    def __init__(self, worker_id: WorkerId, incarnation: int, attempt: int, why: Why, node: NodeId = NO_NODE) -> None:
-        self.worker_id = worker_id
-        self.incarnation = incarnation
-        self.attempt = attempt
-        self.why = why
-        self.node = node
+    node: Final[NodeId] = NO_NODE
 
     @property
     def words(self) -> str:

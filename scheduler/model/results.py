@@ -9,41 +9,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modelpool.pool.values.specs.spec import NO_NODE, JobId, NodeId, TaskId, WorkerId
 from modelpool.scheduler.model.file_verdicts import NO_ORIGINS, Origins
 
 
-@dataclass(slots=True, init=False)
+@dataclass(slots=True)
 class Result:
-    """A result that the shell holds. Every run creates one: `__init__` is written out, and so compiled."""
+    """A result that the shell holds. Every run creates one."""
 
-    result_bytes: int
+    result_bytes: int = 0
     #: worth keeping for later jobs
-    shareable: bool
+    shareable: bool = False
     #: live jobs that provided it
-    providers: dict[JobId, None]
+    providers: dict[JobId, None] = field(init=False, default_factory=dict)
     #: the machine that computed it, and with which it would be lost; "" if unknown, or copied elsewhere
-    node: NodeId
+    node: NodeId = NO_NODE
     #: states of the files with unknown hashes that it was made with
-    origins: Origins
+    origins: Origins = NO_ORIGINS
     #: jobs that want it, and end when they are known
-    awaited_by: dict[JobId, None]
-
-    def __init__(
-        self,
-        result_bytes: int = 0,
-        shareable: bool = False,
-        node: NodeId = NO_NODE,
-        origins: Origins = NO_ORIGINS,
-    ) -> None:
-        self.result_bytes = result_bytes
-        self.shareable = shareable
-        self.providers = {}
-        self.node = node
-        self.origins = origins
-        self.awaited_by = {}
+    awaited_by: dict[JobId, None] = field(init=False, default_factory=dict)
 
 
 class Results:

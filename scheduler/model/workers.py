@@ -26,6 +26,7 @@ from modelpool.pool.weights.plan.eviction_plan import Residency, Resident
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.cordons import Cordon, Cordons
 from modelpool.scheduler.model.gang_runs import GangLoss, GangRun
+from modelpool.scheduler.model.gpu_kinds import gang_link_of
 from modelpool.scheduler.model.messages import Command, EndWorker, GangMember, LossCause, StartWorker
 from modelpool.scheduler.model.placement_record import Why
 from modelpool.scheduler.model.scaling_record import ScalingWhy
@@ -179,6 +180,8 @@ class Worker:
     capacity_bytes: int | None = None
     #: measured at its start, then learned from its loads
     link_bytes_per_second: float = 1.0
+    #: to other GPUs of its machine, as stated or by its data sheet; 0 if neither is known
+    gang_link_bytes_per_second: float = 0.0
     #: set exactly while IDLE or BUSY
     residency: Residency | None = None
     #: the entries of `residency`
@@ -468,6 +471,7 @@ class WorkerTable:
         worker.spec = spec
         worker.version += 1
         worker.link_bytes_per_second = max(spec.link_bytes_per_second, 1.0)
+        worker.gang_link_bytes_per_second = spec.gang_link_bytes_per_second or gang_link_of(spec.device_name)
         worker.update_residency(residency or Residency(spec.capacity_bytes))
         worker.idle_since = at
         worker.drain_deadline = drain_deadline

@@ -509,7 +509,7 @@ class VirtualCluster(Generic[CoreT_co]):
         remaining = (steps - first_step) / steps if steps else 1.0
         task = replace(task, run_seconds=task.run_seconds * remaining)
         factor = self._disturbances.run_factor(run)
-        work = self._machines.work(self.now, run, [task], self._components, factor)
+        work = self._machines.work(self.now, run, [task], self._components, factor, len(command.members))
         parts = self._gangs.join(GangPart(command, machine, work))
         if not parts:
             return

@@ -29,6 +29,7 @@ from modelpool.pool.values.specs.spec import (
     WorkerSpec,
 )
 from modelpool.pool.weights.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes
+from modelpool.pool.weights.plan.peer_shares import PeerLink, exchanged_in_run, run_share
 from modelpool.pool.weights.plan.preload_plan import PreloadPlan, RunningLease, plan_preload
 from modelpool.scheduler.model.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.simulator.batches import RunningBatch
@@ -47,6 +48,8 @@ class SimulatedGpu:
     node      it shares the memory and disks of this machine; "" is a separate machine, with memory for every file and
               storage as fast as the link
     marginal  time of each further task of a batch, as a fraction of one task: 1 gains nothing
+    gang_link_bytes_per_second  to other GPUs of its machine, which hold weights for each other in runs that they share;
+                                0: they do not
     """
 
     worker_id: WorkerId
@@ -57,6 +60,7 @@ class SimulatedGpu:
     kind: str = ""
     node: NodeId = NO_NODE
     marginal: float = 1.0
+    gang_link_bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +147,17 @@ class SimulatedWork:
 
     cost          `storage_bytes` are those that were read for this command
     waited_bytes  those that were being read for other runs, and that it waits for
+    computing_seconds, moving_seconds  of the run, without the weights that stream, and of these
+    share_seconds  to read what it holds for the other members of its gang, once these are there
     """
 
     moves: ResidencyPlan
     cost: RunCost
     waited_bytes: int
     adapters_loaded: tuple[ComponentKey, ...]
+    computing_seconds: float
+    moving_seconds: float
+    share_seconds: float
 
 
 class Machines:
@@ -199,6 +208,8 @@ class Machines:
             gpu.node,
             0 if node is None else node.host_bytes,
             0.0 if node is None else node.storage_bytes_per_second,
+            holds_shares=gpu.gang_link_bytes_per_second > 0.0,
+            gang_link_bytes_per_second=gpu.gang_link_bytes_per_second,
         )
 
     def up(self, spec: WorkerSpec) -> None:
@@ -213,11 +224,13 @@ class Machines:
         tasks: Sequence[TaskSpec],
         specs: Mapping[ComponentKey, ComponentSpec],
         factor: float,
+        degree: int = 1,
     ) -> SimulatedWork:
         """Return the cost of the command on that worker, and set the worker's residency to the one after it.
 
         `tasks` are the task of the command and its mates, which need the same weights; the computation takes the
-        seconds of the longest of them, times `factor`.
+        seconds of the longest of them, times `factor`. With a `degree`, the worker is one of so many equal members, and
+        holds a share of the weights for them if that is faster; the computation is as on one GPU.
         """
         machine, number = self.live[command.worker_id], tasks[0].multiple(len(tasks))
         gpu, uses = machine.gpu, tasks[0].uses
@@ -228,30 +241,42 @@ class Machines:
         working_bytes = mode.activation_bytes * number
         before = Residency(gpu.capacity_bytes) if command.fresh else machine.residency
         hints = EvictionHints(command.needed_next) if command.needed_next else NO_HINTS
-        moves = self._memory.moves(EvictionQuery(command.worker_id, before, uses, working_bytes, hints), specs)
+        share_bytes = _share_bytes(gpu, uses, specs, working_bytes, degree)
+        needed = working_bytes + share_bytes
+        moves = self._memory.moves(EvictionQuery(command.worker_id, before, uses, needed, hints), specs)
+        exchanged_bytes = _exchanged_bytes(uses, specs, moves.after, share_bytes, degree)
+        streamed_bytes = max(0, moves.streamed_bytes - exchanged_bytes)
         machine.residency = moves.after
-        machine.held = RunningLease(frozenset(use.component for use in uses), working_bytes + needed_bytes(uses, 0))
+        machine.held = RunningLease(frozenset(use.component for use in uses), needed + needed_bytes(uses, 0))
         loading, streaming = _reads(uses, moves, specs)
         adapters = {adapter for use in uses for adapter in use.adapters}
         reading = machine.host.read(now, command.worker_id, loading, _united(loading, streaming))
         load_seconds = max(moves.upload_bytes / gpu.link_bytes_per_second, reading.loaded_at - now)
         load_seconds += len(moves.switched) * self._patch_switch_seconds
-        run_seconds = longest.run_seconds * mode.slowdown / gpu.speed * factor * (1.0 + (number - 1) * gpu.marginal)
-        run_seconds += max(moves.streamed_bytes / gpu.link_bytes_per_second, reading.streamed_at - reading.loaded_at)
+        computing_seconds = longest.run_seconds * mode.slowdown / gpu.speed * factor
+        computing_seconds *= 1.0 + (number - 1) * gpu.marginal
+        moving_seconds = max(streamed_bytes / gpu.link_bytes_per_second, reading.streamed_at - reading.loaded_at)
+        if exchanged_bytes:
+            moving_seconds += exchanged_bytes / gpu.gang_link_bytes_per_second
         cost = RunCost(
             load_seconds=load_seconds,
-            run_seconds=run_seconds,
+            run_seconds=computing_seconds + moving_seconds,
             uploaded_bytes=moves.upload_bytes,
-            streamed_bytes=moves.streamed_bytes,
-            peak_bytes=moves.after.used_bytes + working_bytes,
+            streamed_bytes=streamed_bytes,
+            peak_bytes=moves.after.used_bytes + needed,
             resident=moves.all_resident,
             patch_switches=len(moves.switched),
             division=_division(mode, largest_task),
             oom_steps=command.oom_steps,
             storage_bytes=sum(reading.missing.values()),
             batched=max(number, tasks[0].batch_size),
+            share_bytes=share_bytes,
+            exchanged_bytes=exchanged_bytes * (degree - 1) // degree,
+            gang_link_bytes_per_second=gpu.gang_link_bytes_per_second if degree > 1 else 0.0,
         )
-        return SimulatedWork(moves, cost, reading.waited_bytes, tuple(sorted(adapters & reading.missing.keys())))
+        found = tuple(sorted(adapters & reading.missing.keys()))
+        share_seconds = share_bytes / gpu.link_bytes_per_second
+        return SimulatedWork(moves, cost, reading.waited_bytes, found, computing_seconds, moving_seconds, share_seconds)
 
     def row_seconds(self, command: RunTask, task: TaskSpec, factor: float) -> float:
         """Return the seconds of `task` in the pass that its worker runs, times `factor`."""
@@ -307,6 +332,36 @@ class Machines:
         if gpu.node:
             return self._hosts[gpu.node]
         return self._hosts.setdefault(gpu.worker_id, Host(None, gpu.link_bytes_per_second))
+
+
+def _share_bytes(
+    gpu: SimulatedGpu,
+    uses: Sequence[ComponentUse],
+    specs: Mapping[ComponentKey, ComponentSpec],
+    working_bytes: int,
+    degree: int,
+) -> int:
+    """What a GPU holds for the other members of a gang of equal ones."""
+    if degree < 2 or not gpu.gang_link_bytes_per_second:
+        return 0
+    room_bytes = gpu.capacity_bytes - working_bytes - needed_bytes(uses, 0)
+    link = PeerLink(gpu.gang_link_bytes_per_second)
+    return run_share(uses, specs, room_bytes, degree, gpu.link_bytes_per_second, link)
+
+
+def _exchanged_bytes(
+    uses: Sequence[ComponentUse],
+    specs: Mapping[ComponentKey, ComponentSpec],
+    after: Residency,
+    share_bytes: int,
+    degree: int,
+) -> int:
+    """What goes over the link among the members during a run."""
+    if not share_bytes:
+        return 0
+    resident = after.of(uses[0].component)
+    resident_bytes = 0 if resident is None else resident.resident_bytes
+    return exchanged_in_run(uses[0], specs[uses[0].component], resident_bytes, share_bytes, degree)
 
 
 def _division(mode: ExecutionMode, task: TaskSpec) -> ExecutionMode | None:

@@ -1,7 +1,8 @@
 """Runs that several simulated workers share: when they begin, how long they take, and what is left when one is lost.
 
 Every member loads its own weights; the run begins when the slowest one has them and all have found each other. Then all
-compute each step together, for the published times (`scheduler.model.gang_times`) or others that are passed in. When a
+compute each step together, for the published times (`scheduler.model.gang_times`) or others that are passed in, and
+wait for the slowest one's weights that stream, from its host or from the GPUs of others. When a
 member is lost, or fails, the others notice `NOTICE_SECONDS` later and end with the state of the last complete step.
 """
 
@@ -60,13 +61,22 @@ class SimulatedGangs:
         """Return the cost of each part of a run that begins now; `task` is what is left of it, the fraction `remaining`
         of its steps."""
         met_seconds = max(part.work.cost.load_seconds for part in parts) + FORMING_SECONDS
-        alone_seconds = max(part.work.cost.run_seconds for part in parts)
+        met_seconds += max(part.work.share_seconds for part in parts)
+        alone_seconds = max(part.work.computing_seconds for part in parts)
         run_seconds = self._seconds(task, alone_seconds, len(parts), remaining)
+        run_seconds += remaining * max(part.work.moving_seconds for part in parts)
         costs = []
         for part in parts:
-            meeting_seconds = met_seconds - part.work.cost.load_seconds
+            cost = part.work.cost
+            meeting_seconds = met_seconds - cost.load_seconds
             costs.append(
-                replace(part.work.cost, run_seconds=meeting_seconds + run_seconds, meeting_seconds=meeting_seconds)
+                replace(
+                    cost,
+                    run_seconds=meeting_seconds + run_seconds,
+                    meeting_seconds=meeting_seconds,
+                    streamed_bytes=int(remaining * cost.streamed_bytes),
+                    exchanged_bytes=int(remaining * cost.exchanged_bytes),
+                )
             )
         return costs
 

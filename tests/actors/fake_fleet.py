@@ -23,10 +23,13 @@ from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.gpu_worker import result_bytes, run_error
 from modelpool.actors.worker.wire.messages import (
+    CallId,
     ClientId,
+    EndsWanted,
     JobEnded,
     LoadReport,
     LoadRequest,
+    RunMode,
     RunRequest,
     StartedWorker,
     StepDone,
@@ -251,15 +254,19 @@ class FakeFleet:
         self.ended.append((worker_id, incarnation))
         self.workers.pop((worker_id, incarnation), None)
 
-    def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
-        if as_batch:
-            sent = self._send_batch(worker_id, incarnation, calls)
+    def run(self, worker_id: WorkerId, incarnation: int, call: CallId, runs: Sequence[RunCall]) -> SentRuns:
+        assert call.mode is not RunMode.PASS, "no fake worker runs passes"
+        if call.mode is RunMode.BATCH:
+            sent = self._send_batch(worker_id, incarnation, runs)
         else:
-            sent = [self._send(worker_id, incarnation, request, inputs) for request, inputs in calls]
-            if len(calls) > 1:
+            sent = [self._send(worker_id, incarnation, request, inputs) for request, inputs in runs]
+            if len(runs) > 1:
                 self.joined.append(sent)
         self.sent += sent
         return SentRuns(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
+
+    async def join(self, worker_id: WorkerId, incarnation: int, call: CallId, run: RunCall) -> bool:
+        raise AssertionError("no fake worker runs passes")
 
     def _send(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> Sent:
         worker = self.workers.get((worker_id, incarnation))
@@ -274,8 +281,9 @@ class FakeFleet:
             sent.report.set_result(None)
         return sent
 
-    def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
-        (call,) = [sent for sent in self.joined if [one.request.run for one in sent] == list(runs)]
+    def ends(self, worker_id: WorkerId, incarnation: int, wanted: EndsWanted) -> SentRuns:
+        assert (wanted.told, wanted.waits) == (0, False), "no fake worker decodes beside the next run"
+        (call,) = [sent for sent in self.joined if sent[0].request.run == wanted.call.number]
         over = list(takewhile(lambda sent: sent.report.done(), call))
         reports: asyncio.Future[list] = asyncio.get_running_loop().create_future()
         reports.set_result([sent.report.result() for sent in over])

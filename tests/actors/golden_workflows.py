@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from modelpool import GenerateRequest
 from modelpool.pool.values.core.run_options import RunOptions
@@ -45,6 +46,8 @@ Nodes = Mapping[str, Any]
 HAND = Callable[[Steps], Any]
 BIGGER = {"factor": 1.5, "method": "bilinear"}
 LARGE = SIDE * 3 // 2
+BY_SIDES = {"width_factor": 1.5, "height_factor": 1.5, "multiple": 4, "method": "nearest-exact"}
+FILTERED = {"factor": 0.5, "method": "bicubic", "oversampled": True}
 #: a mask of the right half
 HALF = np.zeros((SIDE, SIDE), np.uint8)
 HALF[:, SIDE // 2 :] = 255
@@ -633,7 +636,30 @@ IMAGES: dict[str, Golden] = {
         },
         lambda do: sized(do),
     ),
+    "a factor for each side, filters, and tokens that are read": Golden(
+        {
+            "p": text("a cat"),
+            "q": operation("encoded_padding", {"least_padding": 0, "least_tokens": 3}, text="p"),
+            "n": text("", is_negative=True),
+            "s": sampling(inputs={"positive": "q", "negative": "n"}),
+            "u": operation("latent_upscale_by_sides", BY_SIDES, samples="s"),
+            "t": sampling("one", "u", inputs={"positive": "q", "negative": "n"}, strength=0.5),
+            "e": decoding("t"),
+            "f": operation("image_scale_by_sides", BY_SIDES, image="e"),
+            "d": operation("image_scale_by_filter", FILTERED, image="f"),
+        },
+        lambda do: scaled_by_sides(do),
+    ),
 }
+
+
+def scaled_by_sides(do: Steps) -> Any:
+    """A text of CLIP has no marks of padding, and stays as it is."""
+    latent = do.change("latent_upscale_by", {"factor": 1.5, "method": "nearest-exact"}, samples=do.sample())
+    image = do.decode(do.sample("one", LARGE, 2, start=latent), "one", LARGE)
+    image = do.change("image_scale", {"width": 144, "height": 144, "method": "nearest-exact"}, image=image)
+    large = Image.fromarray(image.pixels_HWC).resize((576, 576), Image.Resampling.BICUBIC)
+    return ImagePixels(np.asarray(large.resize((72, 72), Image.Resampling.BICUBIC)))
 
 
 def continued(do: Steps, pad: Mapping[str, int]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,12 @@ from modelpool.actors.worker.gpu_worker import GpuWorker, WorkerEngine
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointFolder
 from modelpool.actors.worker.wire.messages import (
+    CallId,
+    EndsWanted,
     LoadReport,
     LoadRequest,
     PreviewMade,
+    RunEnds,
     StartedWorker,
     StateSaved,
     StepDone,
@@ -65,37 +68,16 @@ class RealClock:
         await asyncio.sleep(seconds)
 
 
-class ThreadPasses:
-    """See `actors.control.fleet.PassFleet`."""
+def _as_sent(ends: Awaitable[RunEnds], count: int) -> SentRuns:
+    refs = [FakeRef() for _ in range(count)]
 
-    def __init__(self, fleet: ThreadFleet) -> None:
-        self._fleet = fleet
+    async def reports() -> Sequence[Any]:
+        told = await ends
+        for ref, result in zip(refs, told.results, strict=False):
+            ref.value = result
+        return told.reports
 
-    def run(self, worker_id: WorkerId, incarnation: int, number: int, calls: Sequence[RunCall]) -> Any:
-        worker, thread = self._fleet.workers[worker_id, incarnation]
-        requests, given = [request for request, _ in calls], [ref for _, inputs in calls for ref in inputs]
-        if any(ref.lost for ref in given):
-            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            failed.set_exception(InputsLost("an input of these tasks is gone"))
-            return failed
-        return asyncio.wrap_future(thread.submit(worker.passes.run, number, requests, *[ref.value for ref in given]))
-
-    async def join(self, worker_id: WorkerId, incarnation: int, number: int, call: RunCall) -> bool:
-        request, inputs = call
-        if any(ref.lost for ref in inputs):
-            raise InputsLost("an input of this task is gone")
-        return self._fleet.workers[worker_id, incarnation][0].passes.join(
-            number, request, *[ref.value for ref in inputs]
-        )
-
-    def next_over(self, worker_id: WorkerId, incarnation: int, number: int) -> SentRuns:
-        ref, worker = FakeRef(), self._fleet.workers[worker_id, incarnation][0]
-
-        async def reports() -> Sequence[Any]:
-            report, ref.value = await asyncio.to_thread(worker.passes.next_over, number, self._fleet.epoch)
-            return (report,)
-
-        return SentRuns(reports(), [ref])
+    return SentRuns(reports(), refs)
 
 
 class ThreadFleet:
@@ -108,7 +90,6 @@ class ThreadFleet:
         checkpoint_folder: Path | None = None,
         predecessor: ThreadFleet | None = None,
     ) -> None:
-        self.passes = ThreadPasses(self)
         self._make_engine = make_engine
         self._checkpoint_seconds = checkpoint_seconds
         self._checkpoint_folder = checkpoint_folder
@@ -198,34 +179,33 @@ class ThreadFleet:
         if known := self.workers.pop((worker_id, incarnation), None):
             worker, thread = known
             worker._should_stop = lambda request: True  # a thread cannot be killed, as a process would be
-            worker.passes.close()
+            worker._passes.close()
             thread.shutdown(wait=False, cancel_futures=True)
 
-    def run(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall], as_batch: bool = False) -> SentRuns:
+    def run(self, worker_id: WorkerId, incarnation: int, call: CallId, runs: Sequence[RunCall]) -> SentRuns:
         """Sends it now, as Ray does, not when somebody waits for the reports: a later call must not overtake it."""
         worker, thread = self.workers[worker_id, incarnation]
-        requests, refs = [request for request, _ in calls], [FakeRef() for _ in calls]
-        flat = [given for _, inputs in calls for given in inputs]
+        requests = [request for request, _ in runs]
+        flat = [given for _, inputs in runs for given in inputs]
         is_lost = any(given.lost for given in flat)
-        run = partial(worker.run, requests, *[given.value for given in flat], as_batch=as_batch)
-        ends = None if is_lost else thread.submit(run)
+        ends = None if is_lost else thread.submit(worker.run, call, requests, *[given.value for given in flat])
 
-        async def reports() -> Sequence[Any]:
+        async def told() -> RunEnds:
             if ends is None:
                 raise InputsLost("an input of these tasks is gone")
-            told, results = await asyncio.wrap_future(ends)
-            for ref, result in zip(refs, results, strict=True):
-                ref.value = result
-            return told
+            return await asyncio.wrap_future(ends)
 
-        return SentRuns(reports(), refs)
+        return _as_sent(told(), len(runs))
 
-    def over(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+    async def join(self, worker_id: WorkerId, incarnation: int, call: CallId, run: RunCall) -> bool:
+        request, inputs = run
+        if any(ref.lost for ref in inputs):
+            raise InputsLost("an input of this task is gone")
+        return self.workers[worker_id, incarnation][0].join(call, request, *[ref.value for ref in inputs])
+
+    def ends(self, worker_id: WorkerId, incarnation: int, wanted: EndsWanted) -> SentRuns:
         worker, _ = self.workers[worker_id, incarnation]
-        reports, results = worker.over(runs, self.epoch)
-        over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        over.set_result(reports)
-        return SentRuns(over, [FakeRef(result) for result in results])
+        return _as_sent(asyncio.to_thread(worker.ends, wanted), wanted.most)
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
         known = self.workers.get((worker_id, incarnation))

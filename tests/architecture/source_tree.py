@@ -22,6 +22,7 @@ TORCH_FREE = (
     "modelpool.pool.values.specs.moves",
     "modelpool.pool.values.specs.spec",
     "modelpool.pool.weights.plan.eviction_plan",
+    "modelpool.pool.weights.plan.peer_shares",
     "modelpool.pool.weights.plan.preload_plan",
     "modelpool.pool.values.specs.eviction_hints",
     "modelpool.pool.values.specs.execution_modes",

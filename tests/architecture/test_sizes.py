@@ -14,8 +14,6 @@ MOST_LINES, MOST_METHODS, MOST_PARAMETERS = 80, 40, 10
 #: functions and constructors with more parameters; commands have one for each option
 PARAMETERS = {
     "actors/worker/gpu_worker.py:__init__": 15,
-    "scheduler/model/messages.py:__init__": 14,
-    "scheduler/model/placement_record.py:__init__": 12,
     "actors/client/client.py:sample": 14,
     "pool/engine/engine.py:__init__": 13,
     "pool/models/text/encode.py:read_texts": 11,

@@ -61,6 +61,35 @@ def test_forming_a_gang_has_its_price_before_each_run_and_is_no_part_of_learned_
     assert seconds == pytest.approx(FORMING_SECONDS + task.run_seconds * ratio, rel=1e-3)
 
 
+def test_a_model_for_two_cards_reads_nothing_from_the_host_and_ends_when_it_was_expected() -> None:
+    """Two cards of 24 GB with a bridge, and without one, where one card is as good: reading is most of a step."""
+    model = replace(VIDEO, diffusion_bytes=33 * 10**9, activation_bytes=3 * GIB, step_seconds=0.1, degrees=(1, 2))
+    node, found = NodeId("box"), {}
+    for among in (100e9, 0.0):
+        gpus = [SimulatedGpu(WorkerId(f"gpu-{n}"), 24 * GIB, 24.5e9, node=node) for n in range(2)]
+        core = SchedulerState(SchedulerConfig(story_length=None))
+        machine = SimulatedNode(node, 512 * GIB, 1e12)  # a run is learned without its disk
+        pool = VirtualCluster(core, [replace(gpu, gang_link_bytes_per_second=among) for gpu in gpus], [machine])
+        pool.start(model.components)
+        for number, at in enumerate((5.0, 200.0)):
+            pool.post(Submitted(at, model.job(f"j{number}", f"p{number}", number, steps=40)))
+        expected: list[float] = []
+
+        def note(state: SchedulerState, expected: list[float] = expected) -> None:
+            validate(state)
+            ends = [worker.expected_end for worker in state.worker_table.workers.values() if worker.gang is not None]
+            expected += [end for end in ends if end is not None and end not in expected]
+
+        pool.run(note)
+        last = [run for run in pool.runs if run.stage is Stage.SAMPLE and run.started_at > 200.0]
+        if among:
+            assert expected[-1] == pytest.approx(last[-1].ended_at, rel=1e-3)
+        found[among] = len(last), sum(run.streamed_bytes for run in last)
+    assert found[100e9] == (2, 0)
+    assert found[0.0][0] == 1
+    assert found[0.0][1] > 0
+
+
 def test_the_loss_of_a_member_costs_a_step_and_the_others_go_on() -> None:
     pool = cluster()
     pool.post(Submitted(5.0, MODEL.job("one", "p", 1, steps=40)))

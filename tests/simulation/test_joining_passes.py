@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.joining import BEGIN_AT, SHAPES, UNET, Shape, sample_job, serve
+from benchmarks.joining import BEGIN_AT, SHAPES, UNET, Shape, Way, job_of, serve
 from modelpool.pool.values.core.errors import GIB
 from modelpool.pool.values.specs.spec import ComponentSpec, JobId, Role, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.core.invariants import validate
@@ -40,7 +40,7 @@ def test_joining_is_never_worse_than_waiting_for_whole_runs() -> None:
     worse = []
     for shape in SHAPES:
         for gpus, load in ((1, 0.2), (1, 0.95), (2, 0.6), (2, 0.95)):
-            whole, joining = (serve(shape, gpus, load, shape.rows, joins, 150) for joins in (False, True))
+            whole, joining = (serve(shape, gpus, load, Way(shape.rows, joins), 150) for joins in (False, True))
             if joining.p99_seconds > 1.03 * whole.p99_seconds or joining.per_second < 0.97 * whole.per_second:
                 worse.append((shape.name, gpus, load, whole, joining))
     assert not worse
@@ -48,11 +48,11 @@ def test_joining_is_never_worse_than_waiting_for_whole_runs() -> None:
 
 def test_one_that_comes_while_a_pass_runs_starts_at_its_next_step() -> None:
     """And ends as long after that as it takes; the one before it is not delayed."""
-    shape = Shape("s", 0.5, 4, 2.0, (10,))
+    shape = Shape("s", 0.5, 4, 2.0, (10,), 0.1, 0.1)
     cluster = VirtualCluster(SchedulerState(), [SimulatedGpu(WorkerId("a"), 80 * GIB, 1000.0 * GIB)])
     cluster.start((ComponentSpec(UNET, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB),))
     for number, at in enumerate((BEGIN_AT, BEGIN_AT + 3.3)):
-        cluster.post(Submitted(at, sample_job(shape, number, 10, 4)))
+        cluster.post(Submitted(at, job_of(shape, number, 10, 4, False)))
     cluster.run()
     first, second = sorted(cluster.runs, key=lambda run: run.started_at)
     load_seconds = first.loaded_at - first.started_at
@@ -77,7 +77,7 @@ def test_everybody_comes_to_an_end(seed: int) -> None:
     for number in range(jobs):
         at += rng.expovariate(4.0)
         rows = 1 if number % 9 == 0 else 8  # those take a worker of their own
-        job = sample_job(shape, number, rng.choice(shape.steps), rows)
+        job = job_of(shape, number, rng.choice(shape.steps), rows, False)
         cluster.post(Submitted(at, job if rows > 1 else replace(job, priority=2)))
         if number % 11 == 5:
             cancelled.add(job.job_id)

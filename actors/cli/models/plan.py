@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.terminal.plots import Plot
     from modelpool.actors.config.config import PoolConfig
     from modelpool.actors.control.forecast import Forecast, StageForecast
+    from modelpool.actors.control.gang_forecast import GangForecast
     from modelpool.actors.graph.common.task_collector import JobGraph
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.pool.catalog.catalog import Catalog
@@ -37,6 +38,7 @@ _VRAM = "Memory to plan for: 24GiB, 64MiB (default: as configured; simulated GPU
 _RESERVE = "Part of it to leave to other programs (default: as configured, else nothing)."
 _PLOT = "Plot the seconds against GPU memory: as text, or to a FILE.svg, .png or .pdf."
 _LINK = f"Bytes per second from host to GPU (default: {ASSUMED_LINK}, assumed)."
+_GPU_LINK = "Bytes per second from one GPU to the others that share an output (default: as configured, else none)."
 #: amounts of memory that a plot has points for, besides those at which the plan changes
 PLOTTED = 24
 
@@ -54,6 +56,8 @@ class MemoryPlan:
     kernels        kernels for the quantized weights of each component, with their costs
     calls          how the diffusion model is called while it is resident
     curve          expected seconds of the images by bytes of memory, if a plot is wanted
+    gangs          each number of GPUs that may share the sampling of an image, if several may
+    gang_link_bytes_per_second  between these GPUs; 0 if it is not known
     """
 
     model: str
@@ -77,9 +81,11 @@ class MemoryPlan:
     kernels: dict[str, tuple[KernelCost, ...]]
     calls: str
     curve: tuple[tuple[int, float], ...] = ()
+    gangs: tuple[GangForecast, ...] = ()
+    gang_link_bytes_per_second: float = 0.0
 
 
-@with_request_options(("width", "loras", "steps", "cfg", "sampler", "vae_tile", "vae_frames", "upscale"))
+@with_request_options(("width", "loras", "steps", "cfg", "sampler", "vae_tile", "vae_frames", "upscale", "gpus"))
 def plan_memory(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model name or path.", show_default=False)],
     vram: Annotated[str | None, options._option("--vram", _VRAM, _PLAN, "SIZE")] = None,
@@ -89,6 +95,7 @@ def plan_memory(
         str, options._option("--prompt", "Prompt; only its length matters (default: empty).", _PLAN, "TEXT")
     ] = "",
     link: Annotated[str | None, options._option("--link", _LINK, _PLAN, "SIZE")] = None,
+    gpu_link: Annotated[str | None, options._option("--gpu-link", _GPU_LINK, _PLAN, "SIZE")] = None,
     device: options.Device = None,
     vram_policy: options.Policy = None,
     reserve_vram: Annotated[str | None, options._option("--reserve-vram", _RESERVE, _PLAN, "SIZE")] = None,
@@ -107,7 +114,7 @@ def plan_memory(
         raise unusable_field("--batch", batch, "a whole number from 1")
     file = plot_file(plot, as_json)
     where = PoolOptions(config=config, device=device, vram=vram, vram_policy=vram_policy, reserve_vram=reserve_vram)
-    found = memory_plan(model, prompt, dict(fields), batch, link, where, PLOTTED if plot is not None else 0)
+    found = memory_plan(model, prompt, dict(fields), batch, link, where, PLOTTED if plot is not None else 0, gpu_link)
     console = user_console(sys.stdout)
     if as_json:
         print_json(sys.stdout, as_plain(found))
@@ -128,11 +135,13 @@ def memory_plan(
     link: str | None,
     options: PoolOptions,
     plotted: int = 0,
+    gpu_link: str | None = None,
 ) -> MemoryPlan:
-    """Plan `batch` images, and with `plotted` in about so many other amounts of memory. Raises UserError, and
-    DoesNotFit if they cannot be generated in this memory."""
+    """Plan `batch` images, and with `plotted` in about so many other amounts of memory; with `gpu_link` as the speed
+    between GPUs that share one. Raises UserError, and DoesNotFit if they cannot be generated in this memory."""
     from modelpool.actors.cli.terminal.open_pool import settings_for
     from modelpool.actors.control.forecast import Speeds, forecast, needs_most
+    from modelpool.actors.control.gang_forecast import gang_forecasts
     from modelpool.actors.control.pool_plan import auto_batch_of
     from modelpool.actors.graph.build_graph import build_graph
     from modelpool.actors.graph.features.batch_choice import BatchTerms
@@ -147,7 +156,8 @@ def memory_plan(
     from modelpool.pool.devices.vram_policy import choose_policy, rules_for
 
     config = settings_for(options)
-    link_bytes = _link_bytes(link)
+    link_bytes = _link_bytes("--link", link or ASSUMED_LINK)
+    gang_link = _link_bytes("--gpu-link", gpu_link) if gpu_link else config.pool.gang_link_bytes_per_second or 0
     kind, kind_source = _device_kind(config)
     policy = choose_policy(config.pool.policy, DeviceKind(kind))
     rules = rules_for(policy.value)
@@ -179,6 +189,9 @@ def memory_plan(
         return forecast(graph, room_bytes - ahead, speeds, batch, lambda key: _modules(catalog, graph, key), rules)
 
     found = forecast_in(room_bytes)
+    holds_shares = rules.may_stream and rules.weights_share >= 1 and DeviceKind(kind) is not DeviceKind.CPU
+    speeds = Speeds(link_bytes, overlaps=ahead_bytes > 0)
+    gangs = gang_forecasts(graph, capacity_bytes, speeds, gang_link if holds_shares else 0)
     amounts = plotted_bytes(found, kind, reserve_bytes, vram_bytes, plotted) if plotted else ()
     curve = tuple((memory, forecast_in(usable_bytes(None, memory, reserve_bytes)).seconds) for memory in amounts)
     return MemoryPlan(
@@ -203,6 +216,8 @@ def memory_plan(
         kernels=_kernels(catalog, model, kind, config.pool.products),
         calls=config.pool.fast_paths.of(recipe.model).on(kind).words,
         curve=curve,
+        gangs=gangs,
+        gang_link_bytes_per_second=gang_link,
     )
 
 
@@ -245,6 +260,8 @@ def tables_of(found: MemoryPlan) -> tuple[RenderableType, ...]:
     why = [(stage.stage.value, sentence) for stage in made.first for sentence in stage.why]
     if why:
         parts.append(facts_table(why))
+    if found.gangs:
+        parts.append(_gangs_table(found))
     if found.kernels:
         parts.append(_kernels_table(found.kernels))
     parts.append(facts_table(_summary_facts(found)))
@@ -359,6 +376,28 @@ def _resident(stage: StageForecast) -> str:
     return f"{format_bytes(stage.resident_bytes)} ({stage.resident_bytes / stage.weight_bytes:.0%})"
 
 
+def _gangs_table(found: MemoryPlan) -> RenderableType:
+    """What each number of GPUs keeps, and gets in each step."""
+    from modelpool.actors.cli.terminal.tables import rows_table
+
+    speed = found.gang_link_bytes_per_second
+    link = f"GPU link {speed / 1e9:.3g} GB/s" if speed else "GPU link unknown (--gpu-link): weights come from the host"
+    headings = (f"GPUs that share a run, {link}", "resident", "held for all", "from GPUs", "from host", "per step")
+    many = len({each.components for each in found.gangs}) > 1
+    rows = [
+        (
+            str(each.gpus) + (f", {each.components[0]}" if many else ""),
+            format_bytes(each.resident_bytes),
+            format_bytes(each.share_bytes),
+            f"{format_bytes(each.peer_bytes)}/step",
+            f"{format_bytes(each.host_bytes)}/step",
+            f"{each.step_seconds:.3g} s",
+        )
+        for each in found.gangs
+    ]
+    return rows_table(headings, rows, right=headings[1:])
+
+
 def _kernels_table(kernels: dict[str, tuple[KernelCost, ...]]) -> RenderableType:
     from modelpool.actors.cli.terminal.tables import rows_table
 
@@ -404,12 +443,12 @@ def _divided(stage: StageForecast) -> str:
     return "" if stage.division is None else f", {stage.division.words}"
 
 
-def _link_bytes(given: str | None) -> int:
+def _link_bytes(option: str, given: str) -> int:
     """Parse bytes per second. Raises UnusableField."""
     try:
-        return parse_bytes(given if given is not None else ASSUMED_LINK)
+        return parse_bytes(given)
     except UserError:
-        raise unusable_field("--link", given, "bytes per second, such as 12GB") from None
+        raise unusable_field(option, given, "bytes per second, such as 12GB") from None
 
 
 def _device_kind(config: PoolConfig) -> tuple[str, str]:

@@ -49,14 +49,7 @@ BATCH_HELP = (
 @with_option_groups
 def batch(
     context: typer.Context,
-    job_file: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOBS",
-            help="One request per row: .jsonl, .csv, .txt or .parquet, a folder of a dataset, a URL, or - for stdin.",
-            show_default=False,
-        ),
-    ],
+    job_file: options.JobFile,
     out: Annotated[
         str,
         typer.Option(
@@ -65,10 +58,8 @@ def batch(
             metavar="DIR_OR_URL",
         ),
     ],
-    model: Annotated[
-        str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    model: options.LineModel = None,
+    seed: options.LineSeed = 0,
     workflow: Annotated[
         Path | None,
         typer.Option(

@@ -47,14 +47,7 @@ JobsId = Annotated[
 @with_request_options((*SCHEDULING_FIELDS, "batch", "gpus", "format", "quality"))
 def submit(
     context: typer.Context,
-    job_file: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOBS",
-            help="One request per row: .jsonl, .csv, .txt or .parquet, a folder of a dataset, a URL, or - for stdin.",
-            show_default=False,
-        ),
-    ],
+    job_file: options.JobFile,
     out: Annotated[
         str,
         typer.Option(
@@ -69,10 +62,8 @@ def submit(
             "--id", help="Id of the submission: submitting again has no effect.", metavar="ID", show_default=False
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    model: options.LineModel = None,
+    seed: options.LineSeed = 0,
     columns: options.Columns = None,
     ignore_columns: options.IgnoreColumns = False,
     name: options.Name = None,

@@ -226,12 +226,12 @@ def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[Gene
     get: of rows of one workflow, once."""
     from modelpool.actors.http.comfy.comfy_images import image_size_of
     from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
-    from modelpool.actors.http.read_requests import image_next_to
+    from modelpool.actors.http.read_requests import image_next_to, video_next_to
 
     def read(name: str) -> Image:
         return image_next_to(place, name)
 
-    names = replace(names, image_size=image_size_of(read))
+    names = replace(names, image_size=image_size_of(read), video_facts=lambda name: video_next_to(place, name))
     outputs = outputs_of(graph, names)
     for warning in dict.fromkeys(warning for output in outputs for warning in output.warnings):
         warnings.warn(f"{place}: {warning}", UserWarning, stacklevel=2)
@@ -243,7 +243,8 @@ def _values_of(graph: dict[str, Any], choices: str) -> Iterator[str]:
     from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 
     for node in graph.values():
-        for given in NODE_TYPES[node["class_type"]].inputs:
+        kind = NODE_TYPES.get(node["class_type"])  # a node that nothing is linked to may be of any kind
+        for given in () if kind is None else kind.inputs:
             value = (node.get("inputs") or {}).get(given.name)
             if given.choices == choices and isinstance(value, str):
                 yield value

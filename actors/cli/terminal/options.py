@@ -59,6 +59,19 @@ Seed = option_of("seed")
 Number = Annotated[int, _option("-n", "Images per prompt (default: 1).", IMAGE, "N")]
 
 Out = Annotated[str | None, _option("--out", _FOLDER, _OUTPUT, "DIR_OR_URL")]
+#: of commands that read a file of requests
+JobFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOBS",
+        help="One request per row: .jsonl, .csv, .txt or .parquet, a folder of a dataset, a URL, or - for stdin.",
+        show_default=False,
+    ),
+]
+LineModel = Annotated[
+    str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
+]
+LineSeed = Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")]
 Columns = Annotated[
     list[str] | None,
     _option("--column", "The column of a field, as in prompt=caption; width= leaves a column out.", _OUTPUT, "F=C"),

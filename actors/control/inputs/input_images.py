@@ -26,7 +26,7 @@ from modelpool.actors.request.image_decoding import open_image, plain_pixels
 from modelpool.actors.request.image_fields import ImageSource, InputImage, Pixels, Region, TaskImage, pixels_digest
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.request.workflow_fields import ImageNode, SampleNode, Workflow
+from modelpool.actors.request.workflow_fields import ImageNode, SampleNode, VideoNode, Workflow
 from modelpool.actors.worker.wire.messages import ResultRef
 from modelpool.pool.inference.pixels.image_ops import HALF, covering
 from modelpool.pool.values.core.errors import UserError, unusable_field
@@ -104,6 +104,9 @@ class InputImages:
                 place = f"workflow node {node_id}"
                 bring = self._bring_workflow_mask if node.kind == "mask" else self._bring_whole
                 changed[node_id] = node.model_copy(update={node.kind: bring(place, node.source, refs)})
+            elif isinstance(node, VideoNode):
+                brought_video = self._videos.bring_frames(f"workflow node {node_id}", node.video, refs)
+                changed[node_id] = node.model_copy(update={"video": brought_video})
             elif isinstance(node, SampleNode):
                 brought, own_refs = self.bring(node.request)
                 refs |= own_refs

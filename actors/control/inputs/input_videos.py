@@ -14,10 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from modelpool.actors.control.inputs.input_sizes import times_of, wanted_size
-from modelpool.actors.graph.common.input_ids import input_video_id
+from modelpool.actors.graph.common.input_ids import input_frames_id, input_video_id
 from modelpool.actors.request.control_video_fields import (
     Frames,
     InputVideo,
+    TaskVideo,
     VideoSource,
     check_count,
     frames_digest,
@@ -25,6 +26,7 @@ from modelpool.actors.request.control_video_fields import (
 )
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import ResultRef
+from modelpool.pool.inference.operations.pixel_levels import STILL_RATE
 from modelpool.pool.inference.pixels.image_ops import covering
 from modelpool.pool.values.core.errors import counted, unusable_field
 from modelpool.pool.values.core.lru_cache import LruCache
@@ -58,7 +60,7 @@ class InputVideos:
     def bring(self, request: GenerateRequest, refs: dict[TaskId, ResultRef]) -> dict[str, Any]:
         """Return the changed fields of `request`, with its videos stored; references are added to `refs`. Raises
         UserError naming the field for videos that cannot be read or do not fit together."""
-        if request.video is None or isinstance(request.video, InputVideo):
+        if request.video is None or isinstance(request.video, InputVideo | TaskVideo):
             return {}
         sources = [_identity(source) for source in (request.video, request.video_mask, request.face_video)]
         key = (*sources, request.width, request.height, request.frames)
@@ -67,6 +69,20 @@ class InputVideos:
             refs[input_video_id(video, is_mask=name == _MASK)] = ref
             changed[name] = video
         return changed
+
+    def bring_frames(self, name: str, source: VideoSource, refs: dict[TaskId, ResultRef]) -> InputVideo:
+        """Return the video of a node of a workflow, stored at its own size with all its frames; its reference is added
+        to `refs`. Raises UserError naming the node."""
+        if isinstance(source, InputVideo):
+            return source
+
+        def bring() -> tuple[Brought, ...]:
+            frames = _read(name, source, False, (None, None), None).frames
+            return (self._brought_as(name, frames, source, VideoFrames(frames, STILL_RATE)),)
+
+        ((_, video, ref),) = self._brought.get(("frames", _identity(source)), bring)
+        refs[input_frames_id(video)] = ref
+        return video
 
     def _videos_of(self, request: GenerateRequest) -> Iterable[Brought]:
         size = request.width, request.height
@@ -101,7 +117,7 @@ def _read(
     name: str, source: VideoSource, is_mask: bool, size: tuple[int | None, int | None], most: int | None
 ) -> _Read:
     """Read at most `most` frames of `source`, scaled to cover the requested `size`."""
-    assert not isinstance(source, InputVideo), f"{name}: the video is stored, and its mask is not"
+    assert not isinstance(source, InputVideo | TaskVideo), f"{name}: the video is stored, and its mask is not"
     own: tuple[int, int] | None = None
     found: list[PixelArray] = []
     for frame in islice(_frames(name, source, is_mask), most):
@@ -120,6 +136,7 @@ def _frames(name: str, source: str | tuple[str, ...] | Frames, is_mask: bool) ->
 
 def _identity(source: VideoSource | None) -> Hashable:
     """Return a key that is equal for equal pixels, as far as known without reading them."""
+    assert not isinstance(source, TaskVideo), "videos of tasks are in the pool"
     if source is None or isinstance(source, (Frames, InputVideo)):
         return None if source is None else source.sha256
     try:

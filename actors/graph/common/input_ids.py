@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.actors.request.control_video_fields import InputVideo, VideoSource
+from modelpool.actors.request.control_video_fields import InputVideo, TaskVideo, VideoSource
 from modelpool.actors.request.face_fields import FaceSource, InputFaces
 from modelpool.actors.request.image_fields import ImageSource, InputImage, TaskImage
 from modelpool.pool.values.specs.spec import TaskId
@@ -23,6 +23,14 @@ def input_faces_id(source: FaceSource) -> TaskId:
 
 
 def input_video_id(source: VideoSource, is_mask: bool = False) -> TaskId:
-    """Return the task id of a video or its mask that is in the pool."""
+    """Return the task id of a video or its mask that is in the pool, or that a task makes."""
+    if isinstance(source, TaskVideo):
+        return TaskId(source.task)
     assert isinstance(source, InputVideo), f"the client brings videos to the pool, found {source!r}"
     return TaskId(f"given-video{'-mask' if is_mask else ''}-{source.sha256[:20]}")
+
+
+def input_frames_id(source: VideoSource) -> TaskId:
+    """Return the task id of the frames of a video of a workflow that is in the pool."""
+    assert isinstance(source, InputVideo), f"the client brings videos to the pool, found {source!r}"
+    return TaskId(f"given-frames-{source.sha256[:20]}")

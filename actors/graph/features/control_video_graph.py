@@ -20,7 +20,7 @@ from modelpool.actors.graph.features.feature import (
     find_input,
     image_line,
 )
-from modelpool.actors.request.control_video_fields import InputVideo
+from modelpool.actors.request.control_video_fields import InputVideo, TaskVideo
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.requests import GenerateRequest
@@ -61,7 +61,7 @@ def video_size(request: GenerateRequest, model: ModelRef, defaults: ModelDefault
     video, facts = request.video, defaults.sampling
     if video is None or facts.video is None:
         return {}
-    assert isinstance(video, InputVideo), f"the client brings videos to the pool, found {video!r}"
+    assert isinstance(video, InputVideo | TaskVideo), f"the client brings videos to the pool, found {video!r}"
     step, multiple = facts.side_multiple or SIZE_STEP, facts.video.multiple
     sizes = {
         "width": max(step, video.width // step * step),

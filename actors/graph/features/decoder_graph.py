@@ -6,16 +6,17 @@ Pure functions of values. Every error names a field of a request.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.common.output_shape import output_plural
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
-from modelpool.actors.graph.features.recorded import FILE_NAME
+from modelpool.actors.graph.features.recorded import FILE_NAME, LATER
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.two_stages import prior_cells
+from modelpool.pool.inference.sampling.sampler_names import resolve_sampling
 from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.stage_params import (
@@ -67,14 +68,19 @@ def decoder_params(model: ModelRef, prior: SampleParams, decoder: Decoder | None
     defaults = facts.defaults
     assert defaults is not None, "a decoder has sampling defaults"
     steps = None if decoder is None else decoder.steps
+    sampler, schedule, seed = defaults.sampler, defaults.schedule, _LAST_SEED - prior.seed
+    if decoder is not None and (decoder.sampler or decoder.schedule):
+        sampler, schedule = resolve_sampling(decoder.sampler or sampler, decoder.schedule or schedule)
+    if decoder is not None and decoder.seed is not None:
+        seed = decoder.seed
     shape = OutputShape(prior.shape.width, prior.shape.height)
     return SampleParams(
         model,
         (),
         shape,
-        SamplingSchedule(defaults.steps if steps is None else steps, defaults.sampler, defaults.schedule),
+        SamplingSchedule(defaults.steps if steps is None else steps, sampler, schedule),
         GuidanceParams(_cfg(decoder)),
-        _LAST_SEED - prior.seed,
+        seed,
         (PriorCondition(*prior_cells(shape.width, shape.height)),),
     )
 
@@ -92,24 +98,39 @@ class RecipeDecoder:
     sha256: str
     steps: int
     cfg: float
+    seed: int | None = field(default=None, metadata=LATER)
+    sampler: str = field(default="", metadata=LATER)
+    schedule: str = field(default="", metadata=LATER)
 
 
 def _recorded(source: RecipeSource) -> dict[str, Any]:
     run = next((sample for sample in source.samplings if sample.prior is not None), None)
     if run is None:
         return {}
-    return {"decoder": RecipeDecoder(run.model.name, run.model.sha256, run.schedule.steps, run.guidance.cfg)}
+    found = RecipeDecoder(run.model.name, run.model.sha256, run.schedule.steps, run.guidance.cfg)
+    asked = source.request.decoder
+    if asked is not None and asked.seed is not None:
+        found = replace(found, seed=run.seed)
+    if asked is not None and (asked.sampler or asked.schedule):
+        found = replace(found, sampler=run.schedule.sampler, schedule=run.schedule.noise_schedule)
+    return {"decoder": found}
 
 
 def _restored(recipe: Recipe, find: FindFile) -> dict[str, Any]:
     if (decoder := recipe.decoder) is None:
         return {}
-    return {"decoder": {"model": decoder.model, "steps": decoder.steps, "cfg": decoder.cfg}}
+    found: dict[str, Any] = {"model": decoder.model, "steps": decoder.steps, "cfg": decoder.cfg}
+    found |= {} if decoder.seed is None else {"seed": decoder.seed}
+    if decoder.sampler:
+        found |= {"sampler": decoder.sampler, "schedule": decoder.schedule or None}
+    return {"decoder": found}
 
 
 def _lines(recipe: Recipe) -> Iterator[Line]:
     if (decoder := recipe.decoder) is not None:
-        parts = f"{counted(decoder.steps, 'step')}, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"
+        how = "" if decoder.seed is None else f", seed {decoder.seed}"
+        how += f", {' '.join((decoder.sampler, decoder.schedule))}" if decoder.sampler else ""
+        parts = f"{counted(decoder.steps, 'step')}, guidance {decoder.cfg:g}{how}  (sha256 {decoder.sha256})"
         yield "decoder", f"{decoder.model}, {parts}"
 
 

@@ -16,7 +16,7 @@ from modelpool.actors.graph.features.feature import Feature, FindFile, Line, Rec
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_decoding import MAX_SIDE
-from modelpool.actors.request.image_fields import InputImage
+from modelpool.actors.request.image_fields import InputImage, TaskImage
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.sampling_facts import Guidance, ImageConcat, ModelDefaults, SamplingFacts
@@ -122,7 +122,7 @@ def size_like_reference(request: GenerateRequest, model: ModelRef, defaults: Mod
     ):
         return {}
     reference = request.references[-1]
-    assert isinstance(reference, InputImage), f"the client brings images to the pool, found {reference!r}"
+    assert isinstance(reference, InputImage | TaskImage), f"the client brings images to the pool, found {reference!r}"
     found, step = (reference.width, reference.height), defaults.sampling.side_multiple or SIZE_STEP
     if request.height is not None:
         return {"width": _stepped(request.height * found[0] / found[1], step)}

@@ -134,6 +134,7 @@ class RecipeImagePrompt:
     blocks: tuple[tuple[str, float], ...] = ()
     mask_sha256: tuple[str, ...] = field(default=(), metadata=LATER)
     mask_files: tuple[str, ...] = field(default=(), metadata={**LATER, **INFORMATIVE})
+    noise: float = field(default=0.0, metadata=LATER)
 
 
 def _recorded(source: RecipeSource) -> dict[str, Any]:
@@ -142,6 +143,9 @@ def _recorded(source: RecipeSource) -> dict[str, Any]:
     if not request.image_prompts:
         return {}
     found = []
+    if not source.sample.image_prompts:  # the model reads the images itself
+        model = source.sample.model
+        return {"image_prompts": tuple(_recorded_own(each, model.name, model.sha256) for each in request.image_prompts)}
     task = next(task for task in graph.job.tasks if isinstance(graph.works[task.task_id], SampleParams))
     needs = dict(zip(task.input_names, task.needs, strict=True))
     for number, (prompt, ref) in enumerate(zip(request.image_prompts, source.sample.image_prompts, strict=True)):
@@ -166,6 +170,17 @@ def _recorded(source: RecipeSource) -> dict[str, Any]:
     return {"image_prompts": tuple(found)}
 
 
+def _recorded_own(prompt: ImagePrompt, model: str, sha256: str) -> RecipeImagePrompt:
+    """Record images that a model varies."""
+    images: Sequence[Any] = prompt.images
+    return RecipeImagePrompt(
+        *(model, sha256, "", "", prompt.strength, 0.0, 1.0),
+        image_sha256=tuple(image.sha256 for image in images),
+        image_files=tuple(image.file for image in images),
+        noise=prompt.noise,
+    )
+
+
 def _restored(images: RecipeImages, find: FindFile) -> dict[str, Any]:
     prompts = tuple(_restored_prompt(prompt, find) for prompt in images.image_prompts)
     return {"image_prompts": prompts} if prompts else {}
@@ -174,6 +189,7 @@ def _restored(images: RecipeImages, find: FindFile) -> dict[str, Any]:
 def _restored_prompt(prompt: RecipeImagePrompt, find: FindFile) -> dict[str, Any]:
     found: dict[str, Any] = {"model": prompt.name, "encoder": prompt.encoder, "strength": prompt.strength}
     found |= {"start": prompt.start, "end": prompt.end, "blocks": dict(prompt.blocks)}
+    found |= {"noise": prompt.noise} if prompt.noise else {}
     if prompt.image_files:
         found["image"] = [find_input("image_prompts.image", file, find) for file in prompt.image_files]
     if prompt.faces_sha256:
@@ -185,7 +201,7 @@ def _restored_prompt(prompt: RecipeImagePrompt, find: FindFile) -> dict[str, Any
 
 def _lines(images: RecipeImages) -> Iterator[Line]:
     for prompt in images.image_prompts:
-        parts = [f"strength {prompt.strength:g}"]
+        parts = [f"strength {prompt.strength:g}", *([f"noise {prompt.noise:g}"] if prompt.noise else [])]
         if span := span_text(prompt.start, prompt.end, "the steps"):
             parts.append(span)
         parts += [f"{name} {factor:g}" for name, factor in prompt.blocks]

@@ -52,6 +52,7 @@ class RecipeLora:
     keyframes: tuple[tuple[float, float], ...] = field(default=(), metadata=LATER)
     interpolation: str = field(default="", metadata=LATER)
     only: tuple[str, ...] = field(default=(), metadata=LATER)
+    merge: str = field(default="", metadata=LATER)
 
 
 def _recorded(source: RecipeSource) -> dict[str, Any]:
@@ -76,7 +77,8 @@ def _lines(recipe: Recipe) -> Iterator[Line]:
             steps = ", ".join(f"{strength:g} from {share:g}" for share, strength in lora.keyframes)
             how += f", over the steps: {steps}" + (f" ({lora.interpolation})" if lora.interpolation else "")
         how += f", only for {', '.join(lora.only)}" if lora.only else ""
-        yield f"LoRA {lora.name}", f"strength {lora.strength:g}{where}{how}  (sha256 {lora.sha256})"
+        kind = f"merged model {lora.name} ({lora.merge})" if lora.merge else f"LoRA {lora.name}"
+        yield kind, f"strength {lora.strength:g}{where}{how}  (sha256 {lora.sha256})"
 
 
 LORAS = Feature(recipe=Section(_recorded, _restored, _lines))

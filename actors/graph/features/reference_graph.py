@@ -187,7 +187,7 @@ def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
     if not request.references or takes_control_video(facts):
         return NO_REFERENCES
     step, pixels = facts.side_multiple or SIZE_STEP, math.prod(size)
-    images = [each for each in request.references if isinstance(each, InputImage)]
+    images = [each for each in request.references if isinstance(each, InputImage | TaskImage)]
     own_sizes = [(each.width, each.height) for each in images]
     if facts.reference_covers:
         own_sizes = [size] * len(images)

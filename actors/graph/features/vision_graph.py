@@ -17,7 +17,7 @@ from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode, SamplingFacts, VideoNumbers
-from modelpool.pool.values.core.stage_params import EncodeImageParams, ViewCondition
+from modelpool.pool.values.core.stage_params import EncodeImageParams, SeenImages, ViewCondition
 from modelpool.pool.values.core.task_inputs import LAST_IMAGE
 from modelpool.pool.values.specs.spec import TaskId
 
@@ -105,6 +105,30 @@ def image_context_lengths(facts: SamplingFacts, reads_negative: bool) -> tuple[i
     """Return the context lengths of a model that reads only images: one embedding, and zeros of the same length if
     the run `reads_negative`. None for models that read texts."""
     return None if facts.reads_text else (1,) * (2 if reads_negative else 1)
+
+
+def seen_images(request: GenerateRequest, model: str) -> tuple[SeenImages, ...]:
+    """Return how `model` reads the images that it varies; nothing for one image as it is. Raises UnusableField for an
+    image prompt that is none of the model itself, or with more than images, strength and noise."""
+    strengths, noises = ([1.0], [0.0]) if request.image is not None else ([], [])
+    for prompt in request.image_prompts:
+        if prompt.model not in (request.model, model):
+            expected = f"{request.model!r}: this model reads images by itself"
+            raise unusable_field("image_prompts.model", prompt.model, expected)
+        others = prompt.encoder or prompt.faces or prompt.masks or prompt.blocks or (prompt.start, prompt.end) != (0, 1)
+        if others:
+            raise unusable_field("image_prompts", prompt.model, "image, strength and noise alone for this model")
+        strengths += [prompt.strength] * len(prompt.images)
+        noises += [prompt.noise] * len(prompt.images)
+    if (strengths, noises) == ([1.0], [0.0]):
+        return ()
+    return (SeenImages(tuple(strengths), tuple(noises)),)
+
+
+def varied_images(request: GenerateRequest) -> tuple[TaskId, ...]:
+    """Return the images of which a model makes an image like them: as many as `seen_images` has numbers for."""
+    first = () if request.image is None else (input_image_id(request.image),)
+    return (*first, *(input_image_id(image) for prompt in request.image_prompts for image in prompt.images))
 
 
 def vision_images(request: GenerateRequest) -> tuple[TaskId, ...]:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -41,6 +42,7 @@ from modelpool.actors.http.service.bodies import FormBody, form_body, json_objec
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import Services, caller_of
 from modelpool.actors.http.service.uploads import Uploads
+from modelpool.actors.request.control_video_fields import is_moving
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError, counted
@@ -54,6 +56,8 @@ _MOST_TITLE = 100
 MOST_ANNOUNCED = 1 << 16
 #: workflows of up to as many nodes are read on the loop, which takes less than handing them to a thread
 _SMALL_NODES = 50
+#: videos of one workflow with facts that are kept while it is read
+_MOST_VIDEOS = 64
 
 
 def comfy_router(services: Services, prompts: ComfyPrompts) -> APIRouter:
@@ -148,7 +152,7 @@ def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompt
         path = prompts.output(owner, filename)
         return FileResponse(path, filename=filename, content_disposition_type="inline")
 
-    @router.post("/upload/image", summary="Upload an image for LoadImage")
+    @router.post("/upload/image", summary="Upload an image for LoadImage, or a video for LoadVideo")
     async def upload_image(request: Request) -> dict[str, Any]:
         form = await form_body(request, max_bytes)
         return await _stored(uploads, caller_of(request).owner, form, *_file_of(form))
@@ -276,7 +280,7 @@ async def _submitted(
         if graph and is_exported(graph):
             graph = await asyncio.to_thread(api_format, graph, names.kinds)
         # other callers get their turn while a large workflow is read
-        is_small = isinstance(graph, dict) and len(graph) <= _SMALL_NODES
+        is_small = isinstance(graph, dict) and len(graph) <= _SMALL_NODES and not _loads_videos(graph)
         outputs = outputs_of(graph, names) if is_small else await asyncio.to_thread(outputs_of, graph, names)
         assert isinstance(graph, dict), "a workflow with outputs"
 
@@ -295,6 +299,11 @@ async def _submitted(
         prompts.add(prompt)
         submission.name_nodes(_titles(graph))
         return prompt
+
+
+def _loads_videos(graph: Mapping[str, Any]) -> bool:
+    """Whether a workflow has nodes that load videos, of which the frames are counted."""
+    return any(isinstance(node, dict) and node.get("class_type") == "LoadVideo" for node in graph.values())
 
 
 def _titles(graph: Mapping[str, Any]) -> dict[str, str]:
@@ -340,11 +349,14 @@ def _requests(
 
 async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
     listings = await services.listings()
-    images = await asyncio.to_thread(uploads.names, owner)
+    files = await asyncio.to_thread(uploads.names, owner)
+    images, videos = [name for name in files if not is_moving(name)], [name for name in files if is_moving(name)]
     models = {each.name: each.family for each in listings.models}
     loras = [each.name for each in listings.loras]
     image_size = image_size_of(lambda name: uploads.image(owner, name))
-    return PoolNames(models, loras, images, listings.files, kinds_with(listings.files.nodes), image_size)
+    kinds = kinds_with(listings.files.nodes)
+    facts = lru_cache(_MOST_VIDEOS)(lambda name: uploads.video(owner, name))
+    return PoolNames(models, loras, images, listings.files, kinds, image_size, facts, videos)
 
 
 def page_of(ended: Sequence[Prompt], most: int, offset: int) -> Sequence[Prompt]:

@@ -10,6 +10,7 @@ from typing import Any
 from modelpool.actors.http.comfy.comfy_image_nodes import decoded_latent
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import (
+    AUDIOS,
     MAX_BATCH,
     MAX_SEED,
     NodeInput,
@@ -19,6 +20,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     link,
     number,
     only_in_workflows,
+    shown_with,
     text,
     warn,
     whole,
@@ -99,6 +101,16 @@ def _saved(file_format: str) -> Builder:
     return build
 
 
+def _saved_in_format(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A file of audio in a format that the node chooses, and the quality of the pool."""
+    qualities = _QUALITIES[given["format"]]
+    if given["format.quality"] not in ("", *qualities):
+        raise NodeUnsupported(
+            f"format.quality: found {given['format.quality'][:100]}, expected {' or '.join(qualities) or 'none'}"
+        )
+    return _saved(given["format"])({**given, "quality": given["format.quality"] or None})
+
+
 def _refused(given: Mapping[str, Any]) -> tuple[Any, ...]:
     raise NodeUnsupported("the pool reads no audio of users")
 
@@ -147,6 +159,10 @@ _BATCH = whole("batch_size", 1, 1, MAX_BATCH, is_required=False)
 _TWO = (link("audio1", "AUDIO"), link("audio2", "AUDIO"))
 _MP3 = text("quality", "V0", is_required=False, choices=("V0", "128k", "320k"))
 _OPUS = text("quality", "128k", is_required=False, choices=("64k", "96k", "128k", "192k", "320k"))
+#: formats of SaveAudioAdvanced, and the qualities of each
+_QUALITIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"flac": (), "mp3": ("V0", "128k", "320k"), "opus": ("64k", "96k", "128k", "192k", "320k")}
+)
 AUDIO_NODES = (
     _row("EmptyLatentAudio", "audio", _empty, (_SECONDS, _BATCH), "LATENT"),
     _row(
@@ -219,7 +235,7 @@ AUDIO_NODES = (
         ),
         "AUDIO",
     ),
-    _row("LoadAudio", "audio", _refused, (text("audio"),), "AUDIO"),
+    _row("LoadAudio", "audio", _refused, (text("audio", choices=AUDIOS),), "AUDIO"),
     _row("VAEEncodeAudio", "audio", _refused, (_AUDIO, _VAE), "LATENT"),
     _row(
         "TrimAudioDuration",
@@ -244,9 +260,22 @@ AUDIO_NODES = (
         (number("duration", 60.0, 0.001, 3600.0), whole("sample_rate", 44100, 1, 192000), whole("channels", 2, 1, 2)),
         "AUDIO",
     ),
-    _row("SaveAudio", "audio", _saved("flac"), (_AUDIO, _PREFIX), is_output=True),
-    _row("SaveAudioMP3", "audio", _saved("mp3"), (_AUDIO, _PREFIX, _MP3), is_output=True),
-    _row("SaveAudioOpus", "audio", _saved("opus"), (_AUDIO, _PREFIX, _OPUS), is_output=True),
+    _row("SaveAudio", "audio", _saved("flac"), (_AUDIO, _PREFIX), "AUDIO", is_output=True),
+    _row("SaveAudioMP3", "audio", _saved("mp3"), (_AUDIO, _PREFIX, _MP3), "AUDIO", is_output=True),
+    _row("SaveAudioOpus", "audio", _saved("opus"), (_AUDIO, _PREFIX, _OPUS), "AUDIO", is_output=True),
+    _row(
+        "SaveAudioAdvanced",
+        "audio",
+        _saved_in_format,
+        (
+            _AUDIO,
+            _PREFIX,
+            combo("format", tuple(_QUALITIES)),
+            shown_with("format", ("mp3", "opus"), text("format.quality", is_required=False)),
+        ),
+        "AUDIO",
+        is_output=True,
+    ),
     _row("PreviewAudio", "audio", _saved("flac"), (_AUDIO,), is_output=True),
 )
 #: what they become in workflows

@@ -31,6 +31,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     number,
     only_in_workflows,
     text,
+    warn,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
@@ -83,6 +84,27 @@ def _sampled_node(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return _outputs(given, latent, nodes.decode(given["node_id"], latent, "" if vae is None else vae.name))
 
 
+def _check_noise(given: Mapping[str, Any]) -> None:
+    """Warn of noise that is not drawn as a node says. Raises NodeUnsupported for variations of the noise."""
+    if given["variation_strength"]:
+        raise NodeUnsupported(f"variation_strength: found {given['variation_strength']:g}, expected 0")
+    if given["batch_seed_mode"] not in ("incremental", "comfy"):
+        raise NodeUnsupported(f"batch_seed_mode: found {given['batch_seed_mode'][:100]}, expected incremental or comfy")
+    if not given["noise_mode"].startswith("CPU"):
+        warn(given, f"noise_mode: found {given['noise_mode'][:100]}, which is not read: the noise of a seed is the "
+                    "same on every device")  # fmt: skip
+
+
+def _sampled_with_noise(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    _check_noise(given)
+    return _KSAMPLER(given)
+
+
+def _sampled_node_with_noise(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    _check_noise(given)
+    return WORKFLOW_NODES["KSampler"](given)
+
+
 def _outputs(given: Mapping[str, Any], latent: Any, image: Any) -> tuple[Any, ...]:
     return (*(given[name] for name in ("model", "positive", "negative")), latent, given.get("optional_vae"), image)
 
@@ -122,6 +144,10 @@ def _stacked_loras(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _model(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (ModelValue(given["unet_name"]),)
+
+
+def _model_of_gguf(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (ModelValue(given["gguf_name"]),)
 
 
 def _clip(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -203,6 +229,18 @@ CUSTOM_NODES = (
         *("MODEL", "CONDITIONING", "CONDITIONING", "LATENT", "VAE", "IMAGE"),
     ),
     _row(
+        "KSampler //Inspire",
+        _sampled_with_noise,
+        (
+            *next(row.inputs for row in SAMPLING_NODES if row.name == "KSampler"),
+            text("noise_mode", "GPU(=A1111)", choices=("GPU(=A1111)", "CPU")),
+            text("batch_seed_mode", "incremental"),
+            whole("variation_seed", 0, 0, MAX_SEED),
+            number("variation_strength", 0.0, 0.0, 1.0),
+        ),
+        "LATENT",
+    ),
+    _row(
         "Power Lora Loader (rgthree)",
         _power_loras,
         (
@@ -232,6 +270,8 @@ CUSTOM_NODES = (
         "CLIP",
     ),
     _row("UnetLoaderGGUF", _model, (combo("unet_name", MODELS),), "MODEL"),
+    _row("LoaderGGUF", _model_of_gguf, (combo("gguf_name", MODELS),), "MODEL"),
+    _row("ClipLoaderGGUF", _clip, (*_clip_names(1), _TYPE, text("device", "default", is_required=False)), "CLIP"),
     _row("CLIPLoaderGGUF", _clip, (*_clip_names(1), _TYPE), "CLIP"),
     _row("DualCLIPLoaderGGUF", _clip, (*_clip_names(2), _TYPE), "CLIP"),
     _row("TripleCLIPLoaderGGUF", _clip, _clip_names(3), "CLIP"),
@@ -256,5 +296,9 @@ CUSTOM_NODES = (
 )
 #: what they become in workflows
 CUSTOM_BUILDERS: Mapping[str, Builder] = MappingProxyType(
-    {"KSampler (Efficient)": _sampled_node, "ImageResizeKJv2": _resized}
+    {
+        "KSampler (Efficient)": _sampled_node,
+        "KSampler //Inspire": _sampled_node_with_noise,
+        "ImageResizeKJv2": _resized,
+    }
 )

@@ -22,11 +22,14 @@ from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected, link_of
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.pool.values.core.errors import UserError
 
 #: the size of an image of the user, by its name; raises UserError
 ImageSize: TypeAlias = "Callable[[str], Pixels]"
 _LOADERS = ("LoadImage", "LoadImageOutput", "LoadImageMask")
+#: the node that takes a video apart
+_COMPONENTS = "GetVideoComponents"
 #: characters of the texts that the nodes of a workflow compute, all together
 MAX_COMPUTED_CHARACTERS = 1 << 22
 
@@ -36,11 +39,13 @@ def evaluated(
     order: Sequence[str],
     kinds: Mapping[str, NodeType] = NODE_TYPES,
     image_size: ImageSize | None = None,
+    video_facts: Callable[[str], VideoFile] | None = None,
 ) -> dict[str, Mapping[str, Any]]:
     """Return the nodes of `order` with the values of nodes without tensors, and of nodes of a size. Each is behind its
     sources in `order`, so that every node is evaluated once, whatever the graph. Raises WorkflowRejected for too much
     text."""
     sizes: dict[str, Pixels] = {}
+    videos: dict[str, VideoFile] = {}
     found: dict[str, Mapping[str, Any]] = {}
     outputs: dict[str, tuple[Any, ...]] = {}
     characters = 0
@@ -50,6 +55,11 @@ def evaluated(
         inputs = _with_values(nodes, node, kind, outputs)
         found[node_id] = {"class_type": node["class_type"], "inputs": inputs}
         is_linked = _is_linked(nodes, found[node_id], kinds)
+        if is_linked and (video := _video_of(found[node_id], videos, video_facts)) is not None:
+            videos[node_id], sizes[node_id] = video, (video.width, video.height)
+            if kind.name == _COMPONENTS:
+                outputs[node_id] = (None, None, video.frame_rate, "8", "sRGB")
+            continue
         if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
             sizes[node_id] = size
         given = _outputs_of(found[node_id], kind, sizes, sizes.get(node_id)) if is_linked else None
@@ -90,6 +100,24 @@ def _is_linked(nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any], 
     return all(
         source in nodes and 0 <= slot < len(kinds[nodes[source]["class_type"]].outputs) for source, slot in links
     )
+
+
+def _video_of(
+    node: Mapping[str, Any],
+    videos: Mapping[str, VideoFile],
+    video_facts: Callable[[str], VideoFile] | None,
+) -> VideoFile | None:
+    """Return the facts of the video of the user that a node loads, or takes apart; None if it is not known."""
+    if node["class_type"] == _COMPONENTS:
+        link = link_of(node, "video")
+        return None if link is None else videos.get(link[0])
+    name = node["inputs"].get("file")
+    if node["class_type"] != "LoadVideo" or video_facts is None or not isinstance(name, str):
+        return None
+    try:
+        return video_facts(name)
+    except UserError:  # the video is looked up again later, with its node
+        return None
 
 
 def _size_of(

@@ -7,13 +7,15 @@ node may stand for a subgraph of `definitions`; the nodes in it get ids like "12
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
-from modelpool.actors.http.comfy.comfy_node_types import IMAGES, WIDGET_TYPES, NodeType
+from modelpool.actors.http.comfy.comfy_group_nodes import SUBGRAPH_INPUT, SUBGRAPH_OUTPUT, with_subgraphs
+from modelpool.actors.http.comfy.comfy_node_types import IMAGES, VIDEOS, WIDGET_TYPES, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
@@ -28,10 +30,14 @@ _REROUTES, _PRIMITIVE = ("Reroute", "Reroute (rgthree)"), "PrimitiveNode"
 #: nodes that pass an input on under a name, and the name is their widget
 _SET, _GET = "SetNode", "GetNode"
 _VIRTUAL = (*_NOTES, *_REROUTES, _PRIMITIVE, _SET, _GET)
-#: what the editor stores behind the widgets of nodes that load images
+#: what the editor stores behind the widgets of nodes that load images and videos: the name of the upload button
 _UPLOAD = "image"
 #: a node with a row of values for each LoRA
 _POWER_LORAS = "Power Lora Loader (rgthree)"
+#: widgets that a node had before, by its type and how many there are
+_EARLIER_WIDGETS: Mapping[tuple[str, int], tuple[str, ...]] = MappingProxyType(
+    {("Text Concatenate", 1): ("linebreak_addition",)}
+)
 #: a template in a text: a name or a title of a node, and a widget of it
 _TEMPLATE = re.compile(r"%([^%.]+)\.([^%]+)%")
 #: what the editor does with a seed after a run; its value follows the seed's. In files of early 2023 it is
@@ -40,8 +46,6 @@ _SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize", True, False)
 _SEEDS = ("seed", "noise_seed")
 #: modes of nodes that are switched off
 _NEVER, _BYPASS = 2, 4
-#: the nodes at which a subgraph's own links begin and end
-_SUBGRAPH_INPUT, _SUBGRAPH_OUTPUT = -10, -20
 #: the id by which a subgraph names a widget of its own, and not one of a node in it
 _OWN_WIDGET = "-1"
 #: subgraphs within each other; links that lead from one to the next
@@ -97,6 +101,8 @@ class _Definition:
 
     running  nodes that are not virtual, muted or bypassed
     inputs   names of the inputs of a subgraph
+    shown    by the place of an input, the first widget in the subgraph that it stands for: a node, and the widget
+    widgets  names of the inputs that stand for widgets
     outputs  links to the outputs of a subgraph, by place
     setters  nodes that pass an input on under a name, by name
     """
@@ -111,8 +117,20 @@ class _Definition:
             if node["type"] not in _VIRTUAL and node.get("mode") not in switched_off
         ]
         self.inputs = tuple(each["name"] for each in inputs)
-        target = str(_SUBGRAPH_OUTPUT)
+        self.shown = self._shown() if self.inputs else {}
+        self.widgets = [name for place, name in enumerate(self.inputs) if place in self.shown]
+        target = str(SUBGRAPH_OUTPUT)
         self.outputs = {link.target_slot: link for link in reversed(self.links.values()) if link.target == target}
+
+    def _shown(self) -> dict[int, tuple[Mapping[str, Any], str]]:
+        source = str(SUBGRAPH_INPUT)
+        found: dict[int, tuple[Mapping[str, Any], str]] = {}
+        for node in self.nodes.values():
+            for given in node.get("inputs") or ():
+                link = self.links.get(given.get("link"))
+                if link is not None and link.source == source and given.get("widget"):
+                    found.setdefault(link.source_slot, (node, str(given["name"])))
+        return found
 
     @cached_property
     def setters(self) -> Mapping[str, Mapping[str, Any]]:
@@ -158,6 +176,8 @@ class _Scope:
     host: Mapping[str, Any] | None = None
     values: Mapping[tuple[str, str], Any] | None = None
     _inner: dict[str, _Scope] = field(default_factory=dict, compare=False)
+    #: values of its inputs that nothing is linked to, by their places
+    known: dict[int, _Value | None] = field(default_factory=dict, compare=False)
 
     def inner(self, node: Mapping[str, Any]) -> _Scope:
         """Return the subgraph that `node` stands for. Raises WorkflowRejected if subgraphs contain themselves."""
@@ -168,9 +188,10 @@ class _Scope:
             raise WorkflowRejected(
                 "invalid_prompt", f"found more than {_MOST_LEVELS} subgraphs in each other", is_over_bound=True
             )
-        values = _values_of_subgraph(node)
+        own = self.definitions[node["type"]]
+        values = _values_of_subgraph(node, own, f"{self.prefix}{node_id}")
         self.definitions.work.take("values of subgraphs", len(values), _MOST_VALUES)
-        found = _Scope(self.definitions[node["type"]], self.definitions, f"{self.prefix}{node_id}:", self, node, values)
+        found = _Scope(own, self.definitions, f"{self.prefix}{node_id}:", self, node, values)
         self._inner[node_id] = found
         return found
 
@@ -193,8 +214,9 @@ def api_format(workflow: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> dic
         raise WorkflowRejected("invalid_prompt", "expected a workflow: a table of nodes")
     if not is_exported(workflow):
         return workflow
-    nodes, links = workflow["nodes"], workflow["links"]
     try:
+        workflow = with_subgraphs(workflow)
+        nodes, links = workflow["nodes"], workflow["links"]
         definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
         return _converted(_Scope(_Definition(nodes, links), _Definitions(definitions, kinds)))
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
@@ -217,7 +239,9 @@ def _converted(scope: _Scope) -> dict[str, Any]:
         kind, node_id = node["type"], f"{node_scope.prefix}{node['id']}"
         if place >= MAX_NODES:
             raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} nodes", is_over_bound=True)
-        if kind not in scope.definitions.kinds:
+        if kind not in scope.definitions.kinds and not _has_links(node):
+            found[node_id] = {"class_type": str(kind), "inputs": {}}
+        elif kind not in scope.definitions.kinds:
             errors.append(unknown_node(node_id, str(kind)))
         else:
             widgets, left = _widgets(node_scope, node)
@@ -235,6 +259,12 @@ def _converted(scope: _Scope) -> dict[str, Any]:
     if errors:
         raise WorkflowRejected("invalid_prompt", f"the workflow cannot be converted; {EXPORT_HINT}", errors)
     return _with_templates(found, titles, scope.definitions.work)
+
+
+def _has_links(node: Mapping[str, Any]) -> bool:
+    """Whether a node is linked to another one."""
+    outputs = any(each.get("links") for each in node.get("outputs") or ())
+    return outputs or any(each.get("link") is not None for each in node.get("inputs") or ())
 
 
 def _widget_problem(kind: NodeType, left: Sequence[Any]) -> str:
@@ -297,29 +327,55 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     if node["type"] == _POWER_LORAS:  # its widgets are rows that the user adds, and two that only the editor needs
         rows = [value for value in values if isinstance(value, dict) and "lora" in value]
         return {f"lora_{place}": row for place, row in enumerate(rows, start=1)}, []
-    names = [given.name for given in scope.definitions.kinds[node["type"]].inputs if given.type in WIDGET_TYPES]
+    kind = scope.definitions.kinds[node["type"]]
+    own_id, set_by_host = str(node["id"]), scope.values or {}
     # newer files list all widgets in their order, earlier ones only those that became inputs
     listed = [each["widget"]["name"] for each in node.get("inputs") or () if each.get("widget")]
-    names = listed if set(names) <= set(listed) else names
-    numbers = {given.name for given in scope.definitions.kinds[node["type"]].inputs if given.type == "INT"}
+    numbers = {given.name for given in kind.inputs if given.type == "INT"}
     found: dict[str, Any] = {}
+    names = [given.name for given in kind.inputs if given.type in WIDGET_TYPES]
     if isinstance(values, dict):
         found = dict(values)
     else:
-        left = list(values)
-        for name in names:
-            if not left:
-                break
-            found[name] = left.pop(0)
-            if left and name in numbers and _is_seed_control(left[0], name in _SEEDS):
-                left.pop(0)
-    set_by_host = scope.values or {}
-    own_id = str(node["id"])
-    is_loader = any(given.choices == IMAGES for given in scope.definitions.kinds[node["type"]].inputs)
-    left = [value for value in left if value not in (None, "") and not (is_loader and value == _UPLOAD)]
+        earlier = _EARLIER_WIDGETS.get((node["type"], len(values)))
+        names = _active_names(kind, values, numbers) if earlier is None else list(earlier)
+        names = listed if set(names) <= set(listed) else names
+        found, left = _by_name(names, values, numbers)
+    is_loader = any(given.choices in (IMAGES, VIDEOS) for given in kind.inputs)
+    left = [value for value in left if value not in (None, "") and not (is_loader and _is_upload(value))]
     linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
     left = [] if linked.issuperset(names) else left
     return found | {name: set_by_host[own_id, name] for name in names if (own_id, name) in set_by_host}, left
+
+
+def _active_names(kind: NodeType, values: Sequence[Any], numbers: Collection[str]) -> list[str]:
+    """Return the names of the widgets that a node has, in the order of its kind: some are there with some values of
+    another one alone."""
+    names: list[str] = []
+    for given in kind.inputs:
+        if given.type not in WIDGET_TYPES:
+            continue
+        if given.only_with is None or given.is_shown(_by_name(names, values, numbers)[0]):
+            names.append(given.name)
+    return names
+
+
+def _by_name(names: Sequence[str], values: Sequence[Any], numbers: Collection[str]) -> tuple[dict[str, Any], list[Any]]:
+    """Return values of widgets by the names, and the rest; what the editor does with a number is behind its value."""
+    found: dict[str, Any] = {}
+    left = list(values)
+    for name in names:
+        if not left:
+            break
+        found[name] = left.pop(0)
+        if left and name in numbers and _is_seed_control(left[0], name in _SEEDS):
+            left.pop(0)
+    return found, left
+
+
+def _is_upload(value: Any) -> bool:
+    """Whether a value is the button with which the editor uploads an image: its name, or its description."""
+    return value == _UPLOAD or (isinstance(value, dict) and value.get("name") == "upload")
 
 
 def _is_seed_control(value: Any, is_seed: bool) -> bool:
@@ -327,15 +383,26 @@ def _is_seed_control(value: Any, is_seed: bool) -> bool:
     return isinstance(value, str | bool if is_seed else str) and value in _SEED_CONTROLS
 
 
-def _values_of_subgraph(host: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
-    """Return the values of widgets that the node of a subgraph shows, by the id of the node in it and the name."""
+def _values_of_subgraph(host: Mapping[str, Any], own: _Definition, node_id: str) -> dict[tuple[str, str], Any]:
+    """Return the values of widgets that the node of a subgraph shows, by the id of the node in it and the name.
+
+    They are of the widgets that it lists as proxies, else of all inputs of the subgraph that are widgets; in files of
+    2025, of the inputs that the node itself lists. Raises WorkflowRejected for values without a name."""
     values = host.get("widgets_values") or []
     shown = (host.get("properties") or {}).get("proxyWidgets")
     if shown:
         names = [(str(node_id), str(name)) for node_id, name, *_ in shown]
-    else:
-        names = [(_OWN_WIDGET, str(each["name"])) for each in host.get("inputs") or () if each.get("widget")]
-    return dict(zip(names, values, strict=False)) if isinstance(values, list) else {}
+        return dict(zip(names, values, strict=False)) if isinstance(values, list) else {}
+    if not isinstance(values, list) or not values:
+        return {}
+    of_node = [str(each["name"]) for each in host.get("inputs") or () if each.get("widget")]
+    listed = next((each for each in (own.widgets, of_node) if len(each) == len(values)), None)
+    if listed is None:
+        found = f"found {counted(len(values), 'value')}, expected values of {', '.join(own.widgets) or 'none'}"
+        message = "the order of its widgets is not known"
+        error = NodeError(node_id, "subgraph", "invalid_prompt", message, found)
+        raise WorkflowRejected("invalid_prompt", f"the workflow cannot be converted; {EXPORT_HINT}", [error])
+    return dict(zip([(_OWN_WIDGET, name) for name in listed], values, strict=True))
 
 
 def _linked(scope: _Scope, node: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,15 +424,14 @@ def _source(scope: _Scope, link: _Link) -> _Source:
     or a value; None if it begins nowhere. Raises KeyError for a loop."""
     for _ in range(_MOST_LINKS):
         scope.definitions.work.take("links from node to node", 1, _MOST_FOLLOWED)
-        if link.source == str(_SUBGRAPH_INPUT):
+        if link.source == str(SUBGRAPH_INPUT):
             host, outer = scope.host, scope.outer
             if host is None or outer is None:
                 raise KeyError("a link of a subgraph outside of it")
             name = scope.own.inputs[link.source_slot]
             given: Mapping[str, Any] = next((each for each in host.get("inputs") or () if each["name"] == name), {})
             if given.get("link") is None:
-                values = scope.values or {}
-                return _Value(values[_OWN_WIDGET, name]) if (_OWN_WIDGET, name) in values else None
+                return _shown_value(scope, link.source_slot)
             scope, link = outer, outer.own.links[given["link"]]
             continue
         node = scope.own.nodes[link.source]
@@ -388,6 +454,32 @@ def _source(scope: _Scope, link: _Link) -> _Source:
         else:
             return f"{scope.prefix}{node['id']}", link.source_slot
     raise KeyError("links in a loop")
+
+
+def _shown_value(scope: _Scope, slot: int) -> _Value | None:
+    """Return the value of an input of a subgraph that nothing is linked to: its own, else the value of the first widget
+    in it that it stands for. All inputs that it is linked to have this value."""
+    for _ in range(_MOST_LEVELS + 1):
+        if slot in scope.known:
+            return scope.known[slot]
+        values, name = scope.values or {}, scope.own.inputs[slot]
+        if (_OWN_WIDGET, name) in values:
+            return _Value(values[_OWN_WIDGET, name])
+        if slot not in scope.own.shown:
+            return None
+        node, name = scope.own.shown[slot]
+        if (str(node["id"]), name) in values:
+            return _Value(values[str(node["id"]), name])
+        if node["type"] in scope.definitions:
+            scope = scope.inner(node)
+            slot = scope.own.inputs.index(name)
+            continue
+        if node["type"] not in scope.definitions.kinds:
+            return None
+        widgets = _widgets(scope, node)[0]
+        found = scope.known[slot] = _Value(widgets[name]) if name in widgets else None
+        return found
+    raise KeyError("subgraphs in each other")
 
 
 def _passed_through(node: Mapping[str, Any], slot: int) -> Any:

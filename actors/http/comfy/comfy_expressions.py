@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -31,6 +31,9 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType
         ast.FloorDiv: operator.floordiv,
         ast.Mod: operator.mod,
         ast.Pow: operator.pow,
+        ast.BitAnd: operator.and_,
+        ast.BitOr: operator.or_,
+        ast.BitXor: operator.xor,
         ast.Lt: operator.lt,
         ast.LtE: operator.le,
         ast.Gt: operator.gt,
@@ -53,26 +56,38 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "min": min,
         "round": lambda value, digits=0: _rounded(value, digits),
         "sqrt": math.sqrt,
+        "sum": lambda *values: sum(values),
+        "pow": lambda base, exponent: _power(base, exponent),
+        "log": math.log,
+        "log2": math.log2,
+        "log10": math.log10,
+        "sin": math.sin,
+        "cos": math.cos,
+        "tan": math.tan,
         "iif": lambda condition, one, other: one if condition else other,
     }
 )
 
 
-def number_of(expression: str, names: Mapping[str, Number]) -> Number:
-    """Return the value of an expression with these names. Raises NodeUnsupported naming what it does not know, and
-    ArithmeticError for a quotient by 0 and for numbers above 2**64."""
+def number_of(expression: str, names: Mapping[str, Number], values: Sequence[Number] = ()) -> Number:
+    """Return the value of an expression with these names; "values" as the argument of a function stands for all of
+    `values`. Raises NodeUnsupported naming what it does not know, and ArithmeticError for a quotient by 0 and for
+    numbers above 2**64."""
     if len(expression) > MAX_CHARACTERS:
         found = counted(len(expression), "character")
         raise NodeUnsupported(f"expression: found {found}, expected up to {MAX_CHARACTERS}")
     try:
-        return _value(ast.parse(expression.strip(), mode="eval").body, names)
+        return _value(ast.parse(expression.strip(), mode="eval").body, names, values)
     except (SyntaxError, RecursionError, MemoryError, TypeError, ValueError) as problem:
         if isinstance(problem, NodeUnsupported):
             raise
         raise NodeUnsupported(f"expression: found {expression[:100]!r}, expected arithmetic") from None
 
 
-def _value(node: ast.AST, names: Mapping[str, Number]) -> Number:
+def _value(node: ast.AST, names: Mapping[str, Number], values: Sequence[Number]) -> Number:
+    def value_of(part: ast.AST) -> Number:
+        return _value(part, names, values)
+
     match node:
         case ast.Constant(value=bool() | int() | float() as value):
             return _bounded(value)
@@ -82,18 +97,37 @@ def _value(node: ast.AST, names: Mapping[str, Number]) -> Number:
                 raise NodeUnsupported(f"expression: found the name {name[:40]}, expected {known}")
             return _bounded(names[name])
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _SIGNS:
-            return _bounded(_SIGNS[type(sign)](_value(operand, names)))
+            return _bounded(_SIGNS[type(sign)](value_of(operand)))
         case ast.BinOp(left=left, op=how, right=right) if type(how) in _OPERATORS:
-            one, other = _value(left, names), _value(right, names)
-            if isinstance(how, ast.Pow) and abs(other) > _MOST_EXPONENT:
-                raise NodeUnsupported(f"expression: found the exponent {other:g}, expected up to {_MOST_EXPONENT}")
+            one, other = value_of(left), value_of(right)
+            if isinstance(how, ast.Pow):
+                return _power(one, other)
             return _bounded(_OPERATORS[type(how)](one, other))
         case ast.Compare(left=left, ops=[how], comparators=[right]) if type(how) in _OPERATORS:
-            return int(_OPERATORS[type(how)](_value(left, names), _value(right, names)))
+            return int(_OPERATORS[type(how)](value_of(left), value_of(right)))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
-            return _bounded(FUNCTIONS[name](*(_value(each, names) for each in arguments)))
+            listed = [values if _is_listed(each, names) else (value_of(each),) for each in arguments]
+            return _bounded(FUNCTIONS[name](*(each for part in listed for each in part)))
+        case ast.IfExp(test=test, body=one, orelse=other):
+            return value_of(one if value_of(test) else other)
+        case ast.BoolOp(op=how, values=parts):
+            found = value_of(parts[0])
+            for part in parts[1:]:
+                found = value_of(part) if bool(found) is isinstance(how, ast.And) else found
+            return found
     known = ", ".join(FUNCTIONS)
     raise NodeUnsupported(f"expression: found {type(node).__name__}, expected numbers, names, operators, and {known}")
+
+
+def _is_listed(node: ast.AST, names: Mapping[str, Number]) -> bool:
+    """Whether an argument stands for all values."""
+    return isinstance(node, ast.Name) and node.id == "values" and node.id not in names
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    if abs(exponent) > _MOST_EXPONENT:
+        raise NodeUnsupported(f"expression: found the exponent {exponent:g}, expected up to {_MOST_EXPONENT}")
+    return _bounded(operator.pow(base, exponent))
 
 
 def _rounded(value: Number, digits: Any) -> Number:

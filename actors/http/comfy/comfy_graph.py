@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from modelpool.actors.http.comfy.comfy_cascade_nodes import decoder_fields, stage_c_of
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
+    AUDIOS,
     CONTROLNETS,
     EDITOR_INPUTS,
     IMAGES,
@@ -22,6 +24,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     TEXT_ENCODERS,
     UPSCALERS,
     VAES,
+    VIDEOS,
     VISION_ENCODERS,
     WIDGET_TYPES,
     NodeInput,
@@ -36,22 +39,30 @@ from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
     check_guidance,
+    check_seen,
     clip_skip,
+    controls_of,
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
+    is_one_image,
     lora_fields,
-    prompt_text,
+    plain_text,
     reads_guidance,
     region_fields,
+    seen_numbers,
     shift_of,
     whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
+    ControlUse,
     DecodedImage,
     EncodedImage,
+    ImageFile,
     MaskFile,
+    NodeImage,
+    NodeMask,
     NoiseLevels,
     RegionUse,
     SampledLatent,
@@ -61,6 +72,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
 from modelpool.pool.values.core.errors import counted
@@ -78,6 +90,11 @@ MAX_LISTED_LEVELS = 50_000
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
 #: the name of an embedding in a text. Source: `pool.models.text.chunks`
 _EMBEDDING = re.compile(r"embedding:([^\s,()]+)")
+#: values of images, and of masks
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "IMAGE": (ImageFile, NodeImage, DecodedImage),
+    "MASK": (MaskFile, NodeMask),
+}
 #: names in the details of an error
 _MOST_NAMED = 20
 
@@ -95,6 +112,10 @@ class PoolNames:
     known_kinds: Mapping[str, NodeType] | None = None
     #: width and height of an image of the user, by its name; raises UserError. None: they are not known
     image_size: Callable[[str], tuple[int, int]] | None = field(default=None, repr=False, compare=False)
+    #: the facts of a video of the user, by its name; raises UserError. None: there are none
+    video_facts: Callable[[str], VideoFile] | None = field(default=None, repr=False, compare=False)
+    #: the names of these videos, which are proposed
+    videos: Sequence[str] = ()
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -115,7 +136,8 @@ class PoolNames:
             CONTROLNETS: () if self.files is None else self.files.controlnets,
             UPSCALERS: () if self.files is None else self.files.upscalers,
             STYLES: () if self.files is None else self.files.image_prompts,
-            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS), ()),
+            VIDEOS: self.videos,
+            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS, AUDIOS), ()),
         }
         return lists[given.choices]
 
@@ -317,7 +339,8 @@ def plain_requests(output: WorkflowOutput, names: PoolNames, images: WorkflowIma
     if isinstance(latent.start, ScaledLatent):
         fields["hires"] = _second_pass(latent, latent.start)
         latent = latent.start.latent
-    fields |= _fields(latent, names, images)
+    fields |= decoder_fields(latent)
+    fields |= _fields(stage_c_of(latent, names.models), names, images)
     if output.saved is not None:
         rate = fields.setdefault("frame_rate", output.saved.frame_rate) if output.saved.frame_rate else 0
         if rate != output.saved.frame_rate:
@@ -353,6 +376,7 @@ def known_nodes(prompt: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> Mapp
     errors: list[NodeError] = []
     unknown: list[NodeError] = []
     nodes: dict[str, Mapping[str, Any]] = {}
+    lone = lone_nodes(prompt, kinds)
     for node_id, node in prompt.items():
         kind = node.get("class_type") if isinstance(node, dict) else None
         inputs = node.get("inputs") if isinstance(node, dict) else None
@@ -363,21 +387,69 @@ def known_nodes(prompt: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> Mapp
             class_type = kind[:100] if isinstance(kind, str) else ""
             errors.append(NodeError(node_id, class_type, "invalid_node", "the node is damaged", damaged, name))
         elif kind not in kinds:
-            unknown.append(unknown_node(node_id, kind))
+            unknown += () if node_id in lone else (unknown_node(node_id, kind),)
         else:
             given = {name: value for name, value in inputs.items() if value is not None}
             nodes[node_id] = {"class_type": kind, "inputs": given}
     if errors:
         raise WorkflowRejected("invalid_prompt", "the workflow is damaged", errors)
+    if not any(kinds[node["class_type"]].is_output for node in nodes.values()):  # one of them may be the output
+        unknown += [unknown_node(node_id, prompt[node_id]["class_type"]) for node_id in lone]
     if unknown:
         listed = ", ".join(sorted({error.class_type for error in unknown})[:_MOST_NAMED])
         raise WorkflowRejected("missing_node_type", f"the pool does not have these nodes: {listed}", unknown)
     return nodes
 
 
+def lone_nodes(prompt: Mapping[str, Any], kinds: Mapping[str, NodeType] = NODE_TYPES) -> dict[str, str]:
+    """Return the warnings about nodes of unknown kinds that are linked to no other node, by their ids: whatever they
+    do, no output needs them."""
+    nodes = {
+        node_id: node
+        for node_id, node in prompt.items()
+        if isinstance(node, dict) and isinstance(node.get("inputs") or {}, dict)
+    }
+    read = {source for node in nodes.values() for source in sources_of(node)}
+    return {
+        node_id: f"node {node_id} ({kind[:100]}) is left out: a node that is unknown, and linked to no other one"
+        for node_id, node in nodes.items()
+        if isinstance(kind := node.get("class_type"), str)
+        and kind not in kinds
+        and node_id not in read
+        and not any(sources_of(node))
+    }
+
+
+def complete_outputs(
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], order: Sequence[str], kinds: Mapping[str, NodeType]
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return the outputs of which all nodes have the links that they need, and warnings about the others: as in
+    ComfyUI, these are not computed. All outputs, if none is complete. `order` is that of `nodes_in_order`."""
+    missing: dict[str, str] = {}
+    for node_id in order:
+        node = nodes[node_id]
+        kind, given = kinds[node["class_type"]], node["inputs"]
+        needed = [each.name for each in kind.inputs if each.is_required and each.type not in (*WIDGET_TYPES, ANY)]
+        absent = [name for name in needed if name not in given]
+        # next to an unknown name, an input that is missing is more likely misspelt than left out
+        if absent and not set(given) - {each.name for each in kind.inputs} - EDITOR_INPUTS:
+            missing[node_id] = f"node {node_id} ({kind.name}) has no link to {', '.join(absent)}"
+        elif found := next((missing[source] for source in sources_of(node) if source in missing), ""):
+            missing[node_id] = found
+    kept = [node_id for node_id in outputs if node_id not in missing]
+    if not kept:
+        return list(outputs), ()
+    left = (
+        f"node {node_id} ({nodes[node_id]['class_type']}) is left out: {missing[node_id]}"
+        for node_id in outputs
+        if node_id in missing
+    )
+    return kept, tuple(left)
+
+
 def sources_of(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the ids of the nodes that an input of a node is linked to."""
-    for name in node.get("inputs", {}):
+    for name in node.get("inputs") or {}:
         if (link := link_of(node, name)) is not None:
             yield link[0]
 
@@ -449,9 +521,17 @@ def _link_errors(
     if not 0 <= link[1] < len(outputs):
         details = f"{given.name}: node {link[0]} has no output {link[1]}"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
-    elif outputs[link[1]] != given.type and ANY not in (outputs[link[1]], given.type):
-        details = f"{given.name}: found {outputs[link[1]]}, expected {given.type}"
+    elif (made := _type_of(graph, link, outputs[link[1]])) != given.type and ANY not in (made, given.type):
+        details = f"{given.name}: found {made}, expected {given.type}"
         yield node_error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
+
+
+def _type_of(graph: KnownGraph, link: tuple[str, int], declared: str) -> str:
+    """Return the type of an output; of one that may be of several, the type of its value, as far as it is known."""
+    if declared != ANY or link[0] not in graph.values:
+        return declared
+    value = graph.values[link[0]][link[1]]
+    return next((kind for kind, types in _TYPES.items() if isinstance(value, types)), ANY)
 
 
 def _value_errors(
@@ -529,8 +609,8 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         levels |= dict(zip(("beta_alpha", "beta_beta"), latent.beta, strict=True))
     fields: dict[str, Any] = {
         "model": latent.model.name,
-        "prompt": prompt_text(positive, family),
-        "negative": "" if latent.negative.is_zero else prompt_text(latent.negative, family),
+        "prompt": plain_text(positive, family),
+        "negative": "" if latent.negative.is_zero else plain_text(latent.negative, family),
         "loras": tuple(lora_fields(lora, positive.clip) for lora in latent.model.loras),
         **levels,
         "sampler": latent.sampler.name,
@@ -546,8 +626,9 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
                 "strength": use.strength,
                 "start": use.start,
                 "end": use.end,
+                **({} if use.mask is None else {"mask": _control_mask(use, read_image)}),
             }
-            for use in positive.controls
+            for use in controls_of(latent.model, positive, family)
         ),
     }
     if positive.guidance is not None and reads_guidance(family):
@@ -560,6 +641,14 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         fields["image_prompts"] = tuple(
             {"model": use.model, "image": read_steps(use.image, read_image), "strength": use.strength}
             for use in positive.image_prompts
+        )
+    check_seen(positive, latent.negative, latent.model.name, family)
+    if is_one_image(positive):
+        fields["image"] = read_steps(positive.seen[0].image, read_image)
+    elif positive.seen:
+        fields["image_prompts"] = tuple(
+            {"model": latent.model.name, "image": read_steps(use.image, read_image), **seen_numbers(use)}
+            for use in positive.seen
         )
     if positive.references:
         fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)
@@ -574,6 +663,11 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if latent.model.sampling is not None and (shift := shift_of(latent.model.sampling, family, sides)):
         fields["shift"] = shift
     return fields
+
+
+def _control_mask(use: ControlUse, read_image: WorkflowImages) -> Any:
+    assert isinstance(use.mask, MaskFile), "masks that nodes make are in workflows"
+    return read_mask(use.mask, read_image, read_steps(use.image, read_image).size)
 
 
 def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def _inverted(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _grown(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["expand"] < 0:
+        raise NodeUnsupported(f"expand: found {given['expand']}, a mask that shrinks, which is an operation")
     return (replace(given["mask"], grown=_total_grown(given["mask"], given["expand"])),)
 
 
@@ -96,13 +98,13 @@ def _scaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if isinstance(image, DecodedImage):
         return (replace(image, scale=scale_to(image.latent, width, height)),)
     scale = ImageScale(given["upscale_method"], size=(width, height), crops=given["crop"] == "center")
-    return (_with_step(image, scale),)
+    return (with_step(image, scale),)
 
 
 def _scaled_by_factor(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if isinstance(given["image"], DecodedImage):
         return (_scaled_by(given["image"], given["scale_by"]),)
-    return (_with_step(given["image"], ImageScale(given["upscale_method"], factor=given["scale_by"])),)
+    return (with_step(given["image"], ImageScale(given["upscale_method"], factor=given["scale_by"])),)
 
 
 def _scaled_by(image: DecodedImage, factor: float) -> DecodedImage:
@@ -125,29 +127,30 @@ def _upscaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _scaled_to_pixels(given: Mapping[str, Any]) -> tuple[Any, ...]:
     pixels = given["megapixels"] * 1024 * 1024
     scale = ImageScale(given["upscale_method"], pixels=pixels, multiple=given["resolution_steps"] or 1)
-    return (_with_step(_file(given["image"]), scale),)
+    return (with_step(_file(given["image"]), scale),)
 
 
 def _scaled_for_kontext(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_with_step(_file(given["image"]), ImageScale("lanczos", sizes=KONTEXT_SIZES, crops=True)),)
+    return (with_step(_file(given["image"]), ImageScale("lanczos", sizes=KONTEXT_SIZES, crops=True)),)
 
 
 def _padded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     pad = ImagePad(given["left"], given["top"], given["right"], given["bottom"], given["feathering"])
-    image = _with_step(_file(given["image"]), pad)
+    image = with_step(_file(given["image"]), pad)
     return image, MaskFile(image, "pad")
 
 
 def _cropped(given: Mapping[str, Any]) -> tuple[Any, ...]:
     crop = ImageCrop(given["x"], given["y"], given["width"], given["height"])
-    return (_with_step(_file(given["image"]), crop),)
+    return (with_step(_file(given["image"]), crop),)
 
 
 def _negative(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_with_step(_file(given["image"]), ImageNegative()),)
+    return (with_step(_file(given["image"]), ImageNegative()),)
 
 
-def _with_step(image: ImageFile, step: ImageStep) -> ImageFile:
+def with_step(image: ImageFile, step: ImageStep) -> ImageFile:
+    """Return an image of the user with one more change. Raises NodeUnsupported for too many."""
     if len(image.steps) >= 8:
         raise NodeUnsupported("image: expected up to 8 changes")
     return replace(image, steps=(*image.steps, step))
@@ -241,7 +244,7 @@ IMAGE_NODES = (
     _row("InvertMask", (_MASK,), _inverted, "MASK", category="mask"),
     _row(
         "GrowMask",
-        (_MASK, whole("expand", 0, 0, MOST_GROWN), NodeInput("tapered_corners", "BOOLEAN", True)),
+        (_MASK, whole("expand", 0, -MOST_GROWN, MOST_GROWN), NodeInput("tapered_corners", "BOOLEAN", True)),
         _grown,
         "MASK",
         category="mask",

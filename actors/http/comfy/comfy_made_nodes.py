@@ -6,7 +6,7 @@ Images of the user are read when the workflow is complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -15,20 +15,29 @@ from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsuppor
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
     check_guidance,
+    check_seen,
     clip_skip,
+    controls_of,
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
+    is_one_image,
     lora_fields,
+    model_lora_fields,
+    padding_of,
     prompt_text,
     reads_guidance,
+    reads_image_instead,
     region_fields,
+    seen_numbers,
     shift_of,
+    text_lora_fields,
     whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value
 from modelpool.actors.http.comfy.comfy_text_nodes import combined, with_whole
 from modelpool.actors.http.comfy.comfy_values import (
+    WITH_WHOLE,
     AnyImage,
     AnyLatent,
     AnyMask,
@@ -44,28 +53,40 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeMask,
     NoiseLevels,
     TextValue,
+    UserSound,
 )
 from modelpool.actors.request.bounds import MAX_LORAS
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.workflow_fields import MAX_NODES
-from modelpool.pool.values.core.errors import counted
+from modelpool.pool.inference.operations.image_edits import Turn
+from modelpool.pool.inference.operations.latent_edits import DOWNSCALE, LatentBySides, LatentCrop, cells_of_side
+from modelpool.pool.inference.operations.operate import OPERATIONS
+from modelpool.pool.inference.operations.operation import Size
+from modelpool.pool.values.core.errors import UnusableField, UserError, counted
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
 #: operations that read all images of a batch; a batch of a sampler is as many workflows here, of one image each
 _OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "video_of_images")
 #: kinds of nodes that stand for another one at each place of a batch: one of several, one of a batch, one frame
 ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
+#: of the steps that diffusion models are trained with: the level of a model that reads no noise
+_LAST_TIMESTEP = 999
 #: frames that are images of their own
 _MOST_FRAMES = 512
 #: of ComfyUI's node that grows masks, and of the masks of this module
 _GROWN = {"tapered": True}
+#: pixels of a side of zeros next to other latents: ComfyUI scales latents to no less
+_LEAST_ZEROS = 64
 _Value = TypeVar("_Value", NodeImage, NodeLatent)
 
 
 class MadeNodes:
     """The nodes of one workflow. `families` are the titles of the families of models, by their names."""
 
-    def __init__(self, families: Mapping[str, str]) -> None:
+    def __init__(self, families: Mapping[str, str], videos: Callable[[str], VideoFile] | None = None) -> None:
         self._families = families
+        #: the facts of a video of the user by its name; raises UserError. None: there are no such videos
+        self._videos = videos
         #: fields of nodes, with `ImageFile` and `MaskFile` for images of the user
         self.fields: dict[str, dict[str, Any]] = {}
         #: images of a batch, by the node that makes them, where they are several; and their places, by their sampler
@@ -98,6 +119,21 @@ class MadeNodes:
             self._known[value] = self.add(f"mask-{len(self._known)}", "mask", {}, mask=value)
         return self._known[value]
 
+    def video_of_user(self, name: str) -> VideoFile:
+        """Return the facts of a video of the user. Raises NodeUnsupported for one that is not there."""
+        if self._videos is None:
+            raise NodeUnsupported("the pool reads videos of users in its own requests alone, in the field `video`")
+        try:
+            return self._videos(name)
+        except UserError as problem:
+            raise NodeUnsupported(str(problem)) from None
+
+    def frames_of_user(self, node_id: str, video: VideoFile) -> NodeImage:
+        """Return the frames of a video of the user, which is added once."""
+        if video not in self._known:
+            self._known[video] = self.add(node_id, "video", {}, video=video)
+        return NodeImage(self._known[video], frames=video.frames)
+
     def operate(
         self,
         node_id: str,
@@ -105,20 +141,32 @@ class MadeNodes:
         result: type[NodeImage | NodeMask | NodeLatent | NodeAudio],
         values: Mapping[str, Any],
         settings: Mapping[str, Any],
-    ) -> NodeImage | NodeMask | NodeLatent | NodeAudio:
-        """Return what an operation makes of values, by the names of its inputs. Raises NodeUnsupported."""
+    ) -> NodeImage | NodeMask | NodeLatent | NodeAudio | BlankLatent:
+        """Return what an operation makes of values, by the names of its inputs: of empty latents alone, empty ones.
+        Raises NodeUnsupported."""
         inputs: dict[str, str] = {}
         counts, samplers, models = {1}, [""], [""]
+        try:
+            blank = _blank_after(operation, settings, values)
+        except UnusableField as problem:
+            raise NodeUnsupported(str(problem)) from None
+        if blank is not None:
+            return blank
+        values = self._without_blanks(node_id, values)
+        if any(getattr(value, "layers", "") for value in values.values()):
+            raise NodeUnsupported(
+                "samples: found the layers of an image, expected LatentCut and LatentCutToBatch alone"
+            )
         if operation in _OF_ALL:
             values = {name: self.as_frames(f"{node_id}/{name}", value) for name, value in values.items()}
         for name, value in values.items():
-            if isinstance(value, BlankLatent):
-                raise NodeUnsupported(f"{name}: expected latents of an image or of a sampler, found empty ones")
             if isinstance(value, NodeLatent):
                 inputs[name] = value.node
                 models.append(value.model)
             elif isinstance(value, NodeAudio):
                 inputs[name] = value.node
+            elif isinstance(value, UserSound):
+                raise NodeUnsupported(f"{name}: found the sound of a video of a user, which the pool does not read")
             elif isinstance(value, ImageFile | NodeImage):
                 inputs[name] = self.image(value)
             else:
@@ -131,7 +179,7 @@ class MadeNodes:
             raise NodeUnsupported(f"found batches of {', '.join(map(str, sorted(counts)))} images, expected equal ones")
         self._count(made, count)
         if result is NodeMask:
-            return NodeMask(made, count, sampler)
+            return NodeMask(made, count, sampler, _frames_after(operation, settings, values))
         if result is NodeAudio:
             return NodeAudio(made, count, sampler)
         frames = [value.frames for value in values.values() if isinstance(value, NodeImage | NodeLatent)]
@@ -143,6 +191,30 @@ class MadeNodes:
         size = _size_after(operation, settings, latents)
         places = next((value.places for value in latents), BatchPlaces())
         return NodeLatent(made, model, mask, None, count, sampler, max(frames, default=0), size, places)
+
+    def _without_blanks(self, node_id: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return values with zeros for empty latents: those of ComfyUI are zeros in the scale of the VAE, and have the
+        channels of the latents next to them. Raises NodeUnsupported."""
+        like = next((value for value in values.values() if isinstance(value, NodeLatent)), None)
+        found = dict(values)
+        for name, blank in values.items():
+            if not isinstance(blank, BlankLatent):
+                continue
+            if like is None or not _is_plain_blank(blank) or like.frames or blank.count != like.count:
+                found_count = counted(blank.count, "empty latent")
+                expected = "latents of an image or of a sampler, or as many empty ones as the others, of images"
+                raise NodeUnsupported(f"{name}: expected {expected}; found {found_count}")
+            size = {"width": blank.width, "height": blank.height}
+            if min(size.values()) < _LEAST_ZEROS:
+                raise NodeUnsupported(f"{name}: expected empty latents with sides of at least {_LEAST_ZEROS}")
+            settings = {**size, "method": "nearest", "crop": False}
+            sized = self.operate(
+                f"{node_id}/{name}", "latent_upscale_to_pixels", NodeLatent, {"samples": like}, settings
+            )
+            zeros = self.operate(f"{node_id}/{name}", "latent_multiply", NodeLatent, {"samples": sized}, {"factor": 0})
+            assert isinstance(zeros, NodeLatent), "the result of an operation on latents"
+            found[name] = replace(zeros, places=blank.places, mask=None)
+        return found
 
     def _count(self, node: str, count: int) -> None:
         if count > 1:
@@ -227,6 +299,10 @@ class MadeNodes:
             raise NodeUnsupported("samples: expected latents of an image or of a sampler, found empty ones")
         if not (model := model or latent.model):
             raise NodeUnsupported("vae: no model is known that the VAE is of; expected that of a checkpoint")
+        if latent.layers == WITH_WHOLE:
+            raise NodeUnsupported(
+                "samples: the complete image is not decoded; expected its layers, by LatentCut from 1"
+            )
         self.settle(latent.node, model)
         made = self.add(node_id, "decode", {"latent": latent.node}, model=model, **tiles)
         self._count(made, latent.count)
@@ -294,7 +370,12 @@ class MadeNodes:
         model: ModelValue = given["model"]
         positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
         _check_texts(positive, negative, given["cfg"])
+        if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
+            raise NodeUnsupported("Stable Cascade is one request: found more than its two samplers and their texts")
+        check_seen(positive, negative, model.name, self._families.get(model.name, ""))
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
+        if levels.first_sigma and not reads_image_instead(self._families.get(model.name, "")):
+            raise NodeUnsupported("sigmas: SetFirstSigma changes listed levels, and the schedule of Lotus, alone")
         fields, inputs = self._run_fields(model, positive, given["cfg"], levels, seed), dict[str, str]()
         if positive.guidance is not None and not reads_guidance(self._families.get(model.name, "")):
             self.warnings[guidance_warning(node_id, positive.guidance, model.name)] = None
@@ -306,6 +387,10 @@ class MadeNodes:
             fields |= {"frames": start.frames} if start.frames else {}
             fields |= {"seconds": start.seconds} if start.seconds else {}
             inputs |= {} if start.image is None else {"image": self.image(start.image)}
+        elif start.layers:
+            raise NodeUnsupported("latent_image: found the layers of an image, expected empty latents")
+        elif reads_image_instead(self._families.get(model.name, "")):
+            inputs["image"], stops = self.image(_image_alone(start, levels, stops)), {}
         else:
             self.settle(start.node, model.name)
             inputs["latent"] = start.node
@@ -313,14 +398,16 @@ class MadeNodes:
                 inputs["mask"] = self.mask(start.mask)
         is_guided = given["cfg"] != 1 or chosen.name.endswith(UNGUIDED_SAMPLERS)
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
-        self._add_images(fields, inputs, positive, size)
+        controls = controls_of(model, positive, self._families.get(model.name, ""))
+        self._add_images(fields, inputs, replace(positive, controls=controls), size)
         first = levels.steps - levels.run_steps
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
         self._count(made, start.count)
         self.places[made] = start.places
         found = NodeLatent(made, model.name, count=start.count, sampler=node_id, places=start.places)
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
-        return replace(found, frames=start.frames, size=size)
+        layers = WITH_WHOLE if isinstance(start, BlankLatent) and start.layers else ""
+        return replace(found, frames=start.frames, size=size, layers=layers)
 
     def _run_fields(
         self, model: ModelValue, positive: TextValue, cfg: float, levels: NoiseLevels, seed: int
@@ -360,7 +447,11 @@ class MadeNodes:
         positive, negative = texts
         read = texts if is_guided else (positive,)
         family = self._families.get(model.name, "")
-        plain = all(_is_plain(text, model) for text in read if not text.is_zero or text is positive)
+        plain = all(
+            _is_plain(text, model) and not padding_of(text, family)
+            for text in read
+            if not text.is_zero or text is positive
+        )
         same = negative.is_zero or not is_guided or _same_encoders(positive.clip, negative.clip)
         if plain and same and not (is_guided and negative.is_zero) and not positive.is_zero:
             fields["prompt"] = prompt_text(positive, family)
@@ -371,7 +462,7 @@ class MadeNodes:
         if positive.references or positive.regions or positive.image_prompts:
             problem = "texts with images or for parts of the image, next to one of another encoder, or set to zero"
             raise NodeUnsupported(f"positive, negative: found {problem}; expected texts of one encoder")
-        fields["loras"] = tuple({"name": lora.name, "strength": lora.strength} for lora in model.loras)
+        fields["loras"] = tuple(map(model_lora_fields, model.loras))
         inputs["positive"] = self._text(f"{node_id}/positive", positive, model.name, is_negative=False)
         if is_guided:
             inputs["negative"] = self._text(f"{node_id}/negative", negative, model.name, is_negative=True)
@@ -389,6 +480,11 @@ class MadeNodes:
             made = self.add(node_id, "operation", inputs, name=text.changed.operation, settings=settings)
         else:
             made = self._plain_text(node_id, text, model, is_negative and not text.is_zero)
+        if text.changed is None and (padding := padding_of(text, self._families.get(text.clip.name or model, ""))):
+            settings = dict(zip(("least_padding", "least_tokens"), padding, strict=True))
+            made = self.add(
+                f"{node_id}/padding", "operation", {"text": made}, name="encoded_padding", settings=settings
+            )
         if text.is_zero:
             made = self.add(f"{node_id}/zero", "operation", {"text": made}, name="encoded_zero", settings={})
         self._known[key] = made
@@ -399,7 +495,7 @@ class MadeNodes:
         family = self._families.get(name, "")
         key = "plain", text.text, text.appended, text.clip, name, is_negative
         if key not in self._known:
-            loras = [{"name": lora.name, "strength": lora.text_strength} for lora in text.clip.loras]
+            loras = list(map(text_lora_fields, text.clip.loras))
             fields = {"prompt": prompt_text(text, family), "clip_skip": clip_skip(text, family)}
             kept = [lora for lora in loras if lora["strength"]]
             self._known[key] = self.add(node_id, "text", {}, model=name, **fields, loras=kept, is_negative=is_negative)
@@ -412,8 +508,11 @@ class MadeNodes:
         if text.video is not None:
             fields |= text.video.fields() | image_guidance(text, self._families.get(fields["model"], ""))
             inputs |= {name: self.image(image) for name, image in text.video.images().items()}
+            inputs |= {} if text.video.video_mask is None else {"video_mask": self.mask(text.video.video_mask)}
         for number, use in enumerate(text.controls):
             inputs[f"controls.{number}"] = self.image(use.image)
+            if use.mask is not None:
+                inputs[f"controls.{number}.mask"] = self.mask(use.mask)
         if text.controls:
             fields["controls"] = [
                 {
@@ -429,6 +528,11 @@ class MadeNodes:
             inputs[f"image_prompts.{number}"] = self.image(prompt.image)
         if text.image_prompts:
             fields["image_prompts"] = [{"model": use.model, "strength": use.strength} for use in text.image_prompts]
+        if is_one_image(text):
+            inputs["image"] = self.image(text.seen[0].image)
+        elif text.seen:
+            fields["image_prompts"] = [{"model": fields["model"], **seen_numbers(use)} for use in text.seen]
+            inputs |= {f"image_prompts.{number}": self.image(use.image) for number, use in enumerate(text.seen)}
         for number, image in enumerate(text.references):
             inputs[f"reference.{number}"] = self.image(image)
         if text.inpainted is not None:
@@ -443,6 +547,17 @@ class MadeNodes:
                     inputs[f"regions.{number}.mask"] = self.mask(region.pop("mask"))
 
 
+def _image_alone(start: NodeLatent, levels: NoiseLevels, stops: Mapping[str, Any]) -> AnyImage:
+    """Return the image that a model reads which estimates what it shows, in one step and without noise. Raises
+    NodeUnsupported for another run."""
+    has_noise = stops.get("adds_noise", True)
+    if start.image is None or start.mask is not None or (levels.steps, levels.run_steps) != (1, 1) or has_noise:
+        raise NodeUnsupported("latent_image: expected the latents of an image, one step, and DisableNoise")
+    if levels.sigmas or round(levels.first_sigma, 3) != _LAST_TIMESTEP:
+        raise NodeUnsupported(f"sigmas: expected a schedule, with {_LAST_TIMESTEP} as its first level")
+    return start.image
+
+
 def _one_text(name: str, acting: Sequence[TextValue], step: int) -> TextValue:
     """Return the text of a step of which several act. Raises NodeUnsupported for none."""
     if not acting:
@@ -454,8 +569,8 @@ def _one_text(name: str, acting: Sequence[TextValue], step: int) -> TextValue:
 
 
 def _frames_after(operation: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> int:
-    """Return the frames of the image that an operation makes."""
-    frames = [value.frames if isinstance(value, NodeImage) else 0 for value in values.values()]
+    """Return the frames of the image, or of the mask, that an operation makes."""
+    frames = [value.frames if isinstance(value, NodeImage | NodeMask) else 0 for value in values.values()]
     match operation:
         case "image_batch":
             return sum(max(1, each) for each in frames)
@@ -472,6 +587,36 @@ def _frames_after(operation: str, settings: Mapping[str, Any], values: Mapping[s
     return max(frames, default=0)
 
 
+def _is_plain_blank(latent: BlankLatent) -> bool:
+    """Whether empty latents are images, and nothing but zeros."""
+    return bool(latent.width) and not (latent.frames or latent.seconds or latent.image)
+
+
+def _blank_after(operation: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> BlankLatent | None:
+    """Return the empty latents that an operation makes of empty latents alone; None for others."""
+    latents = [value for value in values.values() if isinstance(value, BlankLatent)]
+    others = any(isinstance(value, NodeLatent) for value in values.values())
+    if not latents or others or not all(map(_is_plain_blank, latents)):
+        return None
+    found = latents[0]
+    cells = Size(found.width // DOWNSCALE, found.height // DOWNSCALE)
+    match operation:
+        case "latent_crop":
+            sides = {name: settings[name] for name in ("x", "y", "width", "height")}
+            cells = OPERATIONS[operation].size_of(LatentCrop(**sides), {"samples": cells})
+        case "latent_rotate":
+            cells = OPERATIONS[operation].size_of(Turn(settings["rotation"]), {"samples": cells})
+        case "latent_upscale_by_sides":
+            cells = OPERATIONS[operation].size_of(LatentBySides(**settings), {"samples": cells})
+        case "latent_composite" | "latent_flip" | "latent_multiply" | "latent_add" | "latent_subtract":
+            return found
+        case "latent_interpolate" | "latent_blend":
+            return found
+        case _:
+            return None
+    return replace(found, width=cells.width * DOWNSCALE, height=cells.height * DOWNSCALE)
+
+
 def _size_after(operation: str, settings: Mapping[str, Any], latents: Sequence[NodeLatent]) -> tuple[int, int]:
     """Return the size of the latents that an operation makes, in pixels; (0, 0) if it is not known."""
     size = next((each.size for each in latents), (0, 0))
@@ -480,6 +625,13 @@ def _size_after(operation: str, settings: Mapping[str, Any], latents: Sequence[N
             return settings["width"], settings["height"]
         case "latent_upscale_by":
             return round(size[0] * settings["factor"]), round(size[1] * settings["factor"])
+        case "latent_upscale_by_sides":
+            multiple = settings["multiple"]
+            width, height = (
+                cells_of_side(side // DOWNSCALE, settings[f"{name}_factor"], multiple) * DOWNSCALE
+                for name, side in zip(("width", "height"), size, strict=True)
+            )
+            return width, height
         case "latent_upscale_to_pixels" | "latent_crop" | "latent_rotate":
             return 0, 0
     return size

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from modelpool.pool.values.core.errors import UserError
 
 #: lists of names that the pool fills in
 MODELS, LORAS, SAMPLER_NAMES, SCHEDULE_NAMES, IMAGES = "models", "loras", "samplers", "schedules", "images"
+#: the same for files of videos and of audio
+VIDEOS, AUDIOS = "videos", "audios"
 #: the same for files that are looked up when the workflow runs: any name is accepted before
 CONTROLNETS, UPSCALERS, STYLES = "controlnets", "upscalers", "styles"
 #: the same for files that belong to a model of the pool: names are not read, and none is proposed
@@ -45,6 +47,8 @@ class NodeInput:
     choices  the values of a COMBO: one of the lists that the pool fills in, or the values themselves. Of a STRING: the
              values that are proposed; () for a free text
     is_required  as ComfyUI lists it
+    only_with  another input of the node and its values with which the editor shows this one: its value is in files of
+               the editor with these alone
     """
 
     name: str
@@ -54,12 +58,19 @@ class NodeInput:
     most: float = 0.0
     choices: str | tuple[str, ...] = ()
     is_required: bool = True
+    only_with: tuple[str, tuple[str, ...]] | None = None
 
     @property
     def may_be_missing(self) -> bool:
         """Whether a workflow may leave it out: it is optional, or has a default. Files of the editor, and of ComfyUI's
         earlier versions, lack settings that were added later. A seed must be there: all images would be one."""
-        return not self.is_required or (self.default not in (None, "") and self.name not in _ALWAYS_WRITTEN)
+        if not self.is_required or self.only_with is not None:
+            return True
+        return self.default not in (None, "") and self.name not in _ALWAYS_WRITTEN
+
+    def is_shown(self, values: Mapping[str, Any]) -> bool:
+        """Whether the editor shows it next to other values of its node."""
+        return self.only_with is None or values.get(self.only_with[0]) in self.only_with[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +127,24 @@ def combo(name: str, choices: str | tuple[str, ...], is_required: bool = True) -
     """Return an input with one of `choices`: by default the first of values that are named here."""
     default = choices[0] if isinstance(choices, tuple) else None
     return NodeInput(name, "COMBO", default, choices=choices, is_required=is_required)
+
+
+def chosen_by(name: str, *choices: str, inputs: tuple[NodeInput, ...]) -> tuple[NodeInput, ...]:
+    """Return inputs that are there with some choices of the input `name` alone; their names begin with its name and a
+    dot, as ComfyUI writes them."""
+    return tuple(
+        shown_with(name, choices, replace(each, name=f"{name}.{each.name}", is_required=False)) for each in inputs
+    )
+
+
+def is_one(value: float) -> bool:
+    """Whether a number is 1: sliders of the editor give 1.0000000000000002."""
+    return math.isclose(value, 1.0)
+
+
+def shown_with(name: str, values: tuple[str, ...], given: NodeInput) -> NodeInput:
+    """Return an input that a node has with some values of its input `name` alone."""
+    return replace(given, only_with=(name, values))
 
 
 def converted(given: NodeInput, value: Any) -> Any:

@@ -11,9 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_NODES
+from modelpool.actors.http.comfy.comfy_cascade_nodes import CASCADE_NODES
 from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_NODES
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_NODES
 from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
+from modelpool.actors.http.comfy.comfy_merge_nodes import MERGE_NODES
 from modelpool.actors.http.comfy.comfy_node_types import (
     CONTROLNETS,
     LORAS,
@@ -30,6 +32,8 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
+from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_NODES
+from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
 from modelpool.actors.http.comfy.comfy_text_nodes import TEXT_NODES
@@ -192,14 +196,18 @@ _LOADERS = (
 )
 _ROWS = (
     *_LOADERS,
+    *MERGE_NODES,
     *VALUE_NODES,
     *OPTION_NODES,
     *TEXT_NODES,
     *ENCODER_NODES,
     *SAMPLING_NODES,
     *SAMPLER_NODES,
+    *CASCADE_NODES,
     *IMAGE_NODES,
     *OPERATION_NODES,
+    *RESIZE_NODES,
+    *PATCH_NODES,
     *VIDEO_NODES,
     *AUDIO_NODES,
     *CUSTOM_NODES,

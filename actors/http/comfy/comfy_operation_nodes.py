@@ -44,6 +44,10 @@ _LATENTS = (link("samples1", "LATENT"), link("samples2", "LATENT"))
 _TWO_LATENTS = {"first": "samples1", "second": "samples2"}
 _WHERE = {"x": "x", "y": "y"}
 _SAMPLES = {"samples": "samples"}
+#: cells of which the sides of latents are multiples after a custom node
+_CELLS_OF_SIDES = 8
+_BY_SIDES = (_LATENT, combo("upscale_method", ("nearest-exact", "bilinear", "area")))
+_CROP = combo("crop", ("disabled", "center"))
 
 
 class UnknownSize:
@@ -125,6 +129,26 @@ def _scaled_latent(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (_operate(given, NodeLatent, "latent_upscale_by", _given(given), factor=factor, method=method),)
 
 
+def _scaled_by_sides(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Latents scaled by a factor of each side, to multiples of 8 cells."""
+    factors = (given.get(name) or given.get("factor") for name in ("WidthFactor", "HeightFactor"))
+    settings = dict(zip(("width_factor", "height_factor"), factors, strict=True))
+    if not all(settings.values()):
+        raise NodeUnsupported("factor: found 0, expected a number above 0")
+    how = {"multiple": _CELLS_OF_SIDES, "method": given["upscale_method"], "crop": given["crop"] == "center"}
+    return (_operate(given, NodeLatent, "latent_upscale_by_sides", _given(given), **settings, **how),)
+
+
+def _image_scaled_by_sides(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """An image scaled by a factor of each side, to multiples of 8 pixels if the node says so."""
+    settings = {"width_factor": given["WidthFactor"], "height_factor": given["HeightFactor"]}
+    how = {"multiple": _CELLS_OF_SIDES if given["MulOf46"] == "enabled" else 1, "method": given["upscale_method"]}
+    crops = given["crop"] == "center"
+    return (
+        _operate(given, NodeImage, "image_scale_by_sides", {"image": given["image"]}, **settings, **how, crop=crops),
+    )
+
+
 def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the image, and its width and height, which are not known yet."""
     found = {name: given[name] for name in ("condition", "method")}
@@ -149,9 +173,14 @@ def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _resized_by_mode(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    if given["supersample"] == "true" or given["resampling"] != "lanczos":
-        raise NodeUnsupported("supersample, resampling: expected false, and lanczos")
     values = {"image": given["image"]}
+    if given["supersample"] == "true" or given["resampling"] != "lanczos":
+        how = {"method": given["resampling"], "oversampled": given["supersample"] == "true"}
+        if given["mode"] == "rescale":
+            how["factor"] = given["rescale_factor"]
+        else:
+            how |= {name: -(-given[f"resize_{name}"] // 8) * 8 for name in ("width", "height")}
+        return (_operate(given, NodeImage, "image_scale_by_filter", values, **how),)
     if given["mode"] == "rescale":
         factor = given["rescale_factor"]
         return (_operate(given, NodeImage, "image_scale_by", values, factor=factor, method="lanczos", cut=True),)
@@ -254,6 +283,17 @@ _IMAGES = (
         "image_quantize",
         settings={"colours": "colors", "dither": "dither"},
     ),
+    *(
+        _row(
+            name,
+            "image",
+            "IMAGE",
+            (_IMAGE, number("factor", 1.0, 0.0, 2.0, is_required=False)),
+            operation,
+            settings=_same("factor"),
+        )
+        for name, operation in (("AdjustBrightness", "image_brightness"), ("AdjustContrast", "image_contrast"))
+    ),
     _row(
         "ImageCompositeMasked",
         "image",
@@ -299,6 +339,19 @@ _IMAGES = (
         "IMAGE",
         "INT",
         "INT",
+    ),
+    _built(
+        "ImageScaleFactor _O",
+        "image",
+        (
+            _IMAGE,
+            combo("upscale_method", ("nearest-exact", "bilinear", "area")),
+            *(number(name, 1.25, 0.0, 10.0) for name in ("WidthFactor", "HeightFactor")),
+            combo("MulOf46", ("enabled", "disabled")),
+            _CROP,
+        ),
+        _image_scaled_by_sides,
+        "IMAGE",
     ),
     _built(
         "Image Resize",
@@ -598,6 +651,20 @@ _LATENT_ROWS = (
         "latent_blend",
         _TWO_LATENTS,
         {"ratio": "blend_factor"},
+    ),
+    _built(
+        "LatentUpscaleFactor _O",
+        "latent",
+        (*_BY_SIDES, *(number(name, 1.25, 0.0, 10.0) for name in ("WidthFactor", "HeightFactor")), _CROP),
+        _scaled_by_sides,
+        "LATENT",
+    ),
+    _built(
+        "LatentUpscaleFactorSimple _O",
+        "latent",
+        (*_BY_SIDES, number("factor", 1.25, 0.0, 10.0), _CROP),
+        _scaled_by_sides,
+        "LATENT",
     ),
     _built(
         "Latent Upscale by Factor (WAS)",

@@ -11,6 +11,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     NodeInput,
     NodeType,
     NodeUnsupported,
+    combo,
     link,
     number,
     text,
@@ -91,8 +92,27 @@ def _differential(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return "differential", {"strength": given["strength"]}
 
 
+def _scaled_attention(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Factors of what the attention of all blocks of a UNet adds. Those of temporal attention act on models of videos
+    with UNets alone, of which the pool scales no attention."""
+    model = given["model"]
+    factors = {"image": given["self_structural"], "text": given["cross_structural"]}
+    settings = {name: f"IN*{x:g},MID*{x:g},OUT*{x:g}" for name, x in factors.items() if x != 1}
+    if given["self_temporal"] == given["cross_temporal"] == 1 and not settings:
+        return (model,)
+    if "attention_scale" in dict(model.options):
+        raise NodeUnsupported("model: attention_scale is set by a node before this one")
+    return (replace(model, options=(*model.options, ("attention_scale", settings))),)
+
+
 def _normed(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return "cfg_norm", {"strength": given["strength"]}
+    before = {"pre_cfg": True} if given["pre_cfg"] else {}
+    return "cfg_norm", {"strength": given["strength"], **before}
+
+
+def _by_frequency(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    names = {"low": "scale_low", "high": "scale_high", "cutoff": "freq_cutoff"}
+    return "fresca", {name: given[source] for name, source in names.items()}
 
 
 def _as_it_is(name: str, reason: str, *inputs: NodeInput) -> NodeType:
@@ -122,6 +142,7 @@ def _told(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 _NO_FASTER = "it changes how fast the model runs; the pool does not do that, and computes every step in full"
+_OWN_ATTENTION = "the pool chooses the code of attention itself, and computes it without rounding to 8 bits"
 _COMPILED = "the pool decides about compilation itself"
 _NORMED_ITSELF = "the pool guides models as they were published; Lumina 2 and its relatives are normed by themselves"
 _SPEED_NODES = (
@@ -156,6 +177,13 @@ _SPEED_NODES = (
     ),
     _as_it_is("ModelComputeDtype", "the pool decides about dtypes itself", text("dtype", "default")),
     _as_it_is("PathchSageAttentionKJ", _NO_FASTER, text("sage_attention", "disabled")),
+    _as_it_is("ModelAttentionBackend", _OWN_ATTENTION, text("attention", "pytorch attention")),
+    _as_it_is(
+        "QwenImage21Cache",
+        _NO_FASTER,
+        combo("device", ("auto", "gpu", "cpu", "off")),
+        combo("dtype", ("default", "int8", "int4")),
+    ),
     _as_it_is("ModelPatchTorchSettings", _NO_FASTER, NodeInput("enable_fp16_accumulation", "BOOLEAN", False)),
     _as_it_is(
         "RenormCFG",
@@ -213,7 +241,32 @@ OPTION_NODES = (
         number("rescaling_scale", 0.0, 0.0, 10.0),
     ),
     _row("CFGZeroStar", _cfg_zero),
-    _row("CFGNorm", _normed, number("strength", 1.0, 0.0, 100.0)),
+    _row(
+        "CFGNorm",
+        _normed,
+        number("strength", 1.0, 0.0, 100.0),
+        NodeInput("pre_cfg", "BOOLEAN", False, is_required=False),
+    ),
+    NodeType(
+        "UNetTemporalAttentionMultiply",
+        "model",
+        (
+            link("model", "MODEL"),
+            *(
+                number(f"{which}_{kind}", 1.0, 0.0, 10.0, is_required=False)
+                for which in ("self", "cross")
+                for kind in ("structural", "temporal")
+            ),
+        ),
+        ("MODEL",),
+        _scaled_attention,
+    ),
+        "FreSca",
+        _by_frequency,
+        number("scale_low", 1.0, 0.0, 10.0),
+        number("scale_high", 1.25, 0.0, 10.0),
+        whole("freq_cutoff", 20, 1, 10_000),
+    ),
     _row("DifferentialDiffusion", _differential, number("strength", 1.0, 0.0, 1.0, is_required=False)),
     *_SPEED_NODES,
     NodeType(

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from modelpool.actors.http.comfy.node_errors import NodeError
 
-_MERGING = "the pool merges no models; save the merged model as a file"
+_MERGING = "the pool merges Stable Diffusion's UNets by block, and other models as a whole: ModelMergeSimple"
 _3D = "the pool makes no 3D models"
-_REMOTE = "it calls a service of another company, and not a model of the pool"
+_REMOTE = "it calls a paid service of another company, which the pool does not do"
 _HOOKS = "LoRAs over the steps are written as name:0.8@0-0.5 in the pool's own requests"
 _FILES = "the pool writes outputs, and no files of weights or latents"
 _TRAINING = "the pool trains no models"
 _USER_MEDIA = "the pool reads videos and audio of users in its own requests alone"
-_DETECTION = "the pool has no model that detects or segments"
+_DETECTION = "the pool has no model that detects or segments, or that finds depth and poses in images"
+_SOUND = (
+    "the pool samples frames and sound of LTX-2 as one latent, in its own requests, and has no nodes for parts of it"
+)
+_LANGUAGE = "the pool runs no language models that write texts"
+#: nodes of companies that run models for money, by the beginning of the name. Some companies also publish models, of
+#: which the nodes have other names
+_PARTNERS = re.compile(
+    r"(Anthropic|BFL|Beeble|Bria|Byte[Dd]ance|Claude|ClarityCrystal|ComfyCloud|ElevenLabs|FishAudio"
+    r"|Flux(Pro|KontextPro|KontextMax|2Pro|2Max|VTO|Erase|Video(Edit|Upscale)|3(Max)?(Image|Text|Frames)ToVideo"
+    r"|3VideoContinuation|[23]ImageNode)|Freepik|Gemini|Google|Grok|HappyHorse|HeyGen|Higgsfield|HitPaw|Ideogram(?!4)|Kling"
+    r"|Krea\d+(Image|Edit|StyleReference)Node|L(tx|TX)[vV]?Api|Luma|Magnific|Meshy|MetaMuse|Minimax|Mirelo|Moonvalley|OpenAI"
+    r"|OpenRouter|Pika|Pix[Vv]erse|Pruna|Quiver|Recraft|Reve[A-Z0-9]|Rodin3D|Runway|Sonilo|Sora|Stability|SyncLipSync|SyncTalking"
+    r"|Tencent|Topaz|Tripo(?!SG|Splat)|Veed|Veo\d?[A-Z]|Vidu|Wavespeed).*|.*(Api|ApiNode)"
+)
+
+
+def _no_model(name: str) -> str:
+    return f"the pool has no model of this kind ({name})"
+
+
 #: of ComfyUI's own nodes, by name
 _REASONS: Mapping[str, str] = MappingProxyType(
     {
@@ -29,7 +50,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             ("PhotoMakerLoader", "PhotoMakerEncode"), "the pool has no PhotoMaker; IP-Adapters are image prompts"
         ),
-        **dict.fromkeys(("NAGuidance", "TCFG", "Mahiro", "APG", "EpsilonScaling", "FreSca", "ScaleROPE2"), (
+        **dict.fromkeys(("NAGuidance", "TCFG", "Mahiro", "APG", "EpsilonScaling", "ScaleROPE2"), (
             "the pool does not have this kind of guidance"
         )),
         **dict.fromkeys(
@@ -42,9 +63,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             _HOOKS,
         ),
         **dict.fromkeys(
-            ("StableCascade_EmptyLatentImage", "StableCascade_StageB_Conditioning", "StableCascade_StageC_VAEEncode",
-             "StableCascade_SuperResolutionControlnet"),
-            "the two stages of Stable Cascade are one request: model, and decoder",
+            ("StableCascade_StageC_VAEEncode", "StableCascade_SuperResolutionControlnet"),
+            "Stable Cascade generates images from texts here: the encoder of stage C is not run",
         ),
         **dict.fromkeys(
             ("SaveLatent", "LoadLatent", "CheckpointSave", "CLIPSave", "VAESave", "ModelSave", "LoraSave",
@@ -66,10 +86,51 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             _3D,
         ),
         **dict.fromkeys(
-            ("ModelPatchLoader", "QwenImageDiffsynthControlnet", "USOStyleReference", "ZImageFunControlnet"),
+            ("USOStyleReference", "SUPIRApply", "WanUni3CControlnetApply", "MiniMaxH3FunControlNetApply"),
             "the pool reads no patches of models in a file of their own but LoRAs and ControlNets",
         ),
+        "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
+        **dict.fromkeys(
+            ("DualModelGuider", "CFGOverride", "Ideogram4Scheduler"),
+            "a model that a second one guides is one model of the pool, with its own guidance and levels: KSampler "
+            "with its defaults",
+        ),
+        **dict.fromkeys(
+            ("CreateBoundingBoxes", "Flux3LayoutPrompt", "BuildJsonPromptIdeogram", "ImageCompositor"),
+            "it needs the editor's page; write the prompt as a text",
+        ),
+        "SaveSVGNode": "the pool makes no vector graphics",
+        **dict.fromkeys(
+            ("StartLoop", "EndLoop", "CreateList", "GetItemFromList", "MergeImageLists", "MergeTextLists"),
+            "the pool runs no loops and lists of nodes; rows of a batch over one workflow are `modelpool batch`",
+        ),
+        "SkipLayerGuidanceDiTSimple": "the pool skips layers next to guidance: SkipLayerGuidanceDiT",
+        "BlockSparseAttention": "the pool computes attention in full, and has none of the models for it",
+        **dict.fromkeys(("ChromaRadianceOptions", "EmptyChromaRadianceLatentImage"), "the pool has no Chroma Radiance"),
+        "ReferenceMultiLatent": "one ReferenceLatent for each image says the same",
+        "SaveText": "the pool writes images, videos and audio, and no texts; PreviewAny shows a text in the editor",
+        **dict.fromkeys(("ConditioningLoader", "SaveConditioning"), "the pool reads and writes no encoded texts"),
+        **dict.fromkeys(("GLSLShader", "CurveEditor", "ColorToRGBInt"), "the pool runs no shaders"),
         **dict.fromkeys(("OptimalStepsScheduler",), "the pool does not have its levels; ManualSigmas lists levels"),
+        **dict.fromkeys(
+            ("LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVEmptyLatentAudio", "LTXVAudioVAELoader",
+             "LTXVAudioVAEDecode", "LTXVAudioVAEEncode", "LTXAVTextEncoderLoader", "LTXVReferenceAudio",
+             "LTXVModalityGuidance", "LTXVSpatioTemporalGuidance", "LTXVFreezeLatent", "LTXVDurationPredictor"),
+            _SOUND,
+        ),
+        **dict.fromkeys(
+            ("LTXVImgToVideoInplace", "LTXVAddLatentGuide", "LTXVAddGeneratedKeyframes", "LTXVDualCFGGuider",
+             "LTXVGeneratedKeyframesToGuides", "LTXVSeparateGeneratedKeyframes", "GetICLoRAParameters"),
+            "the pool has images of LTX as first frames alone, by LTXVImgToVideo, and no guides in latents",
+        ),
+        **dict.fromkeys(
+            ("Kandinsky5ImageToVideo", "NormalizeVideoLatentStart", "ReplaceVideoLatentFrames"),
+            "the pool makes videos of Kandinsky 5 from texts alone",
+        ),
+        **dict.fromkeys(
+            ("ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows"),
+            "the pool samples a video in one piece, and not in windows of frames",
+        ),
         **dict.fromkeys(
             ("LTXVLatentUpsampler", "LatentUpscaleModelLoader", "HunyuanVideoLatentUpscaleWithModel"),
             "the pool has no upscalers of latents",
@@ -85,19 +146,39 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
     ("CLIPSubtract", _MERGING),
     ("ModelAdd", _MERGING),
     ("ModelSubtract", _MERGING),
-    *((prefix, _REMOTE) for prefix in (
-        "BFL", "FluxPro", "FluxKontextPro", "FluxKontextMax", "FluxProUltra", "Flux2Pro", "Ideogram", "Kling", "Luma",
-        "Minimax", "OpenAI", "Pika", "PixVerse", "Pixverse", "Recraft", "Runway", "Rodin", "Stability", "Tripo", "Veo",
-        "Gemini", "Vidu", "Moonvalley", "ByteDance", "Bytedance", "WanTextToVideoApi", "WanImageToVideoApi",
-        "WanReference", "Topaz", "Meshy", "ElevenLabs", "Grok", "Magnific", "HitPaw", "Bria", "Sora", "LtxvApi",
-    )),
     ("IPAdapter", "the pool's image prompts are IP-Adapters: the field image_prompts of its own requests"),
-    ("Hunyuan3D", _3D),
+    *((prefix, _3D) for prefix in (
+        "Hunyuan3D", "Trellis", "EmptyTrellis", "VaeDecodeShapeTrellis", "VaeDecodeStructureTrellis",
+        "VaeDecodeTextureTrellis", "Pixal3D", "TripoSG", "TripoSplat", "Save3D", "SaveGLB", "Load3D", "Preview3D",
+        "Mesh", "SAM3DBody", "Voxel", "BakeTexture", "BakeNormalMap", "BakeAmbient", "PaintMesh", "RemeshMesh",
+        "DecimateMesh", "UnwrapMesh", "RenderUVAtlas", "GetMeshInfo", "ApplyTextureToMesh", "DA3GeometryToMesh",
+        "SavePointCloud", "PreviewPointCloud", "BuildPoseFile", "CameraAngle",
+    )),
+    *((prefix, _no_model(model)) for prefix, model in (
+        ("MiniMaxH3", "MiniMax-H3"), ("MiniMaxMusic", "MiniMax Music"), ("EmptyMiniMaxMusic", "MiniMax Music"),
+        ("EmptyMiniMaxH3", "MiniMax-H3"), ("SeedVR2", "SeedVR2"), ("WanAnimate2", "Wan Animate 2"),
+        ("WanSCAIL", "Wan SCAIL"), ("SCAIL", "Wan SCAIL"), ("WanSound", "Wan S2V"), ("WanTrack", "Wan ATI"),
+        ("WanMove", "Wan Move"), ("GenerateTracks", "Wan Move"), ("WanDancer", "Wan Dancer"),
+        ("WanCamera", "Wan Fun camera"), ("WanPhantom", "Phantom"), ("WanHuMo", "HuMo"), ("Bernini", "Bernini"),
+        ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"), ("Wan22FunControl", "Wan 2.2 Fun control"),
+        ("AudioEncoder", "an encoder of audio that conditions videos"), ("FrameInterpolat", "frame interpolation"),
+        ("OpticalFlow", "optical flow"), ("VOID", "VOID"), ("SUPIR", "SUPIR"), ("ARVideo", "autoregressive video"),
+        ("EmptyARVideo", "autoregressive video"), ("SamplerARVideo", "autoregressive video"), ("YuE2", "YuE 2"),
+        ("EmptyYuE2", "YuE 2"), ("SheetSage2", "Sheet Sage 2"), ("HiDreamO1", "HiDream O1"),
+        ("EmptyHiDreamO1", "HiDream O1"), ("AnimaLLLite", "LLLite"), ("PiD", "PiD"), ("Marigold", "Marigold"),
+        ("TextEncodeMageFlow", "Mage Flow"), ("TextEncodeMOSS", "MOSS-Image"), ("MOSSImage", "MOSS-Image"),
+        ("TextEncodeFibo2", "FIBO 2"), ("TextEncodeMing", "Ming-Image"), ("SenseNova", "SenseNova"),
+    )),
     ("GroundingDino", _DETECTION),
     ("SAM", _DETECTION),
     ("BRIA_RMBG", _DETECTION),
     ("ImageRemoveBackground", _DETECTION),
     ("RemBG", _DETECTION),
+    *((prefix, _DETECTION) for prefix in (
+        "SDPose", "RTDETR", "DA3", "LoadDA3", "MoGe", "LoadMoGe", "RemoveBackground", "LoadBackgroundRemoval",
+        "BiRefNet", "DrawBBoxes", "MediaPipe",
+    )),
+    *((prefix, _LANGUAGE) for prefix in ("TextGenerate", "AILab_QwenVL")),
 )  # fmt: skip
 _UNKNOWN = "a node of another kind, which is not among those of the pool (GET /object_info lists them)"
 
@@ -106,7 +187,7 @@ def reason_for(kind: str) -> str:
     """Return why a kind of node that the pool does not have is refused."""
     if kind in _REASONS:
         return _REASONS[kind]
-    if kind.endswith(("Api", "ApiNode")):
+    if _PARTNERS.fullmatch(kind):
         return _REMOTE
     return next((reason for prefix, reason in _PREFIXES if kind.startswith(prefix)), _UNKNOWN)
 

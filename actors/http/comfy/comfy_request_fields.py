@@ -8,10 +8,12 @@ from typing import Any
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_values import (
     ClipValue,
+    ControlUse,
     LoraUse,
     ModelSampling,
     ModelValue,
     RegionUse,
+    SeenImage,
     TextValue,
 )
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
@@ -24,11 +26,20 @@ _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
 _CELL = 8
 #: families with guidance by an image
 _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
+#: families that vary images which their vision encoder reads, by the beginning of their title
+_VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
-_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm")
+_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
-#: the family that reads the words of T5 and one padding token, and the padding and length that mean that
-_UNPADDED, _WITHOUT_PADDING = "Chroma", (1, 0)
+#: families of transformers with attention of another name than that of which UNetTemporalAttentionMultiply scales the
+#: last layer, so that the node changes nothing
+_OTHER_ATTENTION = ("Wan ", "Hunyuan Video", "Flux ", "Qwen-Image", "Mochi")
+#: families of transformers with blocks of one kind, of which ComfyUI's nodes skip those that they call double
+_BLOCKS_OF_ONE_KIND = ("Wan ", "Qwen-Image", "Stable Diffusion 3", "LTX", "Mochi")
+#: the family that reads the words of T5 and one padding token, and the least padding and length that mean that
+_UNPADDED, _OWN_PADDING = "Chroma", (1, 0)
+#: families with ControlNets that ComfyUI loads as patches of the model
+_PATCHED = ("Z-Image",)
 #: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
 #: all families with guidance as an input of the model
@@ -43,16 +54,67 @@ _SHIFT_TOKENS, _PATCH_SIDE, _FLUX_EXPONENTS = (256, 4096), 16, (0.5, 1.15)
 def lora_fields(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
     """Return a LoRA of a request; the text encoders `clip` may come from a node before it."""
     on_text = use.text_strength if use in clip.loras else 0.0
-    fields = {"name": use.name, "strength": use.strength}
-    return fields if on_text == use.strength else {**fields, "text_strength": on_text}
+    fields = model_lora_fields(use)
+    return fields if on_text == use.strength and not use.merge else {**fields, "text_strength": on_text}
+
+
+def model_lora_fields(use: LoraUse) -> dict[str, Any]:
+    """Return a LoRA, or a model that is merged, of a run that encodes no text."""
+    fields: dict[str, Any] = {"name": use.name, "strength": use.strength}
+    return {**fields, **_merge_fields(use)}
+
+
+def text_lora_fields(use: LoraUse) -> dict[str, Any]:
+    """Return a LoRA, or a model that is merged, of text encoders."""
+    return {"name": use.name, "strength": use.text_strength, **({"merge": use.merge} if use.merge else {})}
+
+
+def _merge_fields(use: LoraUse) -> dict[str, Any]:
+    if not use.merge:
+        return {}
+    return {"merge": use.merge} | ({"blocks": use.blocks} if use.blocks else {})
+
+
+def padding_of(text: TextValue, family: str) -> tuple[int, int] | None:
+    """Return the least padding and length of T5's tokens, where they are not those of the family. Raises
+    NodeUnsupported for families that read no more than their own."""
+    padding = text.clip.padding
+    if padding is None or (padding == _OWN_PADDING and family.startswith(_UNPADDED)):
+        return None
+    if not family.startswith(_UNPADDED):
+        found = f"min_padding {padding[0]} and min_length {padding[1]} with {family or 'this model'}"
+        raise NodeUnsupported(f"T5TokenizerOptions: found {found}, expected a model of {_UNPADDED}")
+    return padding
+
+
+def plain_text(text: TextValue, family: str) -> str:
+    """Return the text of a request without a workflow. Raises NodeUnsupported, as `prompt_text`."""
+    if padding_of(text, family):
+        raise NodeUnsupported("T5TokenizerOptions: another padding than that of the model needs a workflow")
+    return prompt_text(text, family)
+
+
+def is_one_image(text: TextValue) -> bool:
+    """Whether a model varies one image as it is: the field `image` of a request."""
+    return len(text.seen) == 1 and (text.seen[0].strength, text.seen[0].noise) == (1.0, 0.0)
+
+
+def seen_numbers(use: SeenImage) -> dict[str, float]:
+    """Return the numbers of an image that a model varies, as a request has them."""
+    return {"strength": use.strength, "noise": use.noise}
+
+
+def check_seen(positive: TextValue, negative: TextValue, model: str, family: str) -> None:
+    """Raise NodeUnsupported for images of unCLIPConditioning that a model does not vary."""
+    if negative.seen:
+        raise NodeUnsupported("negative: found an image of unCLIPConditioning, expected it in positive alone")
+    if positive.seen and not family.startswith(_VARIES_IMAGES):
+        found = f"found an image for model {model!r} ({family or 'an unknown family'})"
+        raise NodeUnsupported(f"unCLIPConditioning: {found}, expected one of {_VARIES_IMAGES}")
 
 
 def prompt_text(text: TextValue, family: str) -> str:
     """Return a text with those that are appended to it, which CLIP reads on their own. Raises NodeUnsupported."""
-    padding = text.clip.padding
-    if padding is not None and (padding != _WITHOUT_PADDING or not family.startswith(_UNPADDED)):
-        found = f"min_padding {padding[0]} and min_length {padding[1]} with {family or 'this model'}"
-        raise NodeUnsupported(f"T5TokenizerOptions: found {found}, expected 1 and 0 with {_UNPADDED}")
     if text.appended and not family.startswith(_CLIP_ONLY):
         raise NodeUnsupported("ConditioningConcat: expected a model whose text encoders are CLIP's")
     return " BREAK ".join((text.text, *text.appended))
@@ -96,14 +158,36 @@ def image_guidance(text: TextValue, family: str) -> dict[str, float]:
 
 
 def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]:
-    """Return the options of a run that act: those of guidance do nothing with cfg 1, and some families have guidance
-    that is normed by itself."""
+    """Return the options of a run that act: those of guidance do nothing with cfg 1, some families have guidance that
+    is normed by itself, and some no attention that nodes scale, or no single blocks that nodes skip. Raises
+    NodeUnsupported."""
     found = dict(model.options)
     for name in _GUIDANCE_OPTIONS if cfg == 1 else ():
         found.pop(name, None)
+    norm = found.get("cfg_norm", {})
+    if norm.get("pre_cfg") and not (family.startswith(_NORMED) and norm["strength"] == 1):
+        expected = (
+            f"false, or a strength of 1 with {', '.join(_NORMED)}, which are scaled to the whole norm by themselves"
+        )
+        raise NodeUnsupported(f"CFGNorm, pre_cfg: found true with {family or 'this model'}, expected {expected}")
     if family.startswith(_NORMED):
         found.pop("cfg_norm", None)
+    if family.startswith(_OTHER_ATTENTION):
+        found.pop("attention_scale", None)
+    if family.startswith(_BLOCKS_OF_ONE_KIND) and found.get("slg", {}).get("single"):
+        found["slg"] = {**found["slg"], "single": ()}
     return found
+
+
+def controls_of(model: ModelValue, text: TextValue, family: str) -> tuple[ControlUse, ...]:
+    """Return the ControlNets of a run: patches of its model, and ones of its text. Raises NodeUnsupported for patches
+    of models that have none here."""
+    if model.controls and not family.startswith(_PATCHED):
+        found = f"found {model.controls[0].net.name!r} on {family or 'this model'}"
+        raise NodeUnsupported(
+            f"model_patch: {found}, expected a ControlNet of Z-Image: the pool reads no other patches"
+        )
+    return (*model.controls, *text.controls)
 
 
 def clip_skip(text: TextValue, family: str) -> int:
@@ -120,6 +204,11 @@ def clip_skip(text: TextValue, family: str) -> int:
 def reads_guidance(family: str) -> bool:
     """Whether models of a family read the scale of FluxGuidance; as far as is known, for one without a name."""
     return not family or (family.startswith(_READS_GUIDANCE) and not family.startswith(_READS_NONE))
+
+
+def reads_image_instead(family: str) -> bool:
+    """Whether models of a family read an image in the place of noise, and estimate what it shows."""
+    return family.startswith("Lotus D")
 
 
 def guidance_warning(node_id: str, guidance: float, model: str) -> str:

@@ -261,12 +261,17 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
     if levels.sigmas and not isinstance(start, BlankLatent):
         raise NodeUnsupported("sigmas: the levels of this scheduler are for empty latents")
     positive = with_whole(given, positive)
+    if (positive.prior is not None) != (isinstance(start, BlankLatent) and start.stage == "b"):
+        raise NodeUnsupported(
+            "positive, latent_image: expected a text of StableCascade_StageB_Conditioning with the latents of stage B"
+        )
     _check_texts(positive, negative, given["cfg"])
     texts = (("positive", positive.clip), ("negative", negative.clip), *(("region", r.clip) for r in positive.regions))
     # regions have the same text encoder as a rule: its LoRAs are compared once
     known, compared = frozenset(model.loras), set[int]()
     for name, clip in texts:
-        if clip.name not in ("", model.name):
+        # stage B of Stable Cascade reads the texts of stage C
+        if clip.name not in ("", model.name) and positive.prior is None:
             raise NodeUnsupported(f"{name}: its text encoder is of {clip.name}, expected that of {model.name}")
         if id(clip.loras) in compared:
             continue
@@ -316,6 +321,12 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
 
 def _shifted(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (replace(given["model"], sampling=ModelSampling(given["shift"])),)
+
+
+def _shifted_as(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["sampling"] != "flow":
+        raise NodeUnsupported(f"sampling: found {given['sampling']}, expected flow: no model of the pool has it")
+    return _shifted(given)
 
 
 def _shifted_by_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -389,7 +400,16 @@ SAMPLING_NODES = (
         category="latent",
     ),
     _row("ModelSamplingSD3", (_MODEL, number("shift", 3.0, 0.01, 100.0)), _shifted, "MODEL"),
-    _row("ModelSamplingAuraFlow", (_MODEL, number("shift", 1.73, 0.01, 100.0)), _shifted, "MODEL"),
+    _row(
+        "ModelSamplingAuraFlow",
+        (
+            _MODEL,
+            number("shift", 1.73, 0.01, 100.0),
+            combo("sampling", ("flow", "img_to_img_velocity"), is_required=False),
+        ),
+        _shifted_as,
+        "MODEL",
+    ),
     _row(
         "ModelSamplingFlux",
         (_MODEL, number("max_shift", 1.15, 0.0, 100.0), number("base_shift", 0.5, 0.0, 100.0), *_SIZE),
@@ -417,6 +437,33 @@ SAMPLING_NODES = (
         "LATENT",
     ),
     _row("DisableNoise", (), only_in_workflows, "NOISE"),
+    _row(
+        "EmptyQwenImageLayeredLatentImage",
+        (*_SIZE, whole("layers", 3, 0, 64), whole("batch_size", 1, 1, MAX_BATCH)),
+        only_in_workflows,
+        "LATENT",
+        category="latent",
+    ),
+    _row(
+        "LatentCut",
+        (
+            link("samples", "LATENT"),
+            combo("dim", ("x", "y", "t")),
+            whole("index", 0, -MAX_SIDE, MAX_SIDE),
+            whole("amount", 1, 1, MAX_SIDE),
+        ),
+        only_in_workflows,
+        "LATENT",
+        category="latent",
+    ),
+    _row(
+        "LatentCutToBatch",
+        (link("samples", "LATENT"), combo("dim", ("t", "x", "y")), whole("slice_size", 1, 1, MAX_SIDE)),
+        only_in_workflows,
+        "LATENT",
+        category="latent",
+    ),
+    _row("SetFirstSigma", (_SIGMAS, number("sigma", 136.0, 0.0, 20_000.0)), only_in_workflows, "SIGMAS"),
     _row("SplitSigmas", (_SIGMAS, whole("step", 0, 0, 10000)), only_in_workflows, "SIGMAS", "SIGMAS"),
     _row(
         "SplitSigmasDenoise",

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_image_nodes import KONTEXT_SIZES
 from modelpool.pool.inference.operations.image_detail import Stitch, stitch_size
+from modelpool.pool.inference.operations.image_scaling import shortest_size, size_wanted, whole_multiples
 from modelpool.pool.inference.operations.operation import Size
 
 #: width and height in pixels
@@ -25,10 +26,12 @@ _AS_LARGE = {
     "image": (
         "ImageInvert", "ImageBlur", "ImageSharpen", "ImageQuantize", "ImageFlip", "Canny", "Morphology",
         "ImageAddNoise", "LTXVPreprocess", "ImageFromBatch", "RepeatImageBatch", "ImageToMask", "ImageColorToMask",
-        "SplitImageWithAlpha", "JoinImageWithAlpha", "ImageRGBToYUV", "GetImageSizeAndCount",
+        "SplitImageWithAlpha", "JoinImageWithAlpha", "AdjustBrightness", "AdjustContrast", "ImageRGBToYUV",
+        "GetImageSizeAndCount",
     ),
     "images": ("RebatchImages",),
     "image1": ("ImageBatch", "ImageBlend"),
+    "images.image0": ("BatchImagesNode",),
     "destination": ("ImageCompositeMasked", "MaskComposite", "LatentCompositeMasked"),
     "mask": ("MaskToImage", "InvertMask", "GrowMask", "FeatherMask", "ThresholdMask", "GrowMaskWithBlur"),
     "samples": (
@@ -40,6 +43,7 @@ _AS_LARGE = {
     "latent_image": ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced"),
     "pixels": ("VAEEncode", "VAEEncodeTiled", "VAEEncodeForInpaint", "InpaintModelConditioning",
                "InstructPixToPixConditioning"),
+    "masks.mask0": ("BatchMasksNode",),
 }  # fmt: skip
 #: nodes that have a width and a height
 _WRITTEN = (
@@ -151,6 +155,32 @@ def _within(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | N
     return _times(sizes["image"], min((wanted / side for wanted, side in sides if wanted), default=1.0))
 
 
+def _resized(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    """The size of ResizeImageMaskNode."""
+    if "input" not in sizes:
+        return None
+    kind, settings = given["resize_type"], {name.partition(".")[2]: value for name, value in given.items()}
+    width, height = settings.get("width", 0), settings.get("height", 0)
+    own = Size(*sizes["input"])
+    match kind:
+        case "scale by multiplier":
+            return _times(sizes["input"], settings["multiplier"])
+        case "scale dimensions" | "scale width" | "scale height":
+            wanted = (0 if kind == "scale height" else width, 0 if kind == "scale width" else height)
+            found = size_wanted(own, *wanted)
+        case "scale longer dimension":
+            return _to_longest({"largest_size": settings["longer_size"]}, {"image": sizes["input"]})
+        case "scale shorter dimension":
+            found = shortest_size(own, settings["shorter_size"])
+        case "scale total pixels":
+            return _to_pixels({"megapixels": settings["megapixels"]}, {"image": sizes["input"]})
+        case "match size":
+            return sizes.get("resize_type.match")
+        case _:
+            found = whole_multiples(own, settings["multiple"])
+    return found.width, found.height
+
+
 #: what the sizes of nodes follow from, by their kind
 SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
     {
@@ -168,6 +198,7 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
         "ImageStitch": _stitched,
         "ResizeAndPadImage": _letterboxed,
         "ImageResize+": _within,
+        "ResizeImageMaskNode": _resized,
     }
 )
 #: nodes of a size, each with the input of which it is, and what its outputs are: "image" is passed on

@@ -17,6 +17,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     check_parts,
     combo,
     file_stem,
+    is_one,
     link,
     number,
     only_in_workflows,
@@ -26,6 +27,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
+    ClipValue,
     ControlUse,
     EncodedImage,
     ImageFile,
@@ -33,6 +35,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     MaskFile,
     NodeImage,
     RegionUse,
+    SeenImage,
     TextValue,
     VideoUse,
 )
@@ -40,6 +43,8 @@ from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES, MAX_REGION
 from modelpool.pool.values.core.errors import counted
 
+#: images that nodes read with a text; the side of an image of Qwen-Image 2.1
+_MOST_IMAGES, _QWEN_21_SIDE = 6, 1024
 #: texts that one conditioning has one behind another
 _MOST_APPENDED = 100
 _CONDITIONING = link("conditioning", "CONDITIONING")
@@ -93,21 +98,21 @@ def _with_area_strength(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if value.is_partial:
         regions = tuple(replace(region, strength=given["strength"]) for region in value.regions)
         return (replace(value, regions=regions),)
-    if given["strength"] != 1:
+    if not is_one(given["strength"]):
         raise NodeUnsupported(f"strength: found {given['strength']:g} for a text without an area, expected 1")
     return (value,)
 
 
 def _with_vision(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The image that a model reads by its vision encoder. Raises NodeUnsupported."""
-    if given["strength"] != 1:
-        raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1")
-    video = given["conditioning"].video
-    if video is not None and video.image is not None:
-        raise NodeUnsupported("clip_vision_output: found a second image, expected one")
-    if given["noise_augmentation"]:
-        warn(given, f"noise_augmentation: found {given['noise_augmentation']:g}, which is not read: 0 is")
-    return (with_video(given["conditioning"], VideoUse(given["clip_vision_output"])),)
+    """An image that a model varies by its vision encoder, besides those before. Raises NodeUnsupported."""
+    value: TextValue = given["conditioning"]
+    if not given["strength"]:
+        return (value,)
+    if given["strength"] < 0:
+        raise NodeUnsupported(f"strength: found {given['strength']:g}, expected a number from 0")
+    check_parts("conditioning", "images", len(value.seen) + 1, MAX_PARTS)
+    use = SeenImage(given["clip_vision_output"], given["strength"], given["noise_augmentation"])
+    return (value.each(lambda text: replace(text, seen=(*text.seen, use))),)
 
 
 def _with_read_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -189,7 +194,7 @@ def combined(first: TextValue, second: TextValue) -> TextValue:
         return replace(parts[0], timed=parts[1:])
     if first.is_partial and not second.is_partial:
         first, second = second, first
-    for name in ("clip", "controls", "guidance", "references", "image_prompts", "inpainted", "video"):
+    for name in ("clip", "controls", "guidance", "references", "image_prompts", "inpainted", "video", "seen"):
         if getattr(first, name) != getattr(second, name):
             raise NodeUnsupported(f"conditioning_1, conditioning_2: found another {name} in each, expected the same")
     if first.is_zero or second.is_zero:
@@ -230,11 +235,31 @@ def _with_reference(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _encoded_with_images(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    images = [given.get(name) for name in ("image", "image1", "image2", "image3")]
+    images = [given.get(name) for name in ("image", *(f"image{place}" for place in range(_MOST_IMAGES)))]
     found = [image for image in images if image is not None]
     if not all(isinstance(image, ImageFile) for image in found):
         raise NodeUnsupported("image: expected an image of LoadImage")
     return (_referring(TextValue(given["prompt"], given["clip"]), *found),)
+
+
+def _encoded_for_joyimage(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return _encoded_with_images({**given, **_listed(given)})
+
+
+def _encoded_for_qwen_21(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Both texts, and empty latents of a square."""
+    if any(image is not None for image in _listed(given).values()):
+        raise NodeUnsupported("images: the pool's Qwen-Image 2.1 generates from texts; expected none")
+    if (side := given["resolution"]) != _QWEN_21_SIDE:
+        raise NodeUnsupported(f"resolution: found {side}, expected {_QWEN_21_SIDE} without images")
+    texts = (TextValue(given[name], given["clip"]) for name in ("prompt", "negative_prompt"))
+    return (*texts, BlankLatent(side, side, 1))
+
+
+def _listed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the images of a node that takes as many as are linked, by the names of one that takes some."""
+    names = [name for name in given if name.startswith("images.") and given[name] is not None]
+    return {f"image{place}": given[name] for place, name in enumerate(names)}
 
 
 def _referring(value: TextValue, *images: ImageFile) -> TextValue:
@@ -268,12 +293,12 @@ def _with_style(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _control(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_with_control(given["conditioning"], _control_use(given)),)
+    return (with_control(given["conditioning"], _control_use(given)),)
 
 
 def _control_of_both(given: Mapping[str, Any]) -> tuple[Any, ...]:
     use = _control_use(given, given["start_percent"], given["end_percent"])
-    return _with_control(given["positive"], use), _with_control(given["negative"], use)
+    return with_control(given["positive"], use), with_control(given["negative"], use)
 
 
 def _control_use(given: Mapping[str, Any], start: float = 0.0, end: float = 1.0) -> ControlUse:
@@ -282,7 +307,8 @@ def _control_use(given: Mapping[str, Any], start: float = 0.0, end: float = 1.0)
     return ControlUse(given["control_net"], given["image"], given["strength"], start, end)
 
 
-def _with_control(value: TextValue, use: ControlUse) -> TextValue:
+def with_control(value: TextValue, use: ControlUse) -> TextValue:
+    """Return a text with one more ControlNet. Raises NodeUnsupported for too many."""
     check_parts("conditioning", "ControlNets", len(value.controls) + 1, MAX_PARTS)
     return value.each(lambda text: replace(text, controls=(*text.controls, use)))
 
@@ -356,14 +382,17 @@ TEXT_NODES = (
         (link("conditioning_to", "CONDITIONING"), link("conditioning_from", "CONDITIONING")),
         _concatenated,
     ),
-    _row(
-        "ConditioningAverage",
-        (
-            link("conditioning_to", "CONDITIONING"),
-            link("conditioning_from", "CONDITIONING"),
-            number("conditioning_to_strength", 1.0, 0.0, 1.0),
-        ),
-        only_in_workflows,
+    *(
+        _row(
+            name,
+            (
+                link("conditioning_to", "CONDITIONING"),
+                link("conditioning_from", "CONDITIONING"),
+                number("conditioning_to_strength", 1.0, 0.0, 1.0),
+            ),
+            only_in_workflows,
+        )
+        for name in ("ConditioningAverage", "ConditioningAverage ")  # as its name was written in 2023
     ),
     _row("ConditioningSetArea", (_CONDITIONING, *_sides(0, MAX_SIDE), _AREA_STRENGTH), _in_area),
     _row("ConditioningSetAreaPercentage", (_CONDITIONING, *_sides(0.0, 1.0, share=True), _AREA_STRENGTH), _in_share),
@@ -402,6 +431,30 @@ TEXT_NODES = (
             *(link(name, "IMAGE", is_required=False) for name in ("image1", "image2", "image3")),
         ),
         _encoded_with_images,
+    ),
+    _row("LotusConditioning", (), lambda given: (TextValue("", ClipValue("")),)),
+    _row(
+        "TextEncodeJoyImageEdit",
+        (
+            link("clip", "CLIP"),
+            text("prompt"),
+            link("vae", "VAE", is_required=False),
+            *(link(f"images.image{place}", "IMAGE", is_required=False) for place in range(_MOST_IMAGES)),
+        ),
+        _encoded_for_joyimage,
+    ),
+    _row(
+        "TextEncodeQwenImage21",
+        (
+            link("clip", "CLIP"),
+            text("prompt"),
+            text("negative_prompt"),
+            whole("resolution", _QWEN_21_SIDE, 0, 4096),
+            link("vae", "VAE", is_required=False),
+            *(link(f"images.image_{place}", "IMAGE", is_required=False) for place in range(1, 17)),
+        ),
+        _encoded_for_qwen_21,
+        ("CONDITIONING", "CONDITIONING", "LATENT"),
     ),
     _row("CLIPVisionLoader", (text("clip_name", choices=VISION_ENCODERS),), _vision_model, ("CLIP_VISION",)),
     _row(

@@ -27,8 +27,8 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     text,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_utility_nodes import UTILITY_NODES, WRITING_NODES, need_room
 from modelpool.actors.http.comfy.comfy_values import BlankLatent
-from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
 from modelpool.pool.values.core.errors import counted
 
 _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
@@ -36,13 +36,18 @@ _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
 Choice: TypeAlias = Callable[[Mapping[str, Any], tuple[str, ...]], str | None]
 _PARTS_OF_TEXT = ("text_a", "text_b", "text_c", "text_d")
 _SWITCHED = 10
+#: nodes that pass a value on, and free memory of the server, which the pool does by itself
+_CLEANING = ("easy cleanGpuUsed", "easy clearCacheAll")
 #: names of the values of an expression
-_LETTERS = "abcdefgh"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 #: characters of a regular expression, and steps of a search
 _MOST_PATTERN, _MOST_SEARCH_STEPS = 200, 10**7
 #: repetitions; repetitions of a group, references, conditions, and flags, which change what a space is
 _REPETITION = re.compile(r"[*+?{]")
 _UNBOUNDED = re.compile(r"\)[*+?{]|\\[1-9]|\(\?P=|\(\?(?![:=!]|<[=!]|P<)")
+#: flags for the whole of a regular expression, which do not change what a space is
+_FLAGS_FIRST = re.compile(r"\(\?([ims]+)\)")
+_INLINE = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL}
 
 
 def _value(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -54,13 +59,8 @@ def _written(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (next(value for name, value in given.items() if name != "node_id"),)
 
 
-def _need_room(characters: int) -> None:
-    if characters > MAX_PROMPT_CHARACTERS:
-        raise NodeUnsupported(f"its text has {characters} characters, expected up to {MAX_PROMPT_CHARACTERS}")
-
-
 def _joined(delimiter: str, parts: list[str]) -> str:
-    _need_room(sum(map(len, parts)) + len(delimiter) * max(0, len(parts) - 1))
+    need_room(sum(map(len, parts)) + len(delimiter) * max(0, len(parts) - 1))
     return delimiter.join(parts)
 
 
@@ -84,7 +84,7 @@ def _cased(given: Mapping[str, Any]) -> tuple[Any, ...]:
         "Title Case": str.title,
     }[given["mode"]]
     found = change(given["string"])
-    _need_room(len(found))
+    need_room(len(found))
     return (found,)
 
 
@@ -97,7 +97,7 @@ def _replacement(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _replaced(whole_text: str, find: str, new: str) -> str:
-    _need_room(len(whole_text) + whole_text.count(find) * (len(new) - len(find)))
+    need_room(len(whole_text) + whole_text.count(find) * (len(new) - len(find)))
     return whole_text.replace(find, new)
 
 
@@ -122,8 +122,11 @@ def _four_texts(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _concatenated_parts(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Parts that are missing are left out; with `clean_whitespace`, they are trimmed, and empty ones are left out."""
+    """Parts that are missing are left out; with `clean_whitespace`, they are trimmed, and empty ones are left out. The
+    node of early 2023 has lines or nothing between them."""
     parts = [given[name] for name in _PARTS_OF_TEXT if given.get(name) is not None]
+    if given.get("linebreak_addition"):
+        return (_joined("\n" if given["linebreak_addition"] == "true" else "", parts),)
     if given["clean_whitespace"] == "true":
         parts = [part.strip() for part in parts if part.strip()]
     return (_joined(given["delimiter"].replace("\\n", "\n"), parts),)
@@ -147,20 +150,23 @@ def _pattern(given: Mapping[str, Any]) -> re.Pattern[str]:
 
     With n repetitions and k alternatives, none of a group repeated and without references, a search takes about
     characters ** (n + 1) * 2 ** k steps."""
-    pattern, characters = given["regex_pattern"], len(given["string"])
+    whole_pattern, characters = given["regex_pattern"], len(given["string"])
+    first = _FLAGS_FIRST.match(whole_pattern)
+    pattern = whole_pattern if first is None else whole_pattern[first.end() :]
+    inline = sum(_INLINE[flag] for flag in set("" if first is None else first[1]))
     repetitions = len(_REPETITION.findall(pattern))
     alternatives = pattern.count("|")
     steps = max(characters, 2) ** (1 + repetitions) * 2**alternatives
     if len(pattern) > _MOST_PATTERN or _UNBOUNDED.search(pattern) or steps > _MOST_SEARCH_STEPS:
         raise NodeUnsupported(
-            f"regex_pattern: found {pattern[:100]!r} with {counted(repetitions, 'repetition')} and "
+            f"regex_pattern: found {whole_pattern[:100]!r} with {counted(repetitions, 'repetition')} and "
             f"{counted(alternatives, 'alternative')} for {counted(characters, 'character')}; expected up to "
             f"{_MOST_PATTERN} characters, no repetition of a group, no reference, no flags, and characters to the "
             f"power of repetitions + 1, times 2 for each alternative, up to {_MOST_SEARCH_STEPS}"
         )
     names = (("case_insensitive", re.IGNORECASE), ("multiline", re.MULTILINE), ("dotall", re.DOTALL))
     try:
-        return re.compile(pattern, sum(flag for name, flag in names if given[name]))
+        return re.compile(pattern, inline | sum(flag for name, flag in names if given[name]))
     except (re.error, RecursionError, OverflowError):
         raise NodeUnsupported(f"regex_pattern: found {pattern[:100]!r}, expected a regular expression") from None
 
@@ -170,7 +176,7 @@ def _regex_replaced(given: Mapping[str, Any]) -> tuple[Any, ...]:
         found = _pattern(given).sub(given["replace"], given["string"], count=given["count"])
     except (re.error, IndexError):
         raise NodeUnsupported(f"replace: found {given['replace'][:100]!r}, expected a template") from None
-    _need_room(len(found))
+    need_room(len(found))
     return (found,)
 
 
@@ -178,10 +184,31 @@ def _regex_matched(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (_pattern(given).search(given["string"]) is not None,)
 
 
+def _regex_extracted(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The first match, or one of its groups, or of each match the whole or a group, one a line; "" for none. Of all
+    matches with groups, the first group stands for the whole."""
+    pattern, mode, group = _pattern(given), given["mode"], given["group_index"]
+    first = pattern.search(given["string"])
+    if first is None or (group > pattern.groups and mode.endswith(("Group", "Groups"))):
+        return ("",)
+    if mode == "First Match":
+        return (first[0],)
+    if mode == "First Group":
+        return (first[group] or "",)
+    if mode == "All Groups" and not pattern.groups:
+        return ("",)
+    wanted = group if mode == "All Groups" else min(pattern.groups, 1)
+    found = [match[wanted] or "" for match in pattern.finditer(given["string"])]
+    return (_joined("\n", found),)
+
+
 def _calculated_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
     names = {name: given.get(f"values.{name}") for name in _LETTERS}
-    found = number_of(given["expression"], {name: value for name, value in names.items() if value is not None})
-    return float(found), int(found)
+    there = {name: value for name, value in names.items() if value is not None}
+    if wrong := [name for name, value in there.items() if not isinstance(value, int | float)]:
+        raise NodeUnsupported(f"values.{wrong[0]}: expected a number")
+    found = number_of(given["expression"], there, tuple(there.values()))
+    return float(found), int(found), bool(found)
 
 
 def _negated(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -268,6 +295,7 @@ _CORE = (
     ),
     _row("StringTrim", (text("string"), combo("mode", ("Both", "Left", "Right"))), _trimmed, "STRING"),
     _row("StringReplace", (text("string"), text("find"), text("replace")), _replacement, "STRING"),
+    _row("ReplaceText", (text("text"), text("find"), text("replace")), _found_and_replaced, "STRING"),
     _row("StringContains", (text("string"), text("substring"), _flag("case_sensitive", True)), _contains, "BOOLEAN"),
     _row(
         "StringCompare",
@@ -298,6 +326,18 @@ _LATER = (
         _regex_replaced,
         "STRING",
     ),
+    _row(
+        "RegexExtract",
+        (
+            text("string"),
+            text("regex_pattern"),
+            combo("mode", ("First Match", "All Matches", "First Group", "All Groups")),
+            *_FLAGS,
+            whole("group_index", 1, 0, 100, is_required=False),
+        ),
+        _regex_extracted,
+        "STRING",
+    ),
     _row("RegexMatch", (text("string"), text("regex_pattern"), *_FLAGS), _regex_matched, "BOOLEAN"),
     _row(
         "ComfyMathExpression",
@@ -305,16 +345,19 @@ _LATER = (
         _calculated_of,
         "FLOAT",
         "INT",
+        "BOOLEAN",
     ),
     _row("InvertBooleanNode", (_flag("boolean"),), _negated, "BOOLEAN"),
 )
 #: nodes that show something in the editor, and make nothing
 _SHOWING = (
-    _row("PreviewAny", _any("source"), _nothing),
     _row("Image Comparer (rgthree)", _any("image_a", "image_b"), _nothing),
     _row("ImageCompare", _any("image_a", "image_b"), _nothing),
+    _row("ImageHistogram", _any("image"), _nothing),
     _row("Display Any (rgthree)", _any("source"), _nothing),
     _row("easy showAnything", _any("anything"), _nothing),
+    # in the API format, the links that the editor adds for it are there
+    _row("Anything Everywhere", _any("anything"), _nothing),
     _row("DisplayAny", _any("input"), _nothing),
 )
 _CUSTOM = (
@@ -336,11 +379,13 @@ _CUSTOM = (
             text("delimiter", ", "),
             combo("clean_whitespace", ("true", "false")),
             *(NodeInput(name, "STRING", is_required=False) for name in _PARTS_OF_TEXT),
+            text("linebreak_addition", "", False),
         ),
         _concatenated_parts,
         "STRING",
     ),
     _row("Text Find and Replace", (text("text"), text("find"), text("replace")), _found_and_replaced, "STRING"),
+    _row("Text Find and Replace Input", (text("text"), text("find"), text("replace")), _found_and_replaced, "STRING"),
     _row("Text Random Line", (text("text"), whole("seed", 0, 0, MAX_SEED)), _random_line, "STRING"),
     _row("INTConstant", _INTEGER, _value, "INT"),
     _row("FloatConstant", _NUMBER, _value, "FLOAT"),
@@ -373,6 +418,7 @@ _PASSING = (
         _passed_on,
         ANY,
     ),
+    *(_row(name, _any("anything"), _passed_on, ANY) for name in _CLEANING),
     _row("CR Image Input Switch", (whole("Input", 1, 1, 2), *_any("image1", "image2")), _passed_on, ANY),
     _row("CR Text Input Switch", (whole("Input", 1, 1, 2), *_any("text1", "text2")), _passed_on, ANY),
 )
@@ -398,6 +444,7 @@ PASSING_NODES: Mapping[str, Choice] = MappingProxyType(
         "Switch any [Crystools]": _by_flag("boolean"),
         "Any Switch (rgthree)": _only,
         "ImpactSwitch": _by_number("select", "input"),
+        **dict.fromkeys(_CLEANING, _only),
         "CR Image Input Switch": _by_number("Input", "image"),
         "CR Text Input Switch": _by_number("Input", "text"),
     }
@@ -424,7 +471,7 @@ _SIZES = (
     ),
     _row("easy imageSize", (link("image", "IMAGE"),), _unknown_size, "INT", "INT"),
 )
-_COMPUTED = (*_CORE, *_LATER, *_CUSTOM)
-VALUE_NODES = (*_COMPUTED, *_PASSING, *_SHOWING, *_LATENTS, *_SIZES)
+_COMPUTED = (*_CORE, *_LATER, *UTILITY_NODES, *_CUSTOM)
+VALUE_NODES = (*_COMPUTED, *_PASSING, *_SHOWING, *_LATENTS, *_SIZES, *WRITING_NODES)
 #: names of the nodes that are computed from written values
 COMPUTED_NODES = frozenset(row.name for row in _COMPUTED)

@@ -6,14 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from modelpool.actors.request.control_video_fields import VideoFile
+
+#: latents of the layers of an image, with the complete image before them, and without
+WITH_WHOLE, LAYERS = "with the complete image", "layers"
+
 
 @dataclass(frozen=True, slots=True)
 class LoraUse:
-    """A LoRA and its strengths, on the diffusion model and on the text encoders."""
+    """A LoRA and its strengths, on the diffusion model and on the text encoders; or, with `merge` and `blocks` as in
+    `LoraRef` of `pool.values.core.refs`, another model."""
 
     name: str
     strength: float
     text_strength: float
+    merge: str = ""
+    blocks: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +36,14 @@ class ModelSampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelValue:
-    """A diffusion model of the pool, with LoRAs, and with options of its runs and their settings."""
+    """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets that patch
+    it."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
     options: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     sampling: ModelSampling | None = None
+    controls: tuple[ControlUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +146,14 @@ class ControlNetValue:
 
 @dataclass(frozen=True, slots=True)
 class ControlUse:
-    """A ControlNet as it is applied."""
+    """A ControlNet as it is applied. `mask`: where its image is hidden."""
 
     net: ControlNetValue
     image: AnyImage
     strength: float
     start: float
     end: float
+    mask: AnyMask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +179,16 @@ class ImagePromptUse:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenImage:
+    """An image that a model varies, by its vision encoder: the strength of its embedding, and the noise on it, as a
+    share of the levels."""
+
+    image: AnyImage
+    strength: float = 1.0
+    noise: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TextValue:
     """An encoded text.
 
@@ -180,6 +201,8 @@ class TextValue:
     changed     it is what an operation makes of other texts, and `text` is empty
     inpainted   the image that an inpainting model reads
     video       what conditions a video besides it
+    seen        images that the model varies
+    prior       the latents of stage C of Stable Cascade, which stage B reads
     span        the share of the steps in which it acts, from and to
     timed       other texts, each in its share of the steps
     """
@@ -197,6 +220,8 @@ class TextValue:
     changed: ChangedText | None = None
     inpainted: InpaintedImage | None = None
     video: VideoUse | None = None
+    seen: tuple[SeenImage, ...] = ()
+    prior: SampledLatent | None = None
     span: tuple[float, float] = (0.0, 1.0)
     timed: tuple[TextValue, ...] = ()
 
@@ -251,11 +276,12 @@ class NodeImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeMask:
-    """A mask that a node of the workflow makes. `count`, `sampler` as of `NodeImage`."""
+    """A mask that a node of the workflow makes. `count`, `sampler`, `frames` as of `NodeImage`."""
 
     node: str
     count: int = 1
     sampler: str = ""
+    frames: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +294,13 @@ class NodeAudio:
 
 
 @dataclass(frozen=True, slots=True)
+class UserSound:
+    """The sound of a video of the user, which the pool does not read."""
+
+    video: VideoFile
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLatent:
     """Latents that a node of the workflow makes.
 
@@ -275,6 +308,7 @@ class NodeLatent:
     mask   where they are regenerated
     image  that they are encoded from, if nothing has changed them since
     count, sampler, frames  as of `NodeImage`
+    layers  whether they are the layers of an image: behind the complete image (WITH_WHOLE), or without it (LAYERS)
     size   width and height in pixels; (0, 0) if they are known when they are made
     """
 
@@ -287,16 +321,20 @@ class NodeLatent:
     frames: int = 0
     size: tuple[int, int] = (0, 0)
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
+    layers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoUse:
-    """What conditions a run besides its text: the image that it reads, or the first and the last image of a video, and
-    other fields of a request, by name; None where a node says nothing."""
+    """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
+    other fields of a request, by name, and videos that it follows; None where a node says nothing."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
     others: tuple[tuple[str, Any], ...] = ()
+    video: NodeImage | None = None
+    video_mask: NodeMask | None = None
+    face_video: NodeImage | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -305,11 +343,18 @@ class VideoUse:
     def with_more(self, more: VideoUse) -> VideoUse:
         """Return it with what another node says."""
         others = {**dict(self.others), **dict(more.others)}
-        return VideoUse(more.image or self.image, more.last_image or self.last_image, tuple(others.items()))
+        return VideoUse(
+            more.image or self.image,
+            more.last_image or self.last_image,
+            tuple(others.items()),
+            more.video or self.video,
+            more.video_mask or self.video_mask,
+            more.face_video or self.face_video,
+        )
 
     def images(self) -> dict[str, AnyImage]:
         """Return the images, by the field of a request."""
-        found = {"image": self.image, "last_image": self.last_image}
+        found = {"image": self.image, "last_image": self.last_image, "video": self.video, "face_video": self.face_video}
         return {name: image for name, image in found.items() if image is not None}
 
 
@@ -362,7 +407,8 @@ class SamplerValue:
 class NoiseLevels:
     """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
     (`sigmas`, without the final 0). `beta` is alpha and beta of the schedule of that name; None for the usual ones. The
-    run ends when `last_step` steps are done; 0: all."""
+    run ends when `last_step` steps are done; 0: all. `first_sigma` takes the place of the first level of a schedule; 0:
+    it stays."""
 
     schedule: str
     steps: int
@@ -370,6 +416,7 @@ class NoiseLevels:
     sigmas: tuple[float, ...] = ()
     beta: tuple[float, float] | None = None
     last_step: int = 0
+    first_sigma: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +433,8 @@ class GuiderValue:
 class BlankLatent:
     """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images, and for sizes that
     follow from an image that conditions the run. `image` is the one that a video begins with, if the latents have it;
-    `seconds` are of audio, 0 for images."""
+    `seconds` are of audio, 0 for images. `layers`: the frames are layers of an image, behind the complete image.
+    `stage` is the one of Stable Cascade that reads them, "" for other models."""
 
     width: int
     height: int
@@ -395,6 +443,8 @@ class BlankLatent:
     image: AnyImage | None = None
     seconds: float = 0.0
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
+    layers: bool = False
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)

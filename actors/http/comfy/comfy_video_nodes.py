@@ -13,15 +13,20 @@ from typing import Any
 
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import (
+    ANY,
     MAX_BATCH,
     MAX_SIDE,
     MODELS,
+    VIDEOS,
     NodeInput,
     NodeType,
     NodeUnsupported,
     combo,
+    is_one,
     link,
     number,
+    only_in_workflows,
+    shown_with,
     text,
     warn,
     whole,
@@ -37,9 +42,11 @@ from modelpool.actors.http.comfy.comfy_values import (
     NoiseLevels,
     SavedAs,
     TextValue,
+    UserSound,
     VaeValue,
     VideoUse,
 )
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.video_output_fields import MAX_QUALITY
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
@@ -58,6 +65,18 @@ _COMBINED: Mapping[str, str] = MappingProxyType(
         "video/nvenc_h264-mp4": "mp4",
     }
 )
+
+
+#: settings of nodes of videos
+_BIT_DEPTHS, _CODECS, _NO_CODEC, _ENCODINGS = (
+    ("auto", "8", "10"),
+    ("auto", "h264", "av1"),
+    "none",
+    ("auto", "re-encode"),
+)
+#: colours of the images of the pool; and ComfyUI's rate factors of encoders where none is set
+_COLOURS = "sRGB"
+_USUAL_FACTORS: Mapping[str, float] = MappingProxyType({"h264": 23.0, "av1": 30.0})
 
 
 def _sizes(width: int, height: int, length: int, frames: str = "length") -> tuple[NodeInput, ...]:
@@ -91,7 +110,7 @@ def _with_frame_rate(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _ltx_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    if given["strength"] != 1:
+    if not is_one(given["strength"]):
         raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1: the image is the first frame")
     use = VideoUse(of_user("image", given["image"]))
     return with_video(given["positive"], use), with_video(given["negative"], use), _blank(given, cell=8)
@@ -133,7 +152,7 @@ def _image_checkpoint(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _linear_guidance(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The guidance of the pool for these models rises from 1 to cfg over the frames."""
-    if given["min_cfg"] != 1:
+    if not is_one(given["min_cfg"]):
         raise NodeUnsupported(f"min_cfg: found {given['min_cfg']:g}, expected 1")
     return (given["model"],)
 
@@ -177,19 +196,29 @@ def _view(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return value, value, BlankLatent(given["width"], given["height"], given["batch_size"])
 
 
-def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A video after a reference image; latents of the pool have no frames of the image, so that none are trimmed."""
-    for name in ("control_video", "control_masks"):
-        if given.get(name) is not None:
-            raise NodeUnsupported(f"{name}: found images, expected none: control videos are the field `video` of the "
-                                  "pool's own requests")  # fmt: skip
-    if given["strength"] != 1:
+def vace_texts_and_latent(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return texts with a reference image, empty latents, and the frames that are trimmed: latents of the pool have
+    none of the image. Raises NodeUnsupported."""
+    if not is_one(given["strength"]):
         raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1")
     reference = of_user("reference_image", given.get("reference_image"))
     texts = [given["positive"], given["negative"]]
     if reference is not None:
         texts = [replace(each, references=(*each.references, reference)) for each in texts]
     return (*texts, _blank(given), 0)
+
+
+def blank_video(given: Mapping[str, Any]) -> BlankLatent:
+    """Return empty latents of the size and the frames of a node."""
+    return _blank(given)
+
+
+def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A video after a reference image."""
+    for name in ("control_video", "control_masks"):
+        if given.get(name) is not None:
+            raise NodeUnsupported(f"{name}: it is a part of a workflow of several steps")
+    return vace_texts_and_latent(given)
 
 
 def _trimmed(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -199,7 +228,7 @@ def _trimmed(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _ltx_guide(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    if given["frame_idx"] or given["strength"] != 1:
+    if given["frame_idx"] or not is_one(given["strength"]):
         found = f"{given['frame_idx']} and {given['strength']:g}"
         raise NodeUnsupported(f"frame_idx, strength: found {found}, expected 0 and 1: the image is the first frame")
     use = VideoUse(of_user("image", given["image"]))
@@ -221,10 +250,6 @@ def _ltx_shifted(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (replace(given["model"], sampling=ModelSampling(_ltx_shift(given))),)
 
 
-def _no_video_of_user(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    raise NodeUnsupported("the pool reads videos of users in its own requests alone, in the field `video`")
-
-
 def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[Any, ...]:
     """Return images that are saved as a video: as they were decoded, or of a node of a workflow."""
     image = given[images]
@@ -237,7 +262,11 @@ def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[An
         if (count := getattr(image.latent.start, "count", 1)) > 1:
             raise NodeUnsupported(f"{images}: found a batch of {count}, which are as many files; expected one")
         return (replace(image, saved=saved),)
-    values = {"image": image} | ({} if given.get("audio") is None else {"sound": given["audio"]})
+    audio = given.get("audio")
+    if isinstance(audio, UserSound):
+        warn(given, "audio: the sound of a video of a user is left out: the pool does not read it")
+        audio = None
+    values = {"image": image} | ({} if audio is None else {"sound": audio})
     made = nodes.operate(given["node_id"], "video_of_images", NodeImage, values, {"rate": saved.frame_rate})
     assert isinstance(made, NodeImage), "the result of an operation on images"
     return (replace(made, saved=saved),)
@@ -265,11 +294,49 @@ def _animated_png(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _created(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return _saved_as(given, "images", SavedAs("mp4", given["fps"]))
+    """A video of images. Files of the pool have 8 bits per channel, in the colours of the images."""
+    bits, colours, codec = str(given["bit_depth"]), given["color_space"], given["codec"]
+    _check_one_of("bit_depth", bits, _BIT_DEPTHS)
+    _check_one_of("codec", codec, (_NO_CODEC, *_CODECS))
+    if colours != _COLOURS:
+        raise NodeUnsupported(f"color_space: found {colours[:100]}, expected {_COLOURS}: the pool makes no HDR videos")
+    if bits == "10":
+        warn(given, "bit_depth: found 10; videos of the pool have 8 bits per channel")
+    is_av1 = codec == "av1"
+    if is_av1:
+        warn(given, "codec: found av1; the file is WebM with VP9")
+    return _saved_as(given, "images", SavedAs("webm" if is_av1 else "mp4", given["fps"]))
+
+
+def _check_one_of(name: str, found: str, expected: tuple[str, ...]) -> None:
+    if found not in expected:
+        raise NodeUnsupported(f"{name}: found {found[:100]}, expected one of {', '.join(expected)}")
 
 
 def _video_saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (given["video"],)
+    """A file of a video. Newer files of the editor name the codec as a part of the format, and keep the old name."""
+    container, codecs = given["format"], {given["format.codec"], given["codec"]} - {"auto"}
+    for codec in sorted(codecs):
+        _check_one_of("codec", codec, _CODECS)
+    if len(codecs) > 1:
+        raise NodeUnsupported(f"format.codec, codec: found {' and '.join(sorted(codecs))}, expected one codec")
+    codec = next(iter(codecs), "auto")
+    if (container, codec) == ("webm", "h264"):
+        raise NodeUnsupported("format, codec: found webm and h264; WebM files have another codec")
+    video = given["video"]
+    if isinstance(video, VideoFile):
+        raise NodeUnsupported("video: found one of the user, which the pool does not write again")
+    kept = video.saved.format if container == "auto" else "mp4"
+    file_format = "webm" if container == "webm" or (codec == "av1" and container == "auto") else kept
+    if container == "mkv":
+        warn(given, "format: found mkv; the file is MP4")
+    if codec == "av1":
+        warn(given, f"codec: found av1; the file has {'VP9' if file_format == 'webm' else 'H.264'}")
+    encoding, quality = given["format.codec.encoding"], video.saved.quality
+    _check_one_of("format.codec.encoding", encoding, _ENCODINGS)
+    if encoding == "re-encode" and codec != "auto":
+        quality = quality_of_factor(given["format.codec.crf"] or _USUAL_FACTORS[codec])
+    return (replace(video, saved=replace(video.saved, format=file_format, quality=quality)),)
 
 
 def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -408,8 +475,45 @@ VIDEO_NODES = (
         _view,
         *_TEXTS_AND_LATENT,
     ),
-    _row("LoadVideo", (text("file"),), _no_video_of_user, "VIDEO"),
-    _row("GetVideoComponents", (link("video", "VIDEO"),), _no_video_of_user, "IMAGE", "AUDIO", "FLOAT"),
+    _row("LoadVideo", (text("file", choices=VIDEOS),), only_in_workflows, "VIDEO"),
+    _row("GetVideoComponents", (link("video", "VIDEO"),), only_in_workflows, "IMAGE", "AUDIO", "FLOAT", ANY, ANY),
+    _row(
+        "WanFunControlToVideo",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            *_sizes(832, 480, 81),
+            _SEEN,
+            _image("start_image"),
+            _image("control_video"),
+        ),
+        only_in_workflows,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "WanAnimateToVideo",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            *_sizes(832, 480, 77),
+            _SEEN,
+            _image("reference_image"),
+            _image("face_video"),
+            _image("pose_video"),
+            whole("continue_motion_max_frames", 5, 1, _MOST_FRAMES, is_required=False),
+            _image("background_video"),
+            link("character_mask", "MASK", is_required=False),
+            _image("continue_motion"),
+            whole("video_frame_offset", 0, 0, _MOST_FRAMES, is_required=False),
+        ),
+        only_in_workflows,
+        *_TEXTS_AND_LATENT,
+        "INT",
+        "INT",
+        "INT",
+    ),
     _row(
         "LTXVConditioning",
         (_POSITIVE, _NEGATIVE, number("frame_rate", 25.0, 0.1, 1000.0)),
@@ -545,7 +649,14 @@ VIDEO_NODES = (
     ),
     _row(
         "CreateVideo",
-        (_IMAGES, number("fps", 30.0, 1.0, 120.0), _AUDIO),
+        (
+            _IMAGES,
+            number("fps", 30.0, 1.0, 120.0),
+            text("bit_depth", "auto", is_required=False, choices=_BIT_DEPTHS),
+            text("color_space", _COLOURS, is_required=False, choices=(_COLOURS, "HDR", "HDR PQ")),
+            text("codec", _NO_CODEC, is_required=False, choices=(_NO_CODEC, *_CODECS)),
+            _AUDIO,
+        ),
         _created,
         "VIDEO",
     ),
@@ -554,10 +665,16 @@ VIDEO_NODES = (
         (
             link("video", "VIDEO"),
             _PREFIX,
-            combo("format", ("auto", "mp4"), is_required=False),
-            combo("codec", ("auto", "h264"), is_required=False),
+            combo("format", ("auto", "mp4", "mkv", "webm"), is_required=False),
+            text("format.codec", "auto", is_required=False, choices=_CODECS),
+            shown_with(
+                "format.codec", ("h264", "av1"), text("format.codec.encoding", "auto", False, choices=_ENCODINGS)
+            ),
+            shown_with("format.codec.encoding", ("re-encode",), number("format.codec.crf", 0.0, 0.0, 63.0, False)),
+            text("codec", "auto", is_required=False, choices=_CODECS),
         ),
         _video_saved,
+        "VIDEO",
         is_output=True,
     ),
     _row(

@@ -20,8 +20,10 @@ from modelpool.actors.http.comfy.comfy_graph import (
     OutputNode,
     PoolNames,
     WorkflowOutput,
+    complete_outputs,
     input_errors,
     known_nodes,
+    lone_nodes,
     node_error,
     nodes_in_order,
     output_nodes,
@@ -33,15 +35,29 @@ from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, 
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
+from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_BUILDERS
+from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
+from modelpool.actors.http.comfy.comfy_user_videos import USER_VIDEO_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.workflow_fields import MAX_NODES, Workflow
 
 #: what nodes become in workflows, by their kind; others have the same values as in requests without one
 BUILDERS: Mapping[str, Builder] = MappingProxyType(
-    {**WORKFLOW_NODES, **ENCODER_BUILDERS, **AUDIO_BUILDERS, **CUSTOM_BUILDERS, **PASSED_BUILDERS, **OPERATION_BUILDERS}
+    {
+        **WORKFLOW_NODES,
+        **ENCODER_BUILDERS,
+        **AUDIO_BUILDERS,
+        **CUSTOM_BUILDERS,
+        **PASSED_BUILDERS,
+        **OPERATION_BUILDERS,
+        **RESIZE_BUILDERS,
+        **PATCH_BUILDERS,
+        **USER_VIDEO_BUILDERS,
+    }
 )
 #: seeds are below this, and continue at 0
 _SEEDS = 2**64
@@ -85,9 +101,20 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
     nodes = known_nodes(prompt, names.kinds)
     outputs = output_nodes(nodes, names.kinds)
-    nodes = evaluated(nodes, nodes_in_order(KnownGraph(nodes, names), outputs), names.kinds, names.image_size)
+    order = nodes_in_order(KnownGraph(nodes, names), outputs)
+    outputs, incomplete = complete_outputs(nodes, outputs, order, names.kinds)
+    nodes = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts)
+    left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete)
+    return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in _outputs(nodes, outputs, names))
 
-    def plain(wanted: Sequence[str]) -> tuple[OutputNode, ...]:
+
+def _outputs(
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames
+) -> tuple[WorkflowOutput | GraphOutput, ...]:
+    """Return what evaluated nodes generate: requests without a workflow where these can say it. Raises
+    WorkflowRejected."""
+
+    def plain(wanted: Sequence[str]) -> tuple[WorkflowOutput, ...]:
         found = request_outputs(nodes, wanted, names)
         return tuple(replace(each, as_graph=partial(_graph_output, nodes, each.node_id, names)) for each in found)
 
@@ -99,7 +126,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     graphs = {each.node_id: each for each in _graph_outputs(nodes, outputs, names)}
     if len(outputs) == 1:
         return tuple(graphs.values())
-    found: list[OutputNode] = []
+    found: list[WorkflowOutput | GraphOutput] = []
     for node_id in outputs:  # an output that is one request is that request, whatever else the workflow makes
         try:
             found += plain([node_id])
@@ -134,7 +161,7 @@ def _graph_outputs(
     nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames
 ) -> tuple[GraphOutput, ...]:
     """Return what outputs of a workflow generate, as workflows of the pool. Raises WorkflowRejected."""
-    graph, made = KnownGraph(nodes, names), MadeNodes(names.models)
+    graph, made = KnownGraph(nodes, names), MadeNodes(names.models, names.video_facts)
     errors: list[NodeError] = []
     for node_id in nodes_in_order(graph, outputs):
         node = nodes[node_id]
@@ -220,6 +247,9 @@ def _with_images(value: Any, images: WorkflowImages, read: dict[Any, Any]) -> An
         case {"kind": "mask", "mask": MaskFile() as mask} if is_black(found := _with_images(mask, images, read)):
             settings = {"level": 0.0, "width": found.width, "height": found.height}
             return {"kind": "operation", "name": "mask_solid", "settings": settings, "inputs": {}}
+        case VideoFile():
+            images.take((value.width, value.height * value.frames))
+            return value.path
         case ImageFile() | MaskFile():
             if value not in read:
                 read[value] = read_steps(value, images) if isinstance(value, ImageFile) else read_mask(value, images)

@@ -15,7 +15,10 @@ from modelpool.actors.http.comfy.comfy_image_nodes import tile_fields
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsupported, check_parts, warn
 from modelpool.actors.http.comfy.comfy_sampling_nodes import denoised_levels, repeated
+from modelpool.actors.http.comfy.comfy_text_nodes import with_control
 from modelpool.actors.http.comfy.comfy_values import (
+    LAYERS,
+    WITH_WHOLE,
     AnyImage,
     AnyLatent,
     BlankLatent,
@@ -34,6 +37,8 @@ from modelpool.actors.http.comfy.comfy_values import (
 from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES
 
 _SIDES = ("positive", "negative")
+#: inputs of nodes that encode a text with images, before a dot
+_IMAGES = ("image", "image1", "image2", "image3", "images")
 #: texts that one conditioning is made of
 _MOST_TEXTS = 100
 #: the outputs of a node, from its inputs
@@ -146,6 +151,17 @@ def _split(levels: NoiseLevels, step: int) -> tuple[Any, ...]:
     return high, replace(levels, run_steps=levels.steps - place if place < end else 0)
 
 
+def _first_level(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return noise levels with another first one."""
+    levels, sigma = given["sigmas"], given["sigma"]
+    if not levels.sigmas:
+        if levels.run_steps != levels.steps:
+            raise NodeUnsupported("sigmas: expected all levels of a schedule, or listed ones")
+        return (replace(levels, first_sigma=sigma),)
+    first = levels.steps - levels.run_steps
+    return (replace(levels, sigmas=(*levels.sigmas[:first], sigma, *levels.sigmas[first + 1 :])),)
+
+
 def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     nodes: MadeNodes = given["nodes"]
     return (nodes.encode(given["node_id"], given["pixels"], given["vae"].name),)
@@ -217,6 +233,32 @@ def _latents_joined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if first.size != second.size or first.size == (0, 0):
         warn(given, "latents of a batch have one size in ComfyUI; here each keeps its own")
     return (nodes.one_of(given["node_id"], [first, second]),)
+
+
+def _blank_layers(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not given["layers"]:
+        raise NodeUnsupported("layers: found 0, expected at least 1: the complete image is not decoded")
+    size = given["width"], given["height"]
+    return (BlankLatent(*size, given["batch_size"], frames=given["layers"], layers=True),)
+
+
+def _cut(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the layers of an image without the complete image before them."""
+    latent, where = given["samples"], (given["dim"], given["index"])
+    is_layers = isinstance(latent, NodeLatent) and latent.layers == WITH_WHOLE
+    if not is_layers or where != ("t", 1) or given["amount"] < latent.frames:
+        found = f"{given['amount']} from {given['index']} along {given['dim']}"
+        raise NodeUnsupported(f"samples: found {found}, expected all layers of a sampled image, from 1 along t")
+    return (replace(latent, layers=LAYERS),)
+
+
+def _cut_to_batch(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the layers of an image, each of which is decoded by itself."""
+    latent = given["samples"]
+    is_layers = isinstance(latent, NodeLatent) and latent.layers
+    if not is_layers or (given["dim"], given["slice_size"]) != ("t", 1):
+        raise NodeUnsupported("samples, dim, slice_size: expected the layers of a sampled image, t, and 1")
+    return (latent,)
 
 
 def _with_seeds(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -333,8 +375,8 @@ def _with_reference(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _encoded_with_images(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    images = [given.get(name) for name in ("image", "image1", "image2", "image3")]
-    return (_referring(TextValue(given["prompt"], given["clip"]), *[image for image in images if image is not None]),)
+    images = [given[name] for name in given if name.partition(".")[0] in _IMAGES and given[name] is not None]
+    return (_referring(TextValue(given["prompt"], given["clip"]), *images),)
 
 
 def _referring(value: TextValue, *images: AnyImage) -> TextValue:
@@ -348,18 +390,13 @@ def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _control(given: Mapping[str, Any]) -> tuple[Any, ...]:
     use = ControlUse(given["control_net"], given["image"], given["strength"], 0.0, 1.0)
-    return (_with_control(given["conditioning"], use),)
+    return (with_control(given["conditioning"], use),)
 
 
 def _control_of_both(given: Mapping[str, Any]) -> tuple[Any, ...]:
     span = given["start_percent"], given["end_percent"]
     use = ControlUse(given["control_net"], given["image"], given["strength"], *span)
-    return _with_control(given["positive"], use), _with_control(given["negative"], use)
-
-
-def _with_control(value: TextValue, use: ControlUse) -> TextValue:
-    check_parts("conditioning", "ControlNets", len(value.controls) + 1, MAX_PARTS)
-    return value.each(lambda text: replace(text, controls=(*text.controls, use)))
+    return with_control(given["positive"], use), with_control(given["negative"], use)
 
 
 def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -385,6 +422,7 @@ WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
         "SamplerCustomAdvanced": _sampled_by_guider,
         "SamplerCustom": _sampled_by_parts,
         "DisableNoise": _disabled_noise,
+        "SetFirstSigma": _first_level,
         "SplitSigmas": _split_levels,
         "SplitSigmasDenoise": _split_levels_by_share,
         "VAEEncode": _encoded,
@@ -394,6 +432,9 @@ WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
         "VAEDecodeTiled": _decoded_in_tiles,
         "LatentFromBatch": _of_batch,
         "LatentBatch": _latents_joined,
+        "EmptyQwenImageLayeredLatentImage": _blank_layers,
+        "LatentCut": _cut,
+        "LatentCutToBatch": _cut_to_batch,
         "LatentBatchSeedBehavior": _with_seeds,
         "InpaintModelConditioning": _inpaint_conditioning,
         "RepeatLatentBatch": _repeated,
@@ -407,10 +448,11 @@ WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
         "GrowMask": _grown,
         "ImageToMask": _mask_of_image,
         "ConditioningConcat": _joined,
-        "ConditioningAverage": _averaged,
+        **dict.fromkeys(("ConditioningAverage", "ConditioningAverage "), _averaged),
         "ReferenceLatent": _with_reference,
         "TextEncodeQwenImageEdit": _encoded_with_images,
         "TextEncodeQwenImageEditPlus": _encoded_with_images,
+        "TextEncodeJoyImageEdit": _encoded_with_images,
         "CLIPVisionEncode": _seen,
         "ControlNetApply": _control,
         "ControlNetApplyAdvanced": _control_of_both,

@@ -393,6 +393,8 @@ def _holds_pixels(value: object) -> bool:
             return any(map(_holds_pixels, vars(value).values()))
         case tuple() | list():
             return any(map(_holds_pixels, value))
+        case dict():
+            return any(map(_holds_pixels, value.values()))
     return False
 
 

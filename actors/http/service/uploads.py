@@ -1,4 +1,4 @@
-"""`Uploads`: images that callers upload and name in later calls, in a bounded folder, apart for each owner."""
+"""`Uploads`: images and videos that callers upload and name in later calls, in a bounded folder, each owner apart."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from modelpool.actors.outputs.atomic_write import (
     remove_leftovers,
     write_atomically,
 )
+from modelpool.actors.request.control_video_fields import VideoFile, check_video_content, is_moving, video_facts
 from modelpool.actors.request.image_decoding import image_of_bytes
 from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 
@@ -53,10 +54,14 @@ class Uploads:
         self._bytes: Counter[str] = Counter()
 
     def add(self, owner: str, name: str, content: bytes, subfolder: str = "", overwrite: bool = False) -> str:
-        """Store an image, and return its name, which has a number if another image has that name. Raises UserError."""
+        """Store an image or a video, and return its name, which has a number if another file has that name. Raises
+        UserError."""
         name = shown_name(name)
         path = self._path(owner, name, subfolder)
-        image_of_bytes("image", content)
+        if is_moving(name):
+            check_video_content("image", name, content)
+        else:
+            image_of_bytes("image", content)
         most_bytes = self._most_bytes_of(owner)
         if len(content) > most_bytes:
             message = f"image: found {counted(len(content), 'byte')}, expected up to {most_bytes}"
@@ -74,7 +79,7 @@ class Uploads:
         return stored
 
     def names(self, owner: str) -> tuple[str, ...]:
-        """Return the names of an owner's images, with their subfolders."""
+        """Return the names of an owner's images and videos, with their subfolders."""
         root = self._root(owner)
         return tuple(sorted("/".join(map(name_of_disk, path.relative_to(root).parts)) for path in _files(root)))
 
@@ -89,6 +94,17 @@ class Uploads:
     def image(self, owner: str, name: str) -> Image:
         """Return an image. Raises UserError."""
         return image_of_bytes(name, self.content(owner, name))
+
+    def video(self, owner: str, name: str) -> VideoFile:
+        """Return the facts of a video, with the place of its file. Raises UserError."""
+        subfolder, _, file = name.removesuffix(INPUT_MARK).rpartition("/")
+        path = self._path(owner, file, subfolder)
+        if not path.is_file():
+            raise UserError(f"video: {name[:200]} was not uploaded, or was removed since")
+        try:
+            return video_facts("video", str(path))
+        except UserError:
+            raise UserError(f"video: {name[:200]} cannot be read as a video") from None
 
     def _root(self, owner: str) -> Path:
         return self._folder / hashlib.sha256(owner.encode()).hexdigest()[:16]

@@ -6,10 +6,11 @@ worker and from worker to driver, and nothing in between reads one.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NewType, TypeAlias
+from typing import NamedTuple, NewType, TypeAlias
 
 from modelpool.actors.graph.common.stage_request import StageLike
 from modelpool.actors.graph.features.recipe import Recipe
@@ -19,7 +20,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import Preview, PreviewWish
 from modelpool.pool.values.core.remote_file import RemoteFile
-from modelpool.pool.values.core.stage_params import ModelRef, StageParams
+from modelpool.pool.values.core.stage_params import ModelRef, Result, StageParams
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import (
     NO_NODE,
@@ -32,6 +33,7 @@ from modelpool.pool.values.specs.spec import (
     RunError,
     Stage,
     TaskId,
+    TaskReport,
     TaskSpec,
     WorkerId,
     WorkerSpec,
@@ -107,6 +109,50 @@ class RunRequest(WireValue):
     gang: Gang | None = None
 
 
+class RunMode(enum.Enum):
+    """How a worker runs the requests of a call: one after the other, as one batch, or as a pass, which later runs join
+    at a step."""
+
+    IN_ORDER = "in order"
+    BATCH = "batch"
+    PASS = "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class CallId(WireValue):
+    """Identifies runs that were sent to a worker together.
+
+    number  no other call of the controller in that mode has it; a later pass has a higher one
+    epoch   of the controller that sends it
+    """
+
+    number: int
+    mode: RunMode = RunMode.IN_ORDER
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EndsWanted(WireValue):
+    """A question for runs of a call that have ended.
+
+    told   how many ends the asker has: the answer begins with the next one
+    most   ends in the answer
+    waits  for the end of a run if there is none to tell; otherwise the answer has what has ended by now
+    """
+
+    call: CallId
+    told: int = 0
+    most: int = 1
+    waits: bool = False
+
+
+class RunEnds(NamedTuple):
+    """Ends of runs, in their order: the report and the result of each. Both are None for a run that was not started."""
+
+    reports: tuple[TaskReport | None, ...] = ()
+    results: tuple[Result | None, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
     """A load of weights on an idle worker, outside of runs.
@@ -146,12 +192,6 @@ class StartedWorker:
     spec: WorkerSpec
     residency: Residency | None = None
     past_runs: tuple[PastRun, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StillDecodes:
-    """In place of the report of a run, which is over but for what the device still decodes: `GpuWorker.ended` waits for
-    that and returns the report."""
 
 
 @dataclass(frozen=True, slots=True)

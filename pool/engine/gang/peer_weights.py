@@ -25,7 +25,7 @@ from modelpool.pool.weights.ops.context import with_peers
 from modelpool.pool.weights.ops.packed import PackedWeight
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 from modelpool.pool.weights.plan.peer_shares import ALIGNED_BYTES, PeerLink, ShareOffer, divide_modules
-from modelpool.pool.weights.vram.gang_share import GangShare
+from modelpool.pool.weights.vram.gang_share import GangShare, MeasuredLink
 
 #: sent twice to measure the link, or the largest module if that is less: a run has memory for a module
 PROBE_BYTES, PROBES = 8 << 20, 2
@@ -65,6 +65,18 @@ class _Arrived:
     left: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What each member says at the meeting: its offer, the link as its operator states it, the last measurement of
+    these members, its life, and its memory for copies ahead of use."""
+
+    offer: ShareOffer
+    stated: PeerLink | None
+    measured: MeasuredLink | None
+    life: str
+    ahead_bytes: int
+
+
 class PeerWeights:
     """The weights that members hold for each other, as one of them uses them. In the thread of the run."""
 
@@ -93,6 +105,12 @@ class PeerWeights:
                 piece.of(flat).copy_(bring(piece.host))
                 self._share.loaded_bytes += piece.host.nbytes
             self._held[module.place] = flat
+
+    @property
+    def most_ahead_bytes(self) -> int:
+        """Device memory of the largest module that may be sent before it is used."""
+        fitting = [module.size_bytes for module in self._modules if module.size_bytes <= self._ahead_bytes]
+        return max(fitting, default=0)
 
     @property
     def hosts(self) -> list[Tensor]:
@@ -165,17 +183,15 @@ def peer_weights(
     named = _streamed_tensors(model, module)
     sizes = {name: _placed(tensors)[1] for name, tensors in named.items()}
     offer = ShareOffer(tuple(sizes.items()), share.room_bytes, host_bytes_per_second)
-    told: list[tuple[ShareOffer, PeerLink | None, int]] = group.tell((offer, share.stated, model.ahead_bytes))
-    offers = [each for each, _, _ in told]
+    known = share.measured(group.gang.members)
+    told = group.tell(_Told(offer, share.stated, known, share.life, model.ahead_bytes))
+    offers = [each.offer for each in told]
     if not all(each.streamed for each in offers):
         yield None
         return
-    stated = [link for _, link, _ in told if link is not None]
-    if len(stated) == len(told):
-        link = min(stated, key=lambda each: each.bytes_per_second)
-    else:
-        link = measured_link(group, min(max(size for _, size in each.streamed) for each in offers))
-        share.learn(group.gang.degree, link)
+    link = _link_among(group, told, share)
+    mean_bytes = sum(size for _, size in offers[0].streamed) / len(offers[0].streamed)
+    share.link_bytes_per_second = mean_bytes / link.seconds(mean_bytes)
     owners = divide_modules(offers, link)
     modules: list[_Module] = []
     for place, (name, owner) in enumerate(owners.items()):
@@ -187,17 +203,33 @@ def peer_weights(
         return
     group.connect_everyone()
     # what is sent ahead is the same on all members: each begins every exchange in the same order
-    peers = PeerWeights(group, modules, share, min(ahead_bytes for _, _, ahead_bytes in told))
+    peers = PeerWeights(group, modules, share, min(each.ahead_bytes for each in told))
     is_over = False
     try:
         peers.hold(model.bring)
         with with_peers(peers) as uploader:
             if uploader is not None:
                 uploader.forget(peers.hosts)
+                uploader.leave(peers.most_ahead_bytes)
             yield peers
         is_over = True
     finally:
         peers.close(is_over)
+
+
+def _link_among(group: GangGroup, told: list[_Told], share: GangShare) -> PeerLink:
+    """The link among the members: as stated, as these members measured it in an earlier run, or measured now. One that
+    was replaced since has another life, and an unknown link: all measure again."""
+    stated = [each.stated for each in told if each.stated is not None]
+    if len(stated) == len(told):
+        return min(stated, key=lambda each: each.bytes_per_second)
+    lives = tuple(each.life for each in told)
+    known = [each.measured for each in told if each.measured is not None and each.measured.lives == lives]
+    if len(known) == len(told):
+        return known[0].link  # all had the same measurement
+    link = measured_link(group, min(max(size for _, size in each.offer.streamed) for each in told))
+    share.learn(group.gang.members, MeasuredLink(link, lives))
+    return link
 
 
 def measured_link(group: GangGroup, most_bytes: int = PROBE_BYTES) -> PeerLink:

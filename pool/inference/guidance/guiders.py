@@ -173,6 +173,45 @@ class NormedGuidance(Guider):
         return scaled_BCHW
 
 
+class FrequencyGuidance(Guider):
+    """Another guidance of the prediction for the negative prompt and the difference to the one for the prompt, of which
+    low and high spatial frequencies have a factor each (`FrequencyScale`).
+
+    The factors act on a linear transform of the difference, so that they are the same in every prediction type."""
+
+    def __init__(self, inner: Guider, low: float, high: float, cutoff: int) -> None:
+        self.scale = inner.scale
+        self._inner, self._low, self._high, self._cutoff = inner, low, high, cutoff
+
+    def combine(self, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction."""
+        return self._inner.combine(self._scaled(predicted), sigma)
+
+    def combine_at(self, x_BCHW: Tensor, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction for `x_BCHW`."""
+        return self._inner.combine_at(x_BCHW, self._scaled(predicted), sigma)
+
+    def combine_clean(self, x_BCHW: Tensor, clean: Predictions, sigma: float) -> Tensor:
+        """Return the guided clean latent."""
+        return self._inner.combine_clean(x_BCHW, self._scaled(clean), sigma)
+
+    def _scaled(self, predicted: Predictions) -> Predictions:
+        difference_BCHW = predicted.cond - predicted.uncond
+        spectrum = torch.fft.fftn(difference_BCHW.float(), dim=(-2, -1))
+        high, wide = difference_BCHW.shape[-2:]
+        rows, columns = (self._is_low(side, difference_BCHW.device) for side in (high, wide))
+        factors_HW = torch.where(rows[:, None] & columns, self._low, self._high)
+        scaled_BCHW = torch.fft.ifftn(spectrum * factors_HW, dim=(-2, -1)).real.to(difference_BCHW.dtype)
+        return Predictions(predicted.uncond + scaled_BCHW, predicted.uncond)
+
+    def _is_low(self, side: int, device: torch.device) -> Tensor:
+        """Return for each index of the transform along a side whether its frequency is at least -cutoff and less than
+        cutoff."""
+        frequencies = torch.arange(side, device=device)
+        frequencies = torch.where(frequencies < (side + 1) // 2, frequencies, frequencies - side)
+        return (frequencies >= -self._cutoff) & (frequencies < self._cutoff)
+
+
 class SoundGuidance(Guider):
     """Guidance of videos with an audio track, each with its scale, for flows. A share of either clean latent is scaled
     to the standard deviation of that for the prompt. Source: diffusers' LTX2Pipeline."""

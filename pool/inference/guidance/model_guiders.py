@@ -26,6 +26,7 @@ from modelpool.pool.inference.guidance.guiders import (
     ClassifierFreeGuidance,
     DeviationRescaledGuidance,
     EasedGuidance,
+    FrequencyGuidance,
     Guider,
     NormedGuidance,
     PerFrameGuidance,
@@ -56,6 +57,8 @@ def guider_of(
     guider = _guider_of_model(facts, work, cond, shape_BC, device, memory, step)
     if zero is not None:
         guider = ZeroStarGuidance(work.guidance.cfg, lambda: step() < zero.zero_steps)
+    if (frequencies := work.options.fresca) is not None:
+        guider = FrequencyGuidance(guider, frequencies.low, frequencies.high, frequencies.cutoff)
     kind = facts.prediction, facts.noise.sigma_data
     if rescaled is not None:
         guider = DeviationRescaledGuidance(guider, rescaled.factor, *kind)

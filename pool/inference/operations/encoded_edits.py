@@ -19,12 +19,46 @@ from modelpool.pool.inference.operations.operation import ENCODED, Inputs, Opera
 from modelpool.pool.values.core.errors import UnusableField, counted
 from modelpool.pool.values.core.stage_params import Encoded
 
+#: the marks of the tokens that a model reads, among the further states of a text; and the most padding
+_MARKS, _MOST_PADDING = "context_mask", 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Average:
     """The share of the first text."""
 
     strength: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPadding:
+    """The least padding tokens that a model reads behind a text, and the least tokens that it reads at all."""
+
+    least_padding: int
+    least_tokens: int
+
+
+def _padding_size(params: TokenPadding, sizes: Sizes) -> Size:
+    need("least_padding", params.least_padding, 0, _MOST_PADDING)
+    need("least_tokens", params.least_tokens, 0, _MOST_PADDING)
+    return no_size(params, sizes)
+
+
+def _padded(params: TokenPadding, inputs: Inputs) -> Encoded:
+    """Return a text with other marks of the tokens that a model reads: its own, with `least_padding` behind them, and
+    at least `least_tokens`, as far as it has any. It has one padding token that is marked: of Chroma."""
+    text: Encoded = inputs["text"]
+    tokens = len(text.context_LD)
+    marks_L = text.others.get(_MARKS)
+    own = tokens  # a text that fills all its places has no marks
+    if marks_L is not None:
+        marked = int(marks_L.sum())
+        if not marks_L[:marked].all():
+            raise UnusableField("text: found padding before or between its tokens, expected it behind them")
+        own = marked - 1
+    count = min(tokens, max(own + params.least_padding, params.least_tokens))
+    marks = {_MARKS: np.arange(tokens) < count} if count < tokens else {}
+    return replace(text, others={**{name: each for name, each in text.others.items() if name != _MARKS}, **marks})
 
 
 def _zero(params: NoSettings, inputs: Inputs) -> Encoded:
@@ -142,4 +176,5 @@ ENCODED_EDITS = (
     _row("encoded_of_two", NoSettings, _TWO, _of_two_encoders),
     _row("encoded_of_three", NoSettings, (*_TWO, "third"), _of_three_encoders),
     _row("encoded_average", Average, _TWO, _averaged, _average_size),
+    _row("encoded_padding", TokenPadding, ("text",), _padded, _padding_size),
 )

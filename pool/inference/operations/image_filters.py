@@ -1,10 +1,11 @@
-"""Filters of images: Gaussian blur, sharpening, and fewer colours.
+"""Filters of images: Gaussian blur, sharpening, fewer colours, brightness and contrast.
 
 Shape legend: H W height and width, C colours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from modelpool.pool.inference.operations.operation import IMAGE, Inputs, Operation, Size, Sizes, need, need_one_of
-from modelpool.pool.inference.operations.pixel_levels import each_frame, frames_of, image_like
+from modelpool.pool.inference.operations.pixel_levels import as_pixels, each_frame, frames_of, image_like, levels
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import FloatArray, ImagePixels, PixelArray, VideoFrames
 
@@ -39,6 +40,13 @@ class Sharpen:
     radius: int
     sigma: float
     alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class Light:
+    """The factor of brightness, or of contrast: 1 changes nothing."""
+
+    factor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +153,23 @@ def bayer_ranks(side: int) -> npt.NDArray[np.int64]:
     return found
 
 
+def _light_size(params: Light, sizes: Sizes) -> Size:
+    need("factor", params.factor, 0.0, 100.0)
+    return sizes["image"]
+
+
+def _lit(middle: float) -> Callable[[Light, Inputs], ImagePixels | VideoFrames]:
+    """Return the change of the distance of each colour to a level. Opacity stays."""
+
+    def run(params: Light, inputs: Inputs) -> ImagePixels | VideoFrames:
+        frames_THWC = frames_of(inputs["image"]).copy()
+        colours = levels(frames_THWC[..., :3])
+        frames_THWC[..., :3] = as_pixels((colours - middle) * np.float32(params.factor) + middle)
+        return image_like(inputs["image"], frames_THWC)
+
+    return run
+
+
 def _row(name: str, params: type[Any], run: Any, size: Any) -> Operation:
     return Operation(name, params, {"image": IMAGE}, IMAGE, run, size)
 
@@ -153,4 +178,6 @@ IMAGE_FILTERS = (
     _row("image_blur", Blur, _blurred, _filter_size),
     _row("image_sharpen", Sharpen, _sharpened, _filter_size),
     _row("image_quantize", Quantize, _quantized, _quantize_size),
+    _row("image_brightness", Light, _lit(0.0), _light_size),
+    _row("image_contrast", Light, _lit(0.5), _light_size),
 )

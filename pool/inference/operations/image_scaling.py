@@ -30,6 +30,18 @@ from modelpool.pool.values.core.stage_params import ImagePixels, PixelArray, Vid
 
 #: pixels of a megapixel, as ComfyUI's nodes count
 MEGAPIXEL = 1024 * 1024
+#: by which the product of a side and its own factor may be above a whole number
+_ROUNDING = 1e-6
+#: filters of Pillow, by name
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+#: the factor of the sides of an image before it gets its size, and the pixels of the size: what is computed first fits
+#: in the memory of a worker
+_OVERSAMPLED, _MOST_OVERSAMPLED = 8, 3 * MEGAPIXEL // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,31 @@ class ScaleToLongest:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleToShortest:
+    """Scale so that the shortest side has this number of pixels."""
+
+    shortest: int
+    method: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleLike:
+    """Scale to the size of another image. `crop` first cuts off sides that are too long, at the centre."""
+
+    method: str = "bilinear"
+    crop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleToMultiple:
+    """Scale, in proportion, to the smallest size that covers sides cut down to multiples, and cut off the rest at the
+    centre. An image with such sides, or with a side below `multiple`, stays as it is."""
+
+    multiple: int
+    method: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleWithin:
     """Scale to the largest size with the same proportions within a width and a height; 0 is any."""
 
@@ -87,6 +124,30 @@ class ScaleToNearest:
     method: str = "bilinear"
 
 
+@dataclass(frozen=True, slots=True)
+class ScaleBySides:
+    """Scale each side by a factor: parts of a pixel are cut off, then the nearest `multiple` of pixels is taken, the
+    larger one of two. `crop` first cuts off sides that are too long, at the centre."""
+
+    width_factor: float
+    height_factor: float
+    multiple: int = 1
+    method: str = "bilinear"
+    crop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleByFilter:
+    """Scale by a factor, whose parts of a pixel are cut off, or, with factor 0, to this width and height, with a filter
+    of Pillow on the 8-bit values. `oversampled`: first to 8 times the size, with the same filter."""
+
+    factor: float = 0.0
+    width: int = 0
+    height: int = 0
+    method: str = "lanczos"
+    oversampled: bool = False
+
+
 def size_wanted(size: Size, width: int, height: int, least: int = 1) -> Size:
     """Return a size in which a side that is 0 follows from the other; both sides are at least `least`, unless both are
     0 and nothing changes."""
@@ -101,6 +162,19 @@ def factored(size: Size, factor: float, multiple: int = 1) -> Size:
     """Return a size after both sides were multiplied and rounded."""
     width, height = (max(1, round(side * factor / multiple)) * multiple for side in (size.width, size.height))
     return Size(width, height, size.frames)
+
+
+def shortest_size(size: Size, shortest: int) -> Size:
+    """Return a size in proportion with this shortest side."""
+    if size.width < size.height:
+        return Size(shortest, max(1, round(size.height * shortest / size.width)), size.frames)
+    return Size(max(1, round(size.width * shortest / size.height)), shortest, size.frames)
+
+
+def whole_multiples(size: Size, multiple: int) -> Size:
+    """Return a size with sides cut down to multiples; as it is, if a side is below one."""
+    width, height = (side // multiple * multiple for side in (size.width, size.height))
+    return Size(width, height, size.frames) if width and height else size
 
 
 def _to_size(params: ScaleToSize, sizes: Sizes) -> Size:
@@ -136,6 +210,23 @@ def _to_longest(params: ScaleToLongest, sizes: Sizes) -> Size:
     return Size(params.longest, max(1, round(size.height * params.longest / size.width)), size.frames)
 
 
+def _to_shortest(params: ScaleToShortest, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("shortest", params.shortest, 1, MAX_SIDE)
+    return shortest_size(sizes["image"], params.shortest)
+
+
+def _like(params: ScaleLike, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    return Size(sizes["like"].width, sizes["like"].height, sizes["image"].frames)
+
+
+def _to_multiple(params: ScaleToMultiple, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("multiple", params.multiple, 1, MAX_SIDE)
+    return whole_multiples(sizes["image"], params.multiple)
+
+
 def _within(params: ScaleWithin, sizes: Sizes) -> Size:
     need_one_of("method", params.method, IMAGE_METHODS)
     need("width", params.width, 0, MAX_SIDE)
@@ -158,6 +249,45 @@ def _to_nearest(params: ScaleToNearest, sizes: Sizes) -> Size:
     return Size(width, height, size.frames)
 
 
+def _by_sides(params: ScaleBySides, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("width_factor", params.width_factor, 0.001, 1000)
+    need("height_factor", params.height_factor, 0.001, 1000)
+    need("multiple", params.multiple, 1, MAX_SIDE)
+    size, step = sizes["image"], params.multiple
+    pairs = ((size.width, params.width_factor), (size.height, params.height_factor))
+    width, height = ((2 * int(side * factor) + step) // (2 * step) * step for side, factor in pairs)
+    if not width or not height:
+        factors = f"{params.width_factor:g} and {params.height_factor:g}"
+        raise UnusableField(f"width_factor, height_factor: found {factors}, expected factors that leave some pixels")
+    return Size(width, height, size.frames)
+
+
+def _by_filter(params: ScaleByFilter, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, tuple(_FILTERS))
+    size = sizes["image"]
+    if params.factor:
+        found = _by_factor(ScaleByFactor(params.factor, cut=True), sizes)
+    else:
+        need("width", params.width, 1, MAX_SIDE)
+        need("height", params.height, 1, MAX_SIDE)
+        found = Size(params.width, params.height, size.frames)
+    if params.oversampled and found.width * found.height > _MOST_OVERSAMPLED:
+        expected = f"up to {_MOST_OVERSAMPLED} pixels, as {_OVERSAMPLED} times the sides are computed first"
+        raise UnusableField(f"oversampled: found {found.width}x{found.height}, expected {expected}")
+    return found
+
+
+def _filtered(params: ScaleByFilter, inputs: Inputs) -> ImagePixels | VideoFrames:
+    frames_THWC = frames_of(inputs["image"])
+    size = _by_filter(params, {"image": Size(frames_THWC.shape[2], frames_THWC.shape[1])})
+    factors = (_OVERSAMPLED, 1) if params.oversampled else (1,)
+    for factor in factors:
+        wide, high = size.width * factor, size.height * factor
+        frames_THWC = np.stack([_by_pillow(each_HWC, wide, high, _FILTERS[params.method]) for each_HWC in frames_THWC])
+    return image_like(inputs["image"], frames_THWC)
+
+
 def scaled(
     image: ImagePixels | VideoFrames, width: int, height: int, method: str, crops: bool = False
 ) -> ImagePixels | VideoFrames:
@@ -174,23 +304,45 @@ def scaled(
 
 def _frame(frame_HWC: PixelArray, width: int, height: int, method: str) -> PixelArray:
     if method == "lanczos":
-        if frame_HWC.shape[-1] == 3:
-            return np.asarray(Image.fromarray(frame_HWC).resize((width, height), Image.Resampling.LANCZOS))
-        planes = [Image.fromarray(np.ascontiguousarray(plane_HW)) for plane_HW in np.moveaxis(frame_HWC, -1, 0)]
-        return np.stack([np.asarray(one.resize((width, height), Image.Resampling.LANCZOS)) for one in planes], axis=-1)
+        return _by_pillow(frame_HWC, width, height, Image.Resampling.LANCZOS)
     colours_CHW = np.moveaxis(levels(frame_HWC), -1, 0)
     return np.moveaxis(as_pixels(resampled(colours_CHW, width, height, method)), 0, -1)
 
 
-def _row(name: str, params: type[Any], size: Any) -> Operation:
+def _by_pillow(frame_HWC: PixelArray, width: int, height: int, method: Image.Resampling) -> PixelArray:
+    if frame_HWC.shape[-1] == 3:
+        return np.asarray(Image.fromarray(frame_HWC).resize((width, height), method))
+    planes = [Image.fromarray(np.ascontiguousarray(plane_HW)) for plane_HW in np.moveaxis(frame_HWC, -1, 0)]
+    return np.stack([np.asarray(one.resize((width, height), method)) for one in planes], axis=-1)
+
+
+def _size_of(image: ImagePixels | VideoFrames) -> Size:
+    frames_THWC = frames_of(image)
+    return Size(frames_THWC.shape[2], frames_THWC.shape[1])
+
+
+def _row(name: str, params: type[Any], size: Any, *others: str) -> Operation:
+    """Return an operation on an image, which also reads the sizes of `others`."""
+
     def run(given: Any, inputs: Inputs) -> ImagePixels | VideoFrames:
         image = inputs["image"]
-        frames_THWC = frames_of(image)
-        wanted = size(given, {"image": Size(frames_THWC.shape[2], frames_THWC.shape[1])})
+        wanted = size(given, {other: _size_of(inputs[other]) for other in ("image", *others)})
         crops = getattr(given, "crop", False) or isinstance(given, ScaleToNearest)
         return scaled(image, wanted.width, wanted.height, given.method, crops)
 
-    return Operation(name, params, {"image": IMAGE}, IMAGE, run, size)
+    return Operation(name, params, dict.fromkeys(("image", *others), IMAGE), IMAGE, run, size)
+
+
+def _covering(params: ScaleToMultiple, inputs: Inputs) -> ImagePixels | VideoFrames:
+    image = inputs["image"]
+    size = _size_of(image)
+    wanted = _to_multiple(params, {"image": size})
+    factor = max(wanted.width / size.width, wanted.height / size.height)
+    wide, high = (max(least, math.ceil(side * factor - _ROUNDING)) for least, side in zip(
+        (wanted.width, wanted.height), (size.width, size.height), strict=True))  # fmt: skip
+    left, top = (wide - wanted.width) // 2, (high - wanted.height) // 2
+    frames_THWC = frames_of(scaled(image, wide, high, params.method))
+    return image_like(image, frames_THWC[:, top : top + wanted.height, left : left + wanted.width])
 
 
 IMAGE_SCALING = (
@@ -198,6 +350,11 @@ IMAGE_SCALING = (
     _row("image_scale_by", ScaleByFactor, _by_factor),
     _row("image_scale_to_pixels", ScaleToPixels, _to_pixels),
     _row("image_scale_to_longest", ScaleToLongest, _to_longest),
+    _row("image_scale_to_shortest", ScaleToShortest, _to_shortest),
+    _row("image_scale_like", ScaleLike, _like, "like"),
+    Operation("image_scale_to_multiple", ScaleToMultiple, {"image": IMAGE}, IMAGE, _covering, _to_multiple),
     _row("image_scale_within", ScaleWithin, _within),
     _row("image_scale_to_nearest", ScaleToNearest, _to_nearest),
+    _row("image_scale_by_sides", ScaleBySides, _by_sides),
+    Operation("image_scale_by_filter", ScaleByFilter, {"image": IMAGE}, IMAGE, _filtered, _by_filter),
 )

@@ -157,6 +157,19 @@ class LatentByFactor:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentBySides:
+    """Scale each side by a factor: parts of a cell are cut off, then the nearest `multiple` of cells is taken, the
+    larger one of two. `crop` first cuts off sides that are too long, at the centre."""
+
+    width_factor: float
+    height_factor: float
+    multiple: int = 1
+    method: str = "bilinear"
+    crop: bool = False
+    scale: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LatentCrop:
     """A part in pixels. A corner that is less than 8 cells from the far side is moved there."""
 
@@ -252,6 +265,25 @@ def _by_factor(params: LatentByFactor, sizes: Sizes) -> Size:
     need("factor", params.factor, 0.001, 1000)
     size = sizes["samples"]
     return Size(max(1, round(size.width * params.factor)), max(1, round(size.height * params.factor)), size.frames)
+
+
+def _by_sides(params: LatentBySides, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, LATENT_METHODS)
+    need("multiple", params.multiple, 1, 256)
+    need("width_factor", params.width_factor, 0.001, 1000)
+    need("height_factor", params.height_factor, 0.001, 1000)
+    size = sizes["samples"]
+    sides = (cells_of_side(size.width, params.width_factor, params.multiple),
+             cells_of_side(size.height, params.height_factor, params.multiple))  # fmt: skip
+    if not all(sides):
+        factors = f"{params.width_factor:g} and {params.height_factor:g}"
+        raise UnusableField(f"width_factor, height_factor: found {factors}, expected factors that leave some cells")
+    return Size(*sides, size.frames)
+
+
+def cells_of_side(cells: int, factor: float, multiple: int) -> int:
+    """Return the cells of a side after scaling, as `LatentBySides`."""
+    return (2 * int(cells * factor) + multiple) // (2 * multiple) * multiple
 
 
 def _scaled_to(size: Callable[[Any, Sizes], Size]) -> Callable[[Any, Inputs], Latent]:
@@ -456,6 +488,7 @@ LATENT_EDITS = (
     _row("latent_upscale", LatentToCells, _scaled_to(_to_cells), _to_cells),
     _row("latent_upscale_to_pixels", LatentToPixels, _scaled_to(_to_pixels), _to_pixels),
     _row("latent_upscale_by", LatentByFactor, _scaled_to(_by_factor), _by_factor),
+    _row("latent_upscale_by_sides", LatentBySides, _scaled_to(_by_sides), _by_sides),
     _row("latent_crop", LatentCrop, _cropped, lambda given, sizes: _crop_place(given, sizes["samples"])[2]),
     _row("latent_flip", Flip, _flipped, _flip_size),
     _row("latent_rotate", Turn, _turned, lambda given, sizes: turned_size(given.rotation, sizes["samples"])),

@@ -13,9 +13,8 @@ from types import MappingProxyType
 
 from modelpool.pool.families.parts.located_family import Architecture
 from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.models.components.common.open_clip_names import open_clip_shapes
+from modelpool.pool.models.components.common.open_clip_names import OPEN_CLIP_TEXT, OPEN_CLIP_VISION
 from modelpool.pool.models.components.vae.ldm_names import kl_shapes
-from modelpool.pool.models.components.vision.vision_encoder_names import open_clip_vision_shapes
 
 _TEXT_LEVEL = "text_model."
 #: parts of a UNet outside of its blocks
@@ -59,9 +58,9 @@ def published_shapes(architecture: Architecture, shapes: Mapping[str, Shape], pr
         case Architecture.CLIP_TEXT:
             found = {_TEXT_LEVEL + name.removeprefix(_TEXT_LEVEL): shape for name, shape in shapes.items()}
         case Architecture.OPEN_CLIP_TEXT | Architecture.OPEN_CLIP_TEXT_ALONE:
-            found = open_clip_shapes(shapes)
+            found = OPEN_CLIP_TEXT.shapes(shapes)
         case Architecture.VISION_MODEL:
-            found = open_clip_vision_shapes(shapes)
+            found = OPEN_CLIP_VISION.shapes(shapes)
         case _:
             found = {}
     return {prefix + key: shape for key, shape in found.items()}

@@ -6,7 +6,7 @@ the file and builds modules without weights; nothing is read before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from modelpool.pool.families.parts.video_calls import fixed_extent
 from modelpool.pool.families.text_readings import lyrics_reading_of, readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.models.loading.build_checkpoint import BuiltComponent, Checkpoint, open_checkpoint
+from modelpool.pool.models.loading.merged_model import match_model, merged_strengths
 from modelpool.pool.models.loading.open_tokenizer import tokenizer_of
 from modelpool.pool.models.loading.silence import has_silence, silence_latent
 from modelpool.pool.models.lora_names.blocks import BASE, ModelBlocks
 from modelpool.pool.models.lora_names.lora_key_map import lora_key_map
+from modelpool.pool.models.lora_names.merge_blocks import check_merge, merge_factor
 from modelpool.pool.models.text.text_tokenizer import TextTokenizer
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import AdapterMismatch, CorruptFile
 from modelpool.pool.values.core.expert_names import HIGH, LOW
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.stage_params import LoraRef, ModelRef, component_key
@@ -167,6 +169,8 @@ class OpenModel:
             # both experts have the same weight names and shapes
             left_out = (Role.VAE, Role.DIFFUSION_MODEL_2)
             components = [self.component(role) for role in self.checkpoint.roles if role not in left_out]
+            if lora.merge:
+                return self._match_model(lora, components)
             try:
                 match = match_lora(
                     Path(lora.path),
@@ -182,9 +186,18 @@ class OpenModel:
 
         return self._matches.get(lora.sha256, find)
 
+    def _match_model(self, merge: LoraRef, components: Sequence[Component]) -> LoraMatch:
+        """Match another model that is merged with this one. Raises AdapterMismatch, also for one with other parts."""
+        other = OpenModel(ModelRef(merge.name, merge.path, merge.sha256, files=merge.files), self._device)
+        roles = [each.role for each in components if each.role in other.checkpoint.roles]
+        return match_model(merge, self.ref, components, [other.component(role) for role in roles])
+
     def lora_warning(self, lora: LoraRef) -> str | None:
         """Return a warning about a LoRA that is only partly used; None if all of it is. Raises as `match`."""
         match = self.match(lora)
+        if lora.merge == "mix" and match.unmatched:
+            # the weights of this model would lose their share
+            raise AdapterMismatch(f"model {lora.name!r} cannot be mixed with {self.ref.name!r}: {match.warning}")
         text_patches = sum(len(patches) for role, patches in match.patches.items() if role.is_text_encoder)
         warnings = [match.warning] if match.warning else []
         if lora.noise and not any(match.patches.get(role) for role, noise in _NOISE_OF.items() if noise == lora.noise):
@@ -201,7 +214,7 @@ class OpenModel:
         patches = self._patches_of(role, lora)
         if not lora.blocks:
             return bool(patches) and lora.strength_on(role) != 0
-        return any(not replace(p, strength=s).is_noop for p, s in self._with_strengths(role, lora, patches))
+        return any(not patch.is_noop for patch in self._with_strengths(role, lora, patches))
 
     def _patches_of(self, role: Role, lora: LoraRef) -> Sequence[WeightPatch]:
         """Return the patches of a LoRA for one component; a LoRA for one expert patches only that one. Text encoders
@@ -222,15 +235,31 @@ class OpenModel:
 
         def find() -> PatchSet:
             strong = (self._with_strengths(role, lora, self._patches_of(role, lora)) for lora in chosen)
-            return PatchSet(tuple(replace(patch, strength=strength) for each in strong for patch, strength in each))
+            return PatchSet(tuple(patch for each in strong for patch in each))
 
         return self._patch_sets.get((role, chosen), find)
 
-    def _with_strengths(
+    def _with_strengths(self, role: Role, lora: LoraRef, patches: Sequence[WeightPatch]) -> Iterable[WeightPatch]:
+        """Return each of the LoRA's patches for one component at its strength; without patches of strength 0 by the
+        factor of their block."""
+        if lora.merge:
+            return self._merged(role, lora, patches)
+        return (replace(patch, strength=strength) for patch, strength in self._strengths(role, lora, patches))
+
+    def _merged(self, role: Role, merge: LoraRef, patches: Sequence[WeightPatch]) -> Iterator[WeightPatch]:
+        """Yield the patches of a model that is merged with this one, each with its share by block."""
+        strength, factors = merge.strength_on(role), {} if role.is_text_encoder else dict(merge.blocks)
+        if factors:
+            check_merge(merge.blocks, self._model_blocks(), self.ref.name)
+        for patch in patches:
+            share = strength * (merge_factor(factors, self._model_blocks(), patch.parameter) if factors else 1.0)
+            if share:
+                of_other, of_own = merged_strengths(merge.merge, share)
+                yield replace(patch, strength=of_other, strength_model=of_own)
+
+    def _strengths(
         self, role: Role, lora: LoraRef, patches: Sequence[WeightPatch]
     ) -> Iterable[tuple[WeightPatch, float]]:
-        """Return each of the LoRA's patches for one component with its strength; without patches of strength 0 by the
-        factor of their block."""
         strength = lora.strength_on(role)
         if strength == 0 and lora.text_strength is not None:
             return ()

@@ -43,6 +43,10 @@ class ModelRef(WireValue):
         return self.assembly or self.path
 
 
+#: how weights of another model are put into a model
+MERGES = ("mix", "add", "subtract")
+
+
 @dataclass(frozen=True, slots=True)
 class LoraRef(WireValue):
     """A LoRA file and its strength.
@@ -55,6 +59,9 @@ class LoraRef(WireValue):
     keyframes      strengths on the diffusion model over the steps; `strength` is then the strongest of them
     interpolation  between keyframes (a value of `pool.values.core.strength_keyframes.Interpolation`); empty: none
     only           the texts of a run for which it acts (`pool.values.core.lora_texts`); empty: all
+    merge          empty: it is a LoRA. Else it is another model, of which weights O are put into weights W, with the
+                   strength s: "mix" is W * (1 - s) + O * s, "add" W + O * s, "subtract" (W - O) * s. `blocks` are
+                   then those of `pool.models.lora_names.merge_blocks`
     """
 
     name: str
@@ -70,6 +77,7 @@ class LoraRef(WireValue):
     keyframes: Keyframes = ()
     interpolation: str = ""
     only: tuple[str, ...] = ()
+    merge: str = ""
 
     @property
     def has_effect(self) -> bool:

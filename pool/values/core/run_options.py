@@ -170,6 +170,17 @@ class CfgNorm(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class FrequencyScale(WireValue):
+    """Scales low and high spatial frequencies of what guidance adds, each by its factor: those within `cutoff` indices
+    of the transform from frequency 0 are low. Source: Huang et al. 2025 ("FreSca: Scaling in Frequency Space Enhances
+    Diffusion Models")."""
+
+    low: float = _number(1.0, 0.0, 10.0, "factor of low frequencies")
+    high: float = _number(1.25, 0.0, 10.0, "factor of high frequencies")
+    cutoff: int = _whole(20, 1, 10_000, "indices of the transform from frequency 0 that are low")
+
+
+@dataclass(frozen=True, slots=True)
 class DifferentialMask(WireValue):
     """Regenerates each part of a soft mask from another step on: at the first step where the mask is white, at the last
     one wherever it is not black. Source: Levin and Fried 2023 ("Differential Diffusion")."""
@@ -307,6 +318,7 @@ RunOption: TypeAlias = (
     | Isolation
     | CfgNorm
     | DifferentialMask
+    | FrequencyScale
 )
 
 
@@ -331,6 +343,7 @@ class RunOptions(WireValue):
     isolation: Isolation | None = field(default=None, metadata=_LATER)
     cfg_norm: CfgNorm | None = field(default=None, metadata=_LATER)
     differential: DifferentialMask | None = field(default=None, metadata=_LATER)
+    fresca: FrequencyScale | None = field(default=None, metadata=_LATER, repr=False)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -410,6 +423,7 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "isolation": Isolation,
         "cfg_norm": CfgNorm,
         "differential": DifferentialMask,
+        "fresca": FrequencyScale,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`

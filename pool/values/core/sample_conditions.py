@@ -147,6 +147,19 @@ class ViewCondition:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenImages:
+    """How a model reads the embeddings of images that it varies, where it is not one image as it is: for each its
+    strength, and its noise as a share of the levels."""
+
+    strengths: tuple[float, ...]
+    noises: tuple[float, ...]
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs: none, the embeddings follow from the model."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
 class RegionParams:
     """A region of an image with its own prompt, and its strength relative to the main prompt. `box` is left, top, width
     and height as fractions of the image; None if a `Mask` defines the region."""
@@ -169,6 +182,7 @@ SampleCondition: TypeAlias = (
     | ControlVideoCondition
     | FaceCondition
     | ViewCondition
+    | SeenImages
     | RegionParams
     | ControlRef
     | ImagePromptRef

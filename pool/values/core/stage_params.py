@@ -52,6 +52,7 @@ from modelpool.pool.values.core.sample_conditions import PriorCondition as Prior
 from modelpool.pool.values.core.sample_conditions import ReferenceCondition as ReferenceCondition
 from modelpool.pool.values.core.sample_conditions import RegionParams as RegionParams
 from modelpool.pool.values.core.sample_conditions import SampleCondition as SampleCondition
+from modelpool.pool.values.core.sample_conditions import SeenImages as SeenImages
 from modelpool.pool.values.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
@@ -784,6 +785,7 @@ def _without_places(value: Any) -> Any:
         found |= {"start": value.start, "end": value.end} if value.has_span else {}
         found |= {"blocks": value.blocks} if value.blocks else {}
         found |= {"keyframes": value.keyframes, "interpolation": value.interpolation} if value.keyframes else {}
+        found |= {"merge": value.merge} if value.merge else {}
         return found | ({"only": value.only} if value.only else {})
     if isinstance(value, EmbeddingRef):
         return {"name": value.name, "sha256": value.sha256}

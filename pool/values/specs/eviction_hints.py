@@ -6,13 +6,13 @@ Values for `pool.weights.plan.eviction_plan.plan`; torch-free.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from modelpool.pool.values.specs.spec import ComponentKey
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class EvictionHints:
     """Hints that a plan considers in addition to its own task.
 
@@ -22,19 +22,9 @@ class EvictionHints:
                   rules
     """
 
-    needed_next: Final[tuple[ComponentKey, ...]]
-    pinned_bytes: Final[Mapping[ComponentKey, int]]
-    priorities: Final[Mapping[ComponentKey, int]]
-
-    def __init__(
-        self,
-        needed_next: tuple[ComponentKey, ...] = (),
-        pinned_bytes: Mapping[ComponentKey, int] | None = None,
-        priorities: Mapping[ComponentKey, int] | None = None,
-    ) -> None:
-        self.needed_next = needed_next
-        self.pinned_bytes = {} if pinned_bytes is None else pinned_bytes
-        self.priorities = {} if priorities is None else priorities
+    needed_next: Final[tuple[ComponentKey, ...]] = ()
+    pinned_bytes: Final[Mapping[ComponentKey, int]] = field(default_factory=dict)
+    priorities: Final[Mapping[ComponentKey, int]] = field(default_factory=dict)
 
 
 #: no hints

@@ -1,6 +1,6 @@
 """Values of a plan of `pool.weights.plan.eviction_plan`: bytes that leave a GPU and bytes that arrive.
 
-Created for every event of the scheduler: their `__init__` is written out (see `pool.values.specs.resident`).
+Created for every event of the scheduler, and therefore not frozen (see `pool.values.specs.resident`).
 """
 
 from __future__ import annotations
@@ -12,19 +12,15 @@ from modelpool.pool.values.specs.name_types import ComponentKey
 from modelpool.pool.values.specs.resident import Residency
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Move:
     """`bytes` of weights of one component that leave the GPU or arrive on it."""
 
     component: Final[ComponentKey]
     bytes: Final[int]
 
-    def __init__(self, component: ComponentKey, bytes: int) -> None:  # noqa: A002
-        self.component = component
-        self.bytes = bytes
 
-
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ResidencyPlan:
     """A transition between residencies: evict first, then upload.
 
@@ -40,20 +36,6 @@ class ResidencyPlan:
     switched: Final[tuple[ComponentKey, ...]]
     after: Final[Residency]
     streamed_bytes: Final[int]
-
-    def __init__(
-        self,
-        evict: tuple[Move, ...],
-        upload: tuple[Move, ...],
-        switched: tuple[ComponentKey, ...],
-        after: Residency,
-        streamed_bytes: int,
-    ) -> None:
-        self.evict = evict
-        self.upload = upload
-        self.switched = switched
-        self.after = after
-        self.streamed_bytes = streamed_bytes
 
     @property
     def upload_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Residency of one GPU in bytes: values that travel between processes. Plans are in `pool.weights.plan.eviction_plan`.
 
-Their `__init__` is written out: the scheduler creates them for every event, a frozen dataclass sets each field by a
-call, and the generated one is never compiled. `Final` marks them as immutable.
+They are not frozen: the scheduler creates them for every event, and a frozen dataclass sets each field by a call.
+`Final` marks them as immutable.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from modelpool.pool.values.specs.name_types import ComponentKey
 from modelpool.pool.values.specs.wire_value import WireValue
 
 
-@dataclass(slots=True, init=False, eq=False)
+@dataclass(slots=True, eq=False)
 class Resident(WireValue):
     """The resident part of one component.
 
@@ -23,16 +23,8 @@ class Resident(WireValue):
 
     component: Final[ComponentKey]
     resident_bytes: Final[int]
-    patch_digest: Final[str]
-    patched_bytes: Final[int]
-
-    def __init__(
-        self, component: ComponentKey, resident_bytes: int, patch_digest: str = "", patched_bytes: int = 0
-    ) -> None:
-        self.component = component
-        self.resident_bytes = resident_bytes
-        self.patch_digest = patch_digest
-        self.patched_bytes = patched_bytes
+    patch_digest: Final[str] = ""
+    patched_bytes: Final[int] = 0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Resident):
@@ -48,16 +40,12 @@ class Resident(WireValue):
         return hash((self.component, self.resident_bytes, self.patch_digest))
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Residency(WireValue):
     """Weights on one GPU: at most one entry per component, least recently used first. Only entries with bytes."""
 
     capacity_bytes: Final[int]
-    entries: Final[tuple[Resident, ...]]
-
-    def __init__(self, capacity_bytes: int, entries: tuple[Resident, ...] = ()) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.entries = entries
+    entries: Final[tuple[Resident, ...]] = ()
 
     @property
     def used_bytes(self) -> int:

@@ -268,6 +268,10 @@ class WorkerSpec(WireValue):
     cached_files: tuple[FileOnDisk, ...] = ()
     #: whether it may begin a task while it still decodes for the one before
     overlaps_decode: bool = False
+    #: whether it may hold weights for the other members of a gang (`pool.weights.plan.peer_shares`)
+    holds_shares: bool = False
+    #: between its GPU and others of its machine, as the operator states it; 0: gangs measure it
+    gang_link_bytes_per_second: float = 0.0
 
 
 class RunErrorKind(Enum):
@@ -381,6 +385,7 @@ class RunCost(WireValue):
     share_bytes                 of such a run: weights that this worker held for all members, moved host to device once,
                                 not part of streamed_bytes
     exchanged_bytes             weights that it received from the GPUs of other members
+    gang_link_bytes_per_second  speed of the link among the GPUs of the members, for modules of its size; 0: unknown
     """
 
     load_seconds: float = 0.0
@@ -405,6 +410,7 @@ class RunCost(WireValue):
     meeting_seconds: float = 0.0
     share_bytes: int = 0
     exchanged_bytes: int = 0
+    gang_link_bytes_per_second: float = 0.0
 
     @property
     def whole(self) -> RunCost:

@@ -14,10 +14,11 @@ run. Of the modules that could be shared, one comes from a member if that alone 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
-from modelpool.pool.values.specs.spec import ComponentSpec
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.pool.weights.plan.streaming_order import ModuleBytes, choose_modules
 
 #: each tensor that is sent begins at a multiple of it, as in memory of its own: kernels are chosen by alignment, too
@@ -86,12 +87,47 @@ def share_costs(
     from_host = streamed * stored - exchanged
     host_seconds = (from_host + share / max(passes, 1)) / host_bytes_per_second
     return ShareCosts(
-        int(share),
+        ceil(share),
         int(exchanged),
         int(from_host),
         host_seconds + link.seconds(exchanged, modules * exchanged / spec.upload_bytes),
         (spec.weight_bytes - room_bytes) * stored / host_bytes_per_second,
     )
+
+
+def run_share(
+    uses: Sequence[ComponentUse],
+    specs: Mapping[ComponentKey, ComponentSpec],
+    room_bytes: int,
+    degree: int,
+    host_bytes_per_second: float,
+    link: PeerLink,
+) -> int:
+    """Return the bytes that each of `degree` members holds for all in a run with `room_bytes` for weights, by sizes
+    alone: of the first of `uses`, the model. 0 if the run is not faster with shares."""
+    if degree < 2 or not uses:
+        return 0
+    model, *others = uses
+    others_bytes = sum([specs[use.component].weight_bytes for use in others])
+    spec, room = specs[model.component], max(0, room_bytes - others_bytes)
+    costs = share_costs(spec, room, degree, model.passes, host_bytes_per_second, link)
+    return costs.share_bytes if costs is not None and costs.pays else 0
+
+
+def exchanged_in_run(use: ComponentUse, spec: ComponentSpec, resident_bytes: int, share_bytes: int, degree: int) -> int:
+    """Return the stored bytes of a model that go over the link among members in all passes of a run, where each has
+    `resident_bytes` of it and holds `share_bytes`."""
+    away_bytes = -(-(spec.weight_bytes - resident_bytes) * spec.upload_bytes // spec.weight_bytes)
+    shared_bytes = degree * share_bytes
+    # each share is rounded to a byte, and so is what is resident
+    return use.passes * (away_bytes if away_bytes <= shared_bytes + degree else shared_bytes)
+
+
+def exchange_seconds(received_bytes: int, degree: int, link_bytes_per_second: float) -> float:
+    """Return the seconds in which a member received so much over the link: what it holds itself went there, too."""
+    if received_bytes <= 0 or degree < 2 or link_bytes_per_second <= 0.0:
+        return 0.0
+    return received_bytes * degree / (degree - 1) / link_bytes_per_second
 
 
 def fitting_share(modules: Sequence[ModuleBytes], room_bytes: int, degree: int) -> int:

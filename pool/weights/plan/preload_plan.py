@@ -36,7 +36,7 @@ from modelpool.pool.weights.plan.eviction_plan import (
 MARGIN_PART = 8
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RunningLease:
     """The components and memory that the current run uses.
 
@@ -47,12 +47,8 @@ class RunningLease:
     components: Final[frozenset[ComponentKey]]
     run_bytes: Final[int]
 
-    def __init__(self, components: frozenset[ComponentKey], run_bytes: int) -> None:
-        self.components = components
-        self.run_bytes = run_bytes
 
-
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Arrival:
     """Weights of one component that arrive during a run.
 
@@ -66,16 +62,7 @@ class Arrival:
     from_bytes: Final[int]
     to_bytes: Final[int]
     upload_bytes: Final[int]
-    is_switch: Final[bool]
-
-    def __init__(
-        self, use: ComponentUse, from_bytes: int, to_bytes: int, upload_bytes: int, is_switch: bool = False
-    ) -> None:
-        self.use = use
-        self.from_bytes = from_bytes
-        self.to_bytes = to_bytes
-        self.upload_bytes = upload_bytes
-        self.is_switch = is_switch
+    is_switch: Final[bool] = False
 
     def entry(self, uploaded_bytes: int) -> Resident:
         """Return its resident part after `uploaded_bytes` have crossed the bus."""
@@ -84,16 +71,12 @@ class Arrival:
         return Resident(use.component, self.from_bytes + grown_bytes, use.patch_digest, use.patched_bytes)
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class PreloadPlan:
     """Evictions, then arrivals, in order, during a run."""
 
-    evict: Final[tuple[Move, ...]]
-    arrive: Final[tuple[Arrival, ...]]
-
-    def __init__(self, evict: tuple[Move, ...] = (), arrive: tuple[Arrival, ...] = ()) -> None:
-        self.evict = evict
-        self.arrive = arrive
+    evict: Final[tuple[Move, ...]] = ()
+    arrive: Final[tuple[Arrival, ...]] = ()
 
     @property
     def upload_bytes(self) -> int:

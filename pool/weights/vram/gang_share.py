@@ -5,12 +5,25 @@ It is planned with as the run's own memory, so that resident weights leave room 
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from modelpool.pool.values.specs.spec import ComponentUse
+from modelpool.pool.values.core.lru_cache import LruCache
+from modelpool.pool.values.specs.spec import ComponentUse, WorkerId
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 from modelpool.pool.weights.plan.peer_shares import ALIGNED_BYTES, PeerLink, fitting_share, share_costs
+
+#: sets of members with a measured link that are remembered, the last used last
+MOST_LINKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """A link that a gang has measured; `lives` of its members then (`GangShare.life`), in the order of their ranks."""
+
+    link: PeerLink
+    lives: tuple[str, ...]
 
 
 class GangShare:
@@ -20,37 +33,52 @@ class GangShare:
     loaded_bytes     of the share, moved from the host once
     exchanged_bytes  received from the other members
     staged_bytes     moved to the device because members exchange over their hosts, as simulated devices do
+    link_bytes_per_second  among the members of the current run, for modules of its size; 0 if nothing streams
+    life             of this engine: another one has another. A link is measured once for the lives of its members
     """
 
     def __init__(self, stated: PeerLink | None = None) -> None:
         """`stated` is by the operator; None: gangs measure."""
         self._stated = stated
-        #: by the number of members
-        self._measured: dict[int, PeerLink] = {}
+        self._measured: LruCache[tuple[WorkerId, ...], MeasuredLink] = LruCache(MOST_LINKS)
+        self.life = secrets.token_hex(8)
+        self.link_bytes_per_second = 0.0
         self.begin()
 
     def begin(self) -> None:
         """Forget the share of the last run."""
         self.room_bytes = self.loaded_bytes = self.exchanged_bytes = self.staged_bytes = 0
+        self.link_bytes_per_second = 0.0
 
     @property
     def stated(self) -> PeerLink | None:
         """The link as the operator states it."""
         return self._stated
 
-    def link(self, degree: int) -> PeerLink | None:
-        """Return the link among `degree` members; None if it is not known yet."""
-        return self._stated or self._measured.get(degree)
+    def link(self, members: tuple[WorkerId, ...]) -> PeerLink | None:
+        """Return the link among these workers, in the order of their ranks; None if it is not known yet."""
+        measured = self.measured(members)
+        return self._stated or (None if measured is None else measured.link)
 
-    def learn(self, degree: int, measured: PeerLink) -> None:
+    def measured(self, members: tuple[WorkerId, ...]) -> MeasuredLink | None:
+        """Return the last measurement of these workers. One of them may be another engine now: they compare lives when
+        they meet."""
+        return self._measured.kept(members)
+
+    def learn(self, members: tuple[WorkerId, ...], measured: MeasuredLink) -> None:
         """Note what a gang has measured."""
-        self._measured[degree] = measured
+        self._measured.put(members, measured)
 
     def plan(
-        self, patcher: ModelPatcher, use: ComponentUse, degree: int, room_bytes: int, host_bytes_per_second: float
+        self,
+        patcher: ModelPatcher,
+        use: ComponentUse,
+        members: tuple[WorkerId, ...],
+        room_bytes: int,
+        host_bytes_per_second: float,
     ) -> int:
-        """Plan the share for a run with `room_bytes` for weights; return its bytes, 0 if there is none."""
-        link, spec = self.link(degree), patcher.spec()
+        """Plan the share for a run of `members` with `room_bytes` for weights; return its bytes, 0 if there is none."""
+        link, spec, degree = self.link(members), patcher.spec(), len(members)
         if link is None or room_bytes >= spec.weight_bytes:
             return 0
         tensors = Counter(name.rpartition(".")[0] for name in patcher.host_parameters)

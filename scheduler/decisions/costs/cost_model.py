@@ -28,6 +28,7 @@ from modelpool.pool.values.specs.spec import (
     WorkerSpec,
 )
 from modelpool.pool.weights.plan.eviction_plan import Residency, plan
+from modelpool.pool.weights.plan.peer_shares import exchange_seconds
 from modelpool.scheduler.decisions.costs.demand_rates import DemandRates
 from modelpool.scheduler.decisions.costs.predict import predict
 from modelpool.scheduler.model.cost_classes import (
@@ -76,13 +77,16 @@ SPARE_COST_CLASSES = 256
 MOST_SPARE_ESTIMATES = 64
 
 
-def times_prior(task: TaskSpec, cost: RunCost, link_bytes_per_second: float) -> float | None:
+def times_prior(
+    task: TaskSpec, cost: RunCost, link_bytes_per_second: float, exchange_seconds: float = 0.0
+) -> float | None:
     """Run time as a multiple of its prior estimate, for an undivided run of all steps without streaming over this link,
-    and without the wait for others that share it. None if one of the two is unknown."""
+    without the exchange of weights with others that share it, and the wait for these. None if one of the two is
+    unknown."""
     run_seconds = cost.run_seconds - cost.meeting_seconds
     if task.run_seconds <= 0 or run_seconds <= 0:
         return None
-    streaming_seconds = cost.streamed_bytes / link_bytes_per_second
+    streaming_seconds = cost.streamed_bytes / link_bytes_per_second + exchange_seconds
     computing_seconds = max(run_seconds - streaming_seconds, LEAST_COMPUTING * run_seconds)
     slowdown = 1.0 if cost.division is None else cost.division.slowdown
     return computing_seconds / (task.run_seconds * cost.remaining * slowdown)
@@ -394,15 +398,20 @@ class Costs:
     def learn_share(self, task: TaskSpec | None, worker: Worker, report: TaskReport, degree: int) -> None:
         """Learn from the part of `worker` in a run on `degree` GPUs that succeeded; of `task`
         (None for all but the first worker) how long it took."""
-        self._learn_storage(worker, report.cost)
-        self._learn_moving(worker, report.cost)
-        measured = None if task is None else times_prior(task, report.cost, worker.link_bytes_per_second)
+        cost, node = report.cost, self.nodes.of(worker.spec)
+        self._learn_storage(worker, cost)
+        self._learn_moving(worker, cost)
+        link = cost.gang_link_bytes_per_second
+        if link > 0.0 and node is not None:
+            node.gang_links[degree] = link
+        exchanging = exchange_seconds(cost.exchanged_bytes, degree, link)
+        measured = None if task is None else times_prior(task, cost, worker.link_bytes_per_second, exchanging)
         if task is not None and measured is not None:
             kind = self.run_kinds.kind(task.stage, tuple([use.component for use in task.uses]))
             gpu, size = gpu_name(worker.spec), size_class(task)
             self.gang_times.learn(kind, gpu, size, degree, measured)
             if kind.ratio is None:  # until one has run alone, published figures tell how long that takes
-                self.run_kinds.learn(kind, gpu, size, measured * speedup(task, degree, report.cost.remaining))
+                self.run_kinds.learn(kind, gpu, size, measured * speedup(task, degree, cost.remaining))
 
     def learn_past(self, past: PastRun, worker: WorkerSpec) -> None:
         """Learn how long a run took that a worker has done for an earlier controller."""

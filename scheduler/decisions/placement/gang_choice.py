@@ -4,9 +4,11 @@ Rules
 1. The workers are on one machine and of one kind.
 2. Of the numbers of GPUs that the task may have, the one counts with which it should complete soonest: the slowest
    load of a member, the time until they have found each other (`FORMING_SECONDS`: a group is formed for each run), and
-   the run. Of two, the larger one must be sooner by `LEAST_GAIN`.
+   the run, with the weights that members read from their hosts or from each other's GPUs in its steps. Of two, the
+   larger one must be sooner by `LEAST_GAIN`.
 3. Only GPUs that nothing else waits for are used, but for those that are kept free for deadlines, and only as much GPU
-   time as the load leaves (`GangLoad`): under load a run has one GPU.
+   time as the load leaves (`GangLoad`): under load a run has one GPU. A run that takes less GPU time on several than on
+   one, as weights that do not fit on one stream no more, gets them whatever waits.
 4. A task that would miss its deadline gets the least number of GPUs with which it meets it, whatever waits. One that
    misses it anyway is treated as if it had none.
 5. A task that continues after a loss, or with another number of GPUs (`Task.resume_degree`), gets as many of them as
@@ -20,6 +22,7 @@ from collections.abc import Sequence
 from math import inf
 
 from modelpool.pool.values.specs.spec import NodeId
+from modelpool.scheduler.decisions.costs.gang_costs import gang_extra_seconds, moving_seconds, streams
 from modelpool.scheduler.decisions.placement.rules import PlacementQuery
 from modelpool.scheduler.model.gang_times import FORMING_SECONDS
 from modelpool.scheduler.model.jobs import Task
@@ -35,19 +38,27 @@ MOST_MACHINES = 64
 class GangChoice:
     """A number of GPUs for a run, and the workers, the one that leads first.
 
-    extra_seconds  until all of them are ready: loads, and finding each other
-    run_seconds    of the run on them
+    extra_seconds  until all of them are ready: loads, and finding each other; and for weights that stream
+    run_seconds    of the run on them without that
+    moving_seconds  for weights that stream, of `extra_seconds`
     alone_seconds  until it would complete on one GPU; infinity if it cannot run there
     """
 
-    __slots__ = ("alone_seconds", "extra_seconds", "note", "run_seconds", "workers")
+    __slots__ = ("alone_seconds", "extra_seconds", "moving_seconds", "note", "run_seconds", "workers")
 
     def __init__(
-        self, workers: tuple[Worker, ...], extra_seconds: float, run_seconds: float, alone_seconds: float, note: str
+        self,
+        workers: tuple[Worker, ...],
+        extra_seconds: float,
+        run_seconds: float,
+        moving_seconds: float,
+        alone_seconds: float,
+        note: str,
     ) -> None:
         self.workers = workers
         self.extra_seconds = extra_seconds
         self.run_seconds = run_seconds
+        self.moving_seconds = moving_seconds
         self.alone_seconds = alone_seconds
         self.note = note
 
@@ -55,6 +66,11 @@ class GangChoice:
     def seconds(self) -> float:
         """Until the run completes."""
         return self.extra_seconds + self.run_seconds
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU time of the run, all members together, without the time until they are ready."""
+        return len(self.workers) * (self.run_seconds + self.moving_seconds)
 
 
 def choose_gang(
@@ -87,11 +103,16 @@ def choose_gang(
         return None if best is None else _noted(best, "it continues on as many")
     if alone_seconds == inf:
         return _noted(_best(found, inf) or found[0], "it never runs on one")
-    spare = query.workers.idle_count - max(0, query.backlog.count - 1) - reserved
+    idle = query.workers.idle_count - reserved
+    spare = idle - max(0, query.backlog.count - 1)
+    gpu_seconds = run_seconds
+    if alone is not None:
+        gpu_seconds += moving_seconds(query.costs, task.spec, task.cost_class, alone[0], 1)
     affordable = [
         choice
         for choice in found
-        if len(choice.workers) <= spare and len(choice.workers) * choice.run_seconds <= most_times * run_seconds
+        if (len(choice.workers) <= spare and choice.gpu_seconds <= most_times * gpu_seconds)
+        or (len(choice.workers) <= idle and choice.gpu_seconds <= gpu_seconds)
     ]
     best = _best(affordable, alone_seconds)
     best_seconds = alone_seconds if best is None else best.seconds
@@ -143,15 +164,33 @@ def _soonest(
     alone_seconds: float,
 ) -> GangChoice | None:
     """The workers of one machine with which a run on `degree` GPUs completes soonest."""
+    costs, spec, cost_class = query.costs, task.spec, task.cost_class
     best: GangChoice | None = None
     for workers in machines:
         if len(workers) < degree:
             continue
-        members, extra_seconds = _members(workers, degree)
-        run_seconds = query.costs.gang_seconds(task.spec, task.cost_class, members[0], degree, task.remaining)
+        moving = 0.0
+        there = workers
+        if any(streams(costs, cost_class, worker) for worker, _ in workers):
+            there = _in_gang(query, task, degree, workers)
+        members, extra_seconds = _members(there, degree)
+        if there is not workers:
+            moving = max([moving_seconds(costs, spec, cost_class, worker, degree) for worker in members])
+        run_seconds = costs.gang_seconds(spec, cost_class, members[0], degree, task.remaining)
         if best is None or extra_seconds + run_seconds < best.seconds:
-            best = GangChoice(members, extra_seconds, run_seconds, alone_seconds, "")
+            best = GangChoice(members, extra_seconds, run_seconds, moving, alone_seconds, "")
     return best
+
+
+def _in_gang(
+    query: PlacementQuery, task: Task, degree: int, workers: Sequence[tuple[Worker, float]]
+) -> list[tuple[Worker, float]]:
+    """The workers with their extra seconds as members of a gang, in which less may have to come from their host."""
+    found: list[tuple[Worker, float]] = []
+    for worker, alone_seconds in workers:
+        seconds = gang_extra_seconds(query.costs, task.spec, task.cost_class, worker, degree)
+        found.append((worker, alone_seconds if seconds is None else seconds))
+    return found
 
 
 def _members(workers: Sequence[tuple[Worker, float]], degree: int) -> tuple[tuple[Worker, ...], float]:

@@ -8,7 +8,7 @@ compare it with. Each is called again after every start, until it returns None. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from modelpool.scheduler.decisions.costs.cost_model import Costs
@@ -24,7 +24,7 @@ from modelpool.scheduler.model.workers import Worker
 MOST_OTHERS = 4
 
 
-@dataclass(slots=True, init=False)
+@dataclass(slots=True)
 class PlacementQuery:
     """The input of a placement policy. At least one worker is idle.
 
@@ -39,32 +39,12 @@ class PlacementQuery:
     workers: WorkerIndex
     costs: Costs
     config: SchedulerConfig
-    switch_seconds: float
-    wait_factor: float
-    budget_seconds: float
-
-    def __init__(
-        self,
-        at: float,
-        backlog: Backlog,
-        workers: WorkerIndex,
-        costs: Costs,
-        config: SchedulerConfig,
-        switch_seconds: float = 0.0,
-        wait_factor: float = 20.0,
-        budget_seconds: float = 0.0,
-    ) -> None:
-        self.at = at
-        self.backlog = backlog
-        self.workers = workers
-        self.costs = costs
-        self.config = config
-        self.switch_seconds = switch_seconds
-        self.wait_factor = wait_factor
-        self.budget_seconds = budget_seconds
+    switch_seconds: float = 0.0
+    wait_factor: float = 20.0
+    budget_seconds: float = 0.0
 
 
-@dataclass(slots=True, init=False)
+@dataclass(slots=True)
 class PlacementDecision:
     """Start `task` on `worker`.
 
@@ -79,18 +59,9 @@ class PlacementDecision:
     worker: Worker
     seconds: float
     why: Why
-    spent_seconds: float
-    preload_first: Task | None
-    others: tuple[Worker, ...]
-
-    def __init__(self, task: Task, worker: Worker, seconds: float, why: Why, spent_seconds: float = 0.0) -> None:
-        self.task = task
-        self.worker = worker
-        self.seconds = seconds
-        self.why = why
-        self.spent_seconds = spent_seconds
-        self.preload_first = None
-        self.others = ()
+    spent_seconds: float = 0.0
+    preload_first: Task | None = field(init=False, default=None)
+    others: tuple[Worker, ...] = field(init=False, default=())
 
 
 Placement: TypeAlias = Callable[[PlacementQuery], PlacementDecision | None]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
 import json
 import sys
 import types
@@ -85,6 +84,8 @@ def _is_default(item: Any, default: Any) -> bool:
         return False
     if type(item) is float:
         return repr(item) == repr(default)  # 0.0 and -0.0 are equal, and two values
+    if type(item) is tuple:
+        return len(item) == len(default) and all(map(_is_default, item, default))
     if not bool(item == default):
         return False
     # values from another process are not the same objects; numbers in them may be equal and two values, as above
@@ -99,15 +100,15 @@ def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    """Default values of fields, from the fields or from a written-out `__init__`."""
+    """Default values of fields. Of a class with a constructor of the build (setup.py), which alone has them, they are
+    read from the source."""
     found = {field.name: field.default for field in dataclasses.fields(kind)}
     if not kind.__dataclass_params__.init:
-        found |= {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
-    return {
-        name: default
-        for name, default in found.items()
-        if default is not dataclasses.MISSING and default is not inspect.Parameter.empty
-    }
+        names = vars(sys.modules[kind.__module__])
+        values = {ast.unparse(node.target): node.value for node in _source_fields(kind) if node.value is not None}
+        found |= {name: eval(ast.unparse(values[name]), names) for name in found if name in values}
+        found = {name: one.default if isinstance(one, dataclasses.Field) else one for name, one in found.items()}
+    return {name: default for name, default in found.items() if default is not dataclasses.MISSING}
 
 
 @cache
@@ -178,17 +179,21 @@ def _optional_reader(read_some: Reader) -> Reader:
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
     """The types of its fields. A compiled class no longer knows the element types of its tuples: they are read from its
-    source, which is installed with it."""
+    source."""
     module = sys.modules[kind.__module__]
     if str(module.__file__).endswith(".py"):
         return typing.get_type_hints(kind, localns=_NAMES)
+    return {ast.unparse(node.target): eval(ast.unparse(node.annotation), vars(module)) for node in _source_fields(kind)}
+
+
+def _source_fields(kind: type[Any]) -> list[ast.AnnAssign]:
+    """The fields of a class in its source, which is installed with the compiled module."""
     package, _, name = kind.__module__.rpartition(".")
     source = Path(sys.modules[package].__path__[0], f"{name}.py").read_text(encoding="utf-8")
     (class_node,) = (
         node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == kind.__name__
     )
-    hints = [node for node in class_node.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
-    return {ast.unparse(node.target): eval(ast.unparse(node.annotation), vars(module)) for node in hints}
+    return [node for node in class_node.body if isinstance(node, ast.AnnAssign)]
 
 
 def _dataclass_reader(kind: type[Any]) -> Reader:

@@ -62,6 +62,7 @@ def test_the_laptop_preset_serves_the_example() -> None:
         ("[pool]\nvram = 0", UnusableField, r"\[pool\] vram: found 0"),
         ("[pool]\nreserve_vram = 'abc'", UnusableField, r"\[pool\] reserve_vram: found 'abc', expected a size such as"),
         ("[pool]\nreserve_vram = -1", UnusableField, r"\[pool\] reserve_vram: found -1"),
+        ("[pool]\ngpu_link = 'fast'", UnusableField, r"\[pool\] gpu_link: found 'fast', expected bytes per second"),
         ("[pool]\nvram = true", UnusableField, r"\[pool\] vram: found True, expected a number or a text"),
         ("[pool]\nreserve_vram = false", UnusableField, r"\[pool\] reserve_vram: found False"),
         ("[pool]\nworkers = true", UnusableField, r"\[pool\] workers: found True"),

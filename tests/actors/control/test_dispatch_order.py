@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from modelpool.actors.control.recorder import Recorder
+from modelpool.actors.worker.wire.messages import CallId, RunEnds
 from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import ResolveJob, RunEnded, RunTask
@@ -99,17 +100,17 @@ def test_the_fleet_of_threads_begins_calls_in_the_order_in_which_they_were_sent(
     begun: list[list[Any]] = []
 
     class Worker:
-        def run(self, requests: list[Any], as_batch: bool) -> tuple[list[Any], list[None]]:
+        def run(self, call: CallId, requests: list[Any]) -> RunEnds:
             begun.append(requests)
-            return requests, [None] * len(requests)
+            return RunEnds(tuple(requests), (None,) * len(requests))
 
     async def talk() -> None:
         fleet, place = ThreadFleet(FakeEngine), (WorkerId("gpu-0"), 1)
         with ThreadPoolExecutor(1) as thread:
             fleet.workers[place] = Worker(), thread  # type: ignore[assignment]
-            first = fleet.run(*place, [("a", ()), ("b", ())])  # type: ignore[list-item]
-            second = fleet.run(*place, [("c", ())])  # type: ignore[list-item]
-            assert [await second.reports, await first.reports] == [["c"], ["a", "b"]]
+            first = fleet.run(*place, CallId(1), [("a", ()), ("b", ())])  # type: ignore[list-item]
+            second = fleet.run(*place, CallId(3), [("c", ())])  # type: ignore[list-item]
+            assert [await second.reports, await first.reports] == [("c",), ("a", "b")]
 
     asyncio.run(talk())
     assert begun == [["a", "b"], ["c"]]

@@ -13,6 +13,7 @@ from typing import Any
 from modelpool.actors.control.background import Background
 from modelpool.actors.control.fleet import InputsLost, SentRuns, WorkerLost
 from modelpool.actors.control.pass_calls import PassCalls, PassRun
+from modelpool.actors.worker.wire.messages import CallId, EndsWanted, RunMode
 
 
 class Worker:
@@ -28,15 +29,17 @@ class Desk:
     def __init__(self) -> None:
         self.worker: Any = Worker()
         self.passes: dict[int, list[int]] = {}
-        self.begun: dict[int, asyncio.Future[None]] = {}
+        self.begun: dict[int, asyncio.Future[Any]] = {}
+        #: how many ends the controller had at each question
+        self.asked: list[int] = []
         self.told: dict[int, asyncio.Queue[Any]] = {}
         self.accepts, self.lost_inputs = True, set[int]()
         self.ended: list[str] = []
         self.lost: list[str] = []
-        self.number, self.fleet = 100, SimpleNamespace(passes=self)
+        self.number = 100
         self.calls = PassCalls(
             SimpleNamespace(has=lambda worker: True, lose=lambda *about: self.lost.append(about[0])),  # type: ignore[arg-type]
-            self.fleet,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
             Background(lambda bug: self.ended.append(f"bug: {bug!r}")),
             self.next_number,
             lambda report, result, worker, run: self.ended.append(f"{run} ended"),
@@ -47,39 +50,42 @@ class Desk:
         self.number += 1
         return self.number
 
-    def run(self, worker_id: str, incarnation: int, number: int, calls: Any) -> Any:
-        self.passes[number] = [request.run for request, _ in calls]
-        self.begun[number], self.told[number] = asyncio.get_running_loop().create_future(), asyncio.Queue()
-        return self.begun[number]
+    def run(self, worker_id: str, incarnation: int, call: CallId, runs: Any) -> SentRuns:
+        assert call.mode is RunMode.PASS
+        self.passes[call.number] = [request.run for request, _ in runs]
+        self.begun[call.number], self.told[call.number] = asyncio.get_running_loop().create_future(), asyncio.Queue()
+        return SentRuns(self.begun[call.number], [])
 
-    async def join(self, worker_id: str, incarnation: int, number: int, call: Any) -> bool:
-        run = call[0].run
+    async def join(self, worker_id: str, incarnation: int, call: CallId, sent: Any) -> bool:
+        run = sent[0].run
         if run in self.lost_inputs:
             raise InputsLost("it is gone")
         if self.accepts:
-            self.passes[number].append(run)
+            self.passes[call.number].append(run)
         return self.accepts
 
-    def next_over(self, worker_id: str, incarnation: int, number: int) -> SentRuns:
+    def ends(self, worker_id: str, incarnation: int, wanted: EndsWanted) -> SentRuns:
+        self.asked.append(wanted.told)
+
         async def report() -> Any:
-            found = await self.told[number].get()
+            found = await self.told[wanted.call.number].get()
             if isinstance(found, Exception):
                 raise found
-            return (found,)
+            return found
 
         return SentRuns(report(), ["its result"])
 
     async def end(self, number: int, *runs: int, is_over: bool = False) -> None:
         for run in runs:
-            await self.told[number].put(SimpleNamespace(task_id=f"t{run}"))
+            await self.told[number].put((SimpleNamespace(task_id=f"t{run}"),))
         if is_over:
-            self.begun[number].set_result(None)
-            await self.told[number].put(None)
+            self.begun[number].set_result(())
+            await self.told[number].put(())
         await settle()
 
 
 def run_of(number: int) -> PassRun:
-    return PassRun(SimpleNamespace(task_id=f"t{number}"), (SimpleNamespace(run=number), ()))  # type: ignore[arg-type]
+    return PassRun(SimpleNamespace(task_id=f"t{number}"), (SimpleNamespace(run=number, epoch=0), ()))  # type: ignore[arg-type]
 
 
 async def settle() -> None:
@@ -95,7 +101,7 @@ def test_runs_join_end_by_themselves_and_come_too_late() -> None:
         await settle()
         assert desk.passes == {101: [1, 2, 3]}
         await desk.end(101, 3, 1)
-        assert desk.ended == ["3 ended", "1 ended"]
+        assert (desk.ended, desk.asked) == (["3 ended", "1 ended"], [0, 1, 2])
         desk.accepts = False
         desk.calls.enter(desk.worker, run_of(4))
         await settle()

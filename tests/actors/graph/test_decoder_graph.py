@@ -15,6 +15,7 @@ from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.common.stage_request import InputLatent, StageRequest
 from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.features.recipe import Recipe, RecipeDecoder
+from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
@@ -201,3 +202,18 @@ def test_a_latent_of_a_drivers_own_is_decoded_by_the_second_model_alone() -> Non
 def test_the_second_model_is_asked_for_no_latent_of_its_own() -> None:
     with pytest.raises(UserError, match=f"model: found '{DECODES}', expected a model that starts from noise"):
         build_stage_graph(StageRequest(Stage.SAMPLE, request(model=DECODES)), JOB, FakeCatalog())
+
+
+def test_the_second_model_has_its_own_seed_sampler_and_schedule_if_the_request_sets_them() -> None:
+    decoder = {"model": DECODES, "steps": 4, "cfg": 1.1, "seed": 12, "sampler": "DPM++ 2M", "schedule": "karras"}
+    recipe, job = cut(decoder=decoder)
+    first, second = sampled(job)
+    assert (first.seed, second.seed) == (7, 12)
+    assert second.schedule == SamplingSchedule(4, "dpmpp_2m", "karras")
+    assert recipe.decoder == RecipeDecoder(DECODES, sha(DECODES), 4, 1.1, 12, "dpmpp_2m", "karras")
+    again = requests_of(recipe, str)[0]
+    assert cut(decoder=again.decoder)[1].job.tasks == job.job.tasks
+    assert "seed" not in repr(request(decoder=f"{DECODES}:4:1.1").decoder)
+    assert request(decoder=DECODES).decoder.model_dump() == {"model": DECODES, "steps": None, "cfg": None}
+    with pytest.raises(UnknownName, match="magic"):
+        request(decoder={"model": DECODES, "sampler": "magic"})

@@ -36,7 +36,7 @@ from modelpool.pool.values.core.stage_params import (
     SampleParams,
     VisionEncodeParams,
 )
-from modelpool.pool.values.specs.spec import ComponentSpec, JobId, Role
+from modelpool.pool.values.specs.spec import ComponentSpec, JobId, Role, Stage
 from tests.actors.fakes import MIB, FakeCatalog, component_key
 
 RANDOM = np.random.default_rng(0)
@@ -73,6 +73,30 @@ def cut(sampling: SamplingFacts = EDITING, **fields: Any) -> tuple[Recipe, JobGr
 
 def works(job: JobGraph, kind: type) -> list[Any]:
     return [job.works[task.task_id] for task in job.job.tasks if isinstance(job.works[task.task_id], kind)]
+
+
+def test_references_that_nodes_of_a_workflow_make_are_read_and_seen_as_other_images() -> None:
+    """They were left out, and nothing said so: an edit was made of the prompt alone. Sizes left out follow them."""
+    run = {"model": "shapes", "prompt": "p"}
+    nodes = {
+        "i": {"kind": "image", "image": WIDE},
+        "v": {"kind": "operation", "name": "image_invert", "inputs": {"image": "i"}},
+        "s": {"kind": "sample", "request": run, "inputs": {"reference.0": "v"}},
+        "d": {"kind": "decode", "model": "shapes", "inputs": {"latent": "s"}},
+    }
+    request = GenerateRequest(workflow={"nodes": nodes, "output": "d"}, seed=1)
+    sent, _ = InputImages(lambda result: result).bring(request)
+    job = build_graph(sent, JobId("job"), Sees(EDITING))[1]
+    plain = cut(reference=WIDE)[1]
+    for kind in (EncodeImageParams, VisionEncodeParams):
+        assert works(job, kind) == works(plain, kind), kind
+    (sample,), (wanted,) = works(job, SampleParams), works(plain, SampleParams)
+    assert (sample.references, sample.shape) == (wanted.references, wanted.shape)
+    (inverted,) = (task.task_id for task in job.job.tasks if task.stage is Stage.OPERATE)
+    readers = [task for task in job.job.tasks if inverted in task.needs]
+    assert sorted(type(job.works[task.task_id]).__name__ for task in readers) == [
+        "EncodeImageParams", "VisionEncodeParams",
+    ]  # fmt: skip
 
 
 def test_a_image_is_seen_by_the_text_encoder_in_the_size_in_which_it_is_read() -> None:

@@ -14,13 +14,13 @@ import pytest
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.gpu_worker import GpuWorker
-from modelpool.actors.worker.wire.messages import RunRequest, StillDecodes
+from modelpool.actors.worker.wire.messages import EndsWanted, RunEnds, RunRequest
 from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.pool.values.core.stage_params import DecodeParams, Result
 from modelpool.pool.values.specs.spec import JobId, RunCost, RunErrorKind, Stage, TaskReport, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from tests.actors.fakes import UPSCALER, FakeCatalog, FakeEngine, result_of
-from tests.actors.worker.one_run import run_all, run_one
+from tests.actors.worker.one_run import call_of, run_all, run_one
 
 PATIENCE_SECONDS = 10.0
 
@@ -103,19 +103,22 @@ class Overlapping:
         self.worker.close()
 
 
-def begun(worker: GpuWorker, request: RunRequest, *inputs: Result) -> tuple[Any, Result | None]:
-    (report,), (result,) = worker.run((request,), *inputs)
-    return report, result
+def begun(worker: GpuWorker, request: RunRequest, *inputs: Result) -> RunEnds:
+    return worker.run(call_of((request,)), (request,), *inputs)
+
+
+def end_of(worker: GpuWorker, request: RunRequest) -> RunEnds:
+    return worker.ends(EndsWanted(call_of((request,)), waits=True))
 
 
 def by_the_calls_of_ray(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[Result]]) -> Any:
     """As `RayFleet` does it: all runs begin in one thread, and another one waits for what is decoded."""
     answers = [begun(worker, request, *own) for request, own in zip(requests, inputs, strict=True)]
     with ThreadPoolExecutor(1) as thread:
-        for place, (report, _) in enumerate(answers):
-            if isinstance(report, StillDecodes):
-                answers[place] = thread.submit(worker.ended, requests[place].run).result(PATIENCE_SECONDS)
-    return zip(*answers, strict=True)
+        for place, request in enumerate(requests):
+            if not answers[place].reports:
+                answers[place] = thread.submit(end_of, worker, request).result(PATIENCE_SECONDS)
+    return zip(*[(ends.reports[0], ends.results[0]) for ends in answers], strict=True)
 
 
 def one_by_one(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[Result]]) -> Any:
@@ -210,11 +213,12 @@ def test_a_call_that_waits_for_its_turn_hides_no_ended_runs_of_the_one_before() 
     both, is_second = Overlapping(), threading.Event()
     sampling = replace(both.requests[1], run=3)
     begin, seen = both.engine.begin, list[Any]()
+    over = EndsWanted(call_of((both.requests[1], sampling)), most=2)
 
     def look(task: Any, work: Any, *args: Any, **named: Any) -> Any:
         if len(both.engine.order) == 1:
             assert is_second.wait(PATIENCE_SECONDS)
-            seen.append(both.worker.over([2, 3])[0])
+            seen.append(both.worker.ends(over).reports)
         return begin(task, work, *args, **named)
 
     both.engine.begin = look
@@ -229,7 +233,7 @@ def test_a_call_that_waits_for_its_turn_hides_no_ended_runs_of_the_one_before() 
         reports, _ = first.result(PATIENCE_SECONDS)
         second.result(PATIENCE_SECONDS)
     assert seen == [reports[:1]]
-    assert both.worker.over([2, 3]) == ((), ()), "the call is over"
+    assert both.worker.ends(over) == ((), ()), "the call is over"
     both.worker.close()
 
 
@@ -265,7 +269,7 @@ def test_a_decode_that_is_over_at_once_is_reported_at_once() -> None:
         return lambda: made
 
     both.engine.begin = at_once
-    report, result = begun(both.worker, both.requests[0], *both.inputs[0])
+    (report,), (result,) = begun(both.worker, both.requests[0], *both.inputs[0])
     assert isinstance(report, TaskReport)
     assert result is not None
     both.worker.close()
@@ -274,11 +278,10 @@ def test_a_decode_that_is_over_at_once_is_reported_at_once() -> None:
 def test_a_worker_that_is_taken_over_holds_no_decode_of_an_earlier_controller() -> None:
     """Nobody asks for its end any more."""
     both = Overlapping()
-    report, _ = begun(both.worker, both.requests[0], *both.inputs[0])
-    assert isinstance(report, StillDecodes)
+    assert begun(both.worker, both.requests[0], *both.inputs[0]) == ((), ())
     both.worker.change_controller(1)
     with pytest.raises(OlderEpoch):
-        both.worker.ended(both.requests[0].run)
+        end_of(both.worker, both.requests[0])
     both.worker.adopt(WorkerId("gpu-0"), 5, 1)
     assert both.engine.held == []
     assert both.worker._endings == {}

@@ -19,7 +19,7 @@ from modelpool.pool.values.core.task_inputs import TaskInputs
 from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, OomStep, RunErrorKind, Stage, WorkerId
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FAIL, FakeCatalog, FakeEngine, GrowingEngine, result_of
-from tests.actors.worker.one_run import run_all, run_one
+from tests.actors.worker.one_run import run_all, run_batch, run_one
 
 MIB = 1 << 20
 
@@ -325,7 +325,7 @@ def test_several_attempts_come_back_with_a_report_each() -> None:
     bench.worker.start()
     requests, inputs = together(bench, "one", "two", FAIL, "four")
     bench.worker.stop(13)
-    reports, results = bench.worker.run(requests, *inputs, as_batch=True)
+    reports, results = run_batch(bench.worker, requests, *inputs)
     kinds = [report.error and report.error.kind for report in reports]
     assert kinds == [None, None, RunErrorKind.INTERNAL, RunErrorKind.CANCELLED]
     assert [report.task_id for report in reports] == [request.task.task_id for request in requests]
@@ -363,7 +363,7 @@ def test_no_run_of_a_call_starts_after_the_loss_of_the_gpu() -> None:
     reports, results = run_all(bench.worker, requests, *inputs)
     assert reports[0].error.kind is RunErrorKind.WORKER_LOST
     assert (reports[1], results) == (None, (None, None))
-    assert bench.worker.run(requests[:1], *inputs[:2]) == ((None,), (None,)), "in no later call either"
+    assert run_all(bench.worker, requests[:1], *inputs[:2]) == ((None,), (None,)), "in no later call either"
 
 
 def test_what_no_engine_should_raise_is_reported_by_all() -> None:
@@ -374,7 +374,7 @@ def test_what_no_engine_should_raise_is_reported_by_all() -> None:
     bench = Bench(Broken())
     bench.worker.start()
     requests, inputs = together(bench, "one", "two")
-    reports, results = bench.worker.run(requests, *inputs, as_batch=True)
+    reports, results = run_batch(bench.worker, requests, *inputs)
     assert [report.error.kind for report in reports] == [RunErrorKind.INTERNAL] * 2
     assert results == (None, None)
 

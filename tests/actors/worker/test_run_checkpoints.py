@@ -23,7 +23,7 @@ from modelpool.pool.values.core.results import Latent, RunState, SamplerState
 from modelpool.pool.values.core.stage_params import RunHooks, SampleParams
 from modelpool.pool.values.specs.spec import RunErrorKind, TaskReport, WorkerId
 from tests.actors.fakes import FakeEngine
-from tests.actors.worker.one_run import run_one
+from tests.actors.worker.one_run import run_batch, run_one
 from tests.actors.worker.test_gpu_worker import Bench
 
 STEPS = 5
@@ -157,7 +157,7 @@ def test_each_task_of_a_batch_has_a_checkpoint_and_resumes_from_it(tmp_path: Pat
     for task, step in ((bench.task, 2), (other, 3)):
         bench.disk.folder.save(task.task_id, RunState(step, STEPS, sampler))
     requests = [RunRequest(bench.task, bench.work, 1, 1), RunRequest(other, other_work, 1, 2)]
-    reports, _ = bench.worker.run(requests, *bench.inputs, *bench.inputs, as_batch=True)
+    reports, _ = run_batch(bench.worker, requests, *bench.inputs, *bench.inputs)
     assert [report.cost.steps_before for report in reports] == [2, 3]
     assert set(bench.saved()) == {bench.task.task_id, other.task_id}
     assert bench.left_after(*reports) == {}

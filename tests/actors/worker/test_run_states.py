@@ -14,7 +14,7 @@ from modelpool.actors.worker.wire.packing import packed_result, result_of
 from modelpool.pool.values.core.results import GuidanceState, Latent, RunState, SamplerState
 from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
 from tests.actors.fakes import FakeEngine
-from tests.actors.worker.one_run import run_one
+from tests.actors.worker.one_run import run_batch, run_one
 from tests.actors.worker.test_gpu_worker import Bench
 
 
@@ -61,11 +61,11 @@ def test_tasks_of_a_batch_have_states_of_their_own() -> None:
     requests = [RunRequest(bench.task, bench.work, 1, run) for run in (1, 2)]
     for run in (1, 2):
         bench.worker.stop(run, keep_state=True)
-    reports, states = bench.worker.run(requests, *bench.inputs, *bench.inputs, as_batch=True)
+    reports, states = run_batch(bench.worker, requests, *bench.inputs, *bench.inputs)
     assert [report.step for report in reports] == [1, 1]
     again = [RunRequest(bench.task, bench.work, 2, run, resume=True) for run in (3, 4)]
     inputs = [value for state in states for value in (*bench.inputs, state)]
-    reports, results = bench.worker.run(again, *inputs, as_batch=True)
+    reports, results = run_batch(bench.worker, again, *inputs)
     assert [report.error for report in reports] == [None, None]
     assert all(isinstance(result, Latent) for result in results)
 

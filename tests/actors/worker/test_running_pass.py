@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from modelpool.actors.worker.running_pass import Passes, PassIsOver, RunningPass
+from modelpool.actors.worker.wire.messages import CallId, EndsWanted, RunMode
 from modelpool.actors.worker.worker_lease import WorkerLease
 
 
@@ -50,38 +51,50 @@ class Rows:
 
 
 def ends(passes: Passes, number: int) -> list[Any]:
-    found = []
-    while (report := passes.next_over(number)[0]) is not None:
-        found.append(report)
+    found: list[Any] = []
+    while one := passes.ends(EndsWanted(pass_of(number), len(found), waits=True)):
+        found += [report for report, _ in one]
     return found
+
+
+def pass_of(number: int) -> CallId:
+    return CallId(number, RunMode.PASS)
+
+
+def join(passes: Passes, number: int, run: int) -> bool:
+    return passes.join(pass_of(number), request(run), ())
+
+
+def begin(passes: Passes, number: int, *runs: int) -> None:
+    passes.run(pass_of(number), [request(run) for run in runs], ())
 
 
 def test_runs_join_before_and_while_a_pass_runs_and_are_refused_after_its_end() -> None:
     rows = Rows()
     passes = Passes(WorkerLease(), rows)
-    assert passes.join(7, request(2)), "it has not begun"
+    assert join(passes, 7, 2), "it has not begun"
     joined: list[bool] = []
-    rows.at_step = lambda: joined.append(passes.join(7, request(3))) if not joined else None  # type: ignore[func-returns-value]
-    passes.run(7, [request(1)])
+    rows.at_step = lambda: joined.append(join(passes, 7, 3)) if not joined else None  # type: ignore[func-returns-value]
+    begin(passes, 7, 1)
     assert joined == [True]
     assert rows.steps == [[2, 1], [3]], "in the order in which they came, two at a time"
-    assert not passes.join(7, request(4))
+    assert not join(passes, 7, 4)
     assert ends(passes, 7) == ["2: over", "1: over", "3: over"]
     assert ends(passes, 7) == [], "each once"
 
 
 def test_ends_are_told_after_the_next_pass_has_begun() -> None:
     passes = Passes(WorkerLease(), Rows())
-    passes.run(1, [request(1)])
-    passes.run(2, [request(2)])
-    assert not passes.join(1, request(3))
+    begin(passes, 1, 1)
+    begin(passes, 2, 2)
+    assert not join(passes, 1, 3)
     assert (ends(passes, 1), ends(passes, 2)) == (["1: over"], ["2: over"])
     assert passes._known == {}, "nothing of them is kept"
 
 
 def test_one_that_cannot_be_prepared_ends_alone() -> None:
     passes = Passes(WorkerLease(), Rows(broken=1))
-    passes.run(1, [request(1), request(2)])
+    begin(passes, 1, 1, 2)
     assert ends(passes, 1) == ["1: broken", "2: over"]
 
 
@@ -90,9 +103,9 @@ def test_nobody_waits_for_a_pass_that_does_not_begin() -> None:
     for what in ("another", "controller"):
         passes, told = Passes(WorkerLease(), Rows()), list[list[Any]]()
         waiting = threading.Thread(target=lambda passes=passes, told=told: told.append(ends(passes, 1)))
-        assert passes.join(1, request(1))
+        assert join(passes, 1, 1)
         waiting.start()
-        passes.run(2, [request(2)]) if what == "another" else passes.close()
+        begin(passes, 2, 2) if what == "another" else passes.close()
         waiting.join(10.0)
         assert told == [[]], what
 
@@ -100,11 +113,11 @@ def test_nobody_waits_for_a_pass_that_does_not_begin() -> None:
 def test_runs_of_a_pass_that_is_over_are_refused_by_name() -> None:
     """Their call fails, so that the controller fails them. They would have vanished: nobody is told of their ends."""
     passes = Passes(WorkerLease(), Rows())
-    assert passes.join(1, request(1))
-    assert passes.join(2, request(2)), "what should have begun the first has failed"
+    assert join(passes, 1, 1)
+    assert join(passes, 2, 2), "what should have begun the first has failed"
     with pytest.raises(PassIsOver, match="pass 1"):
-        passes.run(1, [request(1)])
-    passes.run(2, [request(3)])
+        begin(passes, 1, 1)
+    begin(passes, 2, 3)
     assert ends(passes, 2) == ["2: over", "3: over"]
 
 

@@ -16,7 +16,7 @@ from modelpool.pool.values.core.stage_params import PreloadRequest
 from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FakeEngine
-from tests.actors.worker.one_run import run_one
+from tests.actors.worker.one_run import run_batch, run_one
 from tests.actors.worker.test_gpu_worker import Bench
 
 
@@ -90,7 +90,7 @@ def test_every_call_of_an_older_controller_is_rejected() -> None:
     old = bench.request
     calls = [
         lambda: run_one(bench.worker, old, *bench.inputs),
-        lambda: bench.worker.run((old, old), *bench.inputs, *bench.inputs, as_batch=True),
+        lambda: run_batch(bench.worker, (old, old), *bench.inputs, *bench.inputs),
         lambda: bench.worker.load(LoadRequest(1, bench.work.model, (), (), epoch=2)),
         lambda: bench.worker.stop(1, False, 2),
         lambda: bench.worker.prefetch((), 2),

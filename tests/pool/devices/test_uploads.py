@@ -137,6 +137,25 @@ def test_nothing_is_copied_ahead_when_there_are_no_bytes_for_it(device: torch.de
     assert (uploader.hits, uploader.misses, len(trace.copies)) == (0, 9, 9)
 
 
+def test_memory_that_is_left_to_others_is_not_taken(device: torch.device) -> None:
+    """Found in a review: members of a gang sent a module ahead in memory that copies from the host took, too."""
+    trace, hosts = Trace(), weights(6)
+    uploader = Watched(device, CopyStreams(trace.maker), ahead_bytes=4 * KIB, order=StreamOrder(tuple(hosts)))
+    ask(uploader, trace, hosts[0])
+    assert uploader.ahead_bytes == 4 * KIB
+    uploader.leave(3 * KIB)
+    assert uploader.ahead_bytes == 0
+    kept = uploader.upload_to_keep(torch.ones(KIB // 4))
+    for host in hosts * 2:
+        ask(uploader, trace, host)
+        assert uploader.ahead_bytes == KIB, "beside a factor that found no room to be kept"
+    assert uploader.kept(kept) is None
+    uploader.leave(KIB)
+    for host in hosts * 2:
+        ask(uploader, trace, host)
+        assert uploader.ahead_bytes == 0
+
+
 def test_what_is_skipped_is_dropped(device: torch.device) -> None:
     trace, hosts = Trace(), weights(6)
     uploader = Watched(device, CopyStreams(trace.maker), ahead_bytes=3 * KIB, order=StreamOrder(tuple(hosts)))

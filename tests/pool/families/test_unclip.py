@@ -11,6 +11,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from diffusers.models.embeddings import get_timestep_embedding
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,11 +19,23 @@ from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.placeholders import with_placeholders
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.inference.conditioning.image_labels import image_labels
+from modelpool.pool.inference.conditioning.micro_conditioning import CLASS_LABELS
 from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.saving.diffusers_folder import save_diffusers
 from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.values.core.stage_params import SampleParams, StartCondition, VisionEncodeParams
+from modelpool.pool.values.core.refs import ModelRef
+from modelpool.pool.values.core.sampling_facts import ImageLabels
+from modelpool.pool.values.core.stage_params import (
+    GuidanceParams,
+    OutputShape,
+    SampleParams,
+    SamplingSchedule,
+    SeenImages,
+    StartCondition,
+    VisionEncodeParams,
+)
 from modelpool.pool.values.specs.spec import JobId
 from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.test_shown_folders import assert_near
@@ -158,3 +171,58 @@ def test_encoders_and_statistics_that_do_not_fit_are_refused(tmp_path: Path) -> 
 def _fill_with_zeros(path: Path, key: str) -> None:
     tensors = load_file(path)
     save_file({**tensors, key: torch.zeros_like(tensors[key])}, path)
+
+
+def test_several_images_are_one_embedding_with_their_noise_and_strengths() -> None:
+    """As the sum of ComfyUI: each with its noise and strength, and then with the noise of 0.05 of the levels."""
+    facts = ImageLabels((0.5,) * 8, (2.0,) * 8)
+    levels = diffusers.DDPMScheduler(beta_schedule="squaredcos_cap_v2", num_train_timesteps=1000)
+    states_ND = np.random.default_rng(3).standard_normal((2, 8)).astype(np.float32)
+    noise_ND = ImageNoise(image_noise_seed(SEED)).draw((3, 8))
+
+    def noisy(states_1D: Tensor, noise_1D: Tensor, level: int) -> Tensor:
+        return levels.add_noise((states_1D - 0.5) / 2.0, noise_1D, torch.tensor([level])) * 2.0 + 0.5
+
+    def labels(states: Any, seen: SeenImages | None) -> Tensor:
+        work = SampleParams(
+            ModelRef("m", "m", "0"), (), OutputShape(64, 64), SamplingSchedule(3, "euler", "normal"),
+            GuidanceParams(1.0), SEED,
+            () if seen is None else (seen,),
+        )  # fmt: skip
+        return image_labels([work], [states], facts)[CLASS_LABELS]
+
+    for noise, strength in ((0.0, 1.0), (0.4, 0.5), (1.0, 2.0)):
+        level = round(999 * noise)
+        first = torch.from_numpy(states_ND[:1])
+        drawn = ImageNoise(image_noise_seed(SEED)).draw((1, 8))
+        expected = torch.cat([noisy(first, drawn, level), get_timestep_embedding(torch.tensor([level]), 8, True, 0)], 1)
+        found = labels(states_ND[:1], SeenImages((strength,), (noise,)))
+        assert torch.allclose(found, expected * strength, atol=1e-5), (noise, strength)
+    assert torch.equal(labels(states_ND[:1], None), labels(states_ND[:1], SeenImages((1.0,), (0.0,))))
+    merged = sum(
+        noisy(torch.from_numpy(states_ND[place : place + 1]), noise_ND[place : place + 1], level) * strength
+        for place, (level, strength) in enumerate(((400, 0.5), (0, 0.75)))
+    )
+    expected = torch.cat([noisy(merged, noise_ND[2:], 50), get_timestep_embedding(torch.tensor([50]), 8, True, 0)], 1)
+    assert torch.allclose(labels(states_ND, SeenImages((0.5, 0.75), (0.4, 0.0))), expected, atol=1e-5)
+
+
+def test_images_with_strength_and_noise_are_image_prompts_of_the_model_itself(tmp_path: Path) -> None:
+    model = TinyModel(tmp_path, layout_of("sd21_unclip_l"))
+    other = image(HEIGHT, WIDTH)
+    alone = model.made(image=IMAGE, **RUN)
+    same = model.made(image_prompts=[{"model": "tiny", "image": IMAGE}], **RUN)
+    assert np.array_equal(same.latents[0], alone.latents[0])
+    prompts = [{"model": "tiny", "image": each, "strength": 0.5, "noise": 0.4} for each in (IMAGE, other)]
+    both = model.made(image_prompts=prompts, **RUN)
+    (work,) = _tasks(both, SampleParams).values()
+    assert work.all_of(SeenImages) == (SeenImages((0.5, 0.5), (0.4, 0.4)),)
+    (seen,) = _tasks(both, VisionEncodeParams).values()
+    assert seen.images == 2
+    assert not np.allclose(both.latents[0], alone.latents[0])
+    one = model.made(image_prompts=prompts[:1], **RUN)
+    assert not np.allclose(both.latents[0], one.latents[0])
+    for wrong, expected in (({"model": "redux"}, "image_prompts.model"), ({"start": 0.5}, "image, strength and noise")):
+        with pytest.raises(UnusableField, match=expected):
+            model.made(image_prompts=[prompts[0] | wrong], **RUN)
+    model.close()

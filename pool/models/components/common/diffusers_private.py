@@ -36,7 +36,7 @@ from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.infer_config import Config
 from modelpool.pool.models.components.common.module_classes import config_of, empty_module
-from modelpool.pool.models.components.common.open_clip_names import open_clip_text
+from modelpool.pool.models.components.common.open_clip_names import OPEN_CLIP_TEXT
 from modelpool.pool.values.core.errors import counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
 
@@ -87,10 +87,10 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
         case Architecture.DIFFUSERS_UNET:
             return lambda tensors: _moved(tensors, prefix, "")
         case Architecture.OPEN_CLIP_TEXT:
-            return lambda tensors: open_clip_text(_moved(tensors, prefix, ""))
+            return lambda tensors: OPEN_CLIP_TEXT.convert(_moved(tensors, prefix, ""))
         case Architecture.OPEN_CLIP_TEXT_ALONE:
             return lambda tensors: {
-                k.removeprefix("text_model."): v for k, v in open_clip_text(_moved(tensors, prefix, "")).items()
+                k.removeprefix("text_model."): v for k, v in OPEN_CLIP_TEXT.convert(_moved(tensors, prefix, "")).items()
             }
         case (
             Architecture.VAE

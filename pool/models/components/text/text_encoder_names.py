@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from modelpool.pool.models.components.common.open_clip_names import open_clip_text
+from modelpool.pool.models.components.common.open_clip_names import OPEN_CLIP_TEXT
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def convert_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def convert_open_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert CLIP's text model in the naming of open_clip."""
-    bare = {key.removeprefix(_CLIP_LEVEL): value for key, value in open_clip_text(tensors).items()}
+    bare = {key.removeprefix(_CLIP_LEVEL): value for key, value in OPEN_CLIP_TEXT.convert(tensors).items()}
     return _with_projection({key: value for key, value in bare.items() if key != _PROJECTION}, bare)
 
 

@@ -176,6 +176,34 @@ def test_without_a_device_it_is_for_what_a_pool_here_would_use(config: str, tmp_
         assert plan("shapes", "--batch", "4", "--config", str(path)).exit_code == 0
 
 
+def test_gpus_that_share_a_run_are_planned_with_what_they_hold_for_each_other(config: str) -> None:
+    """With memory for three quarters of the model, two GPUs with a fast link read nothing from the host in a step; with
+    a slow one, or none, as much as one GPU, and the plan of one GPU is in the table, too."""
+    arguments = ("shapes", "--gpus-per-output", "auto", "--config", config, "--vram", "8MiB")
+    found = {}
+    for link in ("300GB", "13GB", ""):
+        said = json.loads(plan(*arguments, *(("--gpu-link", link) if link else ()), "--json").stdout)
+        found[link] = {each["gpus"]: each for each in said["gangs"]}
+        assert sorted(found[link]) == [1, 2]
+        (sampling,) = [stage for stage in said["forecast"]["first"] if stage["stage"] == "sample"]
+        steps = said["steps"]
+        assert found[link][1]["host_bytes"] == sampling["streamed_bytes"] // steps > 0
+        assert found[link][1]["resident_bytes"] >= sampling["resident_bytes"]
+    fast, host = found["300GB"], found[""]
+    assert fast[2]["host_bytes"] == 0
+    assert fast[2]["peer_bytes"] > 0
+    assert fast[2]["share_bytes"] + fast[2]["resident_bytes"] <= fast[1]["resident_bytes"] + 1
+    assert fast[2]["step_seconds"] < host[2]["step_seconds"]
+    assert found["13GB"][2] == host[2]
+    assert host[2]["host_bytes"] == host[1]["host_bytes"]
+    shown = plan(*arguments, "--gpu-link", "300GB").stdout
+    assert re.search(r"GPUs that share a run, GPU link 300 GB/s", shown)
+    assert "GPU link unknown (--gpu-link)" in plan(*arguments).stdout
+    assert "GPUs that share a run" not in plan("shapes", "--config", config, "--vram", "8MiB").stdout
+    with pytest.raises(UnusableField, match="--gpu-link: found 'fast'"):
+        plan(*arguments, "--gpu-link", "fast")
+
+
 def test_policy_and_reserve_count(config: str) -> None:
     """Found in a review: both were ignored."""
     arguments = ("shapes", "--vram", "1GiB", "--config", config, "--json")

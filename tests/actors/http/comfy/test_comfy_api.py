@@ -141,7 +141,7 @@ def test_a_workflow_that_runs_is_interrupted_and_one_that_waits_is_removed(serve
 
 
 def test_unknown_nodes_are_rejected_by_name(server: str) -> None:
-    graph = {**GRAPH, "20": {"class_type": "FancySampler", "inputs": {}}}
+    graph = {**GRAPH, "20": {"class_type": "FancySampler", "inputs": {"model": ["1", 0]}}}
     answer = requests.post(f"{server}/prompt", json={"prompt": graph}, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "missing_node_type"

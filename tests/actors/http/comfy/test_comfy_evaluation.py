@@ -63,10 +63,77 @@ def test_values_of_nodes() -> None:
         (given("MathExpression|pysssss", expression="iif(a > 3, max(a, 7), 1)", a=4), 7),
         (given("SimpleMath+", value="round(a * 1.5)", a=3), 4),
         (given("PrimitiveBoolean", value="true"), True),
+        (given("ResolutionSelector", aspect_ratio="16:9 (Widescreen)", megapixels=1.0, multiple=16), 1360),
+        (given("ResolutionSelector", 1, aspect_ratio="16:9 (Widescreen)", megapixels=1.0, multiple=16), 768),
+        (given("ResolutionSelector", aspect_ratio="1:1 (Square)", megapixels=2.0), 1448),
+        (given("CustomCombo", 1, choice="b", index=0, option1="a", option2="b"), 1),
+        (given("CustomCombo", 1, choice="b", index=7), 7),
+        (given("JsonExtractString", json_string='see {x: {"a": {"b": 1}, "c": null}', key="a"), "{'b': 1}"),
+        (given("JsonExtractString", json_string='{"a": 1, "c": null}', key="c"), ""),
+        (given("JsonExtractString", json_string="none", key="c"), ""),
+        (given("ComfyNumberConvert", value=" 3.75"), 3.75),
+        (given("ComfyNumberConvert", 1, value="3.75"), 3),
+        (given("ComfyNumberConvert", 1, value=True), 1),
+        (given("ComfyNumberConvert", 1, value=str(2**53 + 1)), 2**53 + 1),
+        (given("PreviewAny", source=1024), "1024"),
+        (given("StringFormat", **{"f_string": "{a} and {b}", "values.a": "x", "values.b": 2}), "x and 2"),
+        (given("TruncateText", text="abcdef", max_length=3), "abc"),
+        (given("ReplaceText", text="a cat", find="cat", replace="dog"), "a dog"),
+        (given("RegexExtract", string="a1 b2", regex_pattern="([a-z])([0-9])", mode="First Match"), "a1"),
+        (given("RegexExtract", string="a1 b2", regex_pattern="([a-z])([0-9])", mode="All Matches"), "a\nb"),
+        (given("RegexExtract", string="a1 b2", regex_pattern="[a-z][0-9]", mode="All Matches"), "a1\nb2"),
+        (
+            given("RegexExtract", string="a1 b2", regex_pattern="([a-z])([0-9])", mode="All Groups", group_index=2),
+            "1\n2",
+        ),
+        (given("RegexExtract", string="a1", regex_pattern="([a-z])", mode="First Group", group_index=2), ""),
+        (given("RegexExtract", string="x\n---\na\nb", regex_pattern="(?s)---\n(.*)", mode="First Group"), "a\nb"),
+        (given("ComfyMathExpression", 1, expression="max(((a + 15) // 16) * 16, 256)", **{"values.a": 1000}), 1008),
+        (
+            given(
+                "ComfyMathExpression", expression="sum(values) if a > 1 and b else 0", **{"values.a": 2, "values.b": 3}
+            ),
+            5.0,
+        ),
+        (given("ComfyMathExpression", 1, expression="a & -8", **{"values.a": 1023}), 1016),
+        (given("ComfyMathExpression", 2, expression="a - 2", **{"values.a": 2}), False),
     ]
     for number, (found, wanted) in enumerate(cases):
         assert found == wanted, number
         assert type(found) is type(wanted), number
+
+
+def test_what_utility_nodes_do_not_compute_stays_a_link() -> None:
+    """Formats that reach into values, texts that are no numbers, and flags in the middle of an expression."""
+    cases = [
+        ("StringFormat", {"f_string": "{a.__class__}", "values.a": "x"}),
+        ("StringFormat", {"f_string": "{a:>99999999}", "values.a": "x"}),
+        ("StringFormat", {"f_string": "{b}", "values.a": "x"}),
+        ("ComfyNumberConvert", {"value": ""}),
+        ("ComfyNumberConvert", {"value": "nan"}),
+        ("RegexExtract", {"string": "a", "regex_pattern": "a(?x) ", "mode": "First Match"}),
+        ("ComfyMathExpression", {"expression": "pow(9, 99999)"}),
+        ("ComfyMathExpression", {"expression": "values + 1", "values.a": 1}),
+        ("TextGenerate", {"clip": ["clip", 1], "prompt": "a"}),
+    ]
+    for kind, inputs in cases:
+        graph = {"value": node(kind, **inputs), "end": node("Any Switch (rgthree)", any_01=["value", 0])}
+        graph["clip"] = node("CheckpointLoaderSimple", ckpt_name="shapes")
+        order = nodes_in_order(KnownGraph(graph, NAMES), ["end"])
+        assert evaluated(graph, order)["end"]["inputs"]["any_01"] == ["value", 0], (kind, inputs)
+
+
+def test_a_language_model_is_refused_where_its_text_is_needed_and_nowhere_else() -> None:
+    graph = basic()
+    graph["written"] = node("TextGenerate", clip=["model", 1], prompt="a red circle", sampling_mode="off")
+    graph["shown"] = node("PreviewAny", source=["chosen", 0])
+    graph["chosen"] = node("ComfySwitchNode", switch=False, on_false="a red circle", on_true=["written", 0])
+    graph["positive"]["inputs"]["text"] = ["shown", 0]
+    assert made(graph).prompt == "a red circle"
+    graph["chosen"]["inputs"]["switch"] = True
+    found = errors(graph)
+    assert list(found) == ["written"]
+    assert "no language models" in found["written"][0]
 
 
 def test_a_value_through_texts_numbers_switches_and_reroutes_is_as_if_it_were_written() -> None:
@@ -96,7 +163,8 @@ def test_what_cannot_be_computed_is_named_where_it_is() -> None:
     wrong = node("MathExpression|pysssss", expression="__import__('os')", a=1)
     found = errors({**basic(steps=["many", 0]), "many": wrong})
     assert found == {"many": ["expression: found Call, expected numbers, names, operators, and abs, ceil, floor, int, "
-                              "float, max, min, round, sqrt, iif"]}  # fmt: skip
+                              "float, max, min, round, sqrt, sum, pow, log, log2, log10, sin, cos, tan, "
+                              "iif"]}  # fmt: skip
     by_zero = node("SimpleMath+", value="1 / a", a=0)
     assert list(errors({**basic(steps=["many", 0]), "many": by_zero})) == ["many"]
     text = node("PrimitiveString", value="8")

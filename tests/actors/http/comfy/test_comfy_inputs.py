@@ -59,7 +59,7 @@ PROVIDERS = {
     "CLIP_VISION_OUTPUT": ("CLIPVisionEncode", 0), "NOISE": ("RandomNoise", 0), "GUIDER": ("BasicGuider", 0),
     "SAMPLER": ("KSamplerSelect", 0), "SIGMAS": ("BasicScheduler", 0), ANY: ("PrimitiveFloat", 0),
     "VIDEO": ("CreateVideo", 0), "AUDIO": ("VAEDecodeAudio", 0),
-    "LATENT_OPERATION": ("LatentOperationTonemapReinhard", 0),
+    "LATENT_OPERATION": ("LatentOperationTonemapReinhard", 0), "MODEL_PATCH": ("ModelPatchLoader", 0),
 }  # fmt: skip
 #: a node and its input that lead from a type of link to an image
 CONSUMERS = {
@@ -73,6 +73,7 @@ CONSUMERS = {
     "INT": ("KSampler", "steps"), "FLOAT": ("KSampler", "cfg"), "STRING": ("CLIPTextEncode", "text"),
     "BOOLEAN": ("SamplerCustom", "add_noise"), ANY: ("KSampler", "cfg"), "VIDEO": ("SaveVideo", "video"),
     "AUDIO": ("SaveAudio", "audio"), "LATENT_OPERATION": ("LatentApplyOperationCFG", "operation"),
+    "MODEL_PATCH": ("ZImageFunControlnet", "model_patch"),
 }  # fmt: skip
 #: nodes that make something: others show it in the editor, and are not read
 MAKING = [kind for kind in NODE_TYPES.values() if kind.outputs or kind.is_output]
@@ -115,7 +116,7 @@ def graph_with(kind: NodeType) -> dict[str, Any]:
             name, given = "VAEDecode", "samples"
         used += 1
         filled(graph, f"after {used}", NODE_TYPES[name], **{given: [source, 0]})
-        source, outputs = f"after {used}", NODE_TYPES[name].outputs
+        source, outputs = f"after {used}", () if NODE_TYPES[name].is_output else NODE_TYPES[name].outputs
         if name == "KSampler":
             filled(graph, "decoded", NODE_TYPES["VAEDecode"], samples=[source, 0])
             filled(graph, "saved", NODE_TYPES["SaveImage"], images=["decoded", 0])
@@ -217,8 +218,8 @@ def test_null_inputs_are_missing() -> None:
                 wrong.append((kind.name, given.name))
     assert not wrong
     graph = examples.basic()
-    graph["unused"] = {"class_type": "PreviewImage", "inputs": None}
-    assert set(errors_of(graph)) == {"unused"}
+    graph["saved"]["inputs"] = None
+    assert set(errors_of(graph)) == {"saved"}
 
 
 def test_written_values_are_converted_as_in_comfyui() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
@@ -134,3 +135,106 @@ def test_levels_of_ltx_are_shifted_by_the_patches_and_end_at_terminal() -> None:
     wanted = 1 - (1 - plain) * 0.9 / (1 - plain[-1])
     assert request.sigmas == pytest.approx(wanted)
     assert request.sigmas[-1] == pytest.approx(0.1)
+
+
+def in_editor(kind: str, values: list[Any], source: str) -> dict[str, Any]:
+    """The inputs of a node that saves or makes a video, from its widgets in a file of the editor."""
+    nodes = [
+        {"id": 1, "type": source, "inputs": [], "outputs": [], "widgets_values": []},
+        {"id": 2, "type": kind, "inputs": [{"name": "video", "link": 1}], "widgets_values": values},
+    ]
+    found = api_format({"nodes": nodes, "links": [[1, 1, 0, 2, 0, "*"]]})
+    inputs: dict[str, Any] = found["2"]["inputs"]
+    return {name: value for name, value in inputs.items() if name != "video"}
+
+
+def test_widgets_of_nodes_that_save_are_read_in_files_of_every_age() -> None:
+    """The editor shows a setting next to some values of another one alone; "the order of its widgets is not known"."""
+    cases: list[tuple[str, list[Any], dict[str, Any]]] = [
+        ("SaveVideo", ["v", "auto", "auto"], {"format": "auto", "format.codec": "auto"}),
+        ("SaveVideo", ["v", "mp4", "h264"], {"format": "mp4", "format.codec": "h264"}),
+        ("SaveVideo", ["v", "mp4", "auto", "auto"], {"format": "mp4", "format.codec": "auto", "codec": "auto"}),
+        (
+            "SaveVideo",
+            ["v", "mp4", "h264", "re-encode", 30.0],
+            {"format": "mp4", "format.codec": "h264", "format.codec.encoding": "re-encode", "format.codec.crf": 30.0},
+        ),
+        ("CreateVideo", [24], {"fps": 24}),
+        ("CreateVideo", [24, 8], {"fps": 24, "bit_depth": 8}),
+        ("CreateVideo", [24, "auto", "sRGB"], {"fps": 24, "bit_depth": "auto", "color_space": "sRGB"}),
+        (
+            "CreateVideo",
+            [24, "auto", "sRGB", "none"],
+            {"fps": 24, "bit_depth": "auto", "color_space": "sRGB", "codec": "none"},
+        ),
+        ("SaveAudioAdvanced", ["a", "flac"], {"format": "flac"}),
+        ("SaveAudioAdvanced", ["a", "mp3", "V0"], {"format": "mp3", "format.quality": "V0"}),
+        ("LoadVideo", ["a.mp4", "image"], {"file": "a.mp4"}),
+    ]
+    for kind, values, expected in cases:
+        found = in_editor(kind, values, "GetVideoComponents")
+        assert {name: value for name, value in found.items() if name != "filename_prefix"} == expected, (kind, values)
+    with pytest.raises(WorkflowRejected) as refused:
+        in_editor("CreateVideo", [24, "auto", "sRGB", "none", "new"], "GetVideoComponents")
+    (error,) = refused.value.errors
+    assert "found 1 value more ('new')" in error.details
+
+
+def test_files_of_videos_have_the_format_and_the_quality_that_a_node_chooses() -> None:
+    graph = video("wan")
+    graph["made"] = node("CreateVideo", images=["decoded", 0], fps=24.0)
+
+    def saved(**settings: Any) -> tuple[str | None, int | None, tuple[str, ...]]:
+        graph["saved"] = node("SaveVideo", video=["made", 0], filename_prefix="v", **settings)
+        (output,) = outputs_of(graph, NAMES)
+        (request,) = requests_of(output, NAMES, lambda name: Image.new("RGB", (64, 48), "red"))
+        return request.format, request.quality, tuple(warning.partition("): ")[2] for warning in output.warnings)
+
+    assert saved(format="auto", codec="auto") == ("mp4", None, ())
+    assert saved(**{"format": "webm", "format.codec": "auto"})[:2] == ("webm", None)
+    assert saved(**{"format": "auto", "format.codec": "av1"})[0] == "webm"
+    assert saved(format="mkv") == ("mp4", None, ("format: found mkv; the file is MP4",))
+    encoded = {"format.codec": "h264", "format.codec.encoding": "re-encode", "format.codec.crf": 30.0}
+    assert saved(format="mp4", **encoded)[:2] == ("mp4", 70)
+    for settings, problem in (
+        ({"format": "webm", "codec": "h264"}, "webm and h264"),
+        ({"format": "mp4", "format.codec": "av1", "codec": "h264"}, "found av1 and h264, expected one codec"),
+        ({"format": "mp4", "codec": "prores"}, "codec: found prores, expected one of auto, h264, av1"),
+    ):
+        with pytest.raises(WorkflowRejected, match=problem):
+            saved(**settings)
+    for name, value, problem in (
+        ("color_space", "HDR PQ", "found HDR PQ, expected sRGB"),
+        ("bit_depth", 12, "bit_depth: found 12, expected one of auto, 8, 10"),
+        ("codec", "prores", "codec: found prores, expected one of none, auto, h264, av1"),
+    ):
+        graph["made"] = node("CreateVideo", images=["decoded", 0], fps=24.0, **{name: value})
+        with pytest.raises(WorkflowRejected, match=problem):
+            saved(format="auto")
+    graph["made"] = node("CreateVideo", images=["decoded", 0], fps=24.0, bit_depth=10)
+    assert saved(format="auto")[2] == ("bit_depth: found 10; videos of the pool have 8 bits per channel",)
+
+
+def test_nodes_change_only_layers_that_a_model_has() -> None:
+    """ComfyUI's nodes name layers: some are of UNets and of LTX alone, and single blocks of Flux and its relatives. The
+    template of Wan's inpainting model was accepted, and failed in its run."""
+    graph = basic("sd1")
+    factors = {"self_structural": 1.2, "cross_structural": 0.5, "self_temporal": 1.0, "cross_temporal": 1.3}
+    graph["scaled"] = node("UNetTemporalAttentionMultiply", model=["model", 0], **factors)
+    graph["sampler"]["inputs"]["model"] = ["scaled", 0]
+    names = PoolNames({"sd1": "Stable Diffusion 1", "wan": "Wan 2.1 image-to-video"}, [])
+
+    def options() -> Any:
+        (output,) = outputs_of(graph, names)
+        (request,) = requests_of(output, names, lambda name: Image.new("RGB", (64, 48), "red"))
+        return request.options
+
+    chosen = options().attention_scale
+    assert dict(chosen.image) == dict.fromkeys(("IN", "MID", "OUT"), 1.2)
+    assert dict(chosen.text) == dict.fromkeys(("IN", "MID", "OUT"), 0.5)
+    graph["model"]["inputs"]["ckpt_name"] = "wan.safetensors"
+    skipped = {"double_layers": "9,10", "single_layers": "9,10", "scale": 3.0}
+    graph["skipping"] = node("SkipLayerGuidanceDiT", model=["model", 0], **skipped)
+    graph["scaled"]["inputs"]["model"] = ["skipping", 0]
+    assert (options().slg.layers, options().slg.single) == ((9, 10), ()), "the model has no single blocks"
+    assert getattr(options(), "attention_scale", None) is None

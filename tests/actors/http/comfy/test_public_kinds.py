@@ -4,7 +4,7 @@ each other one is refused with its nodes and a reason."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
+from modelpool.actors.request.control_video_fields import VideoFile, video_facts
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.registry.listings import FileNames
 from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.comfy.written_workflows import Written, written_workflows
 from tests.actors.loop_connection import open_real_pool
 from tests.actors.unchanged_outputs import own_folder, write_models, write_tokenizers
-from tests.pool.families.test_seen_wan import BOTH, ONE
+from tests.pool.families.definitions.test_qwen_image_layered import TINY as LAYERED
+from tests.pool.families.test_seen_wan import BOTH, FOLLOWING, ONE
+from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.tiny_unclip import tiny_unclip_l
 from tests.pool.inference.upscalers.tiny_upscalers import tiny_state
@@ -47,14 +50,16 @@ TITLES = {
     "hunyuan": "Hunyuan Video", "hunyuan_i2v": "Hunyuan Video image-to-video", "ltx": "LTX-Video", "mochi": "Mochi",
     "cosmos": "Cosmos text-to-video", "cosmos_i2v": "Cosmos image-to-video",
     "cosmos_t2i": "Cosmos Predict 2 images", "svd": "Stable Video Diffusion", "stable_audio": "Stable Audio 1",
-    "ace_step": "ACE-Step 1.5",
+    "ace_step": "ACE-Step 1.5", "lotus_d": "Lotus D (depth and normals)", "joyimage": "JoyImage",
+    "qwen_image_21": "Qwen-Image 2.1", "qwen_image_layered": "Qwen-Image layered",
+    "cascade_c": "Stable Cascade C", "cascade_b": "Stable Cascade B",
+    "wan_fun": "Wan 2.1 Fun control", "wan_animate": "Wan 2.2 animate",
 }  # fmt: skip
 #: workflows with what the pool does not have, besides those that are marked: the nodes that are named
 NOT_THERE = {
     "flux_true_cfg_api": {"7"},
     "model_patches_editor": {"11"},
     "perp_neg_api": {"9"},
-    "wan_vace_control_video_api": {"4"},
 }
 #: tiny models for the models of the workflows; others have no tiny one here
 TINY = {
@@ -65,23 +70,26 @@ TINY = {
     "hunyuan_dit": "hunyuan_dit", "wan_t2v": "wan_t2v", "wan_high": "wan_t2v", "wan_low": "wan_t2v",
     "wan_i2v": "wan21_i2v", "wan_high_i2v": "wan21_i2v", "wan_low_i2v": "wan21_i2v", "wan_flf": "wan21_flf2v",
     "wan_vace": "wan_vace", "hunyuan": "hunyuan_video", "ltx": "ltxv", "mochi": "mochi", "svd": "svd",
-    "stable_audio": "stable_audio_1",
+    "stable_audio": "stable_audio_1", "lotus_d": "lotus_d",
+    "qwen_image_layered": "qwen_image_layered",
+    "wan_fun": "wan21_fun_control",
 }  # fmt: skip
 #: what tiny models cannot show: ControlNets, LoRAs, adapters and vision encoders of one family alone
 NOT_RENDERED = {
     "canny_node_editor", "flux_depth_lora_editor", "flux_kontext_two_references_api", "flux_redux_editor",
-    "sd35_controlnet_and_slg_editor", "wan22_text_to_video_two_experts_editor", "wan_fun_control_api",
+    "qwen_inpainting_controlnet_api", "sd35_controlnet_and_slg_editor", "wan22_text_to_video_two_experts_editor",
+    "wan_fun_control_api", "z_image_fun_control_api",
 }  # fmt: skip
 #: of these, one workflow each renders in the usual tests
 SAMPLE = {
-    "area_composition_editor", "batch_tricks_api", "efficiency_nodes_api", "inpaint_differential_editor",
-    "noisy_latent_composition_editor", "prompt_switch_over_steps_editor", "resize_and_save_api", "vhs_combine_editor",
+    "area_composition_editor", "batch_tricks_api", "computed_settings_editor", "efficiency_nodes_api",
+    "inpaint_differential_editor", "noisy_latent_composition_editor", "prompt_switch_over_steps_editor",
+    "resize_and_save_api", "resized_images_and_masks_editor", "vhs_combine_editor",
 }  # fmt: skip
 #: settings of the workflows that are made small, and their values
 SMALL: Mapping[str, Any] = {
     **dict.fromkeys(("width", "height", "target_width", "target_height", "tile_size"), 64),
     **dict.fromkeys(("empty_latent_width", "empty_latent_height"), 64),
-    "steps": 4,
     "video_frames": 3,
     "seconds": 0.5,
     "megapixels": 0.01,
@@ -101,14 +109,29 @@ def photo(name: str) -> Image.Image:
     return image
 
 
+def clip_in(folder: Path) -> Callable[[str], VideoFile]:
+    """What is known of a video of a user: the same one under each name, of 9 frames."""
+    path = folder / "clip.gif"
+    frames = [Image.effect_noise((64, 64), 10 * place).convert("RGB") for place in range(1, 10)]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=100)
+    return lambda name: video_facts("video", str(path))
+
+
 def requests(prompt: Any, names: PoolNames) -> list[GenerateRequest]:
     return [one for output in outputs_of(prompt, names) for one in requests_of(output, names, photo)]
 
 
-def test_workflows_of_the_kinds_that_people_publish_are_accepted() -> None:
+def test_workflows_of_the_kinds_that_people_publish_are_accepted(tmp_path: Path) -> None:
     """Before: 46 of 101, and one ended with an internal error."""
     files = FileNames(controlnets=("canny", "depth"), upscalers=("4x",), image_prompts=("redux",), embeddings=())
-    names = PoolNames(TITLES, ["style", "light"], None, files, image_size=lambda name: (64, 64))
+    names = PoolNames(
+        TITLES,
+        ["style", "light"],
+        None,
+        files,
+        image_size=lambda name: (64, 64),
+        video_facts=clip_in(tmp_path),
+    )
     accepted, refused, wrong, meant = 0, dict[str, set[str]](), [], 0
     for each in written_workflows():
         meant += not each.is_refused
@@ -133,7 +156,9 @@ def write_all(folder: Path) -> None:
     for name, seed, layout in (("sdxl_refiner", 9, layouts.tiny_sdxl_refiner), ("unclip", 19, tiny_unclip_l)):
         path = own_folder(folder, name) / f"{name}.safetensors"
         write_tiny_checkpoint(path, seed=seed, dtype=torch.float32, layout=layout())
-    for family in (FAMILIES["hidream_i1"], FAMILIES["flux_schnell"], ONE, BOTH):
+    lotus = own_folder(folder, "lotus_d") / "lotus_d.safetensors"
+    write_tiny_checkpoint(lotus, seed=20, dtype=torch.float32, layout=SHOWN_LAYOUTS["lotus_d"]())
+    for family in (FAMILIES["hidream_i1"], FAMILIES["flux_schnell"], ONE, BOTH, FOLLOWING, LAYERED):
         own = own_folder(folder, family.name)
         save_file(family.file(), own / f"{family.name}.safetensors")
         write_tokenizers(own, family)
@@ -156,6 +181,10 @@ def _small_node(node: Mapping[str, Any]) -> dict[str, Any]:
             inputs[name] = 32 if isinstance(value, int) else value
         elif name in ("x", "y", "left", "top", "right", "bottom") and isinstance(value, int):
             inputs[name] = min(value, 16)
+        elif name in ("steps", "layers") and isinstance(value, int):
+            inputs[name] = min(value, 4)
+        elif kind == "ResolutionSelector":
+            inputs[name] = 0.1 if name == "megapixels" else value
         elif name == "length" and "Batch" not in kind:
             inputs[name] = 9 if value > 1 else 1
         elif name == "end_at_step":
@@ -182,7 +211,14 @@ def rendered(folder: Path, wanted: list[Written], output: Path) -> dict[str, str
     config = PoolConfig.load(CONFIG).override(device="cpu", models=[folder], workers=1, loras=[folder / "loras"])
     with open_real_pool(config.override(vram="512 MiB")) as pool:
         families = {listing.name: listing.family for listing in pool.models()}
-        names = PoolNames(families, ["tiny_lora"], None, pool.file_names(), image_size=lambda name: (64, 64))
+        names = PoolNames(
+            families,
+            ["tiny_lora"],
+            None,
+            pool.file_names(),
+            image_size=lambda name: (64, 64),
+            video_facts=clip_in(folder),
+        )
         for each in wanted:
             try:
                 made = requests(small(api_format(each.prompt)), names)

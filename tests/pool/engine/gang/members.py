@@ -107,7 +107,7 @@ class Member:
         self._end.send(wish)
 
     def tell(self, what: str) -> Any:
-        """The answer to "address", "weight bytes", "peer speed" or "texts"."""
+        """The answer to "address", "weight bytes", "links" or "texts"."""
         self._end.send(what)
         return self.value()
 
@@ -260,9 +260,8 @@ def _serve(
             pipe.send(store.address("127.0.0.1"))
         elif wish == "weight bytes":
             pipe.send(whole.engine.patcher(whole.model, Role.DIFFUSION_MODEL).spec().weight_bytes)
-        elif wish == "peer speed":
-            link = whole.engine._share.link(2)
-            pipe.send(0.0 if link is None else link.bytes_per_second)
+        elif wish == "links":
+            pipe.send([each.link for _, each in whole.engine._share._measured.items()])
         elif wish == "texts":
             pipe.send(len(texts))
         else:

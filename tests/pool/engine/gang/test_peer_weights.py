@@ -23,15 +23,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.engine.gang import peer_weights as peer_weights_module
 from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.gang_layout import GangLayout
-from modelpool.pool.engine.gang.peer_weights import PeerWeights, _Module, _placed, peer_weights
+from modelpool.pool.engine.gang.peer_weights import PeerWeights, _link_among, _Module, _placed, _Told, peer_weights
 from modelpool.pool.values.core.gang_errors import GangsDiffer
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.pool.weights.ops.context import compute
-from modelpool.pool.weights.plan.peer_shares import ALIGNED_BYTES, PeerLink
-from modelpool.pool.weights.vram.gang_share import GangShare
+from modelpool.pool.weights.plan.peer_shares import ALIGNED_BYTES, PeerLink, ShareOffer
+from modelpool.pool.weights.vram.gang_share import MOST_LINKS, GangShare, MeasuredLink
 from tests.pool.engine.gang.gang_threads import WAIT_SECONDS
 from tests.pool.engine.gang.members import Members, Wish, members
 from tests.pool.engine.gang.test_gang_runs import STEP_SECONDS, assert_shared
@@ -160,7 +161,15 @@ def test_a_link_is_measured_and_a_run_with_shares_is_stopped(tmp_path: Path) -> 
         first = pool.sample(Wish(None, texts=1))
         assert not any(each.error for each in first), [each.error for each in first]
         assert [each.cost.exchanged_bytes for each in first] == [0, 0], "no link was known"
-        assert all(pool.each[place].tell("peer speed") > 0 for place in (0, 1))
+        ((link,), others) = (pool.each[place].tell("links") for place in (0, 1))
+        assert others == [link]
+        reported = [each.cost.gang_link_bytes_per_second for each in first]
+        assert 0 < reported[0] == reported[1] < link.bytes_per_second, "with the latency of a module"
+        again = pool.sample(Wish(None, texts=1))
+        assert [each.cost.gang_link_bytes_per_second for each in again] == reported, "it is measured once"
+        turned = pool.sample(Wish(None, texts=1), [1, 0])
+        assert not any(each.error for each in turned), [each.error for each in turned]
+        assert len(pool.each[0].tell("links")) == 2, "in this order they have not met"
     with large(tmp_path, FAST) as pool:
         stopping = Wish(None, texts=1, steps=500, step_seconds=STEP_SECONDS / 20)
         for place, gang in enumerate(pool.gangs()):
@@ -168,6 +177,40 @@ def test_a_link_is_measured_and_a_run_with_shares_is_stopped(tmp_path: Path) -> 
         for answer in pool.answers():
             assert answer.error.startswith("Stopped"), answer.error
             assert answer.used_bytes == answer.resident_bytes
+
+
+def test_a_link_is_measured_again_when_a_member_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was measured in every run. Members compare the lives in which they measured: a worker under the name of an
+    earlier one is another one, and one that knows nothing makes all measure."""
+    measured: list[PeerLink] = []
+
+    def measure(group: GangGroup, most_bytes: int) -> PeerLink:
+        measured.append(PeerLink(float(most_bytes + len(measured))))
+        return measured[-1]
+
+    monkeypatch.setattr(peer_weights_module, "measured_link", measure)
+    names = (WorkerId("gpu-0"), WorkerId("gpu-1"))
+    group = GangGroup(Gang("g", names, 0), GangLayout(1, 2), torch.device("cpu"))
+    offer = ShareOffer((("layer", 4096),), 1, 1.0)
+
+    def meet(*shares: GangShare) -> PeerLink:
+        told = [_Told(offer, each.stated, each.measured(names), each.life, 0) for each in shares]
+        links = [_link_among(group, told, each) for each in shares[:1]]
+        for each in shares[1:]:
+            if measured and links[0] is measured[-1]:
+                each.learn(names, MeasuredLink(links[0], tuple(share.life for share in shares)))
+        return links[0]
+
+    first, second, third = GangShare(), GangShare(), GangShare()
+    assert [meet(first, second) for _ in range(3)] == measured[:1] * 3
+    assert meet(first, third) == measured[1]
+    assert meet(first, third) == measured[1]
+    assert meet(first, second) == measured[2], "what the second one knows is about an earlier first meeting"
+    assert len(measured) == 3
+    assert meet(GangShare(PeerLink(7.0)), GangShare(PeerLink(5.0))) == PeerLink(5.0), "stated by the operator"
+    for number in range(2 * MOST_LINKS):
+        first.learn((WorkerId(f"other {number}"),), MeasuredLink(measured[0], ()))
+    assert len(first._measured) == MOST_LINKS
 
 
 class TalkingGroup(GangGroup):

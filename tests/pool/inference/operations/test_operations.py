@@ -49,8 +49,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "image_scale_by": ({"method": "area", "factor": 0.5}, {"factor": 0.0}),
     "image_scale_to_pixels": ({"method": "bilinear", "megapixels": 0.001, "multiple": 8}, {"megapixels": 1e9}),
     "image_scale_to_longest": ({"method": "lanczos", "longest": 40}, {"longest": 0}),
+    "image_scale_to_shortest": ({"method": "area", "shortest": 9}, {"shortest": 0}),
+    "image_scale_like": ({"method": "bilinear", "crop": True}, {"method": "cubic"}),
+    "image_scale_to_multiple": ({"method": "bilinear", "multiple": 8}, {"multiple": 0}),
     "image_scale_within": ({"width": 0, "height": 7}, {"width": -1}),
     "image_scale_to_nearest": ({"method": "lanczos", "sizes": (8, 16, 16, 8)}, {"sizes": ()}),
+    "image_scale_by_sides": ({"width_factor": 1.3, "height_factor": 0.5, "multiple": 8}, {"height_factor": 0.1}),
+    "image_scale_by_filter": ({"factor": 1.55, "method": "bicubic", "oversampled": True}, {"method": "area"}),
     "image_crop": ({"x": 3, "y": 30, "width": 5, "height": 4}, {"width": 0}),
     "image_pad": ({"left": 1, "top": 0, "right": 3, "bottom": 2, "feathering": 4}, {"top": -1}),
     "image_pad_mask": ({"left": 1, "top": 0, "right": 3, "bottom": 2, "feathering": 4}, {"top": 10**9}),
@@ -75,6 +80,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "video_of_images": ({"rate": 12.0}, {"rate": 0.0}),
     "image_blur": ({"radius": 2, "sigma": 0.7}, {"radius": 20}),
     "image_sharpen": ({"radius": 2, "sigma": 0.7, "alpha": 0.4}, {"alpha": -1.0}),
+    "image_brightness": ({"factor": 1.5}, {"factor": -1.0}),
+    "image_contrast": ({"factor": 0.5}, {"factor": 1e9}),
     "image_quantize": ({"colours": 4, "dither": "bayer-4"}, {"dither": "bayer-3"}),
     "mask_from_image": ({"channel": "green"}, {"channel": "cyan"}),
     "mask_from_colour": ({"colour": 0x102030}, {"colour": 1 << 24}),
@@ -92,6 +99,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "latent_upscale": ({"method": "bislerp", "width": 9, "height": 20, "crop": True}, {"width": 0}),
     "latent_upscale_to_pixels": ({"method": "bislerp", "width": 0, "height": 96}, {"downscale": 0}),
     "latent_upscale_by": ({"method": "bicubic", "factor": 1.5}, {"factor": 1e9}),
+    "latent_upscale_by_sides": ({"width_factor": 1.3, "height_factor": 2.0, "multiple": 8}, {"height_factor": 0.1}),
     "latent_crop": ({"x": 8, "y": 800, "width": 40, "height": 16}, {"width": 1}),
     "latent_flip": ({"method": "y-axis: horizontally"}, {"method": ""}),
     "latent_rotate": ({"rotation": "270 degrees"}, {"rotation": "-90"}),
@@ -108,6 +116,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "encoded_of_two": ({}, {"x": 1}),
     "encoded_of_three": ({}, {"x": 1}),
     "encoded_average": ({"strength": 0.25}, {"strength": 2.0}),
+    "encoded_padding": ({"least_padding": 0, "least_tokens": 3}, {"least_tokens": -1}),
     "audio_silence": ({"seconds": 0.5, "rate": 100}, {"seconds": 1e9}),
     "audio_trim": ({"start": -0.2, "seconds": 0.1}, {"seconds": 0.0}),
     "audio_concat": ({}, {"x": 1}),
@@ -208,6 +217,10 @@ def test_sizes_are_rounded_as_the_nodes_round_them() -> None:
         ("image_scale_within", 100, 50): ({"width": 40, "height": 10}, (20, 10)),
         ("image_scale_to_pixels", 1000, 500): ({"method": "area", "megapixels": 1.0}, (1448, 724)),
         ("image_scale_to_longest", 1000, 500): ({"method": "area", "longest": 33}, (33, 16)),
+        ("image_scale_to_shortest", 1000, 500): ({"method": "area", "shortest": 33}, (66, 33)),
+        ("image_scale_to_shortest", 300, 500): ({"method": "area", "shortest": 30}, (30, 50)),
+        ("image_scale_to_multiple", 1000, 507): ({"method": "area", "multiple": 64}, (960, 448)),
+        ("image_scale_to_multiple", 40, 507): ({"method": "area", "multiple": 64}, (40, 507)),
         ("latent_upscale_to_pixels", 20, 14): (
             {"method": "area", "width": 8, "height": 100},
             (8, 12),
@@ -228,6 +241,41 @@ def test_lanczos_is_pillows() -> None:
     wanted = np.asarray(Image.fromarray(pixels).resize((33, 9), Image.Resampling.LANCZOS))
     found = run("image_scale", ImagePixels(pixels), method="lanczos", width=33, height=9)
     np.testing.assert_array_equal(found.pixels_HWC, wanted)
+
+
+def test_an_image_covers_multiples_and_is_cut_at_the_centre() -> None:
+    """100x51 with sides of 16: 96x48 of the image scaled by 0.96, which is 96x49."""
+    image = ImagePixels(draw(51, 100, 3))
+    found = run("image_scale_to_multiple", image, method="area", multiple=16)
+    scaled = run("image_scale", image, method="area", width=96, height=49)
+    np.testing.assert_array_equal(found.pixels_HWC, scaled.pixels_HWC[:48])
+    narrow = ImagePixels(draw(100, 51, 3))
+    found = run("image_scale_to_multiple", narrow, method="area", multiple=16)
+    wide = run("image_scale", narrow, method="area", width=49, height=96)
+    np.testing.assert_array_equal(found.pixels_HWC, wide.pixels_HWC[:, :48])
+    aligned = ImagePixels(draw(32, 48, 3))
+    same = run("image_scale_to_multiple", aligned, method="area", multiple=16)
+    np.testing.assert_array_equal(same.pixels_HWC, aligned.pixels_HWC)
+
+
+def test_brightness_multiplies_and_contrast_moves_from_the_middle() -> None:
+    pixels = np.array([[[0, 100, 200, 77], [255, 128, 51, 0]]], np.uint8)
+    cases = {
+        ("image_brightness", 1.5): [[0, 150, 255, 77], [255, 192, 76, 0]],
+        ("image_contrast", 1.5): [[0, 86, 236, 77], [255, 128, 13, 0]],
+        ("image_contrast", 0.0): [[128, 128, 128, 77], [128, 128, 128, 0]],
+    }
+    for (name, factor), wanted in cases.items():
+        found = run(name, ImagePixels(pixels), factor=factor)
+        assert found.pixels_HWC.tolist() == [wanted], (name, factor)
+
+
+def test_an_image_gets_the_size_of_another() -> None:
+    image, like = ImagePixels(draw(20, 30, 3)), ImagePixels(draw(12, 12, 3))
+    for crop in (False, True):
+        found = run("image_scale_like", image, like, method="bilinear", crop=crop)
+        wanted = run("image_scale", image, method="bilinear", width=12, height=12, crop=crop)
+        np.testing.assert_array_equal(found.pixels_HWC, wanted.pixels_HWC)
 
 
 def test_blend_modes() -> None:
@@ -401,6 +449,47 @@ def test_texts_are_averaged_joined_and_set_to_zero() -> None:
     assert zero.others["mask"].all(), "the tokens are still there"
     with pytest.raises(UnusableField, match="found texts with mask, states"):
         run("encoded_concat", Encoded(first.context_LD, None, marks), second)
+
+
+def test_marks_of_a_text_are_its_tokens_and_the_padding_that_is_wanted() -> None:
+    """A text of Chroma has marks of its tokens and of one padding token; one that fills all places has none."""
+    context_LD = drawn(8, 4)
+    for own, padding, least, expected in ((5, 0, 3, 5), (5, 1, 0, 6), (1, 0, 3, 3), (0, 2, 0, 2)):
+        text = Encoded(context_LD, None, {"context_mask": np.arange(8) < own + 1})
+        found = run("encoded_padding", text, least_padding=padding, least_tokens=least)
+        assert found.others["context_mask"].tolist() == [place < expected for place in range(8)], (own, padding, least)
+        assert found.context_LD is context_LD
+    full = Encoded(context_LD, None, {"context_mask": np.arange(8) < 6})
+    for text, padding in ((Encoded(context_LD, None), 0), (full, 9)):
+        assert not run("encoded_padding", text, least_padding=padding, least_tokens=3).others
+    with pytest.raises(UnusableField, match="expected it behind them"):
+        run("encoded_padding", Encoded(context_LD, None, {"context_mask": np.arange(8) > 2}),
+            least_padding=0, least_tokens=3)  # fmt: skip
+
+
+def test_images_are_scaled_by_a_filter_of_pillow_at_eight_times_the_size_first() -> None:
+    pixels = draw(10, 14, 3)
+    image = Image.fromarray(pixels)
+    expected = image.resize((7 * 8, 5 * 8), Image.Resampling.BICUBIC).resize((7, 5), Image.Resampling.BICUBIC)
+    found = run("image_scale_by_filter", ImagePixels(pixels), factor=0.5, method="bicubic", oversampled=True)
+    assert np.array_equal(found.pixels_HWC, np.asarray(expected))
+    found = run("image_scale_by_filter", ImagePixels(pixels), width=9, height=20, method="nearest")
+    assert np.array_equal(found.pixels_HWC, np.asarray(image.resize((9, 20), Image.Resampling.NEAREST)))
+    operation = OPERATIONS["image_scale_by_filter"]
+    params = operation.params_of({"width": 4000, "height": 4000, "oversampled": True})
+    with pytest.raises(UnusableField, match=r"oversampled: found 4000x4000"):
+        operation.size_of(params, {"image": Size(64, 64)})
+
+
+def test_sides_of_latents_are_cut_to_cells_and_then_the_nearest_multiple() -> None:
+    """Computed by hand: 80 * 1.53125 = 122.5 is cut to 122, of which 120 is the nearest multiple of 8; 12 is as near to
+    8 as to 16, and becomes 16."""
+    operation = OPERATIONS["latent_upscale_by_sides"]
+    params = operation.params_of({"width_factor": 1.53125, "height_factor": 0.5, "multiple": 8})
+    assert operation.size_of(params, {"samples": Size(80, 24)}) == Size(120, 16)
+    operation = OPERATIONS["image_scale_by_sides"]
+    params = operation.params_of({"width_factor": 1.53125, "height_factor": 0.5, "multiple": 8})
+    assert operation.size_of(params, {"image": Size(80, 24)}) == Size(120, 16)
 
 
 def test_parts_of_a_conditioning() -> None:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import random
 
-from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, Role
-from modelpool.pool.weights.plan.peer_shares import PeerLink, ShareOffer, divide_modules, fitting_share, share_costs
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from modelpool.pool.weights.plan.peer_shares import (
+    PeerLink,
+    ShareOffer,
+    divide_modules,
+    exchanged_in_run,
+    fitting_share,
+    run_share,
+    share_costs,
+)
 from modelpool.pool.weights.plan.streaming_order import ModuleBytes, choose_modules
 
 MIB = 1 << 20
@@ -60,6 +68,32 @@ def test_all_modules_find_room_where_a_share_was_planned() -> None:
         assert set(owners) == {name for name, _ in streamed}
         for rank in range(degree):
             assert sum(size for name, size in streamed if owners[name] == rank) <= share
+
+
+def test_a_run_exchanges_what_is_not_resident_and_reads_the_rest() -> None:
+    """For random models and rooms: what each member holds and has resident fits in its room; all that is not resident
+    is exchanged where the members have room for it; stored in half the bytes, half of it."""
+    generator, wrong = random.Random(5), []
+    key = ComponentKey("model")
+    use, other = ComponentUse(key, 0, passes=50), ComponentUse(ComponentKey("other"), 0, passes=50)
+    for _ in range(300):
+        degree, stored = generator.choice((2, 4, 8)), generator.choice((1, 2))
+        weight_bytes, room = generator.randint(2, 4000) * MIB, generator.randint(1, 2000) * MIB + 1
+        others = ComponentSpec(other.component, Role.CONTROLNET, generator.randint(1, room), MIB)
+        specs = {key: spec_of(weight_bytes, weight_bytes // stored), other.component: others}
+        assert run_share((use,), specs, room, 1, HOST, NVLINK) == 0
+        for uses, left in (((use,), room), ((use, other), room - others.weight_bytes)):
+            share = run_share(uses, specs, room, degree, HOST, NVLINK)
+            resident = max(0, min(weight_bytes, left - share))
+            away = -(-(weight_bytes - resident) // stored)
+            exchanged = exchanged_in_run(use, specs[key], resident, share, degree)
+            if share > left:
+                wrong.append(f"{share} of {left} bytes")
+            if share and exchanged != use.passes * min(away, degree * share) and exchanged != use.passes * away:
+                wrong.append(f"{exchanged} exchanged of {away}, of {share} each on {degree}")
+            if share and degree * left >= weight_bytes and exchanged < use.passes * away:
+                wrong.append(f"{away - exchanged / use.passes} from the host, with room on {degree}")
+    assert not wrong, wrong
 
 
 def test_a_module_is_shared_if_all_stream_it_and_it_is_faster() -> None:

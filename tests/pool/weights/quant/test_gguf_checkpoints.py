@@ -14,7 +14,7 @@ from torch import Tensor
 
 from examples.shapes.checker import matches, read_image
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.models.components.common.open_clip_names import open_clip_text
+from modelpool.pool.models.components.common.open_clip_names import OPEN_CLIP_TEXT
 from modelpool.pool.models.loading.build_checkpoint import Checkpoint, open_checkpoint
 from modelpool.pool.weights.ops.packed import PackedWeight
 from tests.pool.families.tiny_transformers import FAMILIES
@@ -34,7 +34,7 @@ def without_leading_ones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def open_clip_as_converted(tensors: Mapping[str, Tensor], prefix: str, to: str) -> dict[str, Tensor]:
     """The encoder in the naming of transformers below `to`, its projection in the form of open_clip."""
     own = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
-    text = open_clip_text({key: x for key, x in own.items() if key != "text_projection"})
+    text = OPEN_CLIP_TEXT.convert({key: x for key, x in own.items() if key != "text_projection"})
     named = {to + key: x.contiguous() for key, x in text.items()}
     if "text_projection" in own:
         named[f"{to}text_model.text_projection"] = own["text_projection"]

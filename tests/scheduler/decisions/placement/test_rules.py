@@ -309,7 +309,7 @@ def test_a_task_whose_worker_was_lost_goes_first() -> None:
     scene.worker("a", whole(DRAW))
     scene.task(sample(model=DRAW))
     lost = Task(sample(seed=9), scene.costs.acquire(sample(seed=9)), (99, 0))
-    lost.goes_first = True
+    lost.goes_first, lost.attempt = True, 1
     scene.backlog.add(lost)
     choice = scene.ask()
     assert choice is not None

@@ -21,8 +21,10 @@ from modelpool.pool.values.specs.spec import (
     ComponentSpec,
     JobId,
     RunCost,
+    Stage,
     TaskId,
     TaskReport,
+    TaskSpec,
     WorkerId,
     WorkerSpec,
 )
@@ -118,6 +120,9 @@ def test_a_default_from_another_process_takes_no_room_either() -> None:
     assert plain(pickle.loads(pickle.dumps(report))) == plain(report)
     assert "cost" not in plain(report)
     assert plain(replace(report, cost=RunCost(-0.0)))["cost"] == {"load_seconds": -0.0}
+    task = TaskSpec(TaskId("t"), Stage.SAMPLE, (), 0, 1.0)
+    assert plain(pickle.loads(pickle.dumps(task))) == plain(task), "the number of GPUs, a tuple"
+    assert plain(replace(task, degrees=(True,)))["degrees"] == [True]
 
 
 def test_a_configuration_is_written_in_full_and_comes_back() -> None:

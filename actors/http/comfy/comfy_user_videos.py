@@ -1,0 +1,115 @@
+"""Videos of the user in ComfyUI workflows, and the nodes with which models follow videos: VACE, Fun control, and
+animation. What a model follows is a value of the workflow: frames of a file, of a sampler, or of operations. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
+from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy.comfy_text_nodes import with_video
+from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeMask, UserSound, VideoUse
+from modelpool.actors.http.comfy.comfy_video_nodes import blank_video, vace_texts_and_latent
+from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
+from modelpool.actors.request.control_video_fields import VideoFile
+
+#: of a video of a single image, which nothing reads
+_RATE = 16.0
+
+
+def _loaded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    return (nodes.video_of_user(given["file"]),)
+
+
+def _components(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The frames of a video, its sound, and its rate, depth and colours."""
+    video, nodes = given["video"], given["nodes"]
+    if not isinstance(video, VideoFile):
+        raise NodeUnsupported("video: found one that a node makes; its images are an output of that node")
+    sound = UserSound(video) if video.has_sound else None
+    return nodes.frames_of_user(given["node_id"], video), sound, video.frame_rate, "8", "sRGB"
+
+
+def _frames(given: Mapping[str, Any], name: str) -> NodeImage | None:
+    """Return the images of an input as frames of one value: also a single one, and a batch. None if it has none."""
+    image: AnyImage | None = given.get(name)
+    if image is None or (isinstance(image, NodeImage) and image.frames and image.count == 1):
+        return image if isinstance(image, NodeImage) else None
+    nodes: MadeNodes = given["nodes"]
+    made = nodes.operate(f"{given['node_id']}/{name}", "video_of_images", NodeImage, {"image": image}, {"rate": _RATE})
+    assert isinstance(made, NodeImage), "the result of an operation on images"
+    return made
+
+
+def _as_long(given: Mapping[str, Any], name: str, frames: NodeImage | None) -> NodeImage | None:
+    """Return frames of which there are at least as many as the node makes. Raises NodeUnsupported."""
+    if frames is not None and frames.frames < given["length"]:
+        found = f"{frames.frames}, expected at least length, {given['length']}"
+        raise NodeUnsupported(f"{name}: found {found}: what follows its last frame is another video in the pool")
+    return frames
+
+
+def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A video after a control video, of which the mask regenerates the white parts, and after a reference image. A
+    control video that is too short is followed by grey."""
+    positive, negative, latent, trimmed = vace_texts_and_latent(given)
+    masks, control = given.get("control_masks"), _frames(given, "control_video")
+    if masks is not None:
+        if control is None:
+            raise NodeUnsupported("control_masks: found masks, expected them with a control_video")
+        _as_long(given, "control_video", control)
+        nodes: MadeNodes = given["nodes"]
+        masks = NodeMask(nodes.mask(masks))
+    if control is None:
+        return positive, negative, latent, trimmed
+    use = VideoUse(video=control, video_mask=masks)
+    return with_video(positive, use), with_video(negative, use), latent, trimmed
+
+
+def _fun_control(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    control = _as_long(given, "control_video", _frames(given, "control_video"))
+    use = VideoUse(image=given.get("start_image"), video=control)
+    return with_video(given["positive"], use), with_video(given["negative"], use), blank_video(given)
+
+
+def _animated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A character with the poses and the face of videos. The character is cut to the shape of the video, and latents of
+    the pool have no cell of it that is trimmed."""
+    nodes, node_id = given["nodes"], given["node_id"]
+    for name in ("background_video", "character_mask", "continue_motion"):
+        if given.get(name) is not None:
+            raise NodeUnsupported(f"{name}: found images, expected none: a character moves without a background, and "
+                                  "in one piece")  # fmt: skip
+    if given.get("video_frame_offset"):
+        raise NodeUnsupported(f"video_frame_offset: found {given['video_frame_offset']}, expected 0")
+    followed = {}
+    for name in ("pose_video", "face_video"):
+        frames = _as_long(given, name, _frames(given, name))
+        if frames is not None and frames.frames > given["length"]:
+            settings = {"start": 0, "length": given["length"]}
+            values = {"image": frames}
+            frames = nodes.operate(f"{node_id}/{name}/first", "image_from_batch", NodeImage, values, settings)
+        followed[name] = frames
+    use = VideoUse(video=followed["pose_video"], face_video=followed["face_video"])
+    texts = [with_video(given[name], use) for name in ("positive", "negative")]
+    if (character := given.get("reference_image")) is not None:
+        settings = {"width": given["width"], "height": given["height"], "method": "area", "crop": True}
+        shown = nodes.operate(f"{node_id}/character", "image_scale", NodeImage, {"image": character}, settings)
+        texts = [replace(each, references=(*each.references, shown)) for each in texts]
+    return (*texts, blank_video(given), 0, 0, given["length"])
+
+
+#: what nodes become in workflows, by their kind
+USER_VIDEO_BUILDERS: Mapping[str, Builder] = MappingProxyType(
+    {
+        "LoadVideo": _loaded,
+        "GetVideoComponents": _components,
+        "WanVaceToVideo": _vace,
+        "WanFunControlToVideo": _fun_control,
+        "WanAnimateToVideo": _animated,
+    }
+)

@@ -1,0 +1,227 @@
+"""Lets passes wait, and stop, for short tasks: texts of requests that could join them, and decodes.
+
+A pass that begins with free rows takes as long as a full one. So before it begins, the ready texts are encoded of
+requests that fill its rows, if that takes less time together than the requests would wait for the next pass.
+
+A worker that samples in a pass runs nothing else until the pass ends. So where no other worker is free, the text of a
+new request would wait for the whole pass, and the request with it, though the pass has a free row; and an image that
+has left the pass would wait for its decode. All rows stop with their states instead, the short tasks run, and the rows
+go on in the next pass, with the requests that join.
+
+A pass that runs is stopped only if
+1. it is open, all its tasks may stop with their states, and no priority is above that of the short tasks;
+2. each short task is an encode whose sampling can join the pass then, or the last stage of an image, and no other
+   worker would complete it sooner;
+3. the short tasks together come sooner by more time than the rows lose together: the short tasks, their loads, and the
+   states (`SWITCH_SECONDS`). The rest of a step delays the short tasks, and is not lost;
+4. it has run so long that its stops take at most `MOST_LOST` of the time.
+
+Pure state; no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+
+from modelpool.pool.values.specs.spec import Stage, TaskId
+from modelpool.scheduler.core.preemption import Preemption
+from modelpool.scheduler.decisions.costs.cost_model import Costs
+from modelpool.scheduler.decisions.placement.batching import may_share
+from modelpool.scheduler.decisions.queue.demand import Demand
+from modelpool.scheduler.decisions.queue.urgent import AT_ONCE
+from modelpool.scheduler.model.jobs import Task
+from modelpool.scheduler.model.kept_states import step_seconds
+from modelpool.scheduler.model.workers import Worker, WorkerTable
+
+#: to save the states of a pass and to begin again from them, with the messages
+SWITCH_SECONDS = 0.1
+#: part of a worker's time that stops may take
+MOST_LOST = 0.1
+#: lines and tasks of each that are considered, and other workers
+MOST_LINES = 16
+MOST_EACH = 8
+MOST_WORKERS = 16
+
+
+class PassBreaks:
+    """Selects the texts that go before a pass, and the passes to stop, through `preemption`."""
+
+    def __init__(self, costs: Costs, worker_table: WorkerTable, demand: Demand, preemption: Preemption) -> None:
+        self._costs = costs
+        self._worker_table = worker_table
+        self._demand = demand
+        self._preemption = preemption
+        #: when a pass may be stopped that has not run long enough yet; infinity if none waits for that
+        self.next_at = inf
+
+    def stop_passes(self, at: float) -> None:
+        """Stop passes for the short tasks that wait now. Call after ready tasks were started."""
+        self.next_at = inf
+        for worker in tuple(self._worker_table.open_passes.values()):
+            if not self._demand.backlog.count:
+                return
+            members = [self._demand.tasks[name] for name in worker.task_ids]
+            wait_seconds = worker.wait_seconds(at)
+            if wait_seconds is not None and self._may_stop(worker, members):
+                self._stop(worker, members, wait_seconds, at)
+
+    def texts_first(self, first: Task, worker: Worker, at: float) -> bool:
+        """Have the texts go first of requests that would fill the pass that `first` begins on an idle worker. Return
+        whether there are any; each goes first once."""
+        if not first.spec.pass_key or not may_share(first):
+            return False
+        rows = first.spec.batch_size - self._ready_like(first)
+        if rows <= 0:
+            return False
+        served = self._served(worker, first, rows, first.priority, at)
+        pass_seconds = self._costs.resident_seconds(first.spec, first.cost_class, worker)
+        waiting = first.spec.batch_size - rows
+        if len(served.joins) * pass_seconds <= (waiting + len(served.joins)) * served.seconds:
+            return False
+        self._have_go_first(served)
+        return True
+
+    def _ready_like(self, first: Task) -> int:
+        """Return how many tasks are ready for the pass that `first` begins, itself included, at most its rows."""
+        lines = self._demand.backlog.of_component(first.spec.uses[0].component, MOST_LINES)
+        tasks = (task for line in lines for task in line.tasks.first(first.spec.batch_size))
+        like = sum(task.spec.pass_key == first.spec.pass_key for task in tasks)
+        return min(max(1, like), first.spec.batch_size)
+
+    def _have_go_first(self, served: _Served) -> None:
+        for task in served.tasks:
+            task.goes_first = True
+            self._demand.backlog.urgent.add(task, AT_ONCE)
+
+    def _stop(self, worker: Worker, members: list[Task], wait_seconds: float, at: float) -> None:
+        """Stop the pass of a worker, if it pays and it has run long enough."""
+        priority = max(member.priority for member in members)
+        served = self._served(worker, members[0], worker.free_rows, priority, at)
+        if not served.tasks:
+            return
+        lost_seconds = SWITCH_SECONDS + served.seconds
+        begins_after = self._rest_of_step(worker, members) + lost_seconds
+        sooner = served.count * (min(wait_seconds, served.elsewhere_seconds) - begins_after)
+        if sooner <= len(members) * lost_seconds:
+            return
+        may_stop_at = min(member.started_at for member in members) + lost_seconds / MOST_LOST
+        if may_stop_at > at:
+            self.next_at = min(self.next_at, may_stop_at)
+            return
+        others = f", and {len(served.tasks) - 1} more" if len(served.tasks) > 1 else ""
+        self._preemption.pause(worker, f"for {served.tasks[0].name}{others}, which take {served.seconds:.2f} s", at)
+        self._have_go_first(served)
+
+    def _may_stop(self, worker: Worker, members: list[Task]) -> bool:
+        """Rule 1, without the priorities."""
+        if worker.queue or worker.drain_deadline is not None or not worker.takes_tasks:
+            return False
+        return all(member.spec.stage is Stage.SAMPLE and not member.is_stopping for member in members)
+
+    def _served(self, worker: Worker, first: Task, rows: int, priority: int, at: float) -> _Served:
+        """Return the short tasks that wait for a pass that `first` begins, or has begun, and that has so many free
+        rows, as far as rule 2 holds for them. On an idle worker decodes wait for no pass."""
+        served, pass_key = _Served(), first.spec.pass_key
+        waiting = [task for task in self._waiting(worker) if task.priority >= priority]
+        ready = {task.name for task in waiting}
+        for task in waiting:
+            if task.spec.stage is Stage.ENCODE:
+                joining = self._joining(task, pass_key, ready, served.joins)
+                if joining is None or (joining not in served.joins and len(served.joins) == rows):
+                    continue
+                served.joins[joining] = None
+            elif worker.is_idle or not self._completes(task):
+                continue
+            else:
+                served.ends += 1
+            extra_seconds = self._costs.extra_seconds(task.spec, task.cost_class, worker) or 0.0
+            served.seconds += extra_seconds + self._costs.resident_seconds(task.spec, task.cost_class, worker)
+            if task.cost_class.needed_bytes + first.cost_class.needed_bytes > (worker.capacity_bytes or 0):
+                served.reloads = True
+            served.elsewhere_seconds = min(served.elsewhere_seconds, self._elsewhere(task, worker, at))
+            served.tasks.append(task)
+        if served.reloads:  # the weights of the pass are loaded again: at most all that it uses
+            reload_bytes = sum(self._costs.components[use.component].upload_bytes for use in first.spec.uses)
+            served.seconds += reload_bytes / worker.link_bytes_per_second
+        return served
+
+    def _waiting(self, worker: Worker) -> Iterator[Task]:
+        """Ready tasks without steps that were on no worker yet and that this one can run, of the first lines."""
+        for line in self._demand.backlog.first_lines(worker.capacity_bytes or 0, MOST_LINES):
+            if line.head.spec.stage is Stage.SAMPLE:
+                continue
+            if self._costs.extra_seconds(line.head.spec, line.cost_class, worker) is None:
+                continue
+            for task in line.tasks.first(MOST_EACH):
+                is_new = not task.attempt and not task.goes_first
+                if is_new and not task.held_back and self._demand.fair_queue.may_start(task):
+                    yield task
+
+    def _joining(self, task: Task, pass_key: str, ready: set[TaskId], chosen: dict[TaskId, None]) -> TaskId | None:
+        """Return the sampling that reads this encode and can join such a pass as soon as its encodes are
+        there, one of `chosen` if any; None if there is none."""
+        found: TaskId | None = None
+        for job_id in task.demand:
+            for spec in self._demand.jobs[job_id].spec.tasks:
+                if spec.pass_key != pass_key or task.name not in spec.needs:
+                    continue
+                if all(need in ready or need in self._demand.results.held for need in spec.needs):
+                    if spec.task_id in chosen:
+                        return spec.task_id
+                    found = found or spec.task_id
+        return found
+
+    def _completes(self, task: Task) -> bool:
+        """Whether a job has its result when the task has ended."""
+        return any(self._demand.jobs[job_id].spec.wanted == task.name for job_id in task.demand)
+
+    def _elsewhere(self, task: Task, worker: Worker, at: float) -> float:
+        """Return the seconds until another worker would start the task, with its weights."""
+        index, least = self._worker_table.worker_index, inf
+        others = [*index.some_idle(MOST_WORKERS), *(other for _, _, other in islice(index.busy, MOST_WORKERS))]
+        for other in others:
+            wait_seconds = other.wait_seconds(at)
+            if other is not worker and other.takes_tasks and wait_seconds is not None and wait_seconds < least:
+                extra_seconds = self._costs.extra_seconds(task.spec, task.cost_class, other)
+                if extra_seconds is not None:
+                    least = min(least, wait_seconds + extra_seconds)
+        return least
+
+    def _rest_of_step(self, worker: Worker, members: list[Task]) -> float:
+        """Return the most seconds that a step of the pass takes."""
+        return max(
+            step_seconds(
+                member.spec,
+                self._costs.resident_seconds(member.spec, member.cost_class, worker),
+                member.remaining,
+            )
+            for member in members
+        )
+
+
+@dataclass(slots=True)
+class _Served:
+    """What a pass is stopped for.
+
+    tasks              in the order in which they wait
+    joins              samplings that can join then
+    ends               jobs that have their results then
+    seconds            of the tasks, with their loads and the loads after them
+    elsewhere_seconds  until another worker would start the first of them
+    reloads            they need memory that the weights of the pass have
+    """
+
+    tasks: list[Task] = field(default_factory=list)
+    joins: dict[TaskId, None] = field(default_factory=dict)
+    ends: int = 0
+    seconds: float = 0.0
+    elsewhere_seconds: float = inf
+    reloads: bool = False
+
+    @property
+    def count(self) -> int:
+        """Samplings and results that come sooner."""
+        return len(self.joins) + self.ends

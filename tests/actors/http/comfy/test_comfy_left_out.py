@@ -1,0 +1,122 @@
+"""What of a workflow is left out, with a warning: nodes that nothing needs, and outputs without their images. Empty
+latents beside others are zeros, and texts have the padding that a node sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from modelpool.actors.http.comfy.comfy_export import api_format
+from modelpool.actors.http.comfy.comfy_graph import PoolNames
+from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.catalog.registry.listings import FileNames
+from tests.actors.http.comfy.comfy_examples import Graph, basic, node
+
+NAMES = PoolNames({"shapes": "Stable Diffusion 1", "chroma": "Chroma"}, ["style"], None, FileNames())
+
+
+def requests(graph: Graph) -> list[GenerateRequest]:
+    return [one for output in outputs_of(graph, NAMES) for one in requests_of(output, NAMES, lambda name: None)]  # type: ignore[arg-type,return-value]
+
+
+def nodes_of(request: GenerateRequest) -> dict[str, Any]:
+    assert request.workflow is not None
+    return request.workflow.nodes
+
+
+def test_an_unknown_node_that_is_linked_to_nothing_is_left_out_with_a_warning() -> None:
+    """Before: 161 published workflows were refused for a node beside the graph, which only holds a name of files."""
+    alone = requests(basic())
+    graph = basic()
+    graph["note"] = node("Load Text File", file_path="prefix")
+    assert requests(graph) == alone
+    expected = "node note (Load Text File) is left out: a node that is unknown, and linked to no other one"
+    assert {output.warnings for output in outputs_of(graph, NAMES)} == {(expected,)}
+    editor = {"nodes": [{"id": 1, "type": "Load Text File", "widgets_values": ["prefix"],
+                         "outputs": [{"name": "STRING", "links": None}]}], "links": []}  # fmt: skip
+    assert api_format(editor) == {"1": {"class_type": "Load Text File", "inputs": {}}}
+    for linked in ({"image": ["saved", 0]}, {}):
+        graph["note"] = node("Load Text File", **linked)
+        if not linked:
+            graph["more"] = node("ShowText|pysssss", text=["note", 0])
+        with pytest.raises(WorkflowRejected, match="does not have these nodes: Load Text File"):
+            outputs_of(graph, NAMES)
+
+
+def test_unknown_nodes_of_a_workflow_without_an_output_are_named() -> None:
+    with pytest.raises(WorkflowRejected, match="does not have these nodes: Fancy Save"):
+        outputs_of({"1": node("Fancy Save", text="a")}, NAMES)
+
+
+def test_an_output_without_its_image_is_left_out_with_a_warning_as_in_comfyui() -> None:
+    alone = requests(basic())
+    graph = basic()
+    graph["more"] = node("ImageUpscaleWithModel", upscale_model=["up", 0])
+    graph["up"] = node("UpscaleModelLoader", model_name="4x.pth")
+    graph["large"] = node("SaveImage", images=["more", 0], filename_prefix="large")
+    assert requests(graph) == alone
+    (output,) = outputs_of(graph, NAMES)
+    assert output.warnings == (
+        "node large (SaveImage) is left out: node more (ImageUpscaleWithModel) has no link to image",
+    )
+    graph["more"]["inputs"]["picture"] = ["decoded", 0]  # a name that is misspelt
+    with pytest.raises(WorkflowRejected) as refused:
+        outputs_of(graph, NAMES)
+    assert {error.node_id for error in refused.value.errors} == {"more"}
+    only = {name: each for name, each in graph.items() if name in ("more", "up")}
+    only["large"] = node("SaveImage", images=["more", 0], filename_prefix="large")
+    with pytest.raises(WorkflowRejected) as refused:
+        outputs_of(only, NAMES)
+    assert [error.node_id for error in refused.value.errors] == ["more"]
+
+
+def test_empty_latents_beside_others_are_zeros_of_their_size() -> None:
+    """A part of empty latents is empty; beside latents of a sampler it is those times 0, in its own size."""
+    graph = basic()
+    blank = next(name for name, each in graph.items() if each["class_type"] == "EmptyLatentImage")
+    sampler = next(name for name, each in graph.items() if each["class_type"] == "KSampler")
+    decode = next(each for each in graph.values() if each["class_type"] == "VAEDecode")
+    graph[blank]["inputs"] |= {"width": 128, "height": 256}
+    graph["part"] = node("LatentCrop", samples=[blank, 0], width=80, height=96, x=64, y=0)
+    graph["both"] = node("LatentComposite", samples_to=[sampler, 0], samples_from=["part", 0], x=8, y=8, feather=0)
+    decode["inputs"]["samples"] = ["both", 0]
+    (request,) = requests(graph)
+    nodes = nodes_of(request)
+    zeros = nodes[nodes["both"].inputs["source"]]
+    assert (zeros.name, zeros.settings) == ("latent_multiply", {"factor": 0})
+    sized = nodes[zeros.inputs["samples"]]
+    # 128 pixels are 16 cells, of which a part that begins at the eighth has eight
+    assert sized.settings == {"width": 64, "height": 96, "method": "nearest", "crop": False}
+    assert sized.inputs == {"samples": sampler}
+    graph[blank]["inputs"]["batch_size"] = 2
+    graph["part"]["inputs"]["samples"] = ["other", 0]
+    graph["other"] = node("EmptyLatentImage", width=128, height=128, batch_size=1)
+    with pytest.raises(WorkflowRejected, match="not valid") as refused:
+        requests(graph)
+    assert "as many empty ones" in refused.value.errors[0].details
+
+
+def test_padding_of_t5_is_the_one_that_a_node_sets() -> None:
+    """Before: all but the model's own padding was refused. One word and least 3 tokens: see `encoded_padding`."""
+    graph = basic()
+    graph["model"]["inputs"]["ckpt_name"] = "chroma"
+    texts = [name for name, each in graph.items() if each["class_type"] == "CLIPTextEncode"]
+    graph["padding"] = node("T5TokenizerOptions", clip=["model", 1], min_padding=0, min_length=3)
+    for name in texts:
+        graph[name]["inputs"]["clip"] = ["padding", 0]
+    (request,) = requests(graph)
+    nodes = nodes_of(request)
+    (sampling,) = (each for each in nodes.values() if each.kind == "sample")
+    for side in ("positive", "negative"):
+        padded = nodes[sampling.inputs[side]]
+        assert (padded.name, padded.settings) == ("encoded_padding", {"least_padding": 0, "least_tokens": 3})
+        assert nodes[padded.inputs["text"]].kind == "text"
+    graph["padding"]["inputs"] |= {"min_padding": 1, "min_length": 0}  # as the pool reads texts of this family
+    (request,) = requests(graph)
+    assert request.workflow is None
+    graph["model"]["inputs"]["ckpt_name"] = "shapes"
+    with pytest.raises(Exception, match="expected a model of Chroma"):
+        requests(graph)

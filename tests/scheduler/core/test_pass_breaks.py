@@ -1,0 +1,118 @@
+"""A pass stops for the texts of requests that can join it, and for decodes, where no other worker is free, and only if
+that pays."""
+
+from __future__ import annotations
+
+from modelpool.pool.values.specs.spec import JobId, JobSpec, RunCost, TaskId
+from modelpool.scheduler.core.pass_breaks import MOST_LOST
+from modelpool.scheduler.model.config import SchedulerConfig
+from modelpool.scheduler.model.messages import RunLink, RunTask, StopTask
+from tests.scheduler.world import DRAW, PAINT, Shell, alone, decode, encode, sample
+
+GIVEN = TaskId("given:1")
+LONG = 400.0
+
+
+def request(name: str, prompt: str, priority: int = 0, rows: int = 4, model=PAINT) -> JobSpec:
+    """Encode and sample of an image, in passes of `rows`."""
+    first = encode(prompt)
+    second = sample(first.task_id, seed=hash_of(name), run_seconds=LONG, batch_size=rows, model=model)
+    return JobSpec(JobId(name), (first, second), second.task_id, priority=priority)
+
+
+def hash_of(name: str) -> int:
+    return sum(map(ord, name))
+
+
+def pool(workers: int = 1, capacity: int = 64, **config: float | bool) -> Shell:
+    """Workers that know how long their runs take, and hold all weights."""
+    shell = Shell(SchedulerConfig(story_length=None, **config))  # type: ignore[arg-type]
+    shell.workers(**dict.fromkeys("abcdef"[:workers], capacity))
+    warm = [
+        (sample(GIVEN, seed=1, run_seconds=LONG, batch_size=4), LONG),
+        (encode("warm"), 1.0),
+        (decode(GIVEN), 2.0),
+    ]
+    for number, (task, seconds) in enumerate(warm):
+        shell.submit(alone(f"warm{number}", task, given=(GIVEN,)))
+        (name,) = shell.running
+        shell.finish(name, cost=RunCost(run_seconds=seconds))
+    return shell
+
+
+def begin(shell: Shell, name: str = "first", **settings) -> None:
+    """Let a request sample, alone in its pass."""
+    shell.submit(request(name, f"{name}'s", **settings))
+    (name,) = shell.running
+    shell.finish(name, cost=RunCost(run_seconds=1.0))
+
+
+def stops(commands: list) -> list[TaskId]:
+    return [command.task_id for command in commands if isinstance(command, StopTask) and command.keep_state]
+
+
+def test_a_pass_stops_for_the_text_of_a_request_that_joins_it_then() -> None:
+    shell = pool()
+    begin(shell)
+    shell.tick(LONG / 4)
+    first = shell.on("a")
+    assert stops(shell.submit(request("second", "second's"))) == [first]
+    (encoding,) = [one for one in shell.stop_at("a", 2) if isinstance(one, RunTask)]
+    assert encoding.task_id == encode("second's").task_id, "before the pass goes on"
+    begun = [one for one in shell.finish("a", cost=RunCost(run_seconds=1.0)) if isinstance(one, RunTask)]
+    assert [(one.task_id == first, one.resume, one.link) for one in begun] == [
+        (True, True, RunLink.OPEN),
+        (False, False, RunLink.ENTERS),
+    ]
+
+
+def test_a_pass_stops_for_the_decode_of_an_image_that_has_left_it() -> None:
+    shell = pool()
+    begin(shell)
+    shell.tick(LONG / 4)
+    first = shell.on("a")
+    other = TaskId("given:2")
+    assert stops(shell.submit(alone("ready", decode(other), given=(other,)))) == [first]
+    (decoding,) = [one for one in shell.stop_at("a", 2) if isinstance(one, RunTask)]
+    assert decoding.task_id == decode(other).task_id
+
+
+def test_no_pass_stops_without_a_reason() -> None:
+    wrong = []
+    for reason, second, config, ran in [
+        ("its sampling cannot join", request("second", "second's", model=DRAW), {}, LONG / 4),
+        ("its sampling is no pass", request("second", "second's", rows=1), {}, LONG / 4),
+        ("it has a lower priority", request("second", "second's", priority=-1), {}, LONG / 4),
+        ("the pass ends soon", request("second", "second's"), {}, LONG - 1.0),
+        ("preemption is off", request("second", "second's"), {"preemption": False}, LONG / 4),
+        ("nothing joins", request("second", "second's"), {"joins": False}, LONG / 4),
+        ("an encode alone completes nothing", alone("second", sample(GIVEN, seed=9)), {}, LONG / 4),
+    ]:
+        shell = pool(**config)
+        begin(shell)
+        shell.tick(ran)
+        if stops(shell.submit(second)):
+            wrong.append(reason)
+    assert not wrong
+
+
+def test_no_pass_stops_if_another_worker_takes_the_text() -> None:
+    shell = pool(2)
+    begin(shell)
+    shell.tick(LONG / 4)
+    assert not stops(shell.submit(request("second", "second's")))
+    assert len(shell.running) == 2
+
+
+def test_stops_take_a_bounded_part_of_the_time() -> None:
+    """A pass that has just begun is stopped later, when the stops take a tenth of the time."""
+    shell = pool()
+    begin(shell)
+    first = shell.on("a")
+    commands = shell.submit(request("second", "second's"))
+    assert not stops(commands)
+    began_at, stopped = shell.at, list[TaskId]()
+    while not stopped:
+        stopped = stops(shell.tick_comes())
+    assert stopped == [first]
+    assert 0.9 / MOST_LOST < shell.at - began_at < 2.0 / MOST_LOST
