@@ -261,6 +261,7 @@ OPTION_NODES = (
         ("MODEL",),
         _scaled_attention,
     ),
+    _row(
         "FreSca",
         _by_frequency,
         number("scale_low", 1.0, 0.0, 10.0),
