@@ -19,6 +19,7 @@ from torch import nn
 from modelpool.pool.engine.gang.branch_spread import spread_over_branches
 from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.gang_layout import layout_of
+from modelpool.pool.engine.gang.kept_group import KeptGroup
 from modelpool.pool.engine.gang.member_digest import expect_equal, request_digest, weight_digests
 from modelpool.pool.engine.gang.peer_weights import PeerWeights, peer_weights
 from modelpool.pool.engine.gang.sequence_split import divided_tokens
@@ -45,17 +46,21 @@ def sample_in_gang(
     on_met: Callable[[float], None],
     share: GangShare | None = None,
     host_bytes_per_second: float = 1.0,
+    kept: KeptGroup | None = None,
 ) -> RunResults:
     """Return the results of a sampling run that this worker shares, equal on every member. `texts` are those for which
     the model is evaluated in each step. `on_met` gets the seconds from when this member was ready until all had met.
-    `share` is what it may hold for the others, which it could read from its host at this speed; None: nothing.
+    `share` is what it may hold for the others, which it could read from its host at this speed; None: nothing. The
+    group of a run that ends well stays in `kept`, from which the next run of the same members takes it.
 
     A request to stop or to pause ends the run of all members after the same step. Raises Stopped; GangBroken with the
     state after the last complete step; GangsDiffer.
     """
-    run = _SharedRun(gang, texts, hooks, on_met, share, host_bytes_per_second)
+    run = _SharedRun(gang, texts, hooks, on_met, share, host_bytes_per_second, kept)
     try:
-        return sampling(run.hooks, run.part)
+        results = sampling(run.hooks, run.part)
+        run.keep()
+        return results
     except GangBroken as broken:
         state = broken.state if broken.state is not None else run.state
         raise GangBroken(str(broken), broken.suspects, state) from broken
@@ -104,7 +109,9 @@ class _SharedRun:
         on_met: Callable[[float], None],
         share: GangShare | None = None,
         host_bytes_per_second: float = 1.0,
+        kept: KeptGroup | None = None,
     ) -> None:
+        self._kept = kept
         self._gang, self._hooks, self._on_met = gang, hooks, on_met
         self._share, self._host_bytes_per_second = share, host_bytes_per_second
         self._peers: PeerWeights | None = None
@@ -145,7 +152,8 @@ class _SharedRun:
             ready = time.monotonic()
             group = GangGroup(self._gang, self._layout, run.model.device)
             self._group = group
-            if not group.meet(self._hooks.should_stop):
+            kept = None if self._kept is None else self._kept.take()
+            if not group.meet(self._hooks.should_stop, kept=kept):
                 raise Stopped("stopped before its gang has met")
             self._expect_equal(run, module, group)
             with ExitStack() as entered:
@@ -167,8 +175,15 @@ class _SharedRun:
 
         return RunPart(around=shared)
 
+    def keep(self) -> None:
+        """Keep the group of a run that has ended well, on all members after the same step."""
+        if self._group is not None and self._kept is not None:
+            formed = self._group.give()
+            if formed is not None:
+                self._kept.keep(formed)
+
     def leave(self, reason: str = "") -> None:
-        """Leave the group, if there is one. Idempotent."""
+        """Leave the group, if there is one that is not kept. Idempotent."""
         if self._group is not None:
             if self._share is not None:
                 self._share.staged_bytes = self._group.staged_bytes

@@ -210,6 +210,14 @@ def test_memory_of_communicators_is_planned_with(tmp_path: Path, monkeypatch: py
         assert released == [True], "what torch holds unused is no memory for NCCL"
         monkeypatch.setattr(engine_module, "communicator_bytes", lambda kind, sizes: 80 * MIB)
         whole.latent(texts)  # no assumption about NCCL makes a run not fit
+        whole.gang, dropped = None, list[int]()
+        kept: Any = SimpleNamespace(sizes=(2, 2), drop=lambda: dropped.append(1), drop_others=lambda *other: None)
+        whole.engine._kept_group = kept
+        whole.latent(texts)
+        assert dropped == [1], "a run alone may need the memory of a group that is kept"
+        monkeypatch.setattr(engine_module, "communicator_bytes", lambda kind, sizes: MIB)
+        whole.latent(texts)
+        assert dropped == [1], "there is enough for both"
     finally:
         whole.engine.close()
 
