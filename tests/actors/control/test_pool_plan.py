@@ -13,6 +13,7 @@ import torch
 from modelpool.actors.config.config import PoolConfig, PoolSection
 from modelpool.actors.control.computed_by import computed_by_of
 from modelpool.actors.control.pool_plan import SIMULATED_WORKERS, plan_pool
+from modelpool.actors.worker.gpu_worker import Measuring
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.devices.capabilities import cuda_capabilities
 from modelpool.pool.devices.detection import capabilities_here, detect
@@ -94,10 +95,10 @@ def test_options_of_the_fast_path_reach_the_engine_and_are_off_by_default() -> N
     wanted = {"attention": "measured", "loras": "runtime", "memory_format": "channels_last", "cuda_graphs": True}
     config = PoolConfig.model_validate({"pool": {"device": "cpu", "vram": "64MiB", **wanted}})
     plan = plan_pool(config, 0, can_grow=False)
-    names = ("measures_attention", "loras_at_run_time", "memory_format", "fast_paths")
-    assert [usual[name] for name in names] == [False, False, "contiguous", FastPaths()]
+    names = ("measuring", "loras_at_run_time", "memory_format", "fast_paths")
+    assert [usual[name] for name in names] == [Measuring(), False, "contiguous", FastPaths()]
     graphs = FastPaths(FastPath(captures=True))
-    assert [plan.open_engine.keywords[name] for name in names] == [True, True, "channels_last", graphs]
+    assert [plan.open_engine.keywords[name] for name in names] == [Measuring(attention=True), True, "channels_last", graphs]
     engine = plan.open_engine()
     assert engine._loras_at_run_time
     assert engine._memory_format is MemoryFormat.CHANNELS_LAST
