@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs Debian packages whose programs some tests use: prometheus (tests/actors/control/metrics), chromium
-# (tests/actors/http/page/test_page_browser.py) and redis-server (tests/actors/ray/test_control_service_restart.py). Does nothing if they are there. Where it cannot install one it says so and
-# ends with success: the tests that need it are skipped with a reason.
+# (tests/actors/http/page/test_page_browser.py), ffprobe (tests/actors/http/comfy/test_saved_videos.py) and redis-server
+# (tests/actors/ray/test_control_service_restart.py). Does nothing if they are there. Where it cannot install one it says
+# so and ends with success: the tests that need it are skipped with a reason.
 set -uo pipefail
 
 ensure() {
@@ -19,4 +20,5 @@ ensure() {
 
 ensure prometheus prometheus
 ensure chromium chromium
+ensure ffprobe ffmpeg
 RUNLEVEL=1 ensure redis-server redis-server # in that run level its installation starts no server

@@ -76,6 +76,8 @@ _TOKEN_BYTES, _SECOND_BYTES = 16384, 384_000
 #: bytes of a cell of a latent: 16 channels of float32; some families have more, and larger cells
 _CELL_BYTES = 64
 _NO_SIZE = Size(0, 0)
+#: pixels by which a mask may be larger or smaller than an image, as parts of cells are cut off
+_CELL_SIDE = 16
 #: the image and the mask that an inpainting model reads; other models do not read them
 _INPAINTED = ("inpaint_image", "inpaint_mask")
 #: videos that condition a run
@@ -254,14 +256,30 @@ class _WorkflowTasks:
 
     def _encode(self, node: EncodeNode) -> NodeValue:
         check_inputs(node, ("image", "mask"))
-        image, mask = self._read(node, "image", IMAGE), self._optional(node, "mask", MASK)
+        image, mask = self._read(node, "image", IMAGE), self._one_mask(node)
         if image.size.frames:
             raise unusable_field("image", f"{image.size.frames} frames", "one image")
         model, defaults = self._model(node.model)
         width, height = whole_cells(image.size, defaults)
+        self._warn_of_shape(mask, width, height)
         needs = {task_inputs.IMAGE: image.task, **({} if mask is None else {task_inputs.MASK: mask.task})}
         task = self.tasks.add(EncodeImageParams(model, width, height, hides=mask is not None), needs)
         return _latent(task, OutputShape(width, height), model, defaults)
+
+    def _one_mask(self, node: EncodeNode | SampleNode) -> NodeValue | None:
+        """Return the mask that a node reads, if it reads one. Raises UnusableField for one with frames."""
+        mask = self._optional(node, "mask", MASK)
+        if mask is not None and mask.size.frames:
+            raise unusable_field("mask", f"{mask.size.frames} frames", "one mask")
+        return mask
+
+    def _warn_of_shape(self, mask: NodeValue | None, width: int, height: int) -> None:
+        """Warn of a mask that is cut: it is scaled to cover the image. Parts of cells are no difference."""
+        if mask is None or not width or not height:
+            return
+        if abs(mask.size.width * height - mask.size.height * width) > _CELL_SIDE * max(width, height):
+            found = f"{mask.size.width}x{mask.size.height} for an image of {width}x{height}"
+            self.warnings[f"mask: found {found}: it is scaled to cover the image, and cut at its sides"] = None
 
     def _sample(self, node_id: str, node: SampleNode) -> NodeValue:
         model, defaults = self._model(node.request.model)
@@ -273,9 +291,11 @@ class _WorkflowTasks:
             for name in (task_inputs.POSITIVE, task_inputs.NEGATIVE)
             if (value := self._optional(node, name, ENCODED)) is not None
         }
-        start, mask = self._optional(node, "latent", LATENT), self._optional(node, "mask", MASK)
+        start, mask = self._optional(node, "latent", LATENT), self._one_mask(node)
         if start is not None:
             self._check_latent("latent", start, model)
+            if start.shape is not None:
+                self._warn_of_shape(mask, start.shape.width, start.shape.height)
         request = self._with_nodes(node, start)
         if facts.inpaints and {*_INPAINTED} <= node.inputs.keys():
             shown = {
@@ -432,6 +452,8 @@ class _WorkflowTasks:
         alike = [value for value in read.values() if value.kind == operation.result]
         # an empty latent has no model
         like = next((value for value in alike if value.model is not None), alike[0] if alike else None)
+        if own is not None:
+            node = node.model_copy(update={"settings": own.parsed(node.settings)})
         params = self._params(node, operation, read)
         size = operation.size_of(params, {name: value.size for name, value in read.items()})
         settings = settings_of(params)

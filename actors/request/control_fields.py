@@ -6,7 +6,8 @@ Torch-free, ray-free.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
@@ -34,6 +35,8 @@ class Control(Strict):
                 the `mask` of the request
     strength    conditioning scale; 0 disables it
     start, end  the part of the schedule in which it is active, as fractions from 0 to 1
+    shares_of   "steps": of the steps that are run; "noise": of the noise levels that the model was trained with, as in
+                ComfyUI: they mean the same levels in each part of a run
     mode        for ControlNets with several modes: a name ("canny") or a number
     """
 
@@ -43,6 +46,7 @@ class Control(Strict):
     strength: float = 1.0
     start: float = 0.0
     end: float = 1.0
+    shares_of: Literal["steps", "noise"] = "steps"
     mode: str | int | None = None
     #: an `ImageSource` after validation
     mask: Any = None
@@ -85,10 +89,15 @@ class Control(Strict):
             raise unusable_field("controls.start, controls.end", found, expected)
         return self
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Show fields that were added later only where they are set."""
+        return ((name, value) for name, value in super().__repr_args__() if (name, value) != ("shares_of", "steps"))
+
     @model_serializer(mode="wrap")
     def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a mask that is not set: the seeds of job files are derived from this serialization."""
-        return {name: value for name, value in plain(self).items() if name != "mask" or value is not None}
+        """Leave out what is not set: the seeds of job files are derived from this serialization."""
+        left_out = {"mask": None, "shares_of": "steps"}
+        return {name: value for name, value in plain(self).items() if left_out.get(name, ...) != value}
 
 
 def _without_mode(name: str) -> tuple[str, dict[str, str | int]]:

@@ -113,7 +113,6 @@ from modelpool.pool.weights.patcher.scheduled_patches import PatchesAtStep
 from modelpool.pool.weights.patcher.weight_form import MemoryFormat, WeightForm
 from modelpool.pool.weights.patches.patch_set import PatchSet
 from modelpool.pool.weights.plan.eviction_plan import Residency
-from modelpool.pool.weights.plan.peer_shares import PeerLink
 from modelpool.pool.weights.vram.attached_patchers import AttachedPatchers
 from modelpool.pool.weights.vram.gang_share import GangShare
 from modelpool.pool.weights.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
@@ -232,6 +231,8 @@ class Engine:
         self._meeting_seconds = 0.0
         self._kept_group: KeptGroup | None = None
         self._share, self._may_share = GangShare(), rules.may_stream and rules.weights_share >= 1
+        #: of the current run in a gang, and the links to other GPUs
+        self.gang_share = self._share
         shared = (device.torch_device, capabilities, self._tools, self._patchers, self.vram)
         self._controls = AttachedPatchers(*shared, Role.CONTROLNET, control_key, OpenControlNet)
         self._image_prompts = AttachedPatchers(*shared, Role.IMAGE_PROMPT, image_prompt_key, OpenImagePrompt)
@@ -286,7 +287,7 @@ class Engine:
             settings.paths,
         )
         if settings.peer_bytes_per_second is not None:
-            opened._share = GangShare(PeerLink(settings.peer_bytes_per_second))
+            opened.gang_share.state(settings.peer_bytes_per_second)
         return opened
 
     def introduce(self) -> EngineFacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.terminal.command_ports import Pool
     from modelpool.actors.client.start_checks import NameCheck
     from modelpool.actors.http.comfy.comfy_graph import PoolNames
+    from modelpool.actors.http.comfy.comfy_node_types import NodeType
     from modelpool.actors.request.requests import GenerateRequest
 
 Workflow = Annotated[
@@ -60,10 +61,11 @@ def run_workflow(
     from modelpool.actors.cli.run.run_jobs import OutputPlan, started
     from modelpool.actors.request.workflow_inputs import inputs_of_texts, with_inputs
 
-    graph = with_inputs(read_workflow(workflow), inputs_of_texts(tuple(inputs or ())))
     session = session_of(context)
+    names = session.check_names(where)
+    graph = with_inputs(read_workflow(workflow, names.may_be_own_node), inputs_of_texts(tuple(inputs or ())))
     drawn = draw_seed(graph)
-    known = requests_before_a_pool(graph, workflow, session.check_names(where))
+    known = requests_before_a_pool(graph, workflow, names)
     if output.name is not None:
         check_name(output.name, known)
     plan = OutputPlan.of(output, where)
@@ -102,8 +104,9 @@ def check_name(template: str, requests: Sequence[GenerateRequest] | None) -> Non
         parsed.check(request, f"image {place} of the workflow")
 
 
-def read_workflow(path: Path) -> dict[str, Any]:
-    """Return a workflow in the API format, converted from ComfyUI's own format if it is in that. Raises UserError."""
+def read_workflow(path: Path, may_be_own: Callable[[str], bool]) -> dict[str, Any]:
+    """Return a workflow in the API format, converted from ComfyUI's own format if it is in that; also nodes that
+    `may_be_own`, of users. Raises UserError."""
     from modelpool.actors.http.comfy.comfy_export import api_format
     from modelpool.actors.http.comfy.node_errors import WorkflowRejected
     from modelpool.actors.request.json_text import NotJson, parse_json
@@ -112,7 +115,7 @@ def read_workflow(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
         parsed = parse_json(_text_of_png(path) if content.startswith(_PNG_BEGINS) else content)
-        return parsed if is_own_workflow(parsed) else api_format(parsed)
+        return parsed if is_own_workflow(parsed) else api_format(parsed, may_be_own=may_be_own)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (NotJson, WorkflowRejected) as problem:
@@ -135,8 +138,8 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
     images are checked. Raises UserError.
     """
     from modelpool.actors.cli.run.read_inputs import with_images_read
-    from modelpool.actors.http.comfy.comfy_graph import PoolNames, check_nodes
-    from modelpool.actors.http.comfy.comfy_node_types import IMAGES, MODELS, file_stem
+    from modelpool.actors.http.comfy.comfy_graph import check_nodes
+    from modelpool.actors.http.comfy.comfy_node_types import IMAGES
     from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
     from modelpool.actors.http.read_requests import image_next_to
     from modelpool.actors.request.workflow_inputs import is_own_workflow
@@ -155,13 +158,27 @@ def requests_before_a_pool(graph: dict[str, Any], place: Path, names: NameCheck)
         for image in _values_of(graph, IMAGES):
             image_next_to(place, image)
         return None
-    wanted = {stem for value in _values_of(graph, MODELS) for stem in (value, file_stem(value))}
-    families = {model: names.family_of(model) if {model, file_stem(model)} & wanted else "" for model in known}
-    requests = _requests(graph, place, PoolNames(families, loras))
+    requests = _requests(graph, place, names_of_files(graph, names, known, loras))
     for request in requests:
         names.check(request)
         names.check_before_start(with_images_read(request))
     return requests
+
+
+def names_of_files(
+    graph: dict[str, Any],
+    names: NameCheck,
+    models: Sequence[str],
+    loras: Sequence[str],
+    kinds: Mapping[str, NodeType] | None = None,
+) -> PoolNames:
+    """Return the names of files of this machine, with the families of the models that a workflow names."""
+    from modelpool.actors.http.comfy.comfy_graph import PoolNames
+    from modelpool.actors.http.comfy.comfy_node_types import MODELS, file_stem
+
+    wanted = {stem for value in _values_of(graph, MODELS) for stem in (value, file_stem(value))}
+    families = {model: names.family_of(model) if {model, file_stem(model)} & wanted else "" for model in models}
+    return PoolNames(families, loras, known_kinds=kinds)
 
 
 def check_operations(request: GenerateRequest, names: NameCheck) -> None:
@@ -197,12 +214,16 @@ def own_requests(graph: dict[str, Any]) -> list[GenerateRequest]:
 def requests_with_names(graph: dict[str, Any], place: Path, names: NameCheck) -> list[GenerateRequest]:
     """Return the requests of the workflow at `place` by the names of files of this machine. Raises UserError."""
     from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+    from modelpool.actors.http.comfy.comfy_own_nodes import kinds_as_used
     from modelpool.actors.request.workflow_inputs import is_own_workflow
 
     found = own_requests(graph) if is_own_workflow(graph) else requests_before_a_pool(graph, place, names)
-    if found is None and (own_nodes := names_of_nodes(graph).difference(NODE_TYPES)):
-        listed = ", ".join(sorted(own_nodes))
-        raise UserError(f"--workflow: found the nodes {listed} of users, expected them in a workflow of the pool")
+    models, loras = names.model_names(), names.lora_names()
+    if found is None and models is not None and loras is not None and names_of_nodes(graph).difference(NODE_TYPES):
+        kinds = kinds_as_used(graph)  # the pool, which has them, is not there yet: it checks each line
+        found = _requests(graph, place, names_of_files(graph, names, models, loras, kinds))
+        for request in found:
+            names.check(request)
     if found is None:
         raise UserError("--workflow: its models are known to another machine; expected a pool on this one")
     return found

@@ -43,7 +43,7 @@ class InputColumns(ColumnChoice):
 def workflow_lines(path: str, workflow: Path, names: NameCheck) -> Iterator[JobLine | BrokenLine]:
     """Yield the requests of each row of a job file at an address of `read_rows`: those of the workflow in a file, with
     the inputs in the row. Raises UserError if either file is unusable."""
-    graph = read_workflow(workflow)
+    graph = read_workflow(workflow, names.may_be_own_node)
     number = 0
     for number, found in read_rows(path, InputColumns()):
         if isinstance(found, str):

@@ -66,6 +66,8 @@ class JobGraph:
     warnings: tuple[str, ...] = ()
     fingerprints: Mapping[ComponentKey, str] = field(default_factory=dict)
     nodes: Mapping[TaskId, tuple[str, ...]] = field(default_factory=dict)
+    #: the last task of each node, once it was asked for
+    _last_tasks: dict[str, TaskId] = field(default_factory=dict, repr=False, compare=False)
 
     def nodes_of(self, task_id: TaskId) -> tuple[str, ...]:
         """Return the nodes that a task serves. Of a job without a workflow, one that is its stage, a dot, and its place
@@ -79,10 +81,11 @@ class JobGraph:
         return (f"{stages[task_id].value}.{alike.index(task_id)}",)
 
     def nodes_ended_by(self, task_id: TaskId) -> tuple[str, ...]:
-        """Return the nodes that a task serves and no later one does."""
-        names = self.nodes_of(task_id)
-        last = {name: task.task_id for task in self.job.tasks for name in self.nodes.get(task.task_id, ())}
-        return tuple(name for name in names if last.get(name, task_id) == task_id)
+        """Return the nodes that a task serves and no later one does. The tasks are gone through once for all calls."""
+        if self.nodes and not self._last_tasks:
+            for task in self.job.tasks:
+                self._last_tasks.update(dict.fromkeys(self.nodes.get(task.task_id, ()), task.task_id))
+        return tuple(name for name in self.nodes_of(task_id) if self._last_tasks.get(name, task_id) == task_id)
 
 
 def result_values(shape: OutputShape) -> int:

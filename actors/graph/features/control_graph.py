@@ -48,6 +48,10 @@ def control_refs(request: GenerateRequest, controls: ControlNetCatalog) -> tuple
         _with_mask_mode(request, each, controls.find(each.model, each.strength, each.start, each.end, each.mode))
         for each in request.controls
     )
+    found = tuple(
+        replace(ref, by_noise=each.shares_of == "noise" and (each.start, each.end) != (0, 1))
+        for ref, each in zip(found, request.controls, strict=True)
+    )
     if request.references and found:
         reason = f"ControlNet {found[0].name!r} works only with models that generate without reference images"
         raise UnusableField(f"reference: cannot be combined with controls; {reason}")
@@ -111,6 +115,7 @@ class RecipeControl:
         default_factory=dict, metadata={**LATER, JSON_NAME: "said"}
     )
     mask_sha256: str = field(default="", metadata=LATER)
+    by_noise: bool = field(default=False, metadata=LATER)
 
 
 def _recorded(source: RecipeSource) -> dict[str, Any]:
@@ -125,6 +130,7 @@ def _recorded(source: RecipeSource) -> dict[str, Any]:
                 mode=ref.mode,
                 config_overrides=dict(ref.config_overrides),
                 mask_sha256="" if ref.mask_mode is None else mask.sha256,
+                by_noise=ref.by_noise,
             )
         )
     return {"controls": tuple(found)}
@@ -138,6 +144,7 @@ def _restored(images: RecipeImages, find: FindFile) -> dict[str, Any]:
 def _restored_control(control: RecipeControl, images: RecipeImages, find: FindFile) -> dict[str, Any]:
     found: dict[str, Any] = {"model": control.name, "strength": control.strength}
     found |= {"start": control.start, "end": control.end, "mode": control.mode}
+    found |= {"shares_of": "noise"} if control.by_noise else {}
     if control.image_sha256 != images.image_sha256:
         found["image"] = find_input("controls.image", control.image_file, find)
     if control.mask_sha256 and control.mask_sha256 != images.mask_sha256:
@@ -148,7 +155,7 @@ def _restored_control(control: RecipeControl, images: RecipeImages, find: FindFi
 def _lines(images: RecipeImages) -> Iterator[Line]:
     for control in images.controls:
         parts = [f"strength {control.strength:g}"]
-        if span := span_text(control.start, control.end, "the steps"):
+        if span := span_text(control.start, control.end, "the noise" if control.by_noise else "the steps"):
             parts.append(span)
         if control.mode is not None:
             parts.append(f"mode {control.mode}")

@@ -25,7 +25,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     warn,
     whole,
 )
-from modelpool.actors.http.comfy.comfy_text_nodes import with_video
+from modelpool.actors.http.comfy.comfy_text_nodes import with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     DecodedImage,
@@ -63,12 +63,13 @@ def _with_lyrics(given: Mapping[str, Any], **more: Any) -> TextValue:
 def _song_with_facts(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Tags, lyrics and facts of a song. The model of the pool plans nothing by a language model."""
     if given.get("generate_audio_codes"):
-        warn(given, "generate_audio_codes: found true; the pool samples without codes of a language model")
+        warn(given, "generate_audio_codes: found true; the pool samples without codes of a language model: seed, "
+             "cfg_scale, temperature, top_p, top_k and min_p are not read")  # fmt: skip
     facts = {"bpm": given["bpm"], "time_signature": given["timesignature"], "key_scale": given["keyscale"]}
     found = {name: value for name, value in facts.items() if value}
     if given["language"]:
         found["lyrics_language"] = given["language"]
-    return (_with_lyrics(given, **found),)
+    return (with_unread(_with_lyrics(given, **found), given, "duration"),)
 
 
 def _timed(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -83,7 +84,19 @@ def _decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (DecodedImage(decoded_latent(given)),)
 
 
+def _decoded_in_tiles(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    _warn_of_tiles(given)
+    return _decoded(given)
+
+
+def _warn_of_tiles(given: Mapping[str, Any]) -> None:
+    found = ", ".join(f"{name} {given[name]}" for name in ("tile_size", "overlap") if given.get(name) is not None)
+    if found:
+        warn(given, f"{found}: not read: audio is decoded in one piece, or in tiles of the pool where it is too long")
+
+
 def _decoded_node(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    _warn_of_tiles(given)
     nodes: MadeNodes = given["nodes"]
     image = nodes.decode(given["node_id"], given["samples"], given["vae"].name)
     return (NodeAudio(image.node, image.count, image.sampler),)
@@ -226,7 +239,7 @@ AUDIO_NODES = (
     _row(
         "VAEDecodeAudioTiled",
         "audio",
-        _decoded,
+        _decoded_in_tiles,
         (
             link("samples", "LATENT"),
             _VAE,

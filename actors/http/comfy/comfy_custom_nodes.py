@@ -66,9 +66,10 @@ def _loaded(given: Mapping[str, Any]) -> tuple[Any, ...]:
         raise NodeUnsupported("token_normalization, weight_interpretation: expected none, and comfy")
     clip = ClipValue(name, uses, given["clip_skip"])
     latent = BlankLatent(given["empty_latent_width"], given["empty_latent_height"], given["batch_size"])
-    vae = VaeValue(name if given["vae_name"] == _BAKED else "")
+    is_own = given["vae_name"] == _BAKED
+    vae = VaeValue(name if is_own else "", "" if is_own else given["vae_name"])
     texts = (TextValue(given[side], clip) for side in ("positive", "negative"))
-    return (ModelValue(name, uses), *texts, latent, vae, clip, None)
+    return (ModelValue(name, uses, has_vae=True), *texts, latent, vae, clip, None)
 
 
 def _sampled(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -106,6 +107,8 @@ def _sampled_node_with_noise(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _outputs(given: Mapping[str, Any], latent: Any, image: Any) -> tuple[Any, ...]:
+    if given["vae_decode"] == "true (tiled)":
+        warn(given, "vae_decode: found true (tiled); images are decoded in one piece, or in tiles where they need it")
     return (*(given[name] for name in ("model", "positive", "negative")), latent, given.get("optional_vae"), image)
 
 
@@ -119,7 +122,9 @@ def _power_loras(given: Mapping[str, Any]) -> tuple[Any, ...]:
     uses = []
     for place in range(1, _LORA_SLOTS + 1):
         row = given.get(f"lora_{place}")
-        if not isinstance(row, dict) or not row.get("on") or row.get("lora") in (None, "", _NONE):
+        if row is not None and not isinstance(row, dict):
+            raise NodeUnsupported(f"lora_{place}: found {str(row)[:100]!r}, expected a table")
+        if row is None or not row.get("on") or row.get("lora") in (None, "", _NONE):
             continue
         strength, text_strength = row.get("strength", 1), row.get("strengthTwo")
         text_strength = strength if text_strength is None else text_strength

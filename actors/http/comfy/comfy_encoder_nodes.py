@@ -23,11 +23,14 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     warn,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_text_nodes import with_unread
 from modelpool.actors.http.comfy.comfy_values import ChangedText, TextValue
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 
 _CLIP = link("clip", "CLIP")
 _SYSTEM_PROMPTS = ("superior", "alignment")
+#: sizes that a node gives to a text, of the image and of what it was cut from
+_SIZES = ("width", "height", "target_width", "target_height")
 #: what texts for several encoders become: an operation, and the input of the node that each of its inputs is
 _FLUX = ("encoded_pooled_of", ("t5xxl", "clip_l"))
 _SDXL = ("encoded_of_two", ("text_l", "text_g"))
@@ -43,12 +46,32 @@ def _one_text(given: Mapping[str, Any], *names: str) -> str:
     return found
 
 
-def _texts(given: Mapping[str, Any], operation: str, names: tuple[str, ...]) -> TextValue:
+def _texts(
+    given: Mapping[str, Any], operation: str, names: tuple[str, ...], settings: tuple[tuple[str, bool], ...] = ()
+) -> TextValue:
     """Return the text of several encoders: one text, or what an operation makes of them."""
-    if len({given[name] for name in names}) == 1:
+    if len({given[name] for name in names}) == 1 and not settings:
         return TextValue(given[names[0]], given["clip"])
     parts = tuple((each, TextValue(given[name], given["clip"])) for each, name in zip(_NAMES, names, strict=False))
-    return TextValue("", given["clip"], changed=ChangedText(operation, parts, parts=len(parts)))
+    return TextValue("", given["clip"], changed=ChangedText(operation, parts, settings, parts=len(parts)))
+
+
+def _for_sd3(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Without a padding, an encoder with an empty text has no states; of both CLIP, if both texts are empty."""
+    return (_texts(given, *_SD3, _empty_encoders(given)),)
+
+
+def _for_sd3_as_text(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if _empty_encoders(given):
+        raise NodeUnsupported("empty_padding: found none with an empty text, expected empty_prompt")
+    return (TextValue(_one_text(given, *_SD3[1]), given["clip"]),)
+
+
+def _empty_encoders(given: Mapping[str, Any]) -> tuple[tuple[str, bool], ...]:
+    if given["empty_padding"] != "none":
+        return ()
+    there = {"has_clip": bool(given["clip_l"] or given["clip_g"]), "has_third": bool(given["t5xxl"])}
+    return tuple((name, value) for name, value in there.items() if not value)
 
 
 def _with_guidance(value: TextValue, given: Mapping[str, Any]) -> TextValue:
@@ -57,35 +80,34 @@ def _with_guidance(value: TextValue, given: Mapping[str, Any]) -> TextValue:
 
 def _one(*names: str) -> Builder:
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
-        _check_crop(given)
-        return (_with_guidance(TextValue(_one_text(given, *names), given["clip"]), given),)
+        return (_with_guidance(_with_sizes(TextValue(_one_text(given, *names), given["clip"]), given), given),)
 
     return build
 
 
 def _several(operation: str, names: tuple[str, ...]) -> Builder:
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
-        _check_crop(given)
-        return (_with_guidance(_texts(given, operation, names), given),)
+        return (_with_guidance(_with_sizes(_texts(given, operation, names), given), given),)
 
     return build
 
 
-def _check_crop(given: Mapping[str, Any]) -> None:
-    """Warn of numbers next to a text of Stable Diffusion XL that are the ones of the image here."""
+def _with_sizes(value: TextValue, given: Mapping[str, Any]) -> TextValue:
+    """Return a text with the sizes next to it, which are the ones of the image here. Warn of others."""
     if given.get("crop_w") or given.get("crop_h"):
         warn(given, f"crop_w, crop_h: found {given['crop_w']} and {given['crop_h']}, which are not read: 0 is")
+    return with_unread(value, given, *_SIZES)
 
 
 def _for_refiner(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The text; the refiner of the pool reads the score that it was published with: 6, and 2.5 for negative."""
     if given["ascore"] not in (6.0, 2.5):
         warn(given, f"ascore: found {given['ascore']:g}, which is not read: positive texts have 6, negative ones 2.5")
-    return (TextValue(given["text"], given["clip"]),)
+    return (_with_sizes(TextValue(given["text"], given["clip"]), given),)
 
 
 def _plain(name: str) -> Builder:
-    return lambda given: (TextValue(given[name], given["clip"]),)
+    return lambda given: (_with_sizes(TextValue(given[name], given["clip"]), given),)
 
 
 def _for_lumina(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -114,7 +136,7 @@ ENCODER_NODES = (
     ),
     _row(
         "CLIPTextEncodeSD3",
-        _one("t5xxl", "clip_l", "clip_g"),
+        _for_sd3_as_text,
         _CLIP,
         text("clip_l"),
         text("clip_g"),
@@ -161,6 +183,6 @@ ENCODER_BUILDERS: Mapping[str, Builder] = MappingProxyType(
     {
         "CLIPTextEncodeFlux": _several(*_FLUX),
         "CLIPTextEncodeSDXL": _several(*_SDXL),
-        "CLIPTextEncodeSD3": _several(*_SD3),
+        "CLIPTextEncodeSD3": _for_sd3,
     }
 )

@@ -7,7 +7,7 @@ node may stand for a subgraph of `definitions`; the nodes in it get ids like "12
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
 from modelpool.actors.http.comfy.comfy_group_nodes import SUBGRAPH_INPUT, SUBGRAPH_OUTPUT, with_subgraphs
-from modelpool.actors.http.comfy.comfy_node_types import IMAGES, VIDEOS, WIDGET_TYPES, NodeType
+from modelpool.actors.http.comfy.comfy_node_types import IMAGES, VIDEOS, WIDGET_TYPES, NodeInput, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
@@ -141,17 +141,34 @@ class _Definition:
         return found
 
 
+def _none_may_be(kind: str) -> bool:
+    return False
+
+
 class _Definitions:
     """The subgraphs of a workflow, each parsed once; the kinds of nodes that work here; the work of converting it."""
 
-    def __init__(self, listed: Sequence[Mapping[str, Any]], kinds: Mapping[str, NodeType]) -> None:
+    def __init__(
+        self,
+        listed: Sequence[Mapping[str, Any]],
+        kinds: Mapping[str, NodeType],
+        may_be_own: Callable[[str], bool] = _none_may_be,
+    ) -> None:
         self.kinds = kinds
+        self._may_be_own = may_be_own
         self._listed = {each["id"]: each for each in listed}
         self._parsed: dict[str, _Definition] = {}
         self.work = _Work()
 
     def __contains__(self, name: object) -> bool:
         return name in self._listed
+
+    def inputs_of(self, kind: Any) -> tuple[NodeInput, ...] | None:
+        """Return the inputs of a kind of node; () for one of users, of which the file lists them, and None for an
+        unknown one."""
+        if kind in self.kinds:
+            return self.kinds[kind].inputs
+        return () if isinstance(kind, str) and self._may_be_own(kind) else None
 
     def __getitem__(self, name: str) -> _Definition:
         if name not in self._parsed:
@@ -207,8 +224,13 @@ def is_workflow(body: Mapping[str, Any]) -> bool:
     return any(isinstance(each, dict) and ("class_type" in each or "widgets_values" in each) for each in nodes or ())
 
 
-def api_format(workflow: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> dict[str, Any]:
-    """Return a workflow of these kinds of nodes in the API format; one that is in it already as it is. Raises
+def api_format(
+    workflow: Any,
+    kinds: Mapping[str, NodeType] = NODE_TYPES,
+    may_be_own: Callable[[str], bool] = _none_may_be,
+) -> dict[str, Any]:
+    """Return a workflow of these kinds of nodes in the API format; one that is in it already as it is. Nodes of other
+    kinds that `may_be_own`, of users, are converted by the widgets that the file itself lists. Raises
     WorkflowRejected."""
     if not isinstance(workflow, dict):
         raise WorkflowRejected("invalid_prompt", "expected a workflow: a table of nodes")
@@ -218,7 +240,7 @@ def api_format(workflow: Any, kinds: Mapping[str, NodeType] = NODE_TYPES) -> dic
         workflow = with_subgraphs(workflow)
         nodes, links = workflow["nodes"], workflow["links"]
         definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
-        return _converted(_Scope(_Definition(nodes, links), _Definitions(definitions, kinds)))
+        return _converted(_Scope(_Definition(nodes, links), _Definitions(definitions, kinds, may_be_own)))
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, WorkflowRejected):
             raise
@@ -239,16 +261,17 @@ def _converted(scope: _Scope) -> dict[str, Any]:
         kind, node_id = node["type"], f"{node_scope.prefix}{node['id']}"
         if place >= MAX_NODES:
             raise WorkflowRejected("invalid_prompt", f"found more than {MAX_NODES} nodes", is_over_bound=True)
-        if kind not in scope.definitions.kinds and not _has_links(node):
+        known = scope.definitions.inputs_of(kind)
+        if known is None and not _has_links(node):
             found[node_id] = {"class_type": str(kind), "inputs": {}}
-        elif kind not in scope.definitions.kinds:
+        elif known is None:
             errors.append(unknown_node(node_id, str(kind)))
         else:
             widgets, left = _widgets(node_scope, node)
             if left:
                 message, details = (
                     "the order of its widgets is not known",
-                    _widget_problem(scope.definitions.kinds[kind], left),
+                    _widget_problem(known, left),
                 )
                 errors.append(NodeError(node_id, kind, "invalid_prompt", message, details))
             found[node_id] = {"class_type": kind, "inputs": {**widgets, **_linked(node_scope, node)}}
@@ -267,8 +290,8 @@ def _has_links(node: Mapping[str, Any]) -> bool:
     return outputs or any(each.get("link") is not None for each in node.get("inputs") or ())
 
 
-def _widget_problem(kind: NodeType, left: Sequence[Any]) -> str:
-    names = ", ".join(given.name for given in kind.inputs if given.type in WIDGET_TYPES) or "none"
+def _widget_problem(inputs: Sequence[NodeInput], left: Sequence[Any]) -> str:
+    names = ", ".join(given.name for given in inputs if given.type in WIDGET_TYPES) or "none"
     shown = ", ".join(repr(value)[:40] for value in left[:3])
     found = counted(len(left), "value")
     return f"found {found} more ({shown}), expected values of {names}"
@@ -327,32 +350,33 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     if node["type"] == _POWER_LORAS:  # its widgets are rows that the user adds, and two that only the editor needs
         rows = [value for value in values if isinstance(value, dict) and "lora" in value]
         return {f"lora_{place}": row for place, row in enumerate(rows, start=1)}, []
-    kind = scope.definitions.kinds[node["type"]]
+    inputs = scope.definitions.inputs_of(node["type"]) or ()
     own_id, set_by_host = str(node["id"]), scope.values or {}
     # newer files list all widgets in their order, earlier ones only those that became inputs
     listed = [each["widget"]["name"] for each in node.get("inputs") or () if each.get("widget")]
-    numbers = {given.name for given in kind.inputs if given.type == "INT"}
+    numbers = {given.name for given in inputs if given.type == "INT"} if inputs else set(_SEEDS)
     found: dict[str, Any] = {}
-    names = [given.name for given in kind.inputs if given.type in WIDGET_TYPES]
+    names = [given.name for given in inputs if given.type in WIDGET_TYPES]
     if isinstance(values, dict):
         found = dict(values)
     else:
         earlier = _EARLIER_WIDGETS.get((node["type"], len(values)))
-        names = _active_names(kind, values, numbers) if earlier is None else list(earlier)
+        names = _active_names(inputs, values, numbers) if earlier is None else list(earlier)
         names = listed if set(names) <= set(listed) else names
         found, left = _by_name(names, values, numbers)
-    is_loader = any(given.choices in (IMAGES, VIDEOS) for given in kind.inputs)
+    is_loader = any(given.choices in (IMAGES, VIDEOS) for given in inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and _is_upload(value))]
     linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
-    left = [] if linked.issuperset(names) else left
+    is_described = node["type"] in scope.definitions.kinds or bool(names)
+    left = [] if is_described and linked.issuperset(names) else left
     return found | {name: set_by_host[own_id, name] for name in names if (own_id, name) in set_by_host}, left
 
 
-def _active_names(kind: NodeType, values: Sequence[Any], numbers: Collection[str]) -> list[str]:
+def _active_names(inputs: Sequence[NodeInput], values: Sequence[Any], numbers: Collection[str]) -> list[str]:
     """Return the names of the widgets that a node has, in the order of its kind: some are there with some values of
     another one alone."""
     names: list[str] = []
-    for given in kind.inputs:
+    for given in inputs:
         if given.type not in WIDGET_TYPES:
             continue
         if given.only_with is None or given.is_shown(_by_name(names, values, numbers)[0]):

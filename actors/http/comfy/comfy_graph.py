@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from modelpool.actors.http.comfy.comfy_cascade_nodes import decoder_fields, stage_c_of
+from modelpool.actors.http.comfy.comfy_image_nodes import UPSCALED_METHOD
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
@@ -47,11 +48,14 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     image_guidance,
     is_one_image,
     lora_fields,
+    negative_warnings,
+    option_warnings,
     plain_text,
     reads_guidance,
     region_fields,
     seen_numbers,
     shift_of,
+    unread_warnings,
     whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_values import (
@@ -86,10 +90,14 @@ EXPORT_HINT = "export it with File > Export (API) in the editor"
 MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 #: noise levels that the nodes of a workflow list, all together
 MAX_LISTED_LEVELS = 50_000
+#: the method by which requests without a workflow scale latents
+LATENT_METHOD = "bilinear"
 #: ComfyUI's names of samplers that draw their noise on the GPU
 _GPU_SAMPLERS = tuple(alias for each in SAMPLERS.values() for alias in each.aliases if alias.endswith("_gpu"))
 #: the name of an embedding in a text. Source: `pool.models.text.chunks`
 _EMBEDDING = re.compile(r"embedding:([^\s,()]+)")
+#: types of links without which a node has nothing to work on
+_NEEDED = ("MODEL", "CLIP", "VAE", "CONDITIONING", "LATENT", "IMAGE", "MASK")
 #: values of images, and of masks
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "IMAGE": (ImageFile, NodeImage, DecodedImage),
@@ -245,6 +253,8 @@ class KnownGraph:
             self.warnings[f"node {node_id} ({name}): {message}"] = None
 
         values = node_values(self, node, self.names.kinds[name])
+        if unread := _unread_inputs(node, self.names.kinds[name]):
+            warn(f"{', '.join(unread)[:1000]}: not read: the node has no such input here")
         if self.names.files is not None:
             for given in self.names.kinds[name].inputs:
                 if (
@@ -324,7 +334,7 @@ def request_outputs(
             kinds[node_id] == "SaveImageWebsocket",
             image.saved,
             image.tiles,
-            (*graph.warnings, *guidance_warnings(image.latent, names)),
+            tuple(dict.fromkeys((*graph.warnings, *_warnings_of_run(image.latent, names)))),
         )
         for node_id, image in images
         if isinstance(image, DecodedImage)
@@ -524,6 +534,9 @@ def _link_errors(
     elif (made := _type_of(graph, link, outputs[link[1]])) != given.type and ANY not in (made, given.type):
         details = f"{given.name}: found {made}, expected {given.type}"
         yield node_error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
+    elif given.type in _NEEDED and link[0] in graph.values and graph.values[link[0]][link[1]] is None:
+        details = f"{given.name}: output {link[1]} of node {link[0]} is empty: that node lacks the optional input"
+        yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
 
 
 def _type_of(graph: KnownGraph, link: tuple[str, int], declared: str) -> str:
@@ -570,6 +583,13 @@ def _chosen(given: NodeInput, value: str, names: PoolNames) -> str:
     return shown if names.has(given, shown := shown_name(plain)) else plain
 
 
+def _unread_inputs(node: Mapping[str, Any], kind: NodeType) -> list[str]:
+    """Return the inputs of a node that its kind does not have here; tables and empty texts are of the editor."""
+    known = {given.name for given in kind.inputs} | EDITOR_INPUTS
+    found = node.get("inputs", {}).items()
+    return sorted(name for name, value in found if name not in known and value != "" and not isinstance(value, dict))
+
+
 def node_values(graph: KnownGraph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:
     """Return the inputs of a node: what is linked or written, else its defaults."""
     values: dict[str, Any] = {}
@@ -586,6 +606,23 @@ def node_values(graph: KnownGraph, node: Mapping[str, Any], kind: NodeType) -> d
     return values
 
 
+def _warnings_of_run(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
+    yield from guidance_warnings(latent, names)
+    yield from _unread(latent, names)
+    family = names.models.get(latent.model.name, "")
+    yield from option_warnings(latent.node_id, latent.model, latent.cfg, family)
+    if isinstance(start := latent.start, ScaledLatent) and not _other_in(latent, start):
+        method = UPSCALED_METHOD if start.via == "image" else LATENT_METHOD
+        if start.method not in ("", method):
+            yield (f"node {latent.node_id}: upscale_method {start.method} before it is not read: a second pass of a "
+                   f"request has {method}")  # fmt: skip
+        if latent.seed != start.latent.seed:
+            yield (f"node {latent.node_id}: seed {latent.seed} is not read: a second pass of a request has the seed of "
+                   f"the first, {start.latent.seed}")  # fmt: skip
+    if latent.cfg != 1:
+        yield from negative_warnings(latent.node_id, latent.positive, latent.negative)
+
+
 def guidance_warnings(latent: SampledLatent, names: PoolNames) -> tuple[str, ...]:
     """Return a warning about a guidance scale that a model does not read: as its input, or with a negative prompt."""
     family = names.models.get(latent.model.name, "")
@@ -597,6 +634,17 @@ def guidance_warnings(latent: SampledLatent, names: PoolNames) -> tuple[str, ...
     if reads_guidance(family):
         return ()
     return (guidance_warning(latent.node_id, latent.positive.guidance, latent.model.name),)
+
+
+def _unread(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
+    """Yield what nodes say of a run, and of those before it, and is not read."""
+    start: Any = latent.start
+    texts = (latent.positive, latent.negative) if latent.cfg != 1 else (latent.positive,)
+    is_blank = isinstance(start, BlankLatent)
+    size, seconds = ((start.width, start.height), start.seconds) if is_blank else ((0, 0), 0.0)
+    yield from unread_warnings(texts, latent.model.name, names.models.get(latent.model.name, ""), size, seconds)
+    if isinstance(start, ScaledLatent):
+        yield from _unread(start.latent, names)
 
 
 def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages) -> dict[str, Any]:
@@ -626,6 +674,7 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
                 "strength": use.strength,
                 "start": use.start,
                 "end": use.end,
+                **use.shares_of,
                 **({} if use.mask is None else {"mask": _control_mask(use, read_image)}),
             }
             for use in controls_of(latent.model, positive, family)
@@ -706,17 +755,21 @@ def _size(start: object) -> tuple[int, int]:
 
 def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
     """Return the second pass of a request. Raises NodeUnsupported if it differs in more than its steps."""
-    first = start.latent
-    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta")
-    other = [name for name in same if getattr(first, name) != getattr(latent, name)]
-    if other or isinstance(first.start, ScaledLatent):
-        found = ", ".join(other) or "a third pass"
+    if other := _other_in(latent, start):
         raise NodeUnsupported(
-            f"node {latent.node_id}: found another {found} than node {first.node_id}, "
+            f"node {latent.node_id}: found another {other} than node {start.latent.node_id}, "
             "expected the same, with other steps"
         )
     scaling = {"scale": start.scale, "via": start.via, "upscaler": start.upscaler or None}
     return {**scaling, "strength": _strength(latent), "steps": latent.steps}
+
+
+def _other_in(latent: SampledLatent, start: ScaledLatent) -> str:
+    """Return what a second pass has besides its steps that differs from the first one; "" for nothing."""
+    first = start.latent
+    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta")
+    other = [name for name in same if getattr(first, name) != getattr(latent, name)]
+    return ", ".join(other) or ("a third pass" if isinstance(first.start, ScaledLatent) else "")
 
 
 def _strength(latent: SampledLatent) -> float:

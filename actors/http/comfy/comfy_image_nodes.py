@@ -19,6 +19,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     number,
     text,
     warn,
+    warn_unread,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_sampling_nodes import complete_latent, scale_to
@@ -39,6 +40,8 @@ from modelpool.actors.http.comfy.comfy_values import (
 
 #: how an image is scaled; "bislerp" is for latents
 SCALE_METHODS = ("nearest-exact", "bilinear", "area", "bicubic", "lanczos")
+#: the one by which requests without a workflow scale images
+UPSCALED_METHOD = "lanczos"
 _METHOD = combo("upscale_method", SCALE_METHODS)
 _IMAGE, _MASK, _PIXELS = link("image", "IMAGE"), link("mask", "MASK"), link("pixels", "IMAGE")
 _CHANNELS = combo("channel", ("alpha", "red", "green", "blue"))
@@ -80,6 +83,8 @@ def _inverted(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _grown(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["tapered_corners"] and given["expand"]:
+        raise NodeUnsupported("tapered_corners: found true, expected false")
     if given["expand"] < 0:
         raise NodeUnsupported(f"expand: found {given['expand']}, a mask that shrinks, which is an operation")
     return (replace(given["mask"], grown=_total_grown(given["mask"], given["expand"])),)
@@ -96,14 +101,14 @@ def _scaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if not width and not height:
         return (image,)
     if isinstance(image, DecodedImage):
-        return (replace(image, scale=scale_to(image.latent, width, height)),)
+        return (replace(image, scale=scale_to(image.latent, width, height), method=given["upscale_method"]),)
     scale = ImageScale(given["upscale_method"], size=(width, height), crops=given["crop"] == "center")
     return (with_step(image, scale),)
 
 
 def _scaled_by_factor(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if isinstance(given["image"], DecodedImage):
-        return (_scaled_by(given["image"], given["scale_by"]),)
+        return (replace(_scaled_by(given["image"], given["scale_by"]), method=given["upscale_method"]),)
     return (with_step(given["image"], ImageScale(given["upscale_method"], factor=given["scale_by"])),)
 
 
@@ -161,13 +166,24 @@ def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if isinstance(image, DecodedImage):
         if image.scale is None or image.scale <= 1:
             raise NodeUnsupported("pixels: a generated image is only encoded again after it was scaled up to a size")
-        return (ScaledLatent(image.latent, image.scale, "image", image.upscaler),)
-    return (EncodedImage(_file(image, "pixels")),)
+        return (ScaledLatent(image.latent, image.scale, "image", image.upscaler, image.method),)
+    return (EncodedImage(_file(image, "pixels"), vae=given["vae"].name),)
+
+
+def _encoded_in_tiles(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn_of_encoder_tiles(given)
+    return _encoded(given)
+
+
+def warn_of_encoder_tiles(given: Mapping[str, Any]) -> None:
+    """Tell the user of tiles by which images are encoded."""
+    found = ", ".join(f"{each.name} {given[each.name]}" for each in _TILES if given.get(each.name) is not None)
+    warn(given, f"{found}: not read: images are encoded in one piece")
 
 
 def _encoded_for_inpainting(given: Mapping[str, Any]) -> tuple[Any, ...]:
     mask = replace(given["mask"], grown=_total_grown(given["mask"], given["grow_mask_by"]))
-    return (EncodedImage(_file(given["pixels"], "pixels"), mask, hides=True),)
+    return (EncodedImage(_file(given["pixels"], "pixels"), mask, hides=True, vae=given["vae"].name),)
 
 
 def decoded_latent(given: Mapping[str, Any]) -> SampledLatent:
@@ -175,7 +191,15 @@ def decoded_latent(given: Mapping[str, Any]) -> SampledLatent:
     latent = complete_latent(given["samples"])
     if given["vae"].name not in ("", latent.model.name):
         raise NodeUnsupported(f"vae: it is of {given['vae'].name}, expected that of {latent.model.name}")
+    if latent.model.has_vae:
+        warn_of_vae(given, latent.model.name)
     return latent
+
+
+def warn_of_vae(given: Mapping[str, Any], model: str) -> None:
+    """Tell the user of the file of a VAE that does not take the place of the model's own."""
+    if given["vae"].file:
+        warn(given, f"vae: found vae_name {given['vae'].file[:100]}, which is not read: the VAE of model {model!r} is")
 
 
 def _decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -192,6 +216,8 @@ def tile_fields(given: Mapping[str, Any], size: tuple[int, int], frames: int) ->
         found.append(("vae_frames", length))
     if found and given["overlap"] is not None and given["overlap"] * 4 != tile:
         warn(given, f"overlap: found {given['overlap']}; tiles of the pool overlap by a quarter, {tile // 4}")
+    if "vae_frames" in dict(found):
+        warn_unread(given, "temporal_overlap", f"tiles overlap by a quarter, {length // 4}", own=length // 4)
     return tuple(found)
 
 
@@ -210,6 +236,8 @@ def _saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
         raise NodeUnsupported("images: expected images that are generated, from VAEDecode")
     if image.scale != 1 and not image.upscaler:
         raise NodeUnsupported("images: expected them as they were decoded, or sampled again after they were scaled")
+    if image.scale not in (None, 1.0) and image.method not in ("", UPSCALED_METHOD):
+        warn(given, f"images: upscale_method {image.method} is not read behind an upscaler: {UPSCALED_METHOD} is")
     if getattr(image.latent.start, "frames", 0):
         raise NodeUnsupported("images: found the frames of a video, each of which is a file")
     return (image,)
@@ -301,7 +329,7 @@ IMAGE_NODES = (
     ),
     _row("ImageInvert", (_IMAGE,), _negative, "IMAGE"),
     _row("VAEEncode", (_PIXELS, link("vae", "VAE")), _encoded, "LATENT", category="latent"),
-    _row("VAEEncodeTiled", (_PIXELS, link("vae", "VAE"), *_TILES), _encoded, "LATENT", category="latent"),
+    _row("VAEEncodeTiled", (_PIXELS, link("vae", "VAE"), *_TILES), _encoded_in_tiles, "LATENT", category="latent"),
     _row(
         "VAEEncodeForInpaint",
         (_PIXELS, link("vae", "VAE"), _MASK, whole("grow_mask_by", 6, 0, MOST_GROWN)),

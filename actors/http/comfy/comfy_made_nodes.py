@@ -24,6 +24,8 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     is_one_image,
     lora_fields,
     model_lora_fields,
+    negative_warnings,
+    option_warnings,
     padding_of,
     prompt_text,
     reads_guidance,
@@ -32,9 +34,10 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     seen_numbers,
     shift_of,
     text_lora_fields,
+    unread_warnings,
     whole_cells,
 )
-from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value
+from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value, with_levels
 from modelpool.actors.http.comfy.comfy_text_nodes import combined, with_whole
 from modelpool.actors.http.comfy.comfy_values import (
     WITH_WHOLE,
@@ -93,6 +96,8 @@ class MadeNodes:
         self.counts: dict[str, int] = {}
         self.places: dict[str, BatchPlaces] = {}
         self.warnings: dict[str, None] = {}
+        #: models that have their VAE in their file
+        self.with_vae: set[str] = set()
         self._known: dict[Any, str] = {}
 
     def add(self, node_id: str, kind: str, inputs: Mapping[str, str], **fields: Any) -> str:
@@ -367,7 +372,7 @@ class MadeNodes:
     ) -> NodeLatent:
         """Return the latents of a sampling run. `given` has model, positive, negative, cfg, sampler_name and node_id.
         Raises NodeUnsupported."""
-        model: ModelValue = given["model"]
+        model = self._model_of(given["model"], levels)
         positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
         _check_texts(positive, negative, given["cfg"])
         if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
@@ -382,6 +387,12 @@ class MadeNodes:
         chosen = sampler_value(given["sampler_name"])
         fields |= {"sampler": chosen.name, "eta": chosen.eta, "s_noise": chosen.s_noise}
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
+        read = (positive, negative) if given["cfg"] != 1 else (positive,)
+        family = self._families.get(model.name, "")
+        unread = unread_warnings(read, model.name, family, size, getattr(start, "seconds", 0.0))
+        self.warnings |= dict.fromkeys((*unread, *option_warnings(node_id, model, given["cfg"], family)))
+        if given["cfg"] != 1:
+            self.warnings |= dict.fromkeys(negative_warnings(node_id, positive, negative))
         if isinstance(start, BlankLatent):
             fields |= whole_cells(start.width, start.height) if start.width else {}
             fields |= {"frames": start.frames} if start.frames else {}
@@ -408,6 +419,16 @@ class MadeNodes:
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
         layers = WITH_WHOLE if isinstance(start, BlankLatent) and start.layers else ""
         return replace(found, frames=start.frames, size=size, layers=layers)
+
+    def _model_of(self, model: ModelValue, levels: NoiseLevels) -> ModelValue:
+        """Return a model with the noise levels of a run. Raises NodeUnsupported for levels of another family."""
+        if model.has_vae:
+            self.with_vae.add(model.name)
+        found = levels.model
+        if found is not None and self._families.get(found.name) != self._families.get(model.name):
+            raise NodeUnsupported(f"sigmas: they are of {found.name}, expected those of a model of one family with "
+                                  f"{model.name}")  # fmt: skip
+        return with_levels(model, levels)
 
     def _run_fields(
         self, model: ModelValue, positive: TextValue, cfg: float, levels: NoiseLevels, seed: int
@@ -521,6 +542,7 @@ class MadeNodes:
                     "strength": use.strength,
                     "start": use.start,
                     "end": use.end,
+                    **use.shares_of,
                 }
                 for use in text.controls
             ]

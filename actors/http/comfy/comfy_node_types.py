@@ -91,6 +91,13 @@ def warn(given: Mapping[str, Any], message: str) -> None:
         tell(message)
 
 
+def warn_unread(given: Mapping[str, Any], name: str, reason: str, own: Any = None) -> None:
+    """Tell the user that an input of a node is not read, unless it has the value `own`, with which that is the same."""
+    if (found := given.get(name)) is not None and found != own:
+        shown = f"{found:g}" if isinstance(found, float) else str(found)[:100]
+        warn(given, f"{name}: found {shown}, which is not read: {reason}")
+
+
 def only_in_workflows(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Refuse a node that no request without a workflow can express."""
     raise NodeUnsupported("it is a part of a workflow of several steps")

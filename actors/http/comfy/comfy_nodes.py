@@ -28,6 +28,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     link,
     number,
     text,
+    warn_unread,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
@@ -42,6 +43,7 @@ from modelpool.actors.http.comfy.comfy_values import ClipValue, ControlNetValue,
 from modelpool.actors.http.comfy.comfy_video_nodes import VIDEO_NODES
 
 _LORA_STRENGTH = (1.0, -100.0, 100.0)
+_CONFIG = "anything_v3.yaml"
 #: settings of ComfyUI's loaders that are not read: the pool detects kinds, and decides about dtypes and devices
 _WEIGHT_DTYPE = text("weight_dtype", "default", choices=("default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"))
 _DEVICE = text("device", "default", is_required=False, choices=("default", "cpu"))
@@ -56,8 +58,9 @@ _TWO_CLIPS_TYPES = (
 
 
 def _checkpoint(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn_unread(given, "config_name", "the pool detects the kind of a model", own=_CONFIG)
     name = given["ckpt_name"]
-    return ModelValue(name), ClipValue(name), VaeValue(name)
+    return ModelValue(name, has_vae=True), ClipValue(name), VaeValue(name)
 
 
 def _checkpoint_with_vision(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -89,10 +92,11 @@ def _clip_of_files(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _vae_of_file(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (VaeValue(""),)
+    return (VaeValue("", given["vae_name"]),)
 
 
 def _model_of_file(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn_unread(given, "weight_dtype", "the pool decides about dtypes itself", own="default")
     return (ModelValue(given["unet_name"]),)
 
 
@@ -112,7 +116,7 @@ _LOADERS = (
     _row("CheckpointLoaderSimple", (combo("ckpt_name", MODELS),), _checkpoint, "MODEL", "CLIP", "VAE"),
     _row(
         "CheckpointLoader",
-        (text("config_name", "anything_v3.yaml", choices=("anything_v3.yaml",)), combo("ckpt_name", MODELS)),
+        (text("config_name", _CONFIG, choices=(_CONFIG,)), combo("ckpt_name", MODELS)),
         _checkpoint,
         "MODEL",
         "CLIP",

@@ -25,14 +25,23 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     link,
     number,
     only_in_workflows,
+    warn,
     whole,
 )
-from modelpool.actors.http.comfy.comfy_values import BlankLatent, ImageFile, NodeImage, NodeLatent, NodeMask
+from modelpool.actors.http.comfy.comfy_values import (
+    BlankLatent,
+    ImageFile,
+    NodeImage,
+    NodeLatent,
+    NodeMask,
+    UnknownSize,
+)
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder, OperationRow
 from modelpool.pool.inference.operations.image_detail import COLOURS, DIRECTIONS, MORPHOLOGY, PLANES
 from modelpool.pool.inference.operations.image_edits import BLEND_MODES, FLIPS, TURNS
 from modelpool.pool.inference.operations.image_filters import DITHERS, MAX_RADIUS
 from modelpool.pool.inference.operations.mask_edits import COMPOSITIONS, MOST_GROWN
+from modelpool.pool.values.core.errors import counted
 
 _KINDS = {"IMAGE": NodeImage, "MASK": NodeMask, "LATENT": NodeLatent}
 _IMAGE, _MASK, _LATENT = link("image", "IMAGE"), link("mask", "MASK"), link("samples", "LATENT")
@@ -50,11 +59,8 @@ _BY_SIDES = (_LATENT, combo("upscale_method", ("nearest-exact", "bilinear", "are
 _CROP = combo("crop", ("disabled", "center"))
 
 
-class UnknownSize:
-    """A width or a height that is known when the image is made, and not before."""
-
-    def __str__(self) -> str:
-        return "a size that is known when the image is made"
+#: modes of a custom node in which it makes a difference whether corners are aligned
+_ALIGNED = ("bilinear", "bicubic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +108,11 @@ def _operate(given: Mapping[str, Any], result: Any, operation: str, values: Mapp
 
 
 def _empty_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Images of one colour are equal: one node for all of a batch."""
-    sides = {name: given[name] for name in ("width", "height")}
-    return (_operate(given, NodeImage, "image_solid", {}, **sides, colour=given["color"]),)
+    """Images of one colour."""
+    settings = {name: given[name] for name in ("width", "height")} | {"colour": given["color"]}
+    if given["batch_size"] > 1:
+        settings["count"] = given["batch_size"]
+    return (_operate(given, NodeImage, "image_solid", {}, **settings),)
 
 
 def _flipped(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -119,8 +127,10 @@ def _given(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scaled_latent(given: Mapping[str, Any]) -> tuple[Any, ...]:
     factor = given["factor"]
-    if given["align"] == "true" and factor != int(factor):
-        raise NodeUnsupported(f"align: found true with the factor {factor:g}, expected false, or a whole factor")
+    if given["align"] == "true" and given["mode"] in _ALIGNED and not isinstance(given["samples"], BlankLatent):
+        raise NodeUnsupported(
+            f"align: found true with the mode {given['mode']}, expected false: corners are not aligned"
+        )
     latent = given["samples"]
     if isinstance(latent, BlankLatent):
         width, height = (round(side * factor) for side in (latent.width, latent.height))
@@ -404,6 +414,11 @@ def _split_alpha(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _one_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    image = given["images"]
+    count = max(getattr(image, "count", 1), getattr(image, "frames", 0))
+    if given["batch_size"] < count:
+        images = counted(count, "image")
+        warn(given, f"batch_size: found {given['batch_size']}; {images} stay one batch, with seeds that count up")
     return (given["images"],)
 
 

@@ -16,6 +16,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     number,
     text,
     warn,
+    warn_unread,
     whole,
 )
 
@@ -61,6 +62,7 @@ def _rescaled(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 def _tiled_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Tiles have the same size in each call, as with a swap size of 1; above that, ComfyUI draws one of so many."""
+    warn_unread(given, "swap_size", "tiles have one size, as with 1", own=1)
     if given["scale_depth"] and given["max_depth"]:
         raise NodeUnsupported("scale_depth: expected false, or max_depth 0, with which it has no effect")
     return "hypertile", {"tile": given["tile_size"], "depth": given["max_depth"]}
@@ -129,8 +131,10 @@ def _sampled_as(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The kind of a model's prediction, which the pool reads from its file."""
     if given["sampling"] == "lcm":
         warn(given, "sampling: found lcm; the noise levels are the model's own, and not its fifty distilled ones")
-    elif given["sampling"] not in ("eps", "x0"):
-        warn(given, f"sampling: found {given['sampling']}, which is not read: the model's file says what it predicts")
+    else:
+        warn_unread(given, "sampling", "the model's file says what it predicts", own="eps")
+    for name in ("sigma_max", "sigma_min"):
+        warn_unread(given, name, "the noise levels are the model's own")
     if given.get("zsnr"):
         warn(given, "zsnr: found true, which is not read: the model's file says whether its first level is pure noise")
     return (given["model"],)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
@@ -31,6 +33,12 @@ _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
 _GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
+#: families with a vision encoder for the images that a video begins and ends with
+_SEES_FIRST_IMAGE = ("Wan 2.1 image-to-video", "Wan 2.1 first-and-last")
+#: fields of requests that have other names in nodes
+_NODE_NAMES: Mapping[str, str] = MappingProxyType(
+    {"time_signature": "timesignature", "key_scale": "keyscale", "lyrics_language": "language"}
+)
 #: families of transformers with attention of another name than that of which UNetTemporalAttentionMultiply scales the
 #: last layer, so that the node changes nothing
 _OTHER_ATTENTION = ("Wan ", "Hunyuan Video", "Flux ", "Qwen-Image", "Mochi")
@@ -179,6 +187,29 @@ def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]
     return found
 
 
+def option_warnings(node_id: str, model: ModelValue, cfg: float, family: str) -> Iterator[str]:
+    """Yield what options ask for that a family does by itself, or that needs guidance, and is not read."""
+    strength = dict(model.options).get("cfg_norm", {}).get("strength", 1.0)
+    if strength != 1 and (cfg == 1 or family.startswith(_NORMED)):
+        own = (
+            "cfg 1 is no guidance" if cfg == 1 else f"the guidance of model {model.name!r} is normed by itself, with 1"
+        )
+        yield f"node {node_id}: CFGNorm: found strength {strength:g}, which is not read: {own}"
+
+
+def negative_warnings(node_id: str, positive: TextValue, negative: TextValue) -> Iterator[str]:
+    """Yield what only the negative text of a run says besides its text: the run has one value of it, of positive."""
+    fields = [{} if text.video is None else {**text.video.fields(), **text.video.images()}
+              for text in (positive, negative)]  # fmt: skip
+    own = [{**found, "guidance": text.guidance, "inpainted image": text.inpainted}
+           for found, text in zip(fields, (positive, negative), strict=True)]  # fmt: skip
+    ours, others = own
+    expected = {**ours, "image": None} if "image_cfg" in ours else ours
+    names = [_NODE_NAMES.get(name, name) for name, value in others.items() if value not in (None, expected.get(name))]
+    if names:
+        yield f"node {node_id}: negative: found another {', '.join(names)} than positive, which is not read"
+
+
 def controls_of(model: ModelValue, text: TextValue, family: str) -> tuple[ControlUse, ...]:
     """Return the ControlNets of a run: patches of its model, and ones of its text. Raises NodeUnsupported for patches
     of models that have none here."""
@@ -214,6 +245,33 @@ def reads_image_instead(family: str) -> bool:
 def guidance_warning(node_id: str, guidance: float, model: str) -> str:
     """Return the warning about a guidance scale that a model does not read."""
     return f"node {node_id}: the guidance {guidance:g} is not read: model {model!r} has no guidance as an input"
+
+
+def unread_warnings(
+    texts: Iterable[TextValue], model: str, family: str, size: tuple[int, int], seconds: float = 0.0
+) -> Iterator[str]:
+    """Yield what nodes say of a run that has something else: images are encoded by the VAE of the model, vision
+    encoders see the images that a video begins and ends with, and sizes and seconds next to a text are the ones of the
+    result; (0, 0) and 0: they are not known."""
+    own = {"width": size[0], "target_width": size[0], "height": size[1], "target_height": size[1], "duration": seconds}
+    for text in texts:
+        seen = () if text.video is None else (text.video.image, text.video.last_image)
+        for each in text.unread:
+            found, reason = each.value, ""
+            if found is None:
+                if not family.startswith(_SEES_FIRST_IMAGE):
+                    continue
+                found, reason = "none", "the model sees the image that the video begins with"
+            elif each.name == "vae" and found.name not in ("", model):
+                found, reason = f"the one of {found.name!r}", f"the VAE of model {model!r} is"
+            elif each.name.startswith("clip_vision") and found not in seen:
+                found, reason = "another image", "the model sees the image that the video begins or ends with"
+            elif each.name in own and found != own[each.name]:
+                shown = f", {own[each.name]:g}" if own[each.name] else ""
+                what = "number of seconds" if each.name == "duration" else "size"
+                found, reason = f"{found:g}", f"the model receives the {what} of the result{shown}"
+            if reason:
+                yield f"node {each.node}: {each.name}: found {found}, which is not read: {reason}"
 
 
 def check_guidance(text: TextValue, cfg: float, family: str) -> None:

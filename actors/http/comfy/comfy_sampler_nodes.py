@@ -91,7 +91,8 @@ def _beta_levels(given: Mapping[str, Any]) -> tuple[NoiseLevels]:
     for name, found in zip(("alpha", "beta"), shape, strict=True):
         if not _LEAST_BETA <= found <= _MOST_BETA:
             raise NodeUnsupported(f"{name}: found {found:g}, expected {_LEAST_BETA:g} to {_MOST_BETA:g}")
-    return (NoiseLevels("beta", given["steps"], given["steps"], beta=None if shape == (_BETA, _BETA) else shape),)
+    beta = None if shape == (_BETA, _BETA) else shape
+    return (NoiseLevels("beta", given["steps"], given["steps"], beta=beta, model=given["model"]),)
 
 
 def _manual_levels(given: Mapping[str, Any]) -> tuple[NoiseLevels]:

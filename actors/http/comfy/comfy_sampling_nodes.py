@@ -29,6 +29,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     GuiderValue,
     LatentValue,
     ModelSampling,
+    ModelValue,
     NoiseLevels,
     SampledLatent,
     SamplerValue,
@@ -81,12 +82,13 @@ def _with_noise_mask(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _scaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (ScaledLatent(_sampled_input(given), given["scale_by"]),)
+    return (ScaledLatent(_sampled_input(given), given["scale_by"], method=given["upscale_method"]),)
 
 
 def _scaled_to(given: Mapping[str, Any]) -> tuple[Any, ...]:
     latent = _sampled_input(given)
-    return (ScaledLatent(latent, scale_to(latent, given["width"], given["height"])),)
+    scale = scale_to(latent, given["width"], given["height"])
+    return (ScaledLatent(latent, scale, method=given["upscale_method"]),)
 
 
 def scale_to(latent: SampledLatent, width: int, height: int) -> float:
@@ -181,7 +183,8 @@ def _sampler_name(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _basic_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (denoised_levels(given["scheduler"], given["steps"], given["denoise"]),)
+    levels = denoised_levels(given["scheduler"], given["steps"], given["denoise"])
+    return (replace(levels, model=given["model"]),)
 
 
 def _turbo_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -249,7 +252,11 @@ def _sampled_by_parts(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: LatentValue) -> SampledLatent:
-    model, positive, negative = given["model"], given["positive"], given["negative"]
+    model, positive, negative = with_levels(given["model"], levels), given["positive"], given["negative"]
+    if levels.model is not None and levels.model.name != model.name:
+        raise NodeUnsupported(f"sigmas: they are of {levels.model.name}, expected those of {model.name}")
+    if isinstance(start, EncodedImage) and start.vae not in ("", model.name):
+        raise NodeUnsupported(f"vae: it is of {start.vae}, expected that of {model.name}")
     if isinstance(start, SampledLatent):
         raise NodeUnsupported("latent_image: expected empty, encoded or scaled latents, found those of a sampler")
     if not levels.run_steps and isinstance(start, ScaledLatent):
@@ -295,6 +302,11 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         sigmas=levels.sigmas,
         beta=levels.beta,
     )
+
+
+def with_levels(model: ModelValue, levels: NoiseLevels) -> ModelValue:
+    """Return a model with the noise levels of the one that a schedule was made for."""
+    return model if levels.model is None else replace(model, sampling=levels.model.sampling)
 
 
 def sampler_value(chosen: str | SamplerValue) -> SamplerValue:

@@ -23,6 +23,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     only_in_workflows,
     text,
     warn,
+    warn_unread,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_values import (
@@ -37,6 +38,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     RegionUse,
     SeenImage,
     TextValue,
+    Unread,
     VideoUse,
 )
 from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
@@ -47,6 +49,7 @@ from modelpool.pool.values.core.errors import counted
 _MOST_IMAGES, _QWEN_21_SIDE = 6, 1024
 #: texts that one conditioning has one behind another
 _MOST_APPENDED = 100
+_SIDES = ("positive", "negative")
 _CONDITIONING = link("conditioning", "CONDITIONING")
 _CONTROL_STRENGTH = number("strength", 1.0, 0.0, 10.0)
 _AREA_STRENGTH = number("strength", 1.0, 0.0, MAX_REGION)
@@ -87,9 +90,8 @@ def _without_guidance(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _with_reference_method(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Models read their reference images as they were trained to."""
-    if given["reference_latents_method"] not in ("offset", "index"):
-        warn(given, f"reference_latents_method: found {given['reference_latents_method']}, which is not read: the "
-             "model reads its reference images as it was published")  # fmt: skip
+    reason = "the model reads its reference images as it was published"
+    warn_unread(given, "reference_latents_method", reason, own="offset")
     return (given["conditioning"],)
 
 
@@ -118,15 +120,27 @@ def _with_vision(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _with_read_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The image that a model reads next to its latents, which have its size."""
     use = VideoUse(of_user("pixels", given["pixels"]))
-    return with_video(given["positive"], use), with_video(given["negative"], use), BlankLatent(0, 0, 1)
+    positive, negative = (with_unread(with_video(given[name], use), given, "vae") for name in _SIDES)
+    return positive, negative, BlankLatent(0, 0, 1)
 
 
 def of_user(name: str, image: Any) -> Any:
     """Return an image of the user, or of a node of a workflow. Raises NodeUnsupported for one that is generated, which
-    no request without a workflow reads."""
+    no request without a workflow reads, and for the frames of a video."""
     if image is not None and not isinstance(image, ImageFile | NodeImage):
         raise NodeUnsupported(f"{name}: expected an image of LoadImage")
+    if isinstance(image, NodeImage) and image.frames:
+        found = counted(image.frames, "frame")
+        raise NodeUnsupported(f"{name}: found {found}, expected one image, such as one of ImageFromBatch")
     return image
+
+
+def with_unread(text_value: TextValue, given: Mapping[str, Any], *names: str) -> TextValue:
+    """Return a text with inputs of a node that the run does not read: it is told of where they differ from its own."""
+    found = [(name, given[name]) for name in names if name in given]
+    kept = [(name, value) for name, value in found if value is not None or name.startswith("clip_vision")]
+    noted = tuple(Unread(given["node_id"], name, value) for name, value in kept)
+    return text_value.each(lambda each: replace(each, unread=(*each.unread, *noted)))
 
 
 def with_video(text_value: TextValue, use: VideoUse) -> TextValue:
@@ -149,6 +163,7 @@ def _in_share(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _in_mask(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn_unread(given, "set_cond_area", "the text is read for the whole image, and weighted in the mask", own="default")
     return (_as_region(given["conditioning"], given["strength"], mask=given["mask"]),)
 
 
@@ -202,7 +217,8 @@ def combined(first: TextValue, second: TextValue) -> TextValue:
     whole_image = () if second.is_partial else (_region(second),)
     # a graph is no tree: a node that is combined with itself has twice the parts, each time
     check_parts("conditioning", "texts for parts of the image", len(first.regions) + 1 + len(second.regions), MAX_PARTS)
-    return replace(first, regions=(*first.regions, *whole_image, *second.regions))
+    regions = (*first.regions, *whole_image, *second.regions)
+    return replace(first, regions=regions, unread=(*first.unread, *second.unread))
 
 
 def _concatenated(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -217,7 +233,7 @@ def _concatenated(given: Mapping[str, Any]) -> tuple[Any, ...]:
     appended = (*first.appended, second.text, *second.appended)
     characters = len(first.text) + sum(map(len, appended))
     check_parts("conditioning", "characters in texts one behind another", characters, MAX_PROMPT_CHARACTERS)
-    return (replace(first, appended=appended),)
+    return (replace(first, appended=appended, unread=(*first.unread, *second.unread)),)
 
 
 def _in_part_of_steps(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -239,7 +255,14 @@ def _encoded_with_images(given: Mapping[str, Any]) -> tuple[Any, ...]:
     found = [image for image in images if image is not None]
     if not all(isinstance(image, ImageFile) for image in found):
         raise NodeUnsupported("image: expected an image of LoadImage")
-    return (_referring(TextValue(given["prompt"], given["clip"]), *found),)
+    return (_referring(encoded_prompt(given, bool(found)), *found),)
+
+
+def encoded_prompt(given: Mapping[str, Any], has_images: bool) -> TextValue:
+    """Return the text of a node that reads images with it."""
+    if has_images and given.get("vae") is None:
+        warn(given, "vae: found none; the model reads the images as reference images all the same")
+    return with_unread(TextValue(given["prompt"], given["clip"]), given, "vae")
 
 
 def _encoded_for_joyimage(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -277,7 +300,13 @@ def _vision_model(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (file_stem(given["clip_name"]),)
 
 
+def warn_of_crop(given: Mapping[str, Any]) -> None:
+    """Tell the user of a crop that a vision encoder does not read."""
+    warn_unread(given, "crop", "images are prepared as their vision encoder was trained", own="center")
+
+
 def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn_of_crop(given)
     if not isinstance(given["image"], ImageFile):
         raise NodeUnsupported("image: expected an image of LoadImage")
     return (given["image"],)
@@ -298,7 +327,8 @@ def _control(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _control_of_both(given: Mapping[str, Any]) -> tuple[Any, ...]:
     use = _control_use(given, given["start_percent"], given["end_percent"])
-    return with_control(given["positive"], use), with_control(given["negative"], use)
+    positive, negative = (with_unread(with_control(given[name], use), given, "vae") for name in _SIDES)
+    return positive, negative
 
 
 def _control_use(given: Mapping[str, Any], start: float = 0.0, end: float = 1.0) -> ControlUse:
@@ -320,7 +350,10 @@ def _with_mode(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if not isinstance(given["pixels"], ImageFile) or not isinstance(given["mask"], MaskFile):
         raise NodeUnsupported("pixels, mask: expected an image of LoadImage, and a mask")
-    return given["positive"], given["negative"], EncodedImage(given["pixels"], given["mask"])
+    if given["noise_mask"] is False:
+        raise NodeUnsupported("noise_mask: found false, expected true")
+    positive, negative = (with_unread(given[name], given, "vae") for name in _SIDES)
+    return positive, negative, EncodedImage(given["pixels"], given["mask"], vae=given["vae"].name)
 
 
 def _row(

@@ -28,7 +28,14 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     whole,
 )
 from modelpool.actors.http.comfy.comfy_utility_nodes import UTILITY_NODES, WRITING_NODES, need_room
-from modelpool.actors.http.comfy.comfy_values import BlankLatent
+from modelpool.actors.http.comfy.comfy_values import (
+    BlankLatent,
+    DecodedImage,
+    ImageFile,
+    NodeImage,
+    ScaledLatent,
+    UnknownSize,
+)
 from modelpool.pool.values.core.errors import counted
 
 _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
@@ -228,6 +235,24 @@ def _empty_of_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _unknown_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """A node that is still there when the workflow is compiled: the size is not known."""
     raise NodeUnsupported("image: its size is known when it is made, and not before")
+
+
+def _size_and_count(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The width and the height of images are known when they are made, their number is known before."""
+    image: ImageFile | NodeImage | DecodedImage = given["image"]
+    count = 1
+    if isinstance(image, NodeImage):
+        count = image.count * max(1, image.frames)
+    elif isinstance(image, DecodedImage):
+        start: Any = image.latent.start
+        while isinstance(start, ScaledLatent):
+            start = start.latent.start
+        count = getattr(start, "count", 1) * max(1, getattr(start, "frames", 0))
+    return UnknownSize(), UnknownSize(), count
+
+
+def _image_size_and_count(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return given["image"], *_size_and_count(given)
 
 
 def _nothing(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -460,9 +485,9 @@ _LATENTS = (
     ),
 )
 _SIZES = (
-    _row("GetImageSize", (link("image", "IMAGE"),), _unknown_size, "INT", "INT", "INT"),
-    _row("GetImageSize+", (link("image", "IMAGE"),), _unknown_size, "INT", "INT", "INT"),
-    _row("GetImageSizeAndCount", (link("image", "IMAGE"),), _unknown_size, "IMAGE", "INT", "INT", "INT"),
+    _row("GetImageSize", (link("image", "IMAGE"),), _size_and_count, "INT", "INT", "INT"),
+    _row("GetImageSize+", (link("image", "IMAGE"),), _size_and_count, "INT", "INT", "INT"),
+    _row("GetImageSizeAndCount", (link("image", "IMAGE"),), _image_size_and_count, "IMAGE", "INT", "INT", "INT"),
     _row(
         "Image Size to Number",
         (link("image", "IMAGE"),),

@@ -37,12 +37,13 @@ class ModelSampling:
 @dataclass(frozen=True, slots=True)
 class ModelValue:
     """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets that patch
-    it."""
+    it. `has_vae`: its file has the VAE that it was published with."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
     options: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     sampling: ModelSampling | None = None
+    has_vae: bool = field(default=False, compare=False)
     controls: tuple[ControlUse, ...] = ()
 
 
@@ -62,9 +63,10 @@ class ClipValue:
 
 @dataclass(frozen=True, slots=True)
 class VaeValue:
-    """The VAE of the model `name`, or of a separate file ("")."""
+    """The VAE of the model `name`, or of a separate `file`, of whichever model uses it (`name` "")."""
 
     name: str
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,11 @@ class ControlUse:
     end: float
     mask: AnyMask | None = None
 
+    @property
+    def shares_of(self) -> dict[str, str]:
+        """The field of a request that says what start and end are shares of: noise levels, as in ComfyUI."""
+        return {} if (self.start, self.end) == (0, 1) else {"shares_of": "noise"}
+
 
 @dataclass(frozen=True, slots=True)
 class RegionUse:
@@ -176,6 +183,16 @@ class ImagePromptUse:
     model: str
     image: AnyImage
     strength: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What the input `name` of a node says, which a run does not read: it has an equivalent of its own, which may
+    differ."""
+
+    node: str
+    name: str
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +222,7 @@ class TextValue:
     prior       the latents of stage C of Stable Cascade, which stage B reads
     span        the share of the steps in which it acts, from and to
     timed       other texts, each in its share of the steps
+    unread      what its nodes say of the run that reads it
     """
 
     text: str
@@ -224,6 +242,7 @@ class TextValue:
     prior: SampledLatent | None = None
     span: tuple[float, float] = (0.0, 1.0)
     timed: tuple[TextValue, ...] = ()
+    unread: tuple[Unread, ...] = field(default=(), compare=False)
 
     @property
     def all_parts(self) -> tuple[TextValue, ...]:
@@ -272,6 +291,13 @@ class NodeImage:
     sampler: str = ""
     saved: SavedAs | None = None
     frames: int = 0
+
+
+class UnknownSize:
+    """A width or a height that is known when the image is made, and not before."""
+
+    def __str__(self) -> str:
+        return "a size that is known when the image is made, and not before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +434,7 @@ class NoiseLevels:
     """The noise levels of a run: a schedule of `steps`, of which the last `run_steps` are run, or the levels themselves
     (`sigmas`, without the final 0). `beta` is alpha and beta of the schedule of that name; None for the usual ones. The
     run ends when `last_step` steps are done; 0: all. `first_sigma` takes the place of the first level of a schedule; 0:
-    it stays."""
+    it stays. `model` has the levels that the schedule chooses from; None: the model that is sampled."""
 
     schedule: str
     steps: int
@@ -417,6 +443,7 @@ class NoiseLevels:
     beta: tuple[float, float] | None = None
     last_step: int = 0
     first_sigma: float = 0.0
+    model: ModelValue | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,11 +476,13 @@ class BlankLatent:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """The latents of an image, and where they are regenerated. `hides`: the image is encoded without these pixels."""
+    """The latents of an image, and where they are regenerated. `hides`: the image is encoded without these pixels;
+    `vae` is the model of the VAE, "" for the one that reads them."""
 
     image: ImageFile
     mask: MaskFile | None = None
     hides: bool = False
+    vae: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,25 +515,27 @@ class SampledLatent:
 @dataclass(frozen=True, slots=True)
 class ScaledLatent:
     """Sampled latents, scaled up by a factor: the latents themselves, or, by `via` "image", their decoded images,
-    with an upscaler of the pool or without ("")."""
+    with an upscaler of the pool or without (""). `method` is the one of the node; "" for none."""
 
     latent: SampledLatent
     scale: float
     via: Literal["latent", "image"] = "latent"
     upscaler: str = ""
+    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
     """The images of sampled latents, scaled up by a factor: with an upscaler of the pool, or without (""). `scale` is
     None for the factor of the upscaler, which is not known here. `saved` is the file of a video; `tiles` are fields of
-    a request for the tiles of the VAE."""
+    a request for the tiles of the VAE; `method` is the one by which it is scaled, "" for none."""
 
     latent: SampledLatent
     scale: float | None = 1.0
     upscaler: str = ""
     saved: SavedAs | None = None
     tiles: tuple[tuple[str, int], ...] = ()
+    method: str = ""
 
 
 AnyLatent: TypeAlias = BlankLatent | NodeLatent

@@ -29,9 +29,10 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     shown_with,
     text,
     warn,
+    warn_unread,
     whole,
 )
-from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_video
+from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     ClipValue,
@@ -53,6 +54,8 @@ from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 _POSITIVE, _NEGATIVE, _VAE = link("positive", "CONDITIONING"), link("negative", "CONDITIONING"), link("vae", "VAE")
 #: frames of a video that a node may ask for
 _MOST_FRAMES = 4096
+#: inputs of nodes that name a VAE, and images that were seen by a vision encoder: the model has its own
+_SEEN_BY_MODEL = ("vae", "clip_vision_output", "clip_vision_start_image", "clip_vision_end_image")
 #: patches of LTX: pixels of a side, and frames; and the numbers of patches between which its shift is interpolated
 _LTX_SIDE, _LTX_FRAMES, _LTX_TOKENS = 32, 8, (1024, 4096)
 #: file formats of VHS_VideoCombine, by the pool's names
@@ -101,7 +104,15 @@ def _empty(cell: int) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
 def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Images and empty latents; the images condition both texts."""
     use = VideoUse(*(of_user(name, given.get(name)) for name in ("start_image", "end_image")))
-    return with_video(given["positive"], use), with_video(given["negative"], use), _blank(given)
+    return *_with_images(given, use), _blank(given)
+
+
+def _with_images(given: Mapping[str, Any], use: VideoUse) -> tuple[TextValue, TextValue]:
+    """Return both texts with the images that condition a video."""
+    positive, negative = (
+        with_unread(with_video(given[name], use), given, *_SEEN_BY_MODEL) for name in ("positive", "negative")
+    )
+    return positive, negative
 
 
 def _with_frame_rate(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -113,25 +124,36 @@ def _ltx_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if not is_one(given["strength"]):
         raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1: the image is the first frame")
     use = VideoUse(of_user("image", given["image"]))
-    return with_video(given["positive"], use), with_video(given["negative"], use), _blank(given, cell=8)
+    return *_with_images(given, use), _blank(given, cell=8)
 
 
 def _latent_from_image(cell: int) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
         if given.get("end_image") is not None:
             raise NodeUnsupported("end_image: found an image, expected none: the model has no last frame")
+        if given["vae"].name:
+            _warn_of_own_vae(given)
         return (_blank(given, cell=cell, image=of_user("start_image", given.get("start_image"))),)
 
     return build
 
 
+def _warn_of_own_vae(given: Mapping[str, Any]) -> None:
+    warn(
+        given, f"vae: found the one of {given['vae'].name!r}; the image is encoded by the VAE of the model that samples"
+    )
+
+
 def _hunyuan_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return with_video(given["positive"], VideoUse(of_user("start_image", given.get("start_image")))), _blank(given)
+    warn_unread(given, "guidance_type", "the model's file says how it reads the image", own="v1 (concat)")
+    use = VideoUse(of_user("start_image", given.get("start_image")))
+    return with_unread(with_video(given["positive"], use), given, *_SEEN_BY_MODEL), _blank(given)
 
 
 def _hunyuan_text(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The text; the model of the pool reads the image that the video begins with, too."""
-    return (TextValue(given["prompt"], given["clip"]),)
+    warn_unread(given, "image_interleave", "the model reads the image as it was published", own=2)
+    return (with_unread(TextValue(given["prompt"], given["clip"]), given, *_SEEN_BY_MODEL),)
 
 
 def _svd(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -141,13 +163,13 @@ def _svd(given: Mapping[str, Any]) -> tuple[Any, ...]:
         "image_noise": given["augmentation_level"],
     }
     use = VideoUse(of_user("init_image", given["init_image"]), None, tuple(numbers.items()))
-    value = TextValue("", ClipValue(""), video=use)
+    value = with_unread(TextValue("", ClipValue(""), video=use), given, "vae")
     return value, value, _blank(given, "video_frames")
 
 
 def _image_checkpoint(given: Mapping[str, Any]) -> tuple[Any, ...]:
     name = given["ckpt_name"]
-    return ModelValue(name), name, VaeValue(name)
+    return ModelValue(name, has_vae=True), name, VaeValue(name)
 
 
 def _linear_guidance(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -185,14 +207,15 @@ def _ltx_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _orbit(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """An orbit around an object."""
     use = VideoUse(of_user("init_image", given["init_image"]), None, (("elevation", given["elevation"]),))
-    value = TextValue("", ClipValue(""), video=use)
+    value = with_unread(TextValue("", ClipValue(""), video=use), given, "vae")
     return value, value, _blank(given, "video_frames")
 
 
 def _view(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Another view of an object, of which the image is from the height of the object."""
     numbers = (("elevation", given["elevation"]), ("azimuth", given["azimuth"]), ("image_elevation", 0.0))
-    value = TextValue("", ClipValue(""), video=VideoUse(of_user("init_image", given["init_image"]), None, numbers))
+    use = VideoUse(of_user("init_image", given["init_image"]), None, numbers)
+    value = with_unread(TextValue("", ClipValue(""), video=use), given, "vae")
     return value, value, BlankLatent(given["width"], given["height"], given["batch_size"])
 
 
@@ -202,7 +225,7 @@ def vace_texts_and_latent(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if not is_one(given["strength"]):
         raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1")
     reference = of_user("reference_image", given.get("reference_image"))
-    texts = [given["positive"], given["negative"]]
+    texts = [with_unread(given[name], given, "vae") for name in ("positive", "negative")]
     if reference is not None:
         texts = [replace(each, references=(*each.references, reference)) for each in texts]
     return (*texts, _blank(given), 0)
@@ -232,7 +255,7 @@ def _ltx_guide(given: Mapping[str, Any]) -> tuple[Any, ...]:
         found = f"{given['frame_idx']} and {given['strength']:g}"
         raise NodeUnsupported(f"frame_idx, strength: found {found}, expected 0 and 1: the image is the first frame")
     use = VideoUse(of_user("image", given["image"]))
-    return with_video(given["positive"], use), with_video(given["negative"], use), given["latent"]
+    return *_with_images(given, use), given["latent"]
 
 
 def _ltx_cropped(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -273,6 +296,7 @@ def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[An
 
 
 def _webp(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn_unread(given, "method", "the pool chooses how hard the file is compressed", own="default")
     quality = 100 if given["lossless"] else max(1, given["quality"])
     return _saved_as(given, "images", SavedAs("webp", given["fps"], quality))
 
@@ -347,6 +371,8 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
         raise NodeUnsupported("pingpong: found true, expected false")
     if given["loop_count"]:
         warn(given, f"loop_count: found {given['loop_count']}; files of the pool repeat without end, or not at all")
+    if not given["save_output"]:
+        warn(given, "save_output: found false; the file is an output all the same")
     factor = given.get("crf")
     quality = quality_of_factor(factor) if factor is not None and file_format in ("mp4", "webm") else 0
     return _saved_as(given, "images", SavedAs(file_format, given["frame_rate"], quality))

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from modelpool.actors.http.comfy.comfy_image_nodes import tile_fields
+from modelpool.actors.http.comfy.comfy_image_nodes import tile_fields, warn_of_encoder_tiles, warn_of_vae
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsupported, check_parts, warn
 from modelpool.actors.http.comfy.comfy_sampling_nodes import denoised_levels, repeated
-from modelpool.actors.http.comfy.comfy_text_nodes import with_control
+from modelpool.actors.http.comfy.comfy_text_nodes import encoded_prompt, warn_of_crop, with_control, with_unread
 from modelpool.actors.http.comfy.comfy_values import (
     LAYERS,
     WITH_WHOLE,
@@ -167,6 +167,11 @@ def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (nodes.encode(given["node_id"], given["pixels"], given["vae"].name),)
 
 
+def _encoded_in_tiles(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn_of_encoder_tiles(given)
+    return _encoded(given)
+
+
 def _encoded_for_inpainting(given: Mapping[str, Any]) -> tuple[Any, ...]:
     nodes: MadeNodes = given["nodes"]
     mask = nodes.grown(f"{given['node_id']}/mask", given["mask"], given["grow_mask_by"])
@@ -174,8 +179,15 @@ def _encoded_for_inpainting(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    _check_vae(given)
     nodes: MadeNodes = given["nodes"]
     return (nodes.decode(given["node_id"], given["samples"], given["vae"].name),)
+
+
+def _check_vae(given: Mapping[str, Any]) -> None:
+    nodes: MadeNodes = given["nodes"]
+    if (model := getattr(given["samples"], "model", "")) in nodes.with_vae:
+        warn_of_vae(given, model)
 
 
 def _decoded_in_tiles(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -183,6 +195,7 @@ def _decoded_in_tiles(given: Mapping[str, Any]) -> tuple[Any, ...]:
     latent = given["samples"]
     size = (latent.width, latent.height) if isinstance(latent, BlankLatent) else latent.size
     tiles = dict(tile_fields(given, size, latent.frames))
+    _check_vae(given)
     return (nodes.decode(given["node_id"], latent, given["vae"].name, tiles),)
 
 
@@ -376,7 +389,7 @@ def _with_reference(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _encoded_with_images(given: Mapping[str, Any]) -> tuple[Any, ...]:
     images = [given[name] for name in given if name.partition(".")[0] in _IMAGES and given[name] is not None]
-    return (_referring(TextValue(given["prompt"], given["clip"]), *images),)
+    return (_referring(encoded_prompt(given, bool(images)), *images),)
 
 
 def _referring(value: TextValue, *images: AnyImage) -> TextValue:
@@ -385,6 +398,7 @@ def _referring(value: TextValue, *images: AnyImage) -> TextValue:
 
 
 def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn_of_crop(given)
     return (given["image"],)
 
 
@@ -396,7 +410,8 @@ def _control(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _control_of_both(given: Mapping[str, Any]) -> tuple[Any, ...]:
     span = given["start_percent"], given["end_percent"]
     use = ControlUse(given["control_net"], given["image"], given["strength"], *span)
-    return with_control(given["positive"], use), with_control(given["negative"], use)
+    positive, negative = (with_unread(with_control(given[name], use), given, "vae") for name in _SIDES)
+    return positive, negative
 
 
 def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -405,7 +420,8 @@ def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if given["noise_mask"] is not False:
         latent = replace(latent, mask=given["mask"])
     shown = InpaintedImage(given["pixels"], given["mask"])
-    positive, negative = (given[name].each(lambda text: replace(text, inpainted=shown)) for name in _SIDES)
+    texts = (given[name].each(lambda text: replace(text, inpainted=shown)) for name in _SIDES)
+    positive, negative = (with_unread(each, given, "vae") for each in texts)
     return positive, negative, latent
 
 
@@ -426,7 +442,7 @@ WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
         "SplitSigmas": _split_levels,
         "SplitSigmasDenoise": _split_levels_by_share,
         "VAEEncode": _encoded,
-        "VAEEncodeTiled": _encoded,
+        "VAEEncodeTiled": _encoded_in_tiles,
         "VAEEncodeForInpaint": _encoded_for_inpainting,
         "VAEDecode": _decoded,
         "VAEDecodeTiled": _decoded_in_tiles,

@@ -313,9 +313,12 @@ class GangGroup:
         return [self._received(each) for each in self._gathered(self._sent(own), self.layout.parts, self._branch)]
 
     def sum_of_parts(self, own: Tensor) -> Tensor:
-        """Return the sum of the tensors of the members of this group of texts, equal on each of them. Raises
-        GangBroken."""
-        return torch.stack(self.among_parts(own)).sum(0)
+        """Return the sum of the tensors of the members of this group of texts, equal on each of them, when the device
+        has computed it: the host reads it, which would wait without end for a member that is gone. Raises GangBroken.
+        """
+        found = torch.stack(self.among_parts(own)).sum(0)
+        self.await_device()
+        return found
 
     def exchange(self, sent: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
         """Send a tensor to each member of this group of texts; return what each sent here, flat, of `numbers` values.

@@ -119,6 +119,8 @@ class _SharedRun:
         self._group: GangGroup | None = None
         self._stops = self._pauses = False
         self._longest_seconds, self._begun = 0.0, 0.0
+        #: calls of the model in a step with all options, for each call without them
+        self._most_calls = 1.0
         #: after the last complete step
         self.state: RunState | None = None
 
@@ -142,6 +144,8 @@ class _SharedRun:
         if obstacle := gang_obstacle(run.facts, run.work, self._gang.degree):
             raise unusable_field("gpus", self._gang.degree, f"fewer: {obstacle}")
         run.max_batch = 1
+        extra = run.work.options.extra_predictions
+        self._most_calls = 1.0 + extra * self._layout.branches / max(1, run.work.texts)
 
         @contextmanager
         def shared(module: nn.Module) -> Iterator[None]:
@@ -213,7 +217,7 @@ class _SharedRun:
         stops, pauses, seconds = self._group.agree(asked).amax(0).tolist()
         self._stops, self._pauses = bool(stops), bool(pauses)
         self._longest_seconds = max(self._longest_seconds, seconds)
-        self._group.allow(self._longest_seconds)
+        self._group.allow(self._most_calls * self._longest_seconds)  # options may begin in a later step
         if self._gang.leads:
             self._hooks.on_step(done, steps)
         self._begun = time.monotonic()

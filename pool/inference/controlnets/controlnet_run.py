@@ -8,6 +8,7 @@ Shape legend: B batch, C channels, H W height and width of a latent, L tokens, D
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind, k
 from modelpool.pool.inference.controlnets.inpainting_controlnets import with_mask, with_masked_pixels
 from modelpool.pool.inference.guidance.controlled_transformer import RepeatedResiduals
 from modelpool.pool.inference.pixels.image_ops import covering
+from modelpool.pool.inference.sampling.schedules import SigmaTable
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import (
     ControlMaskMode,
@@ -44,16 +46,38 @@ from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 @dataclass(frozen=True, slots=True, eq=False)
 class RunControlNet:
     """One ControlNet in one run. `images_BCHW` are its control images: pixels from 0 to 1, or latents; with the inpaint
-    mask if it reads one (`pool.inference.controlnets.inpainting_controlnets`)."""
+    mask if it reads one (`pool.inference.controlnets.inpainting_controlnets`). `levels` are the lowest and the highest
+    time input of the model with which it is active; None: it counts steps."""
 
     ref: ControlRef
     patcher: ModelPatcher
     kind: ControlKind
     images_BCHW: Tensor
+    levels: tuple[float, float] | None = None
 
-    def is_on(self, step: int, steps: int) -> bool:
-        """Whether it is active in this step, of those that are run."""
-        return lies_within(step, steps, self.ref.start, self.ref.end)
+    def is_on(self, step: int, steps: int, level_B: Tensor) -> bool:
+        """Whether it is active in this step, of those that are run, or with this time input."""
+        if self.levels is None:
+            return lies_within(step, steps, self.ref.start, self.ref.end)
+        low, high = self.levels
+        return low <= float(level_B.max()) <= high
+
+
+def levels_of(ref: ControlRef, table: SigmaTable) -> tuple[float, float] | None:
+    """Return the lowest and the highest time input with which a ControlNet is active, both in it; None if it counts
+    steps."""
+    if not ref.by_noise:
+        return None
+    low, high = (
+        # as time inputs are in a call
+        float(np.float32(table.time_input(table.sigma_at_percent(share))))
+        if 0 < share < 1
+        else -math.inf
+        if share
+        else math.inf
+        for share in (ref.end, ref.start)
+    )
+    return low, high
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +154,7 @@ class RunControlNets:
         """Return the sum of the residuals for the inputs `control_inputs`, except the images."""
         total: ControlResiduals | None = None
         for place, control in enumerate(self._controls):
-            if not control.is_on(self._done, self._steps):
+            if not control.is_on(self._done, self._steps, control_inputs.level_B):
                 continue
             if control.kind.reads_image_only:
                 found = self._of_image(place, control, control_inputs.x_BC)
@@ -190,6 +214,7 @@ def controlnets_part(run: DenoisingRun) -> RunPart | None:
         run.prompts.cond,
         stop_check(run.hooks),
         done,
+        run.table,
     )
     run.hooks = found.counting(run.hooks)
 
@@ -206,7 +231,8 @@ def controls_of(
     latent: LatentFacts,
     prompt: Condition,
     interrupt: Callable[[], None],
-    done: int = 0,
+    done: int,
+    table: SigmaTable,
 ) -> RunControlNets:
     """Return the ControlNets of the run of these works. Each reads an image of each work, pixels or a latent;
     inpainting ones also a mask. `prompt` is each work's; `done` of its steps were done before."""
@@ -218,7 +244,7 @@ def controls_of(
         images = torch.stack([next(queue) for queue in read])
         if ref.reads_latent and kind.reads_unshifted(patcher.module):
             images = images + latent.shift * latent.scaling_factor
-        controls.append(RunControlNet(ref, patcher, kind, images.to(patcher.device)))
+        controls.append(RunControlNet(ref, patcher, kind, images.to(patcher.device), levels_of(ref, table)))
     return RunControlNets(controls, work.steps_run, interrupt, prompt, done)
 
 

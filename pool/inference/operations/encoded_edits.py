@@ -31,6 +31,14 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoders:
+    """Of which text encoders a text has states: of both CLIP, and of the third one."""
+
+    has_clip: bool = True
+    has_third: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TokenPadding:
     """The least padding tokens that a model reads behind a text, and the least tokens that it reads at all."""
 
@@ -106,9 +114,10 @@ def _of_two_encoders(params: NoSettings, inputs: Inputs) -> Encoded:
     return Encoded(context_LD, second.pooled_V)
 
 
-def _of_three_encoders(params: NoSettings, inputs: Inputs) -> Encoded:
+def _of_three_encoders(params: Encoders, inputs: Inputs) -> Encoded:
     """Return the rows of CLIP from the first two texts, and the rows behind them from the third: Stable Diffusion 3.
-    The pooled embedding has those of both CLIP; rows of CLIP have zeros behind as many columns."""
+    The pooled embedding has those of both CLIP; rows of CLIP have zeros behind as many columns. Without CLIP, the
+    pooled embedding is zero; without all three, there are as many rows of zeros as CLIP would have."""
     first, second, third = (inputs[name] for name in ("first", "second", "third"))
     _check(first, second)
     _check(first, third)
@@ -122,7 +131,8 @@ def _of_three_encoders(params: NoSettings, inputs: Inputs) -> Encoded:
     clip_LD[:, width:] = second.context_LD[: rows[0], width:]
     assert first.pooled_V is not None, "it has a width"
     pooled_V = np.concatenate([first.pooled_V[:width], _pooled(second)[width:]])
-    return Encoded(np.concatenate([clip_LD, third.context_LD[rows[2] :]]), pooled_V)
+    parts = [clip_LD] * params.has_clip + [third.context_LD[rows[2] :]] * params.has_third or [np.zeros_like(clip_LD)]
+    return Encoded(np.concatenate(parts), pooled_V if params.has_clip else np.zeros_like(pooled_V))
 
 
 def _first_width(first_LD: npt.NDArray[np.float32], second_LD: npt.NDArray[np.float32], both: int) -> int:
@@ -174,7 +184,7 @@ ENCODED_EDITS = (
     _row("encoded_concat", NoSettings, _TWO, _joined),
     _row("encoded_pooled_of", NoSettings, _TWO, _pooled_of),
     _row("encoded_of_two", NoSettings, _TWO, _of_two_encoders),
-    _row("encoded_of_three", NoSettings, (*_TWO, "third"), _of_three_encoders),
+    _row("encoded_of_three", Encoders, (*_TWO, "third"), _of_three_encoders),
     _row("encoded_average", Average, _TWO, _averaged, _average_size),
     _row("encoded_padding", TokenPadding, ("text",), _padded, _padding_size),
 )

@@ -264,17 +264,22 @@ def mixed_levels(a: FloatArray, b: FloatArray, mode: str) -> FloatArray:
 
 
 def _fitted(image: ImagePixels | VideoFrames, like_THWC: PixelArray, method: str) -> ImagePixels | VideoFrames:
-    """Return an image in the size of another, with a centre crop, and with an alpha channel if that has one: its own is
-    left out otherwise, and opaque if it has none, as in ComfyUI."""
-    frames_THWC = frames_of(image)
-    if frames_THWC.shape[-1] > like_THWC.shape[-1]:
-        image = image_like(image, frames_THWC[..., : like_THWC.shape[-1]])
-    elif frames_THWC.shape[-1] < like_THWC.shape[-1]:
-        opaque = np.full((*frames_THWC.shape[:3], 1), 255, np.uint8)
-        image = image_like(image, np.concatenate([frames_THWC, opaque], axis=-1))
+    """Return an image in the size of another, with a centre crop, and with an alpha channel as `_with_channels`."""
+    image = _with_channels(image, like_THWC.shape[-1])
     if frames_of(image).shape[1:3] == like_THWC.shape[1:3]:
         return image
     return scaled(image, like_THWC.shape[2], like_THWC.shape[1], method, crops=True)
+
+
+def _with_channels(image: ImagePixels | VideoFrames, channels: int) -> ImagePixels | VideoFrames:
+    """Return an image with so many channels: its alpha channel is left out, or one is added, which is opaque."""
+    frames_THWC = frames_of(image)
+    if frames_THWC.shape[-1] > channels:
+        return image_like(image, frames_THWC[..., :channels])
+    if frames_THWC.shape[-1] < channels:
+        opaque = np.full((*frames_THWC.shape[:3], 1), 255, np.uint8)
+        return image_like(image, np.concatenate([frames_THWC, opaque], axis=-1))
+    return image
 
 
 def _paste_size(params: Paste, sizes: Sizes) -> Size:
@@ -285,10 +290,11 @@ def _paste_size(params: Paste, sizes: Sizes) -> Size:
 
 def _pasted(params: Paste, inputs: Inputs) -> ImagePixels | VideoFrames:
     """Return the destination with the source in it at (x, y), which may be outside: source * mask + destination *
-    (1 - mask). Without a mask it is 1; a mask of another size is scaled with "bilinear". `resize` uses "bilinear"."""
+    (1 - mask). Without a mask it is 1; a mask of another size is scaled with "bilinear". `resize` uses "bilinear". The
+    destination decides about an alpha channel."""
     destination = inputs["destination"]
     under_THWC = frames_of(destination)
-    source = inputs["source"]
+    source = _with_channels(inputs["source"], under_THWC.shape[-1])
     if params.resize:
         source = scaled(source, under_THWC.shape[2], under_THWC.shape[1], "bilinear")
     over_THWC = repeated_to(frames_of(source), len(under_THWC))

@@ -13,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from modelpool.pool.inference.operations.operation import IMAGE, Inputs, Operation, Size, Sizes, need, need_one_of
+from modelpool.pool.inference.operations.operation import (
+    IMAGE,
+    Inputs,
+    Operation,
+    Size,
+    Sizes,
+    need,
+    need_one_of,
+    need_work,
+)
 from modelpool.pool.inference.operations.pixel_levels import as_pixels, each_frame, frames_of, image_like, levels
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import FloatArray, ImagePixels, PixelArray, VideoFrames
@@ -87,6 +96,7 @@ def _filter_size(params: Blur | Sharpen, sizes: Sizes) -> Size:
     if isinstance(params, Sharpen):
         need("alpha", params.alpha, 0, 100)
     size = sizes["image"]
+    need_work("radius", params.radius, 6 * (2 * params.radius + 1), size)
     if params.radius >= min(size.width, size.height):
         raise UnusableField(f"radius: found {params.radius} for an image of {size.width}x{size.height}, expected less")
     return size

@@ -312,6 +312,7 @@ def _scaled(latent: Latent, size: Size, method: str, numbers: tuple[float, ...],
 
 
 def _crop_place(params: LatentCrop, size: Size) -> tuple[int, int, Size]:
+    need("downscale", params.downscale, 1, 256)
     for name in ("x", "y"):
         need(name, getattr(params, name), 0, MAX_SIDE)
     for name in ("width", "height"):
@@ -350,6 +351,7 @@ def _paste_size(params: LatentPaste, sizes: Sizes) -> Size:
     for name in ("x", "y"):
         need(name, getattr(params, name), -MAX_SIDE, MAX_SIDE)
     need("feather", params.feather, 0, MAX_SIDE)
+    need("downscale", params.downscale, 1, 256)
     return sizes["destination"]
 
 

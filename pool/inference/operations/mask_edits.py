@@ -24,6 +24,7 @@ from modelpool.pool.inference.operations.operation import (
     Sizes,
     need,
     need_one_of,
+    need_work,
     same_as,
 )
 from modelpool.pool.inference.operations.pixel_levels import (
@@ -50,6 +51,8 @@ CHANNELS = ("red", "green", "blue", "alpha")
 COMPOSITIONS = ("multiply", "add", "subtract", "and", "or", "xor")
 #: pixels by which a mask grows or shrinks at most
 MOST_GROWN = 1024
+#: steps for each pixel by which a mask grows
+_GROW_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +244,7 @@ def _fade(length: int, begin: int, end: int) -> FloatArray:
 
 def _grow_size(params: Grow, sizes: Sizes) -> Size:
     need("pixels", params.pixels, -MOST_GROWN, MOST_GROWN)
+    need_work("pixels", params.pixels, _GROW_STEPS * abs(params.pixels), sizes["mask"])
     return sizes["mask"]
 
 
@@ -282,6 +286,7 @@ def _thresholded(params: Threshold, inputs: Inputs) -> Mask | VideoMask:
 
 def _blur_size(params: MaskBlur, sizes: Sizes) -> Size:
     need("pixels", params.pixels, 0, 200)
+    need_work("pixels", params.pixels, 12 * params.pixels, sizes["mask"])
     return sizes["mask"]
 
 

@@ -36,6 +36,8 @@ KINDS: Mapping[str, tuple[type[Any], ...]] = MappingProxyType(
 )
 #: of a result: its longest side, its frames, and its pixels or cells in all frames
 MAX_SIDE, MAX_FRAMES, MAX_CELLS = 16384, 4096, 1 << 28
+#: values that an operation reads or compares: its pixels times the steps for each; a minute or two of one core
+MAX_WORK = 1 << 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,17 @@ def need(what: str, found: float, least: float, most: float) -> None:
     """Raise UnusableField unless a setting is within its range."""
     if not least <= found <= most:
         raise UnusableField(f"{what}: found {found:g}, expected {least:g} to {most:g}")
+
+
+def need_work(what: str, found: float, steps: float, size: Size) -> None:
+    """Raise UnusableField if a setting takes so many steps for each pixel that all take too long."""
+    pixels = size.width * size.height * size.count
+    if pixels * steps > MAX_WORK:
+        where = f"{size.width}x{size.height}" + (f" in {counted(size.frames, 'frame')}" if size.frames else "")
+        raise UnusableField(
+            f"{what}: found {found:g} for {where}, which is {steps:,.0f} steps for each of {counted(pixels, 'pixel')}; "
+            f"expected up to {MAX_WORK:,} steps in all"
+        )
 
 
 def need_one_of(what: str, found: str, known: tuple[str, ...]) -> None:

@@ -116,9 +116,29 @@ class OpenedNode:
     operation: Operation
     listing: NodeListing
 
+    def parsed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings in which tuples of numbers that are texts, as in ComfyUI's workflows, are tuples. Raises
+        UnusableField."""
+        tuples = {one.name: one.type for one in self.listing.settings if one.type.startswith("tuple")}
+        return {
+            name: _numbers(f"{self.name}: {name}", value, tuples[name]) if name in tuples else value
+            for name, value in settings.items()
+        }
+
     def work_settings(self, settings: Sequence[tuple[str, SettingValue]]) -> tuple[tuple[str, SettingValue], ...]:
         """Return the settings of a task: with the version, so that its id has it."""
         return ((VERSION, self.declared.version), *settings)
+
+
+def _numbers(what: str, value: Any, kind: str) -> Any:
+    """Return the numbers of a text with commas; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    make: Callable[[str], float] = int if "int" in kind else float
+    try:
+        return tuple(make(part) for part in value.replace(",", " ").split())
+    except ValueError:
+        raise unusable_field(what, value[:100], "numbers with commas") from None
 
 
 #: none

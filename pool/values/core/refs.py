@@ -165,6 +165,8 @@ class ControlMaskMode(StrEnum):
 class ControlRef:
     """A ControlNet file and its use: strength, and start and end as fractions of the steps.
 
+    by_noise      start and end are fractions of the noise levels of the training instead, from the highest one down:
+                  they mean the same levels in each part of a run
     mode          index of the control mode of a union ControlNet
     reads_latent  it reads the latent of its image instead of the pixels
     bright        that latent is encoded with `pool.values.core.stage_params.EncodeImageParams.bright`
@@ -184,6 +186,7 @@ class ControlRef:
     bright: bool = False
     config_overrides: tuple[tuple[str, bool], ...] = ()
     mask_mode: ControlMaskMode | None = None
+    by_noise: bool = False
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
 
     @property

@@ -793,6 +793,7 @@ def _without_places(value: Any) -> Any:
         more: dict[str, Any] = {} if value.mode is None else {"mode": value.mode}
         more |= {"config_overrides": value.config_overrides} if value.config_overrides else {}
         more |= {"mask_mode": value.mask_mode} if value.mask_mode else {}
+        more |= {"by_noise": True} if value.by_noise else {}
         return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **more}
     if isinstance(value, ImagePromptRef):
         found = {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end}

@@ -245,3 +245,27 @@ def test_a_workflow_whose_runs_have_seeds_has_the_last_one() -> None:
         request = GenerateRequest(workflow={"nodes": {"run": seeded, "image": decode}, "output": "image"})
         assert request.workflow is not None
         assert request.workflow.own_seed == seed
+
+
+def test_masks_with_frames_are_refused_and_masks_of_another_shape_are_told_of() -> None:
+    """A mask of two images ended with an error of the worker; one of another shape lost its sides in silence."""
+    image = operation("image_solid", {}, width=64, height=64)
+    two = {"a": image, "b": operation("image_batch", {"first": "a", "second": "a"})}
+    masks = {**BASE, **two, "m": operation("mask_from_image", {"image": "b"}, channel="red")}
+    start = {"kind": "encode", "model": "shapes", "inputs": {"image": "a"}}
+    hidden = {**start, "inputs": {"image": "a", "mask": "m"}}
+    run = {**sampling("e"), "inputs": {"latent": "e", "mask": "m"}, "strength": 0.5}
+    for nodes in ({**masks, "e": hidden, "s": sampling("e")}, {**masks, "e": start, "s": run}):
+        assert "mask: found '2 frames', expected one mask" in refused(lambda nodes=nodes: nodes)
+    for width, height, expected in (
+        (64, 64, False),
+        (32, 32, False),
+        (128, 136, False),
+        (128, 64, True),
+        (64, 96, True),
+    ):
+        solid = operation("mask_solid", {}, width=width, height=height)
+        request = request_of({**BASE, "a": image, "e": start, "m": solid, "s": run})
+        warnings = build_graph(request, JobId("x"), CATALOG)[1].warnings
+        found = any("it is scaled to cover the image, and cut at its sides" in each for each in warnings)
+        assert found == expected, (width, height, warnings)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from tests.actors.unchanged_outputs import write_transformer
 CONFIG = Path(__file__).parents[4] / "configs" / "laptop.toml"
 NAMES = PoolNames({VIDEO: "Wan 2.1"}, [])
 WIDTH, HEIGHT, FRAMES, RATE = 64, 48, 5, 8
+FFPROBE = shutil.which("ffprobe")
 #: nodes that save, by name of the file: class, settings, and what FFmpeg calls codec and pixels
 SAVED: dict[str, tuple[str, dict[str, Any], str]] = {
     "lossless.webp": ("SaveAnimatedWEBP", {"fps": RATE, "lossless": True, "quality": 80, "method": "default"}, ""),
@@ -96,6 +101,35 @@ def test_other_programs_read_the_frames(saved: dict[str, VideoResult]) -> None:
 def _frame(opened: Image.Image, place: int) -> Image.Image:
     opened.seek(place)
     return opened.convert("RGB")
+
+
+def probed(path: Path) -> dict[str, Any]:
+    """What ffprobe says of the first stream of a file, of which it reads all frames."""
+    assert FFPROBE is not None
+    asked = "stream=codec_name,width,height,avg_frame_rate,nb_read_frames,pix_fmt"
+    command = [FFPROBE, "-v", "error", "-count_frames", "-show_entries", asked, "-of", "json", str(path)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 0, f"{path.name}: {answer.stderr}"
+    (stream, *_) = json.loads(answer.stdout)["streams"]
+    return dict(stream, errors=answer.stderr)
+
+
+@pytest.mark.skipif(FFPROBE is None, reason="needs ffprobe; apt-get install ffmpeg")
+def test_ffprobe_finds_what_is_declared(saved: dict[str, VideoResult]) -> None:
+    """Codec, size, number of frames, and frame rate. ffprobe decodes no animated WebP: it knows that it is one."""
+    wrong = []
+    for name, result in saved.items():
+        assert result.path is not None
+        found = probed(result.path)
+        codec = SAVED[name][2]
+        if not codec:
+            wrong += [] if found["codec_name"] == "webp" else [(name, found)]
+            continue
+        shown = found["codec_name"], found["width"], found["height"], int(found["nb_read_frames"])
+        rate = float(Fraction(found["avg_frame_rate"]))
+        if shown != (codec, WIDTH, HEIGHT, FRAMES) or abs(rate - RATE) > 0.05 * RATE or found["errors"]:
+            wrong.append((name, found))
+    assert not wrong, wrong
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
+from modelpool.pool.inference.operations import image_detail
 from modelpool.pool.inference.operations.image_detail import MORPHOLOGY, PLANES
 from modelpool.pool.inference.operations.operate import operation_named
+from modelpool.pool.inference.operations.operation import Size
+from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Mask
 
 
@@ -37,9 +41,59 @@ def test_edges_of_a_square_are_its_border_and_weak_ones_need_a_strong_neighbour(
     assert not alone[10, 55:58].any()
 
 
+def test_a_line_as_long_as_the_image_is_followed_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that winds through the whole image took a round for each of its pixels, each over all pixels."""
+    side, rounds = 64, []
+    weak = np.zeros((side, side), bool)
+    weak[::2] = True
+    weak[1::4, -1] = weak[3::4, 0] = True
+    strong = np.zeros_like(weak)
+    strong[0, 0] = True
+    part = image_detail.joined_parts
+    monkeypatch.setattr(image_detail, "joined_parts", lambda *given: rounds.append(1) or part(*given))
+    assert np.array_equal(image_detail._connected(strong, weak), weak)
+    assert len(rounds) <= 3 * int(weak.sum()).bit_length()
+    drawn_masks = np.random.default_rng(5).random((2, 40, 60)) < np.array([0.01, 0.4])[:, None, None]
+    seeds, places = drawn_masks
+    expected = seeds.copy()
+    for _ in range(expected.size):
+        wide = np.pad(expected, 1)
+        near = np.logical_or.reduce([wide[y : y + 40, x : x + 60] for y in range(3) for x in range(3)])
+        expected, before = expected | (near & places), expected
+        if np.array_equal(expected, before):
+            break
+    assert np.array_equal(image_detail._connected(seeds, places), expected)
+    nothing = np.zeros((4, 4), bool)
+    assert not image_detail._connected(nothing, nothing).any()
+
+
+def test_work_without_end_is_refused_before_it_begins() -> None:
+    """With the setting and the bound: a mask of 16384 pixels a side that grows by 1024 takes hours."""
+    large, film = Size(16384, 16384), Size(4096, 4096, 16)
+    wrong = []
+    for name, settings, size in (
+        ("mask_grow", {"pixels": 1024}, large), ("mask_grow", {"pixels": -1024}, film),
+        ("mask_blur", {"pixels": 200.0}, large), ("image_blur", {"radius": 31, "sigma": 1.0}, large),
+        ("image_sharpen", {"radius": 31, "sigma": 1.0, "alpha": 1.0}, film),
+    ):  # fmt: skip
+        operation = operation_named(name)
+        (source,) = operation.inputs
+        (setting, value) = next(iter(settings.items()))
+        with pytest.raises(
+            UnusableField, match=f"{setting}: found {value:g} for .* expected up to 68,719,476,736 steps"
+        ):
+            operation.size_of(operation.params_of(settings), {source: size})
+        small = operation.size_of(operation.params_of(settings), {source: Size(1024, 1024)})
+        wrong += [] if small == Size(1024, 1024) else [name]
+    assert not wrong
+    for name, settings in (("image_edges", {}), ("image_morphology", {"operation": "open", "kernel": 999})):
+        operation = operation_named(name)  # these take few steps for each pixel, whatever their settings are
+        assert operation.size_of(operation.params_of(settings), {"image": large}) == large
+
+
 def test_morphology_is_the_extreme_of_each_square() -> None:
     image, wrong = drawn(9, 12), []
-    for size in (3, 4):
+    for size in (3, 4, 7, 8, 30):
         found = {name: run("image_morphology", {"operation": name, "kernel": size}, image=image) for name in MORPHOLOGY}
         pixels = image.pixels_HWC.astype(int)
         wide, narrow = (_search(pixels, size, choose) for choose in (np.max, np.min))
@@ -122,6 +176,16 @@ def test_each_text_encoder_reads_a_text_of_its_own() -> None:
     assert np.array_equal(found.context_LD[3:], texts[2].context_LD[3:])
     assert found.pooled_V is not None
     assert np.array_equal(found.pooled_V, np.concatenate([texts[0].pooled_V[:2], texts[1].pooled_V[2:]]))
+    named = dict(zip(("first", "second", "third"), texts, strict=True))
+    clip_only = run("encoded_of_three", {"has_third": False}, **named)
+    assert np.array_equal(clip_only.context_LD, found.context_LD[:3])
+    assert np.array_equal(clip_only.pooled_V, found.pooled_V)
+    third_only = run("encoded_of_three", {"has_clip": False}, **named)
+    assert np.array_equal(third_only.context_LD, found.context_LD[3:])
+    none = run("encoded_of_three", {"has_clip": False, "has_third": False}, **named)
+    assert (none.context_LD.shape, none.context_LD.any()) == ((3, 9), False)
+    assert not third_only.pooled_V.any()
+    assert not none.pooled_V.any()
 
 
 def test_of_two_images_the_first_decides_about_alpha() -> None:

@@ -1,0 +1,255 @@
+"""Every input of every node is read, told of in a warning, or refused: a change of it, to any other legal value, is
+another request, a warning with its name, or a refusal. Inputs that cannot matter are listed here, each with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.actors.http.comfy.every_setting import (
+    MAKING,
+    PROVIDERS,
+    SUBJECT,
+    Maker,
+    Setting,
+    changes_of,
+    meaning,
+)
+
+
+def _batch(make: Maker, place: int) -> list[Any]:
+    return make.add("RepeatLatentBatch", samples=make.sampled(seed=place), amount=4)
+
+
+def _images(make: Maker, place: int) -> list[Any]:
+    return make.add("VAEDecode", samples=_batch(make, place), vae=[make.model(), 2])
+
+
+def _instructed(make: Maker, place: int, has_image: bool = True) -> list[Any]:
+    text = make.text(place)
+    if not has_image:
+        return text
+    given = {"positive": text, "negative": text, "vae": [make.model(), 2], "pixels": make.image()}
+    return make.add("InstructPixToPixConditioning", **given)
+
+
+def _row(make: Maker, place: int) -> Any:
+    return {"on": True, "lora": ("light", "dark")[place], "strength": 0.5}
+
+
+_WIDE = {"width": 128, "height": 64}
+
+
+def _each(kinds: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return dict.fromkeys(kinds, values)
+
+
+#: values of inputs, or what provides their links, with which a change of any input has an effect; None: it is missing
+BASE: Mapping[str, Mapping[str, Any]] = {
+    "T5TokenizerOptions": {"min_padding": 1, "min_length": 0},
+    "CLIPTextEncodeSD3": {"t5xxl": ""},
+    "RebatchImages": {"images": _images},
+    **_each(("PrimitiveFloat", "FloatConstant", "JWFloat", "easy float"), {"value": 3.0}),
+    "StringSubstring": {"string": "a red fox jumps", "start": 2, "end": 9},
+    "StringTrim": {"string": "  a fox  ", "mode": "Both"},
+    "CaseConverter": {"string": "a Red fox", "mode": "UPPERCASE"},
+    "StringReplace": {"string": "a fox", "find": "fox", "replace": "hare"},
+    "Text Find and Replace": {"text": "a fox", "find": "fox", "replace": "hare"},
+    "StringContains": {"string": "a Fox", "substring": "Fox"},
+    "StringCompare": {"string_a": "Fox", "string_b": "Fox", "mode": "Equal"},
+    "RegexReplace": {"string": "a.fox\nA fox", "regex_pattern": "^a.", "replace": "the ", "case_insensitive": True},
+    "RegexMatch": {"string": "no\nA\nfox", "regex_pattern": "^a.fox$", "multiline": True, "dotall": True},
+    "ComfyMathExpression": {"expression": "a+b+c+d+e+f+g+h"},
+    "MathExpression|pysssss": {"expression": "a + b * c"},
+    "SimpleMath+": {"value": "a + b"},
+    "Text Concatenate": {"delimiter": "-", "text_a": " a", "text_b": "b", "text_c": "c", "text_d": "d"},
+    "Text Random Line": {"text": "a\nb\nc\nd\ne\nf", "seed": 5},
+    "StringConstantMultiline": {"string": "a\nb"},
+    **_each(("GetImageSize", "GetImageSize+"), {}),
+    "ScaleROPE": {"scale_x": 2.0},
+    "SDXL Empty Latent Image (rgthree)": {"dimensions": "1024 x 512"},
+    **_each(("SplitSigmas", "SplitSigmasDenoise"), {"step": 3, "denoise": 0.5}),
+    "ManualSigmas": {"sigmas": "1, 0.5, 0"},
+    "DualCFGGuider": {
+        "cond1": _instructed, "cond2": _instructed,
+        "negative": lambda make, place: _instructed(make, place, has_image=False),
+    },
+    "Image Resize": {"supersample": "false", "mode": "rescale"},
+    **_each(("CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent"), {"end_image": None}),
+    "WanVaceToVideo": {"control_video": None, "control_masks": None},
+    "ImageResizeKJv2": {"mask": None, **_WIDE},
+    "ConditioningSetArea": {"width": 32, "height": 16, "x": 8, "y": 8},
+    "ConditioningSetAreaPercentage": {"width": 0.5, "height": 0.25, "x": 0.125, "y": 0.125},
+    **_each(("LatentFromBatch", "LatentBatchSeedBehavior"), {"samples": _batch, "length": 2}),
+    "LatentBatch": {"samples1": _batch, "samples2": lambda make, place: make.sampled(seed=9 + place)},
+    "LatentUpscale": _WIDE,
+    "ImageScale": {"width": 96, "height": 80},
+    "ImageScaleBy": {"scale_by": 1.3},
+    "ImageScaleToTotalPixels": {"megapixels": 0.011, "resolution_steps": 3},
+    "KSamplerAdvanced": {"steps": 10, "start_at_step": 2, "end_at_step": 8},
+    "ImagePadForOutpaint": {"left": 16, "feathering": 10},
+    "ImageCrop": {"width": 24, "height": 16, "x": 8, "y": 8},
+    "GrowMask": {"expand": 4},
+    "SaveAnimatedWEBP": {"lossless": False},
+    "VHS_VideoCombine": {"format": "video/h264-mp4"},
+    "Efficient Loader": {"lora_name": "light"},
+    "Power Lora Loader (rgthree)": {
+        "lora_1": _row, "lora_2": _row, **{f"lora_{place}": None for place in range(3, 100)},
+    },
+    "Lora Loader Stack (rgthree)": {f"lora_0{place}": "light" for place in range(1, 5)},
+}  # fmt: skip
+
+#: kinds of nodes of which one warning tells that none of their settings is read
+TOLD_AS_A_WHOLE = (
+    "TomePatchModel", "EasyCache", "LazyCache", "TorchCompileModel", "TorchCompileModelAdvanced", "ModelComputeDtype",
+    "PathchSageAttentionKJ", "ModelPatchTorchSettings", "RenormCFG", "LatentApplyOperationCFG",
+    "LatentOperationTonemapReinhard", "LatentOperationSharpen",
+)  # fmt: skip
+#: nodes that read no video or audio of users: refused, whatever their settings are
+REFUSED = ("LoadVideo", "GetVideoComponents", "LoadAudio", "VAEEncodeAudio")
+#: nodes that pass one of their inputs on: the others say nothing
+SWITCHES = (
+    "ComfySwitchNode", "LazySwitchKJ", "Switch any [Crystools]", "Any Switch (rgthree)", "ImpactSwitch",
+    "CR Image Input Switch", "CR Text Input Switch",
+)  # fmt: skip
+#: nodes that give the size, or the number, of images: with a loaded image they are values, and read nothing later
+SIZES = ("GetImageSize", "GetImageSize+", "GetImageSizeAndCount")
+#: inputs that cannot matter, by the reason: of a kind of node, or of all ("*"), and the values, or all
+CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
+    "models of the pool have their text and vision encoders: names of files are not read (guides/http.md)": (
+        *((kind.name, given.name, ()) for kind in MAKING if "CLIPLoader" in kind.name for given in kind.inputs),
+        ("CLIPVisionLoader", "clip_name", ()),
+        ("*", "clip_vision", ()),
+    ),
+    "files have the names of the pool": (("*", "filename_prefix", ()),),
+    "it is where something is computed, or shown": (
+        ("*", "noise_device", ()), ("KSampler (Efficient)", "preview_method", ()), ("Text to Console", "label", ()),
+        ("ImageResizeKJv2", "device", ()), ("LoadImageOutput", "upload", ()), ("LoadImageOutput", "refresh", ()),
+    ),
+    "the ControlNet is the one of the model that is sampled": (("DiffControlNetLoader", "model", ()),),
+    "these levels and samplers are of no model": (("SDTurboScheduler", "model", ()), ("SamplerSASolver", "model", ())),
+    "the node is asked when its choice is made": (("ImpactSwitch", "sel_mode", ()),),
+    "a warning calls it cfg": (("DualCFGGuider", "cfg_conds", ()),),
+    "another setting switches it off": (
+        ("HyperTile", "scale_depth", ()), ("Image Resize", "resize_width", ()), ("Image Resize", "resize_height", ()),
+        ("ImageResizeKJv2", "pad_color", ()), ("VAEDecodeTiled", "temporal_size", ()),
+        ("VAEDecodeTiled", "temporal_overlap", ()), ("RescaleCFG", "multiplier", ()),
+    ),
+    "a model that reads pixels needs no VAE for them": (("ControlNetApplyAdvanced", "vae", ("none",)),),
+    "models without a vision encoder see no image; of others there is a warning": (
+        *(("*", f"clip_vision_{name}", ("none",)) for name in ("output", "start_image", "end_image")),
+    ),
+    "a text for a part of the image alone has its weight alone": (
+        *((kind, "strength", ()) for kind in ("ConditioningSetArea", "ConditioningSetAreaPercentage",
+                                             "ConditioningSetMask")),
+    ),
+    "empty latents are zeros of any method, side and size in another": (
+        *((kind, "upscale_method", ()) for kind in ("LatentUpscaleBy", "LatentUpscale")),
+        ("LatentUpscale", "crop", ()), ("LatentUpscale", "samples", ()), ("LatentFlip", "flip_method", ()),
+        ("Latent Upscale by Factor (WAS)", "mode", ()), ("Latent Upscale by Factor (WAS)", "align", ()),
+        ("LatentBatch", "samples2", ()),
+    ),
+    "an image that fits into one tile has none": (
+        ("VAEDecodeTiled", "tile_size", ()), ("VAEDecodeTiled", "overlap", ()),
+    ),
+    "both are the same": (
+        ("SetUnionControlNetType", "type", ("",)), ("ImageResize+", "multiple_of", (1,)),
+        ("ImageResizeKJv2", "divisible_by", (0, 1)), ("SaveVideo", "format", ("mp4",)),
+        ("SaveVideo", "codec", ("h264",)),
+        ("VHS_VideoCombine", "format", ("video/nvenc_h264-mp4",)), ("StringCompare", "mode", ()),
+        ("StringCompare", "case_sensitive", ()), ("StringContains", "case_sensitive", ()),
+        ("StringContains", "substring", ("",)), ("RegexMatch", "regex_pattern", ("",)),
+        ("RegexReplace", "case_insensitive", ()), ("RegexReplace", "dotall", ()), ("RegexReplace", "count", ()),
+        ("Text Random Line", "seed", ()), ("ImageScaleToTotalPixels", "resolution_steps", ()),
+    ),
+    "it has no loss": (("SaveAnimatedPNG", "compress_level", ()),),
+    "what no node reads is not made": (("KSampler (Efficient)", "vae_decode", ()),),
+    "a batch that is not split": (("RebatchImages", "batch_size", (65, 4096, 64)),),
+}  # fmt: skip
+
+
+def cannot_matter(kind: str, name: str, value: Any) -> bool:
+    """Whether a change of an input is listed with a reason."""
+    return any(
+        which in (kind, "*") and each == name and (not values or value in values)
+        for rows in CANNOT_MATTER.values()
+        for which, each, values in rows
+    )
+
+
+def dropped(kind: Any, setting: Setting, most: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the inputs of a kind of node that are dropped in silence: name, value, and what happened. Of each input, so
+    many values are tried."""
+    base = BASE.get(kind.name, {})
+    first, changes = changes_of(kind, setting, base, {})
+    before = meaning(first, setting)
+    if before.refusal:
+        yield kind.name, before.refusal
+        return
+    tried: dict[str, int] = {}
+    for name, value, graph in changes:
+        if tried.get(name, 0) >= most or cannot_matter(kind.name, name, value):
+            continue
+        tried[name] = tried.get(name, 0) + 1
+        if not meaning(graph, setting).tells(name, before):
+            yield kind.name, name, value
+
+
+#: what nodes are used with: the first of these in which a node may be is enough in the usual tests
+FIRST = tuple(Setting("Stable Diffusion 1", latent=latent) for latent in ("blank", "encoded", "sampled"))
+FIRST = (*FIRST, Setting("Chroma"))
+ALL = (
+    *FIRST,
+    Setting("Stable Diffusion 1", latent="encoded", denoise=0.5),
+    Setting("Stable Diffusion 1", latent="sampled", denoise=0.5, text="both"),
+    Setting("Stable Diffusion 1", text="negative"),
+    Setting("Stable Diffusion 1", cfg=1.0),
+    *(Setting(family) for family in ("Stable Diffusion XL", "Qwen-Image", "Wan 2.1 image-to-video", "ACE-Step 1.5")),
+    Setting("Flux dev", cfg=1.0),
+)
+TRIED = [kind for kind in MAKING if kind.name not in (*TOLD_AS_A_WHOLE, *REFUSED, *SWITCHES, *SIZES)]
+
+
+def test_every_input_is_read_or_told_of_or_refused() -> None:
+    """Dropped before: the VAE of another model, methods of scaling, seeds of second passes, the model of a scheduler,
+    sizes next to texts, tiles of encoders, images of vision encoders, and more."""
+    wrong = []
+    for kind in TRIED:
+        for setting in FIRST:
+            found = list(dropped(kind, setting, most=1))
+            if not any(isinstance(each, tuple) and len(each) == 2 for each in found):
+                break
+        wrong += found
+    assert not wrong, wrong
+
+
+@pytest.mark.nightly(usually="tests/actors/http/comfy/test_every_setting.py")
+@pytest.mark.parametrize("setting", ALL, ids=str)
+def test_every_input_is_read_in_every_setting(setting: Setting) -> None:
+    wrong = [each for kind in TRIED for each in dropped(kind, setting, most=4) if len(each) == 3]
+    assert not wrong, wrong
+
+
+def test_nodes_of_which_no_setting_is_read_say_so() -> None:
+    setting, silent = FIRST[0], []
+    for kind in MAKING:
+        if kind.name not in (*TOLD_AS_A_WHOLE, *REFUSED):
+            continue
+        found = meaning(changes_of(kind, setting, {}, {})[0], setting)
+        is_told = found.refusal or any(SUBJECT in each or "LatentApplyOperationCFG" in each for each in found.warnings)
+        if not is_told:
+            silent.append(kind.name)
+    assert not silent
+
+
+def test_each_listed_reason_is_of_an_input_that_exists() -> None:
+    known = {(kind.name, given.name) for kind in MAKING for given in kind.inputs}
+    names = {name for _, name in known}
+    listed = [(which, name) for rows in CANNOT_MATTER.values() for which, name, _ in rows]
+    gone = [each for each in listed if each not in known and not (each[0] == "*" and each[1] in names)]
+    assert not gone
+    assert set(BASE) <= {kind.name for kind in MAKING}
+    assert "LATENT" in PROVIDERS
