@@ -623,7 +623,7 @@ class Engine:
             beside_bytes = _exchange_bytes(self._device.kind, gang, work)
             if weight_bytes + task.activation_bytes + beside_bytes > self.vram.capacity_bytes:  # it streams
                 beside_bytes = _exchange_bytes(self._device.kind, gang, work, exchanges_weights=True)
-        self._drop_group(gang, work, weight_bytes + task.activation_bytes)
+        _drop_group(self, gang, work, weight_bytes + task.activation_bytes)
         return TaskRun(
             task,
             _wanted(patchers, task),
@@ -790,18 +790,20 @@ class Engine:
             self._kept_group = KeptGroup()
         return sample_in_gang(gang, work.texts, shared, hooks, met, self._share, link, self._kept_group)
 
-    def _drop_group(self, gang: Gang | None, work: StageParams, needed_bytes: int) -> None:
-        """Leave the group of the last gang if another gang begins, or if a run alone may need its memory, of
-        `needed_bytes` beside what is resident."""
-        if self._kept_group is None:
-            return
-        if gang is not None:
-            assert isinstance(work, SampleParams), "no other stage is shared"
-            self._kept_group.drop_others(gang, work.texts)
-            return
-        group_bytes = communicator_bytes(self._device.kind, self._kept_group.sizes)
-        if group_bytes and self.vram.residency().used_bytes + needed_bytes + group_bytes > self.vram.capacity_bytes:
-            self._kept_group.drop()
+
+def _drop_group(engine: Engine, gang: Gang | None, work: StageParams, needed_bytes: int) -> None:
+    """Leave the group of the last gang if another gang begins, or if a run alone may need its memory, of `needed_bytes`
+    beside what is resident."""
+    kept = engine._kept_group
+    if kept is None:
+        return
+    if gang is not None:
+        assert isinstance(work, SampleParams), "no other stage is shared"
+        kept.drop_others(gang, work.texts)
+        return
+    group_bytes = communicator_bytes(engine.device.kind, kept.sizes)
+    if group_bytes and engine.vram.residency().used_bytes + needed_bytes + group_bytes > engine.vram.capacity_bytes:
+        kept.drop()
 
 
 def _share_bytes(engine: Engine, gang: Gang | None, patchers: Patchers, task: TaskSpec, room_bytes: int) -> int:
