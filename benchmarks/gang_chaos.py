@@ -10,7 +10,8 @@ tiny; a step waits `--step-seconds`, as one that waits for a GPU does. Three wor
 have; here they may.
 
 After each fault: the job and one beside it have one output each, with the pixels of the undisturbed run, each listed
-once in the manifest; every worker is idle again; no process is left in a process group that its run has left; and how
+once in the manifest; every worker is idle again; no process is left in a process group after a run that did not end
+well (after one that did, it is kept for the next run); and how
 long after a kill or a stop the last of the other members had ended its run, in lengths of a step of the same run. A
 drain is noticed when the run has stopped on the others. Prints a table; exits with 1 if something was broken.
 """
@@ -445,7 +446,7 @@ class Trials:
             self._say(f"{fault}: {len(pids)} workers answer")
         last = {event["pid"]: event for event in self._events.read() if event["pid"] in pids}
         for event in last.values():
-            if event["what"] != "end" or event["grouped"]:
+            if event["what"] != "end" or (event["error"] and event["grouped"]):
                 self._say(f"{fault}: {event['worker']} is left in a group: {event}")
 
     def _submitted(self) -> tuple[Any, Path]:

@@ -21,17 +21,22 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-#: Tests that run the tiny models of all families, most of them beside diffusers: more than half the time of all tests
-#: without Ray.
+#: Tests that run the tiny models of all families or every architecture of the zoo, most of them beside diffusers: more
+#: than half the time of all tests without Ray.
 COMPARISONS = (
     "tests/pool/inference/conditioning/test_image_concat.py",
     "tests/pool/catalog/estimates/test_stage_peak_bytes.py",
+    "tests/pool/engine/gang/test_token_plans.py",
     "tests/pool/families/",
     "tests/pool/inference/image_prompts/",
     "tests/pool/models/loading/test_diffusers_folders.py",
+    "tests/pool/models/loading/test_forms_of_a_model.py",
     "tests/pool/models/loading/test_separate_files.py",
     "tests/pool/models/components/",
+    "tests/pool/weights/ops/test_zoo.py",
     "tests/pool/weights/quant/test_checkpoints.py",
+    "tests/pool/weights/quant/test_gguf_models.py",
+    "tests/pool/weights/tracing/test_activation_bytes.py",
     "tests/pool/models/saving/",
 )
 #: files of these folders whose tests are fast
@@ -40,7 +45,7 @@ FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definiti
 ROTATIONS = 3
 ROOT = Path(__file__).parents[1]
 #: examples of a property that states no number of its own
-USUAL_EXAMPLES, NIGHTLY_EXAMPLES = 30, 100
+USUAL_EXAMPLES, NIGHTLY_EXAMPLES = 20, 100
 
 
 def examples(nightly: int) -> int:

@@ -18,7 +18,7 @@ from modelpool.actors.control.computed_by import AS_USUAL, setting_of
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.control.opened_catalog import ListingCatalog
 from modelpool.actors.graph.features.batch_choice import AS_MEASURED, AutoBatch
-from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
+from modelpool.actors.worker.gpu_worker import Measuring, WorkerEngine, open_engine
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.wire.message_fields import message_fields
@@ -225,11 +225,10 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             vram_policy=wanted.policy,
             reserve_bytes=wanted.reserve_bytes,
             products=wanted.products,
-            measures_attention=wanted.attention == "measured",
+            measuring=Measuring(wanted.attention == "measured", wanted.gang_link_bytes_per_second),
             loras_at_run_time=wanted.loras == "runtime",
             memory_format=wanted.memory_format,
             fast_paths=wanted.fast_paths,
-            gang_link_bytes_per_second=wanted.gang_link_bytes_per_second,
         ),
         open_catalog=_with_nodes(
             config.workflows.nodes,

@@ -207,6 +207,21 @@ class WorkerEngine(Protocol):
         """Free all memory of the device."""
 
 
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What a worker measures of its device, and what the operator states instead.
+
+    attention                   whether the attention kernel for each class of shapes is measured; only on CUDA
+    gang_link_bytes_per_second  to other GPUs of the machine; None: gangs measure it
+    """
+
+    attention: bool = False
+    gang_link_bytes_per_second: int | None = None
+
+
+USUAL_MEASURING = Measuring()
+
+
 def open_engine(
     device: str,
     budget_bytes: int | None,
@@ -214,11 +229,10 @@ def open_engine(
     vram_policy: VramPolicy | None = VramPolicy.NORMAL,
     reserve_bytes: int | None = None,
     products: str = "exact",
-    measures_attention: bool = False,
+    measuring: Measuring = USUAL_MEASURING,
     loras_at_run_time: bool = False,
     memory_format: str = "contiguous",
     fast_paths: FastPaths | None = None,
-    gang_link_bytes_per_second: int | None = None,
 ) -> WorkerEngine:
     """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
     from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -233,11 +247,11 @@ def open_engine(
             vram_policy=vram_policy,
             reserve_bytes=reserve_bytes,
             products=Products(products),
-            measures_attention=measures_attention,
+            measures_attention=measuring.attention,
             loras_at_run_time=loras_at_run_time,
             memory_format=MemoryFormat(memory_format),
             fast_paths=fast_paths,
-            peer_bytes_per_second=gang_link_bytes_per_second,
+            peer_bytes_per_second=measuring.gang_link_bytes_per_second,
         )
     )
 

@@ -1,8 +1,8 @@
 """`WorkerGrowth`: lets an idle worker take memory of its GPU that other processes have given back.
 
-A run takes it, too, when it begins. The driver of the GPU is not asked during a run: the question may wait for what the
-GPU computes, such as an exchange of a gang, and delay that. An idle worker asks by itself, since the scheduler has no
-run for one that is too small.
+A run takes it, too: when it begins. During one, the driver of the GPU is not asked, as the question may wait for what
+the GPU computes, such as an exchange of a gang, and delay that. But the scheduler knows the capacity of before, and has
+no run for a worker that is too small.
 """
 
 from __future__ import annotations

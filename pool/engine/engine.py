@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
@@ -113,10 +113,12 @@ from modelpool.pool.weights.patcher.scheduled_patches import PatchesAtStep
 from modelpool.pool.weights.patcher.weight_form import MemoryFormat, WeightForm
 from modelpool.pool.weights.patches.patch_set import PatchSet
 from modelpool.pool.weights.plan.eviction_plan import Residency
-from modelpool.pool.weights.plan.peer_shares import PeerLink
 from modelpool.pool.weights.vram.attached_patchers import AttachedPatchers
 from modelpool.pool.weights.vram.gang_share import GangShare
 from modelpool.pool.weights.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
+
+if TYPE_CHECKING:
+    from modelpool.pool.engine.gang.kept_group import KeptGroup
 
 #: cached textual inversions; each is some tens of KiB
 MAX_EMBEDDINGS = 64
@@ -227,7 +229,10 @@ class Engine:
         self._previews = PreviewMaker()
         #: of the current run in a gang: until all members had met
         self._meeting_seconds = 0.0
+        self._kept_group: KeptGroup | None = None
         self._share, self._may_share = GangShare(), rules.may_stream and rules.weights_share >= 1
+        #: of the current run in a gang, and the links to other GPUs
+        self.gang_share = self._share
         shared = (device.torch_device, capabilities, self._tools, self._patchers, self.vram)
         self._controls = AttachedPatchers(*shared, Role.CONTROLNET, control_key, OpenControlNet)
         self._image_prompts = AttachedPatchers(*shared, Role.IMAGE_PROMPT, image_prompt_key, OpenImagePrompt)
@@ -282,7 +287,7 @@ class Engine:
             settings.paths,
         )
         if settings.peer_bytes_per_second is not None:
-            opened._share = GangShare(PeerLink(settings.peer_bytes_per_second))
+            opened.gang_share.state(settings.peer_bytes_per_second)
         return opened
 
     def introduce(self) -> EngineFacts:
@@ -571,6 +576,8 @@ class Engine:
     def close(self) -> None:
         """Evict everything and release what the device and the host held for it: the allocator's cache, which other
         engines of the process could not use otherwise, and pinned memory. Idempotent."""
+        if self._kept_group is not None:
+            self._kept_group.drop()
         self._runner.close()
         self.vram.close()
         self._pipeline.close()
@@ -611,12 +618,12 @@ class Engine:
         if len(padded(members)) == 1 and isinstance(work, DecodeParams) and not work.is_tiled:
             begin = partial(self._begin_decode, members[0], work, patchers[0], uploading)
         together = len(padded(members))
-        beside_bytes = 0
+        beside_bytes, weight_bytes = 0, sum(patcher.spec().weight_bytes for patcher in patchers)
         if (gang := members[0].gang) is not None:
             beside_bytes = _exchange_bytes(self._device.kind, gang, work)
-            weight_bytes = sum(patcher.spec().weight_bytes for patcher in patchers)
             if weight_bytes + task.activation_bytes + beside_bytes > self.vram.capacity_bytes:  # it streams
                 beside_bytes = _exchange_bytes(self._device.kind, gang, work, exchanges_weights=True)
+        self._drop_group(gang, work, weight_bytes + task.activation_bytes)
         return TaskRun(
             task,
             _wanted(patchers, task),
@@ -767,6 +774,7 @@ class Engine:
     ) -> RunResults:
         """Sample in a gang. Only such runs import its code, and torch's for process groups."""
         from modelpool.pool.engine.gang.gang_run import sample_in_gang
+        from modelpool.pool.engine.gang.kept_group import KeptGroup
 
         def shared(own_hooks: RunHooks, part: PreparePart) -> RunResults:
             return sampling(own_hooks, None, facts, resources, (*RUN_PARTS, part))
@@ -778,7 +786,22 @@ class Engine:
         if memory.free_bytes() - memory.cached_bytes() < _exchange_bytes(self._device.kind, gang, work):
             release_unused(memory)  # communicators are not from torch's allocator
         link = self.capacity.facts.link_bytes_per_second
-        return sample_in_gang(gang, work.texts, shared, hooks, met, self._share, link)
+        if self._kept_group is None:
+            self._kept_group = KeptGroup()
+        return sample_in_gang(gang, work.texts, shared, hooks, met, self._share, link, self._kept_group)
+
+    def _drop_group(self, gang: Gang | None, work: StageParams, needed_bytes: int) -> None:
+        """Leave the group of the last gang if another gang begins, or if a run alone may need its memory, of
+        `needed_bytes` beside what is resident."""
+        if self._kept_group is None:
+            return
+        if gang is not None:
+            assert isinstance(work, SampleParams), "no other stage is shared"
+            self._kept_group.drop_others(gang, work.texts)
+            return
+        group_bytes = communicator_bytes(self._device.kind, self._kept_group.sizes)
+        if group_bytes and self.vram.residency().used_bytes + needed_bytes + group_bytes > self.vram.capacity_bytes:
+            self._kept_group.drop()
 
 
 def _share_bytes(engine: Engine, gang: Gang | None, patchers: Patchers, task: TaskSpec, room_bytes: int) -> int:

@@ -109,6 +109,8 @@ class GangStarts:
 
     def widened(self, query: PlacementQuery, decision: PlacementDecision) -> PlacementDecision:
         """Return the decision to start its task on several workers, or `decision` itself."""
+        if not self.load.is_known:
+            self.pass_time(query.at)
         alone = (decision.worker, decision.why.chosen.extra_seconds)
         deadline = self._deadline(decision.task, query.at)
         reserved = self._reserved(query.at)

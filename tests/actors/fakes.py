@@ -300,6 +300,8 @@ class Facts:
     capacity_bytes: int
     link_bytes_per_second: float
     device_name: str
+    holds_shares: bool = False
+    gang_link_bytes_per_second: float = 0.0
 
 
 class OutOfMemory(UserError):

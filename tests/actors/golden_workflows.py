@@ -650,7 +650,28 @@ IMAGES: dict[str, Golden] = {
         },
         lambda do: scaled_by_sides(do),
     ),
+    "light, and sizes of one side, of another image and of multiples": Golden(
+        {
+            **BASE,
+            "e": BASE["d"],
+            "a": operation("image_scale_to_shortest", {"shortest": 96, "method": "bicubic"}, image="e"),
+            "b": operation("image_brightness", {"factor": 1.25}, image="a"),
+            "c": operation("image_contrast", {"factor": 0.5}, image="b"),
+            "g": operation("image_scale_like", {"method": "area"}, image="c", like="e"),
+            "d": operation("image_scale_to_multiple", {"multiple": 48}, image="g"),
+        },
+        lambda do: lit(do),
+    ),
 }
+
+
+def lit(do: Steps) -> Any:
+    image = do.change("image_scale", {"width": 96, "height": 96, "method": "bicubic"}, image=do.decode(do.sample()))
+    image = do.change(
+        "image_contrast", {"factor": 0.5}, image=do.change("image_brightness", {"factor": 1.25}, image=image)
+    )
+    image = do.change("image_scale", {"width": SIDE, "height": SIDE, "method": "area"}, image=image)
+    return do.change("image_scale", {"width": 48, "height": 48}, image=image)
 
 
 def scaled_by_sides(do: Steps) -> Any:

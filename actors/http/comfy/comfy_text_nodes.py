@@ -126,9 +126,12 @@ def _with_read_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def of_user(name: str, image: Any) -> Any:
     """Return an image of the user, or of a node of a workflow. Raises NodeUnsupported for one that is generated, which
-    no request without a workflow reads."""
+    no request without a workflow reads, and for the frames of a video."""
     if image is not None and not isinstance(image, ImageFile | NodeImage):
         raise NodeUnsupported(f"{name}: expected an image of LoadImage")
+    if isinstance(image, NodeImage) and image.frames:
+        found = counted(image.frames, "frame")
+        raise NodeUnsupported(f"{name}: found {found}, expected one image, such as one of ImageFromBatch")
     return image
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
-from modelpool.actors.http.comfy.comfy_text_nodes import with_video
+from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_video
 from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeMask, UserSound, VideoUse
 from modelpool.actors.http.comfy.comfy_video_nodes import blank_video, vace_texts_and_latent
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
@@ -72,7 +72,7 @@ def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _fun_control(given: Mapping[str, Any]) -> tuple[Any, ...]:
     control = _as_long(given, "control_video", _frames(given, "control_video"))
-    use = VideoUse(image=given.get("start_image"), video=control)
+    use = VideoUse(image=of_user("start_image", given.get("start_image")), video=control)
     return with_video(given["positive"], use), with_video(given["negative"], use), blank_video(given)
 
 
@@ -96,7 +96,7 @@ def _animated(given: Mapping[str, Any]) -> tuple[Any, ...]:
         followed[name] = frames
     use = VideoUse(video=followed["pose_video"], face_video=followed["face_video"])
     texts = [with_video(given[name], use) for name in ("positive", "negative")]
-    if (character := given.get("reference_image")) is not None:
+    if (character := of_user("reference_image", given.get("reference_image"))) is not None:
         settings = {"width": given["width"], "height": given["height"], "method": "area", "crop": True}
         shown = nodes.operate(f"{node_id}/character", "image_scale", NodeImage, {"image": character}, settings)
         texts = [replace(each, references=(*each.references, shown)) for each in texts]

@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -66,8 +67,40 @@ _SHORT_LENGTH = 200
 #: what has become of the process of a member
 _ENDED, _STOPPED = "its process has ended", "its process is stopped"
 _HERE, _LEFT, _SEEN, _BROKEN = "here", "left", "seen", "broken"
-_FAILURES = (RuntimeError, dist.DistError)
+#: what torch raises when a member or a store does not answer
+FAILURES = (RuntimeError, dist.DistError)
 _T = TypeVar("_T")
+
+
+class _Facts(NamedTuple):
+    """What a member says when it comes: its process, the token of a group that it would lead, and of what it has kept;
+    "" for nothing."""
+
+    pid: int
+    start: str
+    token: str
+    kept: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FormedGroup:
+    """The process groups of torch among the members of a gang, which outlive the run that formed them.
+
+    token  differs between all groups that were formed; equal on all members
+    """
+
+    token: str
+    members: tuple[WorkerId, ...]
+    rank: int
+    layout: GangLayout
+    hosts: dist.ProcessGroup | None
+    branch: dist.ProcessGroup | None
+    part: dist.ProcessGroup | None
+    everyone: dist.ProcessGroup | None
+
+    def is_for(self, gang: Gang, layout: GangLayout) -> bool:
+        """Whether the members of `gang` could use it, in these places."""
+        return (self.members, self.rank, self.layout) == (gang.members, gang.rank, layout)
 
 
 class GangGroup:
@@ -90,6 +123,10 @@ class GangGroup:
         self._processes: dict[int, tuple[int, str]] = {}
         #: all members, on their devices
         self._everyone: dist.ProcessGroup | None = None
+        #: of the group, once it is formed
+        self._token = ""
+        #: whether torch's default group is of this run, or kept for it
+        self._owns = False
         #: operations among hosts that were begun and have not ended
         self._pending: list[dist.Work] = []
         #: copied to the device because tensors go over the host
@@ -97,14 +134,20 @@ class GangGroup:
         #: whether tensors go over the host: gloo computes there only
         self._stages = device.type not in ("cpu", "cuda")
 
-    def meet(self, should_stop: Callable[[], bool], seconds: float = MEET_SECONDS) -> bool:
-        """Meet the other members and form the group. Returns False if `should_stop` says so before; raises GangBroken
-        if some do not come within `seconds`, UnusableField if two have parts of one GPU."""
+    def meet(
+        self, should_stop: Callable[[], bool], seconds: float = MEET_SECONDS, kept: FormedGroup | None = None
+    ) -> bool:
+        """Meet the other members and form the group, or use the one that all of them have kept: `kept` is this one's,
+        which is left otherwise. Returns False if `should_stop` says so before; raises GangBroken if some do not come
+        within `seconds`, UnusableField if two have parts of one GPU."""
         gang = self.gang
         ranks = range(gang.degree)
+        self._owns = kept is not None
         with self._failing_as_broken():
+            own = "" if kept is None or not kept.is_for(gang, self.layout) else kept.token
+            facts = _Facts(os.getpid(), process_start(os.getpid()), f"{os.getpid()} {time.time_ns()}", own)
             self._store = reach_store(gang)
-            self._store.set(f"{_HERE}/{gang.rank}", f"{os.getpid()} {process_start(os.getpid())}")
+            self._store.set(f"{_HERE}/{gang.rank}", json.dumps(facts))
             deadline = time.monotonic() + seconds
             while missing := [rank for rank in ranks if not self._store.check([f"{_HERE}/{rank}"])]:
                 if should_stop():
@@ -114,27 +157,53 @@ class GangGroup:
                     names = ", ".join(gang.members[rank] for rank in missing)
                     raise GangBroken(f"{names} did not come within {seconds:.0f} s", tuple(missing))
                 time.sleep(_POLL_SECONDS)
-            for rank in ranks:
-                pid, _, start = self._store.get(f"{_HERE}/{rank}").decode().partition(" ")
-                if rank != gang.rank and process_start(int(pid)) == start:  # else ids of its container, perhaps
-                    self._processes[rank] = int(pid), start
-            limit = datetime.timedelta(seconds=FORMING_SECONDS)
-            dist.init_process_group(
-                backend_for(self.device), store=self._store, rank=gang.rank, world_size=gang.degree, timeout=limit
-            )
-            self._hosts = dist.new_group(backend="gloo", timeout=limit)
-            for members in self.layout.branch_ranks():  # every member makes every group
-                group = dist.new_group(members, timeout=limit) if len(members) > 1 else None
-                self._branch = group if gang.rank in members else self._branch
-            for members in self.layout.part_ranks():
-                group = dist.new_group(members, timeout=limit) if len(members) > 1 else None
-                self._part = group if gang.rank in members else self._part
-            alike = self._branch if self.layout.branches == 1 else self._part if self.layout.parts == 1 else None
-            self._everyone = alike or dist.group.WORLD
+            each = [_Facts(*json.loads(self._store.get(f"{_HERE}/{rank}"))) for rank in ranks]
+            for rank, other in enumerate(each):
+                if rank != gang.rank and process_start(other.pid) == other.start:  # else ids of its container, perhaps
+                    self._processes[rank] = other.pid, other.start
+            is_kept = kept is not None and own != "" and all(other.kept == own for other in each)
+            if kept is not None and is_kept:
+                self._hosts, self._branch, self._part = kept.hosts, kept.branch, kept.part
+                self._everyone, self._token = kept.everyone, kept.token
+            else:
+                if kept is not None:
+                    abandon_group()
+                self._form()
+                self._token = each[0].token
             self._limit(FIRST_SECONDS)
-        self._expect_own_gpus()
+        if not is_kept:
+            self._expect_own_gpus()
         self._connect()
         return True
+
+    def _form(self) -> None:
+        """Form the group; all members have come."""
+        gang, limit = self.gang, datetime.timedelta(seconds=FORMING_SECONDS)
+        self._owns = True
+        dist.init_process_group(
+            backend_for(self.device), store=self._store, rank=gang.rank, world_size=gang.degree, timeout=limit
+        )
+        self._hosts = dist.new_group(backend="gloo", timeout=limit)
+        for members in self.layout.branch_ranks():  # every member makes every group
+            group = dist.new_group(members, timeout=limit) if len(members) > 1 else None
+            self._branch = group if gang.rank in members else self._branch
+        for members in self.layout.part_ranks():
+            group = dist.new_group(members, timeout=limit) if len(members) > 1 else None
+            self._part = group if gang.rank in members else self._part
+        alike = self._branch if self.layout.branches == 1 else self._part if self.layout.parts == 1 else None
+        self._everyone = alike or dist.group.WORLD
+
+    def give(self) -> FormedGroup | None:
+        """Return the process groups to keep, after a run that has ended well on all members; this group has left then.
+        None if something is still exchanged: leave it."""
+        if self._pending or not self._token:
+            return None
+        formed = FormedGroup(
+            self._token, self.gang.members, self.gang.rank, self.layout,
+            self._hosts, self._branch, self._part, self._everyone,
+        )  # fmt: skip
+        self._forget()
+        return formed
 
     def _expect_own_gpus(self) -> None:
         """Raise UnusableField if two members have parts of one GPU: NCCL does not connect these, and says so only with
@@ -176,9 +245,14 @@ class GangGroup:
             store = self._store
             _within(lambda: store.set(f"{_LEFT}/{self.gang.rank}", reason), SEEN_SECONDS)
         pending, self._pending = self._pending, []
-        with suppress(*_FAILURES):
-            abandon_group(pending)
+        if self._owns:
+            with suppress(*FAILURES):
+                abandon_group(pending)
+        self._forget()
+
+    def _forget(self) -> None:
         self._store = self._hosts = self._branch = self._part = self._everyone = None
+        self._token, self._owns = "", False
 
     def await_device(self) -> None:
         """Wait until the device has computed all that this thread has begun, at most as long as an operation may take.
@@ -239,9 +313,12 @@ class GangGroup:
         return [self._received(each) for each in self._gathered(self._sent(own), self.layout.parts, self._branch)]
 
     def sum_of_parts(self, own: Tensor) -> Tensor:
-        """Return the sum of the tensors of the members of this group of texts, equal on each of them. Raises
-        GangBroken."""
-        return torch.stack(self.among_parts(own)).sum(0)
+        """Return the sum of the tensors of the members of this group of texts, equal on each of them, when the device
+        has computed it: the host reads it, which would wait without end for a member that is gone. Raises GangBroken.
+        """
+        found = torch.stack(self.among_parts(own)).sum(0)
+        self.await_device()
+        return found
 
     def exchange(self, sent: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
         """Send a tensor to each member of this group of texts; return what each sent here, flat, of `numbers` values.
@@ -328,7 +405,7 @@ class GangGroup:
     def _failing_as_broken(self) -> Iterator[None]:
         try:
             yield
-        except _FAILURES as failed:
+        except FAILURES as failed:
             raise self._broken(failed) from failed
 
     def _broken(self, failed: BaseException) -> GangBroken:
@@ -433,7 +510,7 @@ def _within(ask: Callable[[], _T], seconds: float) -> _T | None:
     answer: list[_T] = []
 
     def answer_it() -> None:
-        with suppress(*_FAILURES):
+        with suppress(*FAILURES):
             answer.append(ask())
 
     thread = threading.Thread(target=answer_it, name="gang store", daemon=True)

@@ -19,6 +19,7 @@ from torch import nn
 from modelpool.pool.engine.gang.branch_spread import spread_over_branches
 from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.gang_layout import layout_of
+from modelpool.pool.engine.gang.kept_group import KeptGroup
 from modelpool.pool.engine.gang.member_digest import expect_equal, request_digest, weight_digests
 from modelpool.pool.engine.gang.peer_weights import PeerWeights, peer_weights
 from modelpool.pool.engine.gang.sequence_split import divided_tokens
@@ -45,17 +46,21 @@ def sample_in_gang(
     on_met: Callable[[float], None],
     share: GangShare | None = None,
     host_bytes_per_second: float = 1.0,
+    kept: KeptGroup | None = None,
 ) -> RunResults:
     """Return the results of a sampling run that this worker shares, equal on every member. `texts` are those for which
     the model is evaluated in each step. `on_met` gets the seconds from when this member was ready until all had met.
-    `share` is what it may hold for the others, which it could read from its host at this speed; None: nothing.
+    `share` is what it may hold for the others, which it could read from its host at this speed; None: nothing. The
+    group of a run that ends well stays in `kept`, from which the next run of the same members takes it.
 
     A request to stop or to pause ends the run of all members after the same step. Raises Stopped; GangBroken with the
     state after the last complete step; GangsDiffer.
     """
-    run = _SharedRun(gang, texts, hooks, on_met, share, host_bytes_per_second)
+    run = _SharedRun(gang, texts, hooks, on_met, share, host_bytes_per_second, kept)
     try:
-        return sampling(run.hooks, run.part)
+        results = sampling(run.hooks, run.part)
+        run.keep()
+        return results
     except GangBroken as broken:
         state = broken.state if broken.state is not None else run.state
         raise GangBroken(str(broken), broken.suspects, state) from broken
@@ -104,7 +109,9 @@ class _SharedRun:
         on_met: Callable[[float], None],
         share: GangShare | None = None,
         host_bytes_per_second: float = 1.0,
+        kept: KeptGroup | None = None,
     ) -> None:
+        self._kept = kept
         self._gang, self._hooks, self._on_met = gang, hooks, on_met
         self._share, self._host_bytes_per_second = share, host_bytes_per_second
         self._peers: PeerWeights | None = None
@@ -112,6 +119,8 @@ class _SharedRun:
         self._group: GangGroup | None = None
         self._stops = self._pauses = False
         self._longest_seconds, self._begun = 0.0, 0.0
+        #: calls of the model in a step with all options, for each call without them
+        self._most_calls = 1.0
         #: after the last complete step
         self.state: RunState | None = None
 
@@ -135,13 +144,16 @@ class _SharedRun:
         if obstacle := gang_obstacle(run.facts, run.work, self._gang.degree):
             raise unusable_field("gpus", self._gang.degree, f"fewer: {obstacle}")
         run.max_batch = 1
+        extra = run.work.options.extra_predictions
+        self._most_calls = 1.0 + extra * self._layout.branches / max(1, run.work.texts)
 
         @contextmanager
         def shared(module: nn.Module) -> Iterator[None]:
             ready = time.monotonic()
             group = GangGroup(self._gang, self._layout, run.model.device)
             self._group = group
-            if not group.meet(self._hooks.should_stop):
+            kept = None if self._kept is None else self._kept.take()
+            if not group.meet(self._hooks.should_stop, kept=kept):
                 raise Stopped("stopped before its gang has met")
             self._expect_equal(run, module, group)
             with ExitStack() as entered:
@@ -163,8 +175,15 @@ class _SharedRun:
 
         return RunPart(around=shared)
 
+    def keep(self) -> None:
+        """Keep the group of a run that has ended well, on all members after the same step."""
+        if self._group is not None and self._kept is not None:
+            formed = self._group.give()
+            if formed is not None:
+                self._kept.keep(formed)
+
     def leave(self, reason: str = "") -> None:
-        """Leave the group, if there is one. Idempotent."""
+        """Leave the group, if there is one that is not kept. Idempotent."""
         if self._group is not None:
             if self._share is not None:
                 self._share.staged_bytes = self._group.staged_bytes
@@ -198,7 +217,7 @@ class _SharedRun:
         stops, pauses, seconds = self._group.agree(asked).amax(0).tolist()
         self._stops, self._pauses = bool(stops), bool(pauses)
         self._longest_seconds = max(self._longest_seconds, seconds)
-        self._group.allow(self._longest_seconds)
+        self._group.allow(self._most_calls * self._longest_seconds)  # options may begin in a later step
         if self._gang.leads:
             self._hooks.on_step(done, steps)
         self._begun = time.monotonic()

@@ -110,14 +110,18 @@ class TokenExchange(AttentionKernels):
         heads = shares_of(query.shape[1], len(lengths))
         mask = None if attn_mask is None else self._whole_mask(attn_mask, lengths, heads)
         scattered = self._heads_for_tokens((query, key, value), lengths, heads)
-        made = self._plain(attend, *scattered, mask, *args, **kwargs)
-        return self._tokens_for_heads(made, lengths, heads)
+        made = self._tokens_for_heads(self._plain(attend, *scattered, mask, *args, **kwargs), lengths, heads)
+        if self.leaves_out:  # such a module reads on the host which tokens it leaves out: the next one waits for this
+            self._group.await_device()
+        return made
 
     def _lengths(self, segments: Sequence[str], found: int) -> list[int]:
         """How many of these tokens each member has; this one has `found`."""
         if self.leaves_out:
             own = torch.tensor([found], device=self._group.device)
-            return [int(each.item()) for each in self._group.among_parts(own)]
+            lengths_1 = self._group.among_parts(own)
+            self._group.await_device()  # the host would wait without end for a member that is gone
+            return [int(each.item()) for each in lengths_1]
         lengths = self._shares.together(segments)
         _expect(found, lengths[self._part], "keys", segments)
         return lengths

@@ -16,6 +16,8 @@ AVERAGED_SECONDS = 300.0
 MOST_LOAD = 0.9
 #: time in which the jobs with deadlines have come that more of them are expected after
 EXPECTED_SECONDS = 60.0
+#: the load of the moment in which the first run comes that may be shared counts as if it had lasted so long
+FIRST_SECONDS = 10.0
 _JUST_AFTER_SECONDS = 1e-3
 
 
@@ -30,9 +32,11 @@ class GangLoad:
 
     def pass_time(self, at: float, workers: int, busy: float) -> None:
         """Account for the time from the call before to `at`: of `workers`, `busy` ran something. Of shared runs, what
-        one GPU would not have needed is not counted in `busy`."""
+        one GPU would not have needed is not counted in `busy`. The first call begins with the load of the moment."""
         if self._at is None:
             self._at = at
+            if workers:
+                self.load, self._since = busy / workers, FIRST_SECONDS
         seconds = at - self._at
         if seconds <= 0.0:
             return

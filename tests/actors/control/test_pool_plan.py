@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from modelpool.actors.config.config import PoolConfig, PoolSection
 from modelpool.actors.control.computed_by import computed_by_of
 from modelpool.actors.control.pool_plan import SIMULATED_WORKERS, plan_pool
+from modelpool.actors.worker.gpu_worker import Measuring
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.devices.capabilities import cuda_capabilities
 from modelpool.pool.devices.detection import capabilities_here, detect
@@ -88,16 +90,27 @@ def test_the_policy_is_what_was_asked_for_or_left_to_the_worker(device, policy, 
     assert (found["vram_policy"], found["reserve_bytes"]) == (chosen, 1 << 30)
 
 
+def test_a_stated_link_among_gpus_reaches_the_engine() -> None:
+    """And what a worker introduces itself with; by default gangs measure it, also on simulated devices."""
+    for text, speed in (("50GB", 50e9), (None, 0.0)):
+        pool = {"device": "sim", "vram": "64MiB"} | ({"gpu_link": text} if text else {})
+        engine: Any = plan_pool(PoolConfig.model_validate({"pool": pool}), 0, can_grow=False).open_engine()
+        facts = engine.introduce()
+        engine.close()
+        assert (facts.holds_shares, facts.gang_link_bytes_per_second) == (True, speed)
+
+
 def test_options_of_the_fast_path_reach_the_engine_and_are_off_by_default() -> None:
     """Those for CUDA have no effect elsewhere."""
     usual = plan_pool(PoolConfig(), 0, can_grow=False).open_engine.keywords
     wanted = {"attention": "measured", "loras": "runtime", "memory_format": "channels_last", "cuda_graphs": True}
     config = PoolConfig.model_validate({"pool": {"device": "cpu", "vram": "64MiB", **wanted}})
     plan = plan_pool(config, 0, can_grow=False)
-    names = ("measures_attention", "loras_at_run_time", "memory_format", "fast_paths")
-    assert [usual[name] for name in names] == [False, False, "contiguous", FastPaths()]
+    names = ("measuring", "loras_at_run_time", "memory_format", "fast_paths")
+    assert [usual[name] for name in names] == [Measuring(), False, "contiguous", FastPaths()]
     graphs = FastPaths(FastPath(captures=True))
-    assert [plan.open_engine.keywords[name] for name in names] == [True, True, "channels_last", graphs]
+    expected = [Measuring(attention=True), True, "channels_last", graphs]
+    assert [plan.open_engine.keywords[name] for name in names] == expected
     engine = plan.open_engine()
     assert engine._loras_at_run_time
     assert engine._memory_format is MemoryFormat.CHANNELS_LAST

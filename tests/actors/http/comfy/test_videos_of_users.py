@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -14,9 +16,11 @@ import requests
 from PIL import Image
 
 from modelpool import GenerateRequest, PoolConfig
+from modelpool.actors.cli.run.run_workflow import read_workflow, workflow_requests
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
+from modelpool.actors.http.read_requests import video_next_to
 from modelpool.actors.http.service.uploads import Uploads
 from modelpool.actors.request.control_video_fields import read_frames
 from modelpool.pool.values.core.errors import UserError
@@ -135,6 +139,8 @@ def test_what_a_workflow_cannot_say_of_a_video_is_refused_by_its_node(tmp_path: 
     cases.append((graph, "loaded", "other.mp4 was not uploaded"))
     graph = following("WanAnimateToVideo", "animate", background_video=["parts", 0], pose_video=["parts", 0])
     cases.append((graph, "blank", "background_video: found images, expected none"))
+    graph = following("HunyuanVideo15ImageToVideo", start_image=["parts", 0])
+    cases.append((graph, "blank", "start_image: found 9 frames, expected one image"))
     graph = following(**followed)
     graph["saved"]["inputs"]["video"] = ["loaded", 0]
     cases.append((graph, "saved", "found one of the user, which the pool does not write again"))
@@ -209,3 +215,33 @@ def test_a_video_of_a_user_is_changed_and_saved(server: str) -> None:
         given = np.stack([frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]).astype(int)
     assert (found.shape, rate) == ((FRAMES, HEIGHT, WIDTH, 3), RATE)
     assert np.abs(found - (255 - given)).mean() < 8
+
+
+def test_a_workflow_in_a_file_reads_the_videos_next_to_it(tmp_path: Path) -> None:
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "clip.mp4").write_bytes(clip())
+    place = tmp_path / "workflow.json"
+    facts = video_next_to(place, "clip.mp4")
+    assert (facts.path, facts.frames) == (str(tmp_path / "input" / "clip.mp4"), FRAMES)
+    graph = following(control_video=["parts", 0], strength=1.0)
+    place.write_text(json.dumps(graph))
+    (request,) = workflow_requests(read_workflow(place), place, NamesOnly())  # type: ignore[arg-type]
+    assert request.workflow is not None
+    (video,) = (each for each in request.workflow.nodes.values() if each.kind == "video")
+    assert video.video == facts.path
+    for name in ("/etc/clip.mp4", "../clip.mp4", "other.mp4"):
+        with pytest.raises(UserError, match="a file next to"):
+            video_next_to(place, name)
+
+
+class NamesOnly:
+    """The names of a pool that has one model."""
+
+    def models(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=MODEL, family="Wan VACE", problem="")]
+
+    def loras(self) -> list[SimpleNamespace]:
+        return []
+
+    def file_names(self) -> SimpleNamespace:
+        return SimpleNamespace(nodes=())

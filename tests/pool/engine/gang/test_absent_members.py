@@ -1,7 +1,7 @@
 """Members of a gang whose processes end or stop, as the others find it: real processes, without a model.
 
 Proves: what is known of a process is not waited for, neither at the store nor when the group is left, whatever other
-members do meanwhile; and the next gang meets.
+members do meanwhile; and the next gang meets, in the group of the last one if all of its members have kept it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ import itertools
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from modelpool.actors.worker.gang_store import LOOPBACK, GangStore
-from modelpool.pool.engine.gang import gang_group
-from modelpool.pool.engine.gang.gang_group import FIRST_SECONDS, GangGroup
+from modelpool.pool.engine.gang import gang_group, kept_group
+from modelpool.pool.engine.gang.gang_group import FIRST_SECONDS, FormedGroup, GangGroup
 from modelpool.pool.engine.gang.gang_layout import layout_of
+from modelpool.pool.engine.gang.kept_group import KeptGroup
 from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import WorkerId
@@ -49,14 +52,21 @@ class Processes:
             self.ends.append(end)
             self.each.append(process)
 
-    def meet(self, places: list[int]) -> None:
-        """Form a group of these."""
+    def meet(self, places: list[int]) -> str:
+        """Let these meet; return the token of the group, which all of them use."""
         names = tuple(WorkerId(f"gpu-{place}") for place in places)
         name, address = f"absent {next(_NUMBERS)}", self.store.address(LOOPBACK)
         for rank, place in enumerate(places):
             self.ends[place].send(Gang(name, names, rank, address))
+        (token,) = {self.answer(place) for place in places}
+        assert isinstance(token, str)
+        return token
+
+    def all_say(self, places: list[int], wish: str) -> list[Any]:
+        """The answers of these."""
         for place in places:
-            assert self.answer(place) == "met"
+            self.ends[place].send(wish)
+        return [self.answer(place) for place in places]
 
     def answer(self, place: int) -> Any:
         assert self.ends[place].poll(ANSWER_SECONDS), f"no answer of {place}"
@@ -83,6 +93,7 @@ def _serve(pipe: Connection) -> None:
     """Meet, agree and leave, as told."""
     gang_group.SEEN_SECONDS = SEEN_SECONDS
     group: GangGroup | None = None
+    kept = KeptGroup()
     while True:
         try:
             told = pipe.recv()
@@ -90,10 +101,22 @@ def _serve(pipe: Connection) -> None:
             os._exit(0)
         if isinstance(told, Gang):
             group = GangGroup(told, layout_of(told.degree, 1), torch.device("cpu"))
-            group.meet(lambda: False)
-            pipe.send("met")
+            group.meet(lambda: False, kept=kept.take())
+            pipe.send(group._token)
             continue
         assert group is not None
+        if told == "keep":
+            group.agree([1.0])
+            formed = group.give()
+            assert formed is not None
+            kept.keep(formed)
+            group.leave()
+            pipe.send(dist.is_initialized())
+            continue
+        if told == "drop":
+            kept.drop()
+            pipe.send(dist.is_initialized())
+            continue
         began = time.monotonic()
         error, suspects = "", ()
         try:
@@ -125,9 +148,7 @@ def test_a_member_that_is_stopped_or_killed_is_waited_for_by_nobody() -> None:
                 assert seconds < FIRST_SECONDS / 4, "as after the timeout"
                 assert not is_grouped
             pool.meet([2, 0])
-            for place in (0, 2):
-                pool.ends[place].send("agree")
-            assert [pool.answer(place)[0] for place in (0, 2)] == ["", ""]
+            assert [error for error, *_ in pool.all_say([0, 2], "agree")] == ["", ""]
             if number == signal.SIGSTOP:
                 os.kill(pool.each[1].pid, signal.SIGCONT)
                 pool.ends[1].send("agree")
@@ -135,3 +156,35 @@ def test_a_member_that_is_stopped_or_killed_is_waited_for_by_nobody() -> None:
                 assert error.startswith("gpu-1 (rank 1) does not take part any more"), "it is told that it was stopped"
                 assert suspects == ()
                 assert seconds < FIRST_SECONDS / 4
+
+
+def test_a_group_is_kept_for_the_next_run_of_the_same_members() -> None:
+    """Whoever comes without it, or with another one, has all of them form a new one, and nobody waits for the old."""
+    with processes(3) as pool:
+        first = pool.meet([0, 1, 2])
+        assert pool.all_say([0, 1, 2], "keep") == [True] * 3
+        assert pool.meet([0, 1, 2]) == first
+        assert pool.all_say([0, 1, 2], "keep") == [True] * 3
+        tokens = {first, pool.meet([0, 1])}
+        pool.all_say([0, 1], "keep")
+        tokens.add(pool.meet([0, 1, 2]))  # the last one has the first group
+        pool.all_say([0, 1, 2], "keep")
+        assert pool.all_say([1], "drop") == [False]
+        tokens.add(pool.meet([0, 1, 2]))
+        pool.all_say([0, 1, 2], "keep")
+        tokens.add(pool.meet([1, 0, 2]))  # ranks have changed
+        pool.all_say([0, 1, 2], "keep")
+        os.kill(pool.each[2].pid, signal.SIGKILL)
+        tokens.add(pool.meet([1, 0]))
+        assert len(tokens) == 6, tokens
+        assert [error for error, *_ in pool.all_say([0, 1], "agree")] == ["", ""]
+        assert pool.all_say([0, 1], "drop") == [False, False]
+
+
+def test_a_group_that_is_idle_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = threading.Event()
+    monkeypatch.setattr(kept_group, "abandon_group", left.set)
+    kept = KeptGroup(idle_seconds=0.01)
+    kept.keep(FormedGroup("token", (WorkerId("a"), WorkerId("b")), 0, layout_of(2, 1), None, None, None, None))
+    assert left.wait(ANSWER_SECONDS)
+    assert kept.take() is None

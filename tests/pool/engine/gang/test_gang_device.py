@@ -27,6 +27,7 @@ from modelpool.pool.engine.gang import gang_group, gang_run
 from modelpool.pool.engine.gang.gang_group import GangGroup
 from modelpool.pool.engine.gang.gang_layout import layout_of
 from modelpool.pool.engine.gang.gang_run import _SharedRun
+from modelpool.pool.engine.gang.token_exchange import TokenExchange, TokenShares
 from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.gang_errors import GangBroken
@@ -107,6 +108,52 @@ def test_a_wait_for_the_device_ends_without_the_other_member(monkeypatch: pytest
     assert time.monotonic() - began < gang_group.FIRST_SECONDS / 4, "not as after the timeout"
 
 
+def test_a_sum_that_the_host_reads_is_waited_for_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: caches read the change of the latent in the middle of a step, without end if a member of those
+    that sum it was gone."""
+    monkeypatch.setattr(gang_group, "LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(gang_group, "SEEN_SECONDS", 0.1)
+    silent = group_with(EndlessEvent)
+    silent.allow(0.1)
+    with pytest.raises(GangBroken, match="no end of an exchange"):
+        silent.sum_of_parts(torch.ones(2))
+    assert group_with(SlowEvent).sum_of_parts(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_lengths_that_the_host_reads_are_waited_for_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: a module that leaves tokens out, as in Mochi, reads how many each member has."""
+    monkeypatch.setattr(gang_group, "LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(gang_group, "SEEN_SECONDS", 0.1)
+    silent = group_with(EndlessEvent)
+    silent.allow(0.1)
+    for group, ends in ((silent, False), (group_with(SlowEvent), True)):
+        exchange = TokenExchange(group, TokenShares(1, {}), None)
+        exchange.leaves_out = True
+        if ends:
+            assert exchange._lengths(("text",), 3) == [3]
+        else:
+            with pytest.raises(GangBroken, match="no end of an exchange"):
+                exchange._lengths(("text",), 3)
+
+
+def test_a_step_with_more_calls_than_those_before_is_allowed_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: an option that begins in a later step adds calls of the model, and the others took a member
+    for gone after twice the time of a step without them."""
+    allowed: list[float] = []
+    monkeypatch.setattr(GangGroup, "agree", lambda group, numbers: torch.tensor([[0.0, 0.0, 3.0]]))
+    monkeypatch.setattr(GangGroup, "allow", lambda group, seconds: allowed.append(seconds))
+    monkeypatch.setattr(gang_run, "gang_obstacle", lambda *asked: "")
+    hooks = RunHooks(lambda done, steps: None, lambda: False)
+    for extra in (0, 2):
+        shared = _SharedRun(GANG, 2, hooks, lambda seconds: None)
+        work = SimpleNamespace(options=SimpleNamespace(extra_predictions=extra), texts=2)
+        run: Any = SimpleNamespace(facts=None, work=work)
+        shared.part(run)
+        shared._group = group_with(SlowEvent)
+        shared.hooks.on_step(1, 3)
+    assert allowed == [3.0, 9.0], "two more calls beside the one of each member"
+
+
 def test_a_failure_of_nccl_names_its_cause() -> None:
     """Found in a review: the first line has a place in torch's source; what failed, such as shared memory of 64 MiB in
     a container, is in the last one."""
@@ -163,6 +210,14 @@ def test_memory_of_communicators_is_planned_with(tmp_path: Path, monkeypatch: py
         assert released == [True], "what torch holds unused is no memory for NCCL"
         monkeypatch.setattr(engine_module, "communicator_bytes", lambda kind, sizes: 80 * MIB)
         whole.latent(texts)  # no assumption about NCCL makes a run not fit
+        whole.gang, dropped = None, list[int]()
+        kept: Any = SimpleNamespace(sizes=(2, 2), drop=lambda: dropped.append(1), drop_others=lambda *other: None)
+        whole.engine._kept_group = kept
+        whole.latent(texts)
+        assert dropped == [1], "a run alone may need the memory of a group that is kept"
+        monkeypatch.setattr(engine_module, "communicator_bytes", lambda kind, sizes: MIB)
+        whole.latent(texts)
+        assert dropped == [1], "there is enough for both"
     finally:
         whole.engine.close()
 

@@ -130,8 +130,14 @@ def test_a_kept_gang_forms_a_group_for_its_next_run_too() -> None:
 def test_the_load_is_an_average_of_minutes() -> None:
     load = GangLoad()
     assert load.most_times == inf
-    load.pass_time(0.0, 8, 8.0)
+    load.pass_time(0.0, 8, 0.0)
     assert load.most_times == inf
+    for step in range(1, 101):
+        load.pass_time(10.0 * step, 8, 8.0)
+    assert 0.9 < load.load <= 1.0
+    load = GangLoad()
+    load.pass_time(0.0, 8, 8.0)
+    assert load.load == 1.0, "found in a review: the first run that may be shared met a load of 0"
     load.pass_time(10.0, 8, 8.0)
     assert load.load == 1.0
     for step in range(1, 41):
