@@ -20,7 +20,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     number,
     text,
 )
-from modelpool.actors.http.comfy.comfy_text_nodes import with_control
+from modelpool.actors.http.comfy.comfy_text_nodes import with_control, with_unread
 from modelpool.actors.http.comfy.comfy_values import ControlNetValue, ControlUse, ImageFile, MaskFile
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 from modelpool.actors.request.image_fields import MAX_PARTS
@@ -68,7 +68,7 @@ def _hiding(given: Mapping[str, Any]) -> tuple[Any, ...]:
         return texts
     span = given["start_percent"], given["end_percent"]
     use = ControlUse(given["control_net"], given["image"], given["strength"], *span, mask=given["mask"])
-    return tuple(with_control(each, use) for each in texts)
+    return tuple(with_unread(with_control(each, use), given, "vae") for each in texts)
 
 
 def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str) -> NodeType:

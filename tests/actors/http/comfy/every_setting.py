@@ -15,6 +15,7 @@ from PIL import Image
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
+    AUDIOS,
     CONTROLNETS,
     IMAGES,
     LORAS,
@@ -25,6 +26,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     TEXT_ENCODERS,
     UPSCALERS,
     VAES,
+    VIDEOS,
     VISION_ENCODERS,
     WIDGET_TYPES,
     NodeInput,
@@ -47,7 +49,7 @@ NAMED = {
     MODELS: ("one", "two"), LORAS: ("light", "dark"), IMAGES: _WIDE, SAMPLER_NAMES: ("euler", "heun"),
     SCHEDULE_NAMES: ("normal", "karras"), CONTROLNETS: FILES.controlnets, UPSCALERS: FILES.upscalers,
     STYLES: FILES.image_prompts, VAES: ("a", "b"), TEXT_ENCODERS: ("a", "b"),
-    VISION_ENCODERS: ("a", "b"),
+    VISION_ENCODERS: ("a", "b"), VIDEOS: ("a", "b"), AUDIOS: ("a", "b"),
 }  # fmt: skip
 
 
@@ -181,6 +183,7 @@ PROVIDERS: Mapping[str, Callable[[Maker, int], list[Any]]] = {
     "NOISE": lambda make, place: make.add("RandomNoise", noise_seed=place),
     "SAMPLER": lambda make, place: make.add("KSamplerSelect", sampler_name=NAMED[SAMPLER_NAMES][place]),
     "LATENT_OPERATION": lambda make, place: make.add("LatentOperationTonemapReinhard", multiplier=1.0 + place),
+    "MODEL_PATCH": lambda make, place: make.add("ModelPatchLoader", name=NAMED[CONTROLNETS][place]),
     ANY: lambda make, place: make.add("PrimitiveFloat", value=2.0 + place),
 }  # fmt: skip
 
@@ -238,6 +241,9 @@ def _consume(make: Maker, made: str, source: list[Any]) -> None:
         case "LATENT_OPERATION":
             model = make.add("LatentApplyOperationCFG", model=[make.model(), 0], operation=source)
             _consume(make, "MODEL", model)
+        case "MODEL_PATCH":
+            use = {"model": [make.model(), 0], "model_patch": source, "vae": [make.model(), 2], "strength": 1.0}
+            _consume(make, "MODEL", make.add("ZImageFunControlnet", **use, image=make.image()))
         case "DEPENDENCIES":  # of nodes that are not here
             pass
         case _:
