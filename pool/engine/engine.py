@@ -449,6 +449,7 @@ class Engine:
         self.capacity.grow()
         patchers = dict.fromkeys(self.patcher(model, role) for role in roles)
         wanted = [use for patcher in patchers for use in with_dependents(patcher, 1)]
+        _drop_group(self, None, None, sum(patcher.spec().weight_bytes for patcher in patchers))
         return self._runner.load(wanted, kept, should_stop)
 
     def run_as_is(
@@ -791,7 +792,7 @@ class Engine:
         return sample_in_gang(gang, work.texts, shared, hooks, met, self._share, link, self._kept_group)
 
 
-def _drop_group(engine: Engine, gang: Gang | None, work: StageParams, needed_bytes: int) -> None:
+def _drop_group(engine: Engine, gang: Gang | None, work: StageParams | None, needed_bytes: int) -> None:
     """Leave the group of the last gang if another gang begins, or if a run alone may need its memory, of `needed_bytes`
     beside what is resident."""
     kept = engine._kept_group
@@ -861,9 +862,11 @@ def _open_pass(engine: Engine, joining: Joining, first: BatchMember) -> OpenPass
 
 def _run_open(engine: Engine, needed_next: tuple[ComponentKey, ...], open_pass: OpenPass) -> RunCost:
     """Run a pass to its end; return its cost."""
-    hooks, task = open_pass.hooks, open_pass.task
+    hooks, task, work = open_pass.hooks, open_pass.task, open_pass.members[0].work
     uploading = replace(hooks, should_stop=lambda: engine._stops(hooks))
-    patchers = engine._used_by(open_pass.members[0].work)
+    patchers = engine._used_by(work)
+    weight_bytes = sum(patcher.spec().weight_bytes for patcher in patchers)
+    _drop_group(engine, None, work, weight_bytes + task.activation_bytes)
     return engine._runner.run(
         TaskRun(
             task,

@@ -9,12 +9,17 @@ has left the pass would wait for its decode. All rows stop with their states ins
 go on in the next pass, with the requests that join.
 
 A pass that runs is stopped only if
-1. it is open, all its tasks may stop with their states, and no priority is above that of the short tasks;
+1. it is open, all its tasks may stop with their states, none is near its deadline, and no priority is above that of
+   the short tasks;
 2. each short task is an encode whose sampling can join the pass then, or the last stage of an image, and no other
    worker would complete it sooner;
 3. the short tasks together come sooner by more time than the rows lose together: the short tasks, their loads, and the
    states (`SWITCH_SECONDS`). The rest of a step delays the short tasks, and is not lost;
-4. it has run so long that its stops take at most `MOST_LOST` of the time.
+4. it has run so long that its stops take at most `MOST_LOST` of the time;
+5. no other task goes first there by its priority, deadline, share or time of waiting: the rows could not go on at once,
+   nor could others join (`scheduler.decisions.placement.joining`, rule 2).
+
+Nor do texts go before a task that goes first itself.
 
 Pure state; no clock.
 """
@@ -26,12 +31,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 
-from modelpool.pool.values.specs.spec import Stage, TaskId
+from modelpool.pool.values.specs.spec import Stage, TaskId, TaskSpec
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.placement.batching import may_share
 from modelpool.scheduler.decisions.queue.demand import Demand
+from modelpool.scheduler.decisions.queue.shares import share_window_end
 from modelpool.scheduler.decisions.queue.urgent import AT_ONCE
+from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.jobs import Task
 from modelpool.scheduler.model.kept_states import step_seconds
 from modelpool.scheduler.model.workers import Worker, WorkerTable
@@ -44,12 +51,22 @@ MOST_LOST = 0.1
 MOST_LINES = 16
 MOST_EACH = 8
 MOST_WORKERS = 16
+#: passes that are considered at an event, the oldest first
+MOST_PASSES = 8
 
 
 class PassBreaks:
     """Selects the texts that go before a pass, and the passes to stop, through `preemption`."""
 
-    def __init__(self, costs: Costs, worker_table: WorkerTable, demand: Demand, preemption: Preemption) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        costs: Costs,
+        worker_table: WorkerTable,
+        demand: Demand,
+        preemption: Preemption,
+    ) -> None:
+        self._config = config
         self._costs = costs
         self._worker_table = worker_table
         self._demand = demand
@@ -60,18 +77,31 @@ class PassBreaks:
     def stop_passes(self, at: float) -> None:
         """Stop passes for the short tasks that wait now. Call after ready tasks were started."""
         self.next_at = inf
-        for worker in tuple(self._worker_table.open_passes.values()):
-            if not self._demand.backlog.count:
-                return
+        passes = list(islice(self._worker_table.open_passes.values(), MOST_PASSES))
+        if not passes or not self._has_short(max(worker.capacity_bytes or 0 for worker in passes)):
+            return
+        for worker in passes:
             members = [self._demand.tasks[name] for name in worker.task_ids]
             wait_seconds = worker.wait_seconds(at)
-            if wait_seconds is not None and self._may_stop(worker, members):
+            if wait_seconds is None or not self._may_stop(worker, members):
+                continue
+            may_stop_at = min(member.started_at for member in members) + SWITCH_SECONDS / MOST_LOST
+            if may_stop_at > at:  # not even for a task that takes no time
+                self.next_at = min(self.next_at, may_stop_at)
+            else:
                 self._stop(worker, members, wait_seconds, at)
+
+    def _has_short(self, capacity_bytes: int) -> bool:
+        """Whether a task without steps waits, in the first lines."""
+        lines = self._demand.backlog.first_lines(capacity_bytes, MOST_LINES)
+        return any(line.head.spec.stage is not Stage.SAMPLE for line in lines)
 
     def texts_first(self, first: Task, worker: Worker, at: float) -> bool:
         """Have the texts go first of requests that would fill the pass that `first` begins on an idle worker. Return
-        whether there are any; each goes first once."""
-        if not first.spec.pass_key or not may_share(first):
+        whether there are any; each goes first once, and `first` waits at most as often as its pass has rows."""
+        if not first.spec.pass_key or not may_share(first) or first.texts_before >= first.spec.batch_size:
+            return False
+        if first in self._demand.backlog.urgent:
             return False
         rows = first.spec.batch_size - self._ready_like(first)
         if rows <= 0:
@@ -81,6 +111,7 @@ class PassBreaks:
         waiting = first.spec.batch_size - rows
         if len(served.joins) * pass_seconds <= (waiting + len(served.joins)) * served.seconds:
             return False
+        first.texts_before += 1
         self._have_go_first(served)
         return True
 
@@ -88,8 +119,12 @@ class PassBreaks:
         """Return how many tasks are ready for the pass that `first` begins, itself included, at most its rows."""
         lines = self._demand.backlog.of_component(first.spec.uses[0].component, MOST_LINES)
         tasks = (task for line in lines for task in line.tasks.first(first.spec.batch_size))
-        like = sum(task.spec.pass_key == first.spec.pass_key for task in tasks)
+        like = sum(self._are_alike(task.spec, first.spec) for task in tasks)
         return min(max(1, like), first.spec.batch_size)
+
+    def _are_alike(self, one: TaskSpec, other: TaskSpec) -> bool:
+        """Whether two tasks may be in a pass at the same time; without joins, if they may begin it together."""
+        return one.pass_key == other.pass_key and (self._config.joins or one.together == other.together)
 
     def _have_go_first(self, served: _Served) -> None:
         for task in served.tasks:
@@ -105,7 +140,7 @@ class PassBreaks:
         lost_seconds = SWITCH_SECONDS + served.seconds
         begins_after = self._rest_of_step(worker, members) + lost_seconds
         sooner = served.count * (min(wait_seconds, served.elsewhere_seconds) - begins_after)
-        if sooner <= len(members) * lost_seconds:
+        if sooner <= len(members) * lost_seconds or not self._goes_on(worker, members, served, at):
             return
         may_stop_at = min(member.started_at for member in members) + lost_seconds / MOST_LOST
         if may_stop_at > at:
@@ -119,17 +154,34 @@ class PassBreaks:
         """Rule 1, without the priorities."""
         if worker.queue or worker.drain_deadline is not None or not worker.takes_tasks:
             return False
-        return all(member.spec.stage is Stage.SAMPLE and not member.is_stopping for member in members)
+        return all(
+            member.spec.stage is Stage.SAMPLE and not member.is_stopping and member.urgent_by == inf
+            for member in members
+        )
+
+    def _goes_on(self, worker: Worker, members: list[Task], served: _Served, at: float) -> bool:
+        """Rule 5."""
+        backlog, capacity_bytes = self._demand.backlog, worker.capacity_bytes or 0
+        oldest, window_seconds = backlog.oldest(capacity_bytes), self._config.share_window_seconds
+        if any(task not in served.tasks for _, _, task in islice(backlog.urgent.now(at), MOST_EACH)):
+            return False
+        if oldest is None or oldest in served.tasks:
+            return True
+        if oldest.priority > members[0].priority or oldest.waited_seconds(at) > window_seconds:
+            return False
+        latest = share_window_end(oldest.order, window_seconds * self._worker_table.worker_index.count)
+        latest = max(oldest.virtual_start, latest)
+        return all(task.virtual_start <= latest for task in (*members, *served.tasks))
 
     def _served(self, worker: Worker, first: Task, rows: int, priority: int, at: float) -> _Served:
         """Return the short tasks that wait for a pass that `first` begins, or has begun, and that has so many free
         rows, as far as rule 2 holds for them. On an idle worker decodes wait for no pass."""
-        served, pass_key = _Served(), first.spec.pass_key
+        served = _Served()
         waiting = [task for task in self._waiting(worker) if task.priority >= priority]
         ready = {task.name for task in waiting}
         for task in waiting:
             if task.spec.stage is Stage.ENCODE:
-                joining = self._joining(task, pass_key, ready, served.joins)
+                joining = self._joining(task, first.spec, ready, served.joins) if rows else None
                 if joining is None or (joining not in served.joins and len(served.joins) == rows):
                     continue
                 served.joins[joining] = None
@@ -160,13 +212,13 @@ class PassBreaks:
                 if is_new and not task.held_back and self._demand.fair_queue.may_start(task):
                     yield task
 
-    def _joining(self, task: Task, pass_key: str, ready: set[TaskId], chosen: dict[TaskId, None]) -> TaskId | None:
+    def _joining(self, task: Task, first: TaskSpec, ready: set[TaskId], chosen: dict[TaskId, None]) -> TaskId | None:
         """Return the sampling that reads this encode and can join such a pass as soon as its encodes are
         there, one of `chosen` if any; None if there is none."""
         found: TaskId | None = None
-        for job_id in task.demand:
+        for job_id in islice(task.demand, MOST_EACH):
             for spec in self._demand.jobs[job_id].spec.tasks:
-                if spec.pass_key != pass_key or task.name not in spec.needs:
+                if not self._are_alike(spec, first) or task.name not in spec.needs:
                     continue
                 if all(need in ready or need in self._demand.results.held for need in spec.needs):
                     if spec.task_id in chosen:
@@ -176,7 +228,7 @@ class PassBreaks:
 
     def _completes(self, task: Task) -> bool:
         """Whether a job has its result when the task has ended."""
-        return any(self._demand.jobs[job_id].spec.wanted == task.name for job_id in task.demand)
+        return any(self._demand.jobs[job_id].spec.wanted == task.name for job_id in islice(task.demand, MOST_EACH))
 
     def _elsewhere(self, task: Task, worker: Worker, at: float) -> float:
         """Return the seconds until another worker would start the task, with its weights."""

@@ -300,6 +300,8 @@ class SendAhead:
                 return f"{oldest.name} waits, of priority {oldest.priority}"
         if backlog.urgent and task.urgent_by == inf and not (task.goes_first or task.overdue):
             for _, _, urgent in backlog.urgent.now(at):
+                if urgent.is_for_pass:
+                    continue
                 if urgent.priority >= task.priority and urgent.cost_class.needed_bytes <= (worker.capacity_bytes or 0):
                     return f"{urgent.name} is urgent"
         return ""

@@ -388,6 +388,8 @@ class Starts:
 
     def _give(self, task: Task, worker: Worker) -> None:
         """The worker has the task from now on, for another attempt."""
+        if task.is_for_pass:
+            task.goes_first = False
         task.attempt += 1
         task.queue_seconds = task.waited_seconds(self._demand.at)
         task.ready_at = None

@@ -157,7 +157,7 @@ class SchedulerState:
         self.recovery = Recovery(self.config, self.log, self.worker_table, self.demand)
         self.timeouts = Timeouts(self.config, self.log, self.worker_table, self.demand, self._out)
         self.preemption = Preemption(self.config, self.costs, self.log, self.worker_table, self.demand, self._out)
-        self.pass_breaks = PassBreaks(self.costs, self.worker_table, self.demand, self.preemption)
+        self.pass_breaks = PassBreaks(self.config, self.costs, self.worker_table, self.demand, self.preemption)
         self.leaving = Leaving(self.costs, self.worker_table, self.demand, self.preemption, self._out)
         self.ticks = Ticks(self._out)
         self.node_limits = NodeLimits(self.costs, self.worker_table, self.ticks)

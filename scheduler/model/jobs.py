@@ -225,6 +225,8 @@ class Task:
     #: goes before all others of its priority: its last run was lost with its worker, it continues on other GPUs, or a
     #: pass was stopped for it
     goes_first: bool = field(init=False, default=False)
+    #: times that it waited on an idle worker for texts that fill its pass
+    texts_before: int = field(init=False, default=0)
     #: a run that it shared with others failed: it runs alone from now on
     alone: bool = field(init=False, default=False)
     #: the numbers of GPUs that its next run may have: those of `spec` that have not failed it
@@ -274,6 +276,11 @@ class Task:
         """Time at which its run was first asked to stop; infinity if never."""
         late = inf if self.timed_out_at is None else self.timed_out_at
         return late if self.cancel_requested_at is None else min(late, self.cancel_requested_at)
+
+    @property
+    def is_for_pass(self) -> bool:
+        """Whether it goes first because a pass waits for it, or was stopped for it: it was on no worker yet."""
+        return self.goes_first and not self.attempt
 
     @property
     def is_stopping(self) -> bool:

@@ -22,7 +22,7 @@ class PlacementRule(Enum):
     WAITED = "it waited too long to let others pass"
     LOST = "its last run was lost with its worker"
     CONTINUED = "it continues on more or fewer GPUs"
-    PASS_STOPPED = "a pass was stopped for it"
+    PASS_STOPPED = "a pass waits for it, or was stopped for it"
     DEADLINE = "its deadline is near"
     PINNED = "it waited for this worker"
     IN_ORDER = "it was next in order"

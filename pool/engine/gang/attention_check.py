@@ -37,9 +37,12 @@ class AttentionCheck:
         if self.is_over:
             return
         values = key.detach().reshape(-1)
-        places = torch.linspace(0, max(0, values.numel() - 1), SAMPLED, dtype=torch.float64).long().tolist()
-        found = values[places].float() if values.numel() else values.new_zeros(SAMPLED, dtype=torch.float32)
-        self._keys.append(torch.cat((found.new_tensor([values.numel()]), found)))
+        # nothing here may wait for the device, which may wait for a member that has ended
+        step = max(1, (values.numel() - 1) // (SAMPLED - 1))
+        found = values.new_zeros(SAMPLED, dtype=torch.float32)
+        sampled = values[::step][:SAMPLED].float()
+        found[: len(sampled)] = sampled
+        self._keys.append(torch.cat((found.new_full((1,), float(values.numel())), found)))
         self._modules.append(self.module)
         if len(self._keys) == TOGETHER:
             self._compare()
@@ -60,5 +63,6 @@ class AttentionCheck:
         for other in others:
             differs |= first[:, 0] != other[:, 0]
             differs |= (first[:, 1:] - other[:, 1:]).abs().amax(1) > TOLERANCE * largest
+        self._group.await_device()
         self._wrong += [module for module, is_wrong in zip(self._modules, differs.tolist(), strict=True) if is_wrong]
         self._keys, self._modules = [], []

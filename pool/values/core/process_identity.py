@@ -46,9 +46,13 @@ def is_stopped(pid: int, start: str) -> bool:
 
 def has_ended(pid: int, start: str) -> bool:
     """Return whether the process with this id had this `process_start`, and runs no more. False where the system does
-    not say."""
+    not say, as when this process has no file descriptor left to ask."""
+    if not start:
+        return False
     state, found = _state_and_start(pid)
-    return bool(start) and (found != start or state in _ENDED)
+    if found:
+        return found != start or state in _ENDED
+    return not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists()
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:

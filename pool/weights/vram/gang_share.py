@@ -60,8 +60,12 @@ class GangShare:
         return self._stated
 
     def link(self, members: tuple[WorkerId, ...]) -> PeerLink | None:
-        """Return the link among these workers, in the order of their ranks; None if it is not known yet."""
+        """Return the link among these workers, in the order of their ranks; of ones that have not met, the last
+        measured link among as many. None if none is known yet."""
         measured = self.measured(members)
+        if self._stated is None and measured is None:
+            alike = [other for known, other in self._measured.items() if len(known) == len(members)]
+            measured = alike[-1] if alike else None
         return self._stated or (None if measured is None else measured.link)
 
     def measured(self, members: tuple[WorkerId, ...]) -> MeasuredLink | None:

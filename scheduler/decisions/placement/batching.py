@@ -135,6 +135,7 @@ def has_urgent_task(query: PlacementQuery, task: Task, worker: Worker) -> bool:
     return any(
         other.cost_class is not task.cost_class
         and other.priority >= task.priority
+        and not other.is_for_pass
         and other.cost_class.needed_bytes <= capacity_bytes
         for _, _, other in islice(query.backlog.urgent.now(query.at), MOST_URGENT)
     )

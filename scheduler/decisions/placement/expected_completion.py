@@ -129,7 +129,9 @@ def _urgent(query: PlacementQuery, priority: int) -> PlacementDecision | None:
             return make_decision(query, task, best[0], PlacementRule.WAITED, note)
         if task.goes_first and task.resume_degree and not task.crashed:
             return make_decision(query, task, best[0], PlacementRule.CONTINUED)
-        if task.goes_first and not task.attempt:  # no run of it was lost
+        if task.is_for_pass:
+            if is_sooner_elsewhere(reservations, task, *best):  # as on the worker that stops a pass for it
+                continue
             return make_decision(query, task, best[0], PlacementRule.PASS_STOPPED)
         if task.goes_first:
             return make_decision(query, task, best[0], PlacementRule.LOST, "its worker was lost, so it goes first")

@@ -3,6 +3,8 @@ that pays."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from modelpool.pool.values.specs.spec import JobId, JobSpec, RunCost, TaskId
 from modelpool.scheduler.core.pass_breaks import MOST_LOST
 from modelpool.scheduler.model.config import SchedulerConfig
@@ -116,3 +118,34 @@ def test_stops_take_a_bounded_part_of_the_time() -> None:
         stopped = stops(shell.tick_comes())
     assert stopped == [first]
     assert 0.9 / MOST_LOST < shell.at - began_at < 2.0 / MOST_LOST
+
+
+def test_no_pass_stops_when_its_rows_could_not_go_on() -> None:
+    """Another task goes first there: the rows and the new request would wait for it, and the stop would be in vain."""
+    shell = pool()
+    begin(shell)
+    shell.submit(alone("other", sample(GIVEN, seed=9, model=DRAW), given=(GIVEN,)))
+    shell.tick(LONG / 4)  # it has waited for longer than the share window
+    assert not stops(shell.submit(request("second", "second's")))
+
+
+def test_no_pass_stops_with_a_row_that_is_near_its_deadline() -> None:
+    shell = pool()
+    shell.submit(replace(request("first", "first's"), deadline=shell.at + LONG + 10.0))
+    shell.finish("a", cost=RunCost(run_seconds=1.0))
+    shell.tick(LONG / 4)
+    assert not stops(shell.submit(request("second", "second's")))
+
+
+def test_texts_that_fill_a_pass_go_before_it() -> None:
+    """Before, the sampling that was ready began a pass of its own. Each text goes first once."""
+    shell = pool()
+    shell.submit(alone("running", sample(GIVEN, seed=9, model=DRAW), given=(GIVEN,)))
+    for name in ("first", "second", "third"):
+        shell.submit(request(name, f"{name}'s"))
+    begun = []
+    while "a" in shell.running and len(begun) < 6:
+        begun += [one for one in shell.finish("a", cost=RunCost(run_seconds=1.0)) if isinstance(one, RunTask)]
+    stages = [one.task_id.partition(":")[0] for one in begun]
+    assert stages[:3] == ["e", "e", "e"], stages
+    assert begun[3].batch_mates or begun[4].link is RunLink.ENTERS
