@@ -34,6 +34,7 @@ from modelpool.actors.http.comfy.comfy_prompts import (
     StatesMessage,
 )
 from modelpool.actors.http.comfy.comfy_server_api import add_server_routes, socket_features
+from modelpool.actors.http.comfy.comfy_value_nodes import SEARCHING_NODES
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.http.service.access import Caller
@@ -280,8 +281,8 @@ async def _submitted(
         if graph and is_exported(graph):
             graph = await asyncio.to_thread(api_format, graph, names.kinds)
         # other callers get their turn while a large workflow is read
-        is_small = isinstance(graph, dict) and len(graph) <= _SMALL_NODES and not _loads_videos(graph)
-        outputs = outputs_of(graph, names) if is_small else await asyncio.to_thread(outputs_of, graph, names)
+        is_quick = is_read_quickly(graph)
+        outputs = outputs_of(graph, names) if is_quick else await asyncio.to_thread(outputs_of, graph, names)
         assert isinstance(graph, dict), "a workflow with outputs"
 
         def build() -> Sequence[GenerateRequest]:
@@ -301,9 +302,13 @@ async def _submitted(
         return prompt
 
 
-def _loads_videos(graph: Mapping[str, Any]) -> bool:
-    """Whether a workflow has nodes that load videos, of which the frames are counted."""
-    return any(isinstance(node, dict) and node.get("class_type") == "LoadVideo" for node in graph.values())
+def is_read_quickly(graph: Any) -> bool:
+    """Whether a workflow is small, and has no node that takes long: frames of videos are counted, and texts are
+    searched."""
+    if not isinstance(graph, dict) or len(graph) > _SMALL_NODES:
+        return False
+    kinds = [node.get("class_type") for node in graph.values() if isinstance(node, dict)]
+    return "LoadVideo" not in kinds and not any(kind in kinds for kind in SEARCHING_NODES)
 
 
 def _titles(graph: Mapping[str, Any]) -> dict[str, str]:

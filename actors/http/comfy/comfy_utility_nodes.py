@@ -25,6 +25,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     whole,
 )
 from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
+from modelpool.pool.values.core.errors import counted
 
 #: width and height of the ratios that ResolutionSelector names
 _RATIOS = {
@@ -40,6 +41,8 @@ _RATIOS = {
 _MEGAPIXEL = 1024 * 1024
 #: options of CustomCombo; values of StringFormat
 _OPTIONS, _VALUES = 50, string.ascii_lowercase
+#: braces at which a text is read as JSON, and these times its characters: each may be read to the end
+_MOST_STARTS, _MOST_READ = 100, 10**7
 
 
 def need_room(characters: int) -> None:
@@ -63,23 +66,32 @@ def _chosen(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _of_json(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The value of a key of the first object of JSON in a text, as Python shows it; "" if there is none."""
-    found = _first_object(given["json_string"]).get(given["key"])
-    shown = "" if found is None else str(found)
+    """The value of a key of the first object of JSON in a text, as Python shows it; "" if there is none. Raises
+    NodeUnsupported for too much work."""
+    try:
+        found = _first_object(given["json_string"]).get(given["key"])
+        shown = "" if found is None else str(found)
+    except RecursionError:
+        raise NodeUnsupported("json_string: found JSON that is too deep, expected fewer levels") from None
     need_room(len(shown))
     return (shown,)
 
 
 def _first_object(whole_text: str) -> dict[str, Any]:
     need_room(len(whole_text))
-    decoder, place = json.JSONDecoder(), whole_text.find("{")
+    decoder, place, starts = json.JSONDecoder(), whole_text.find("{"), 0
     while place >= 0:
+        starts += 1
+        if starts > _MOST_STARTS or starts * len(whole_text) > _MOST_READ:
+            raise NodeUnsupported(
+                f"json_string: found no object in the first {counted(starts - 1, 'brace')} of "
+                f"{counted(len(whole_text), 'character')}, expected one within {_MOST_STARTS} braces, and braces times "
+                f"characters up to {_MOST_READ}"
+            )
         try:
-            found = decoder.raw_decode(whole_text, place)[0]
-        except (ValueError, RecursionError):
+            return dict(decoder.raw_decode(whole_text, place)[0])
+        except ValueError:
             place = whole_text.find("{", place + 1)
-            continue
-        return dict(found)
     return {}
 
 

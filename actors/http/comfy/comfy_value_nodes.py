@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -45,10 +46,16 @@ _PARTS_OF_TEXT = ("text_a", "text_b", "text_c", "text_d")
 _SWITCHED = 10
 #: nodes that pass a value on, and free memory of the server, which the pool does by itself
 _CLEANING = ("easy cleanGpuUsed", "easy clearCacheAll")
+#: nodes that search a text, each for a part of a second at most
+SEARCHING_NODES = ("RegexReplace", "RegexExtract", "RegexMatch", "JsonExtractString")
 #: names of the values of an expression
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 #: characters of a regular expression, and steps of a search
 _MOST_PATTERN, _MOST_SEARCH_STEPS = 200, 10**7
+#: parts of a template times the matches that it replaces; a part may be an empty group
+_MOST_PARTS = 10**6
+#: an escape of a template: of a group by its name or number, or else of a character; three octal digits are one
+_ESCAPE = re.compile(r"\\(?:g<([^>]*)>|(?![0-7]{3})([1-9][0-9]?)|.)", re.DOTALL)
 #: repetitions; repetitions of a group, references, conditions, and flags, which change what a space is
 _REPETITION = re.compile(r"[*+?{]")
 _UNBOUNDED = re.compile(r"\)[*+?{]|\\[1-9]|\(\?P=|\(\?(?![:=!]|<[=!]|P<)")
@@ -179,12 +186,45 @@ def _pattern(given: Mapping[str, Any]) -> re.Pattern[str]:
 
 
 def _regex_replaced(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A text in which matches are replaced, as `re.sub` does, but with no more text than there is room for."""
+    whole_text, new = given["string"], given["replace"]
+    need_room(len(whole_text))
+    need_room(len(new))
+    pattern = _pattern(given)
+    parts = _template_parts(pattern, new)
+    found: list[str] = []
+    end = characters = steps = 0
+    for match in itertools.islice(pattern.finditer(whole_text), given["count"] or None):
+        steps += len(parts)
+        if steps > _MOST_PARTS:
+            raise NodeUnsupported(f"replace: expected up to {_MOST_PARTS} parts of its template in all matches")
+        before, end = whole_text[end : match.start()], match.end()
+        for part in (before, *(each if isinstance(each, str) else match[each[0]] or "" for each in parts)):
+            characters += len(part)
+            need_room(characters)
+            found.append(part)
+    need_room(characters + len(whole_text) - end)
+    return ("".join((*found, whole_text[end:])),)
+
+
+def _template_parts(pattern: re.Pattern[str], template: str) -> list[str | tuple[str | int]]:
+    """Return the texts of a template, and between them its groups. Raises NodeUnsupported for a wrong template."""
     try:
-        found = _pattern(given).sub(given["replace"], given["string"], count=given["count"])
+        pattern.sub(template, "")  # reads the whole template, also if nothing matches
+        empty = re.compile("").match("")
+        assert empty is not None, "an empty pattern matches"
+        parts: list[str | tuple[str | int]] = []
+        end = 0
+        for escape in _ESCAPE.finditer(template):
+            name, place = escape.groups()
+            if name is None and place is None:
+                continue
+            parts.append(empty.expand(template[end : escape.start()]))
+            parts.append((name if name is not None and name.isidentifier() else int(name or place),))
+            end = escape.end()
+        return [part for part in (*parts, empty.expand(template[end:])) if part]
     except (re.error, IndexError):
-        raise NodeUnsupported(f"replace: found {given['replace'][:100]!r}, expected a template") from None
-    need_room(len(found))
-    return (found,)
+        raise NodeUnsupported(f"replace: found {template[:100]!r}, expected a template") from None
 
 
 def _regex_matched(given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -4,18 +4,23 @@ cannot be computed is named, and nothing grows without bound."""
 from __future__ import annotations
 
 import math
+import re
+import tracemalloc
 from typing import Any
 
 import pytest
 
+from modelpool.actors.http.comfy.comfy_api import is_read_quickly
 from modelpool.actors.http.comfy.comfy_evaluation import evaluated
 from modelpool.actors.http.comfy.comfy_expressions import number_of
 from modelpool.actors.http.comfy.comfy_graph import KnownGraph, PoolNames, nodes_in_order
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
+from tests.each_case import each_case
 
 NAMES = PoolNames({"shapes": "Stable Diffusion 1", "xl": "Stable Diffusion XL"}, ["light"])
 
@@ -101,6 +106,70 @@ def test_values_of_nodes() -> None:
     for number, (found, wanted) in enumerate(cases):
         assert found == wanted, number
         assert type(found) is type(wanted), number
+
+
+def test_json_in_a_text_is_searched_with_bounded_work() -> None:
+    """Before: each brace of 128,000 characters was read to the end, on the event loop: 2 seconds for each node."""
+    for text, expected in (
+        ('{"":' * 32_000, "too deep"),
+        ('{"k":[1,' * 16_000, "too deep"),
+        ('{"k":[' * 100 + "1," * 60_000, "the first 82 braces of 120600 characters"),
+        ("{x} " * 101 + '{"k": 1}', "the first 100 braces of 412 characters"),
+    ):
+        graph = basic()
+        graph["found"] = node("JsonExtractString", json_string=text, key="k")
+        graph["positive"]["inputs"]["text"] = ["found", 0]
+        (message,) = errors(graph)["found"]
+        assert message.startswith("json_string: found ") and expected in message, message
+        assert not is_read_quickly(graph) and is_read_quickly(basic()), "texts are not searched on the event loop"
+    assert given("JsonExtractString", json_string="{x} " * 99 + '{"k": 1}', key="k") == "1"
+
+
+@each_case(
+    "pattern, template, count",
+    [
+        ("(a)(b?)(?P<n>c)", r"<\g<0>\1\2\g<n>\g<3>>", 0),
+        ("(a)|(b)", r"<\1\2>", 0),
+        ("x*", "-", 0),
+        ("()b", r"\1\n\\1\\\1", 0),
+        ("(.)(.)", r"\20\0\08\101\12", 0),
+        ("(.)(.)", r"\2\0\08\101\\", 2),
+        ("(?=(a))", r"\1!", 1),
+        ("nothing", r"\1", 0),
+        ("nothing", "\\", 0),
+        ("a", r"\g<n>", 0),
+        ("A|B", "", 3),
+    ],
+)
+def test_matches_are_replaced_as_by_python(pattern: str, template: str, count: int) -> None:
+    text = "abc acx\naabbcc ABC"
+    flags = {"case_insensitive": True, "multiline": False, "dotall": True}
+    inputs = {"string": text, "regex_pattern": pattern, "replace": template, "count": count, **flags}
+    try:
+        expected: Any = re.compile(pattern, re.IGNORECASE | re.DOTALL).sub(template, text, count=count)
+    except (re.error, IndexError):
+        expected = ["value", 0]  # not computed: the node is named later
+    assert given("RegexReplace", **inputs) == expected
+
+
+def test_texts_of_replaced_matches_are_bounded_before_they_are_made() -> None:
+    """Before: 131,072 matches of a template of as many characters were 16 GiB before the text was refused."""
+    for text, pattern, template, expected in (
+        ("a" * 2000, "a", "b" * 131_072, "its text has 262144"),
+        ("a" * 3000, "a+", r"\g<0>" * 20_000, "its text has 132000"),
+        ("a" * 20_000, "a()", r"\1" * 60, "expected up to 1000000 parts"),
+        ("a" * 131_073, "b", "", "its text has 131073"),
+        ("a", "b", "c" * 131_073, "its text has 131073"),
+    ):
+        inputs = {"string": text, "regex_pattern": pattern, "replace": template, "count": 0}
+        flags = {"case_insensitive": False, "multiline": False, "dotall": False}
+        tracemalloc.start()
+        try:
+            with pytest.raises(NodeUnsupported, match=expected):
+                NODE_TYPES["RegexReplace"].build({**inputs, **flags})
+            assert tracemalloc.get_traced_memory()[1] < 1 << 24
+        finally:
+            tracemalloc.stop()
 
 
 def test_what_utility_nodes_do_not_compute_stays_a_link() -> None:
