@@ -22,6 +22,7 @@ from modelpool.pool.inference.operations.operation import (
     Sizes,
     need,
     need_one_of,
+    need_work,
 )
 from modelpool.pool.inference.operations.pixel_levels import as_pixels, frames_of, image_like, levels
 from modelpool.pool.inference.operations.resampling import IMAGE_METHODS, centre_box, resampled
@@ -42,6 +43,8 @@ _FILTERS = {
 #: the factor of the sides of an image before it gets its size, and the pixels of the size: what is computed first fits
 #: in the memory of a worker
 _OVERSAMPLED, _MOST_OVERSAMPLED = 8, 3 * MEGAPIXEL // 2
+#: values that both filters read, about, for each pixel of the larger image
+_FILTER_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,17 +278,22 @@ def _by_filter(params: ScaleByFilter, sizes: Sizes) -> Size:
     if params.oversampled and found.width * found.height > _MOST_OVERSAMPLED:
         expected = f"up to {_MOST_OVERSAMPLED} pixels, as {_OVERSAMPLED} times the sides are computed first"
         raise UnusableField(f"oversampled: found {found.width}x{found.height}, expected {expected}")
+    if params.oversampled:
+        need_work("oversampled", _OVERSAMPLED, _FILTER_STEPS * _OVERSAMPLED**2, found)
     return found
 
 
 def _filtered(params: ScaleByFilter, inputs: Inputs) -> ImagePixels | VideoFrames:
     frames_THWC = frames_of(inputs["image"])
     size = _by_filter(params, {"image": Size(frames_THWC.shape[2], frames_THWC.shape[1])})
-    factors = (_OVERSAMPLED, 1) if params.oversampled else (1,)
-    for factor in factors:
-        wide, high = size.width * factor, size.height * factor
-        frames_THWC = np.stack([_by_pillow(each_HWC, wide, high, _FILTERS[params.method]) for each_HWC in frames_THWC])
-    return image_like(inputs["image"], frames_THWC)
+    return image_like(inputs["image"], np.stack([_frame_filtered(params, each, size) for each in frames_THWC]))
+
+
+def _frame_filtered(params: ScaleByFilter, frame_HWC: PixelArray, size: Size) -> PixelArray:
+    """Return one frame in a size: of a video, one larger image at a time is in memory."""
+    for factor in (_OVERSAMPLED, 1) if params.oversampled else (1,):
+        frame_HWC = _by_pillow(frame_HWC, size.width * factor, size.height * factor, _FILTERS[params.method])
+    return frame_HWC
 
 
 def scaled(

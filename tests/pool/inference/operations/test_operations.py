@@ -7,6 +7,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -479,6 +480,24 @@ def test_images_are_scaled_by_a_filter_of_pillow_at_eight_times_the_size_first()
     params = operation.params_of({"width": 4000, "height": 4000, "oversampled": True})
     with pytest.raises(UnusableField, match=r"oversampled: found 4000x4000"):
         operation.size_of(params, {"image": Size(64, 64)})
+
+
+def test_frames_are_oversampled_one_after_the_other_and_their_work_is_counted() -> None:
+    """Before: all frames were in memory at 8 times the sides: a video of 100 frames of 512x512 took 5 GB."""
+    frames, settings = draw(16, 64, 64, 3), {"factor": 1.0, "oversampled": True}
+    tracemalloc.start()
+    try:
+        found = run("image_scale_by_filter", VideoFrames(frames, 8.0), **settings)
+        assert tracemalloc.get_traced_memory()[1] < frames.nbytes * 8**2 / 2
+    finally:
+        tracemalloc.stop()
+    for frame, expected in zip(found.frames_THWC, frames, strict=True):
+        assert np.array_equal(frame, run("image_scale_by_filter", ImagePixels(expected), **settings).pixels_HWC)
+    operation = OPERATIONS["image_scale_by_filter"]
+    params = operation.params_of({"width": 512, "height": 512, "oversampled": True})
+    assert operation.size_of(params, {"image": Size(64, 64, 256)}) == Size(512, 512, 256)
+    with pytest.raises(UnusableField, match=r"oversampled: found 8 for 512x512 in 257 frames"):
+        operation.size_of(params, {"image": Size(64, 64, 257)})
 
 
 def test_sides_of_latents_are_cut_to_cells_and_then_the_nearest_multiple() -> None:
