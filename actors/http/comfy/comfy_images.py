@@ -19,6 +19,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.http.service.caller_images import MAX_CALL_PIXELS
 from modelpool.actors.request.image_decoding import MAX_SIDE, UprightImage, image_of_bytes, upright_image
+from modelpool.pool.inference.operations.image_detail import extreme
 from modelpool.pool.values.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _after_steps(image: Image, steps: Sequence[ImageStep], read: WorkflowImages)
 def read_mask(mask: MaskFile, read: WorkflowImages, size: tuple[int, int] | None = None) -> Image:
     """Return a mask that is white where the image is regenerated; scaled to the `size` of that image, as ComfyUI scales
     the mask of an image that was scaled after it was loaded. Raises UserError."""
-    from PIL import ImageFilter, ImageOps
+    from PIL import ImageOps
     from PIL.Image import Resampling
 
     inverted = mask.inverted
@@ -117,11 +118,20 @@ def read_mask(mask: MaskFile, read: WorkflowImages, size: tuple[int, int] | None
     if inverted:
         channel = ImageOps.invert(channel)
     if mask.grown:
-        channel = channel.filter(ImageFilter.MaxFilter(2 * mask.grown + 1))
+        channel = _grown(channel, mask.grown)
     if size is None or size == channel.size:
         return channel
     read.take(size)
     return channel.resize(size, Resampling.BILINEAR)
+
+
+def _grown(mask: Image, pixels: int) -> Image:
+    """Return a mask of which each pixel is the largest one of a square around it, with so many pixels on each side."""
+    import numpy as np
+    import PIL.Image
+
+    values_THWC = np.asarray(mask)[None, :, :, None]
+    return PIL.Image.fromarray(extreme(values_THWC, 2 * pixels + 1, np.maximum)[0, :, :, 0])
 
 
 def is_black(mask: Image) -> bool:

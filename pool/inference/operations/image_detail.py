@@ -205,7 +205,7 @@ def _morphology_size(params: Morphology, sizes: Sizes) -> Size:
 
 def _morphed(params: Morphology, inputs: Inputs) -> ImagePixels | VideoFrames:
     frames = frames_of(inputs["image"])
-    narrow, wide = (partial(_extreme, size=params.kernel, choose=choose) for choose in (np.minimum, np.maximum))
+    narrow, wide = (partial(extreme, size=params.kernel, choose=choose) for choose in (np.minimum, np.maximum))
     match params.operation:
         case "erode":
             found = narrow(frames)
@@ -229,7 +229,7 @@ def _less(one_THWC: PixelArray, other_THWC: PixelArray) -> PixelArray:
     return np.asarray(np.maximum(one_THWC.astype(np.int16) - other_THWC, 0), np.uint8)
 
 
-def _extreme(frames_THWC: PixelArray, size: int, choose: Callable[[Any, Any], Any]) -> PixelArray:
+def extreme(frames_THWC: PixelArray, size: int, choose: Callable[[Any, Any], Any]) -> PixelArray:
     """Return the extreme of a square of pixels, of which there are `size // 2` before each; outside is left out. Each
     round doubles the pixels that are compared."""
     for axis in (1, 2):
