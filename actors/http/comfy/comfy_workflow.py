@@ -103,6 +103,8 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     outputs = output_nodes(nodes, names.kinds)
     order = nodes_in_order(KnownGraph(nodes, names), outputs)
     outputs, incomplete = complete_outputs(nodes, outputs, order, names.kinds)
+    if incomplete:  # what only they need is not computed
+        order = nodes_in_order(KnownGraph(nodes, names), outputs)
     nodes = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts)
     left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete)
     return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in _outputs(nodes, outputs, names))

@@ -22,6 +22,10 @@ def requests(graph: Graph) -> list[GenerateRequest]:
     return [one for output in outputs_of(graph, NAMES) for one in requests_of(output, NAMES, lambda name: None)]  # type: ignore[arg-type,return-value]
 
 
+def warnings_of(graph: Graph) -> set[str]:
+    return {each for output in outputs_of(graph, NAMES) for each in output.warnings}
+
+
 def nodes_of(request: GenerateRequest) -> dict[str, Any]:
     assert request.workflow is not None
     return request.workflow.nodes
@@ -71,6 +75,26 @@ def test_an_output_without_its_image_is_left_out_with_a_warning_as_in_comfyui() 
     with pytest.raises(WorkflowRejected) as refused:
         outputs_of(only, NAMES)
     assert [error.node_id for error in refused.value.errors] == ["more"]
+
+
+def test_texts_that_only_an_output_without_its_image_needs_are_not_computed() -> None:
+    """Before: the bound on computed texts also counted them, and refused the whole workflow."""
+    alone = requests(basic())
+    graph = basic()
+    graph["t0"] = node("PrimitiveString", value="x" * 120_000)
+    for place in range(40):
+        graph[f"t{place + 1}"] = node("TextToUppercase", text=[f"t{place}", 0])
+    graph["long"] = node("CLIPTextEncode", text=["t40", 0], clip=["model", 1])
+    graph["other"] = node("KSampler", **graph["sampler"]["inputs"] | {"positive": ["long", 0]})
+    graph["seen"] = node("VAEDecode", samples=["other", 0], vae=["model", 2])
+    graph["large"] = node("SaveImage", images=["seen", 0], filename_prefix="large")
+    with pytest.raises(WorkflowRejected, match="characters in the texts that nodes compute"):
+        outputs_of(graph, NAMES)
+    del graph["other"]["inputs"]["latent_image"]
+    assert requests(graph) == alone
+    assert warnings_of(graph) == {
+        "node large (SaveImage) is left out: node other (KSampler) has no link to latent_image"
+    }
 
 
 def test_empty_latents_beside_others_are_zeros_of_their_size() -> None:
