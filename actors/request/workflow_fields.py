@@ -202,7 +202,9 @@ class SampleNode(_Node):
         yield "model", self.request.model
         yield from ((lora.file_kind, lora.name) for lora in self.request.loras)
         yield from (("controlnet", control.model) for control in self.request.controls)
-        yield from (("image_prompt", prompt.model) for prompt in self.request.image_prompts)
+        prompts = self.request.image_prompts
+        # the model itself may vary images
+        yield from (("image_prompt", prompt.model) for prompt in prompts if prompt.model != self.request.model)
 
 
 def _with_image(parts: Any, number: int, image: TaskImage, name: str = "image") -> Any:

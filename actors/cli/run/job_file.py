@@ -27,6 +27,8 @@ from modelpool.pool.values.core.errors import UserError
 
 #: longest message about a line; it quotes the value that it refuses
 MAX_MESSAGE = 500
+#: options that nodes of workflows have had since seeds are made so
+_LATER_OPTIONS = ("fresca",)
 #: largest file with lines that are counted before they are read, which takes about a second
 MAX_COUNTED_BYTES = 1 << 30
 #: files with a row in each line
@@ -128,6 +130,17 @@ def _shortened(message: str) -> str:
     return f"{message[:half]} ... {message[-half:]}"
 
 
+def _without_later(value: Any) -> Any:
+    """Return fields without the options of a workflow's nodes that came later, where they are not set: so seeds stay
+    what they were."""
+    if isinstance(value, dict):
+        found = {name: _without_later(part) for name, part in value.items()}
+        if isinstance(options := found.get("options"), dict):
+            found["options"] = {name: part for name, part in options.items() if name not in _LATER_OPTIONS or part}
+        return found
+    return [_without_later(part) for part in value] if isinstance(value, list | tuple) else value
+
+
 def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[bytes]) -> GenerateRequest:
     if request.seed is not None:
         return request
@@ -136,6 +149,7 @@ def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[bytes]) ->
     unset |= {"batch", "gpus"}  # how an image is computed is not what it shows
     fields = request.model_dump(exclude={"seed", *QOS_FIELDS, *LABEL_FIELDS, *unset})
     parts = {"hires": request.hires, "options": request.options}
+    fields = {name: _without_later(value) for name, value in fields.items()}
     content = json.dumps(fields | {name: part.recorded() for name, part in parts.items() if part is not None})
     key = hashlib.sha256(content.encode()).digest()  # a batch may have millions of long prompts
     digest = hashlib.sha256(f"{seed} {occurrences[key]} {content}".encode()).digest()

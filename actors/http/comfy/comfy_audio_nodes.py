@@ -33,6 +33,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeImage,
     SavedAs,
     TextValue,
+    UserSound,
     VideoUse,
 )
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
@@ -107,6 +108,8 @@ def _saved(file_format: str) -> Builder:
         if given.get("quality") is not None:
             warn(given, f"quality: {given['quality']} is not read: the file has the quality of the pool")
         audio, saved = given["audio"], SavedAs(file_format)
+        if isinstance(audio, UserSound):
+            raise NodeUnsupported("audio: found the sound of a video of the user, which the pool does not read")
         if isinstance(audio, NodeAudio):
             return (NodeImage(audio.node, audio.count, audio.sampler, saved),)
         return (replace(audio, saved=saved),)

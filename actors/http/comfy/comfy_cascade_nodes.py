@@ -69,6 +69,8 @@ def stage_c_of(latent: SampledLatent, families: Mapping[str, str]) -> SampledLat
     is_plain = not (latent.model.loras or latent.model.options or latent.model.sampling or latent.sigmas or latent.beta)
     if not is_plain or latent.sampler.eta is not None or latent.sampler.s_noise != 1:
         raise NodeUnsupported("model, sampler: expected stage B without LoRAs, options, and settings of its sampler")
+    if latent.run_steps != latent.steps or prior.run_steps != prior.steps:
+        raise NodeUnsupported("denoise: expected 1 for both stages")
     return prior
 
 

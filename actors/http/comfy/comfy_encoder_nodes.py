@@ -58,7 +58,10 @@ def _texts(
 
 def _for_sd3(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Without a padding, an encoder with an empty text has no states; of both CLIP, if both texts are empty."""
-    return (_texts(given, *_SD3, _empty_encoders(given)),)
+    empty = _empty_encoders(given)
+    if ("has_third", False) in empty:
+        warn(given, "t5xxl: found an empty text without padding: the pool leaves out its one state, of the end")
+    return (_texts(given, *_SD3, empty),)
 
 
 def _for_sd3_as_text(given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_graph import MAX_NODES
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 from modelpool.pool.values.core.errors import counted
 
 _PREFIXES = ("workflow>", "workflow/")
 #: the nodes at which the links of a subgraph begin and end
 SUBGRAPH_INPUT, SUBGRAPH_OUTPUT = -10, -20
+#: nodes and links of all group nodes together: some links for each node that a workflow may have
+_MOST_PARTS = 10 * MAX_NODES
 
 
 def with_subgraphs(workflow: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -26,12 +29,16 @@ def with_subgraphs(workflow: Mapping[str, Any]) -> Mapping[str, Any]:
     if not groups:
         return workflow
     nodes: list[Any] = []
-    subgraphs = list((workflow.get("definitions") or {}).get("subgraphs") or ())
+    subgraphs, parts = list((workflow.get("definitions") or {}).get("subgraphs") or ()), 0
     for node in workflow["nodes"]:
         name = _group_of(node)
         if name is None or name not in groups:
             nodes.append(node)
             continue
+        parts += len(groups[name]["nodes"]) + len(groups[name]["links"])
+        if parts > _MOST_PARTS:  # each group node has nodes and links of its own
+            message = f"found group nodes of more than {_MOST_PARTS} nodes and links together"
+            raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
         subgraph = f"{node['type']} {node['id']}"
         subgraphs.append({"id": subgraph, **_subgraph(node, groups[name])})
         # the nodes in it have its values

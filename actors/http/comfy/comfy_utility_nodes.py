@@ -104,7 +104,7 @@ def _as_numbers(given: Mapping[str, Any]) -> tuple[Any, ...]:
         exact = None
     try:
         found = float(value)
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
         raise NodeUnsupported(f"value: found {str(value)[:100]!r}, expected a number")
@@ -134,6 +134,8 @@ def _formatted(given: Mapping[str, Any]) -> tuple[Any, ...]:
             continue
         if form or conversion not in (None, "s") or values.get(name) is None:
             raise NodeUnsupported(f"f_string: found {{{name[:40]}}}, expected the name of a value, without a format")
+        if not isinstance(values[name], str | bool | int | float):
+            raise NodeUnsupported(f"values.{name}: expected a text, a number or a truth value")
         parts.append(str(values[name]))
     need_room(sum(map(len, parts)))
     return ("".join(parts),)

@@ -32,6 +32,9 @@ def request_digest(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], 
     found = hashlib.sha256()
     for work, read in zip(works, inputs, strict=True):
         found.update(repr(work).encode())
+        for option in fields(work.options):
+            if not option.repr:  # so that reports of runs without it stay as they are
+                found.update(repr(getattr(work.options, option.name)).encode())
         for name in sorted(read):
             found.update(name.encode())
             _update(found, read[name])

@@ -187,7 +187,11 @@ class OpenModel:
         return self._matches.get(lora.sha256, find)
 
     def _match_model(self, merge: LoraRef, components: Sequence[Component]) -> LoraMatch:
-        """Match another model that is merged with this one. Raises AdapterMismatch, also for one with other parts."""
+        """Match another model that is merged with this one. Raises AdapterMismatch, also for one with other parts, and
+        for a model with two experts."""
+        if Role.DIFFUSION_MODEL_2 in self.checkpoint.roles:
+            found = f"model {self.ref.name!r} has two experts, expected one diffusion model"
+            raise AdapterMismatch(f"model {merge.name!r} cannot be merged: {found}")
         other = OpenModel(ModelRef(merge.name, merge.path, merge.sha256, files=merge.files), self._device)
         roles = [each.role for each in components if each.role in other.checkpoint.roles]
         return match_model(merge, self.ref, components, [other.component(role) for role in roles])

@@ -149,6 +149,25 @@ def test_seeds_of_lines_are_those_of_earlier_versions(tmp_path: Path) -> None:
     assert rescaled not in earlier
 
 
+def test_seeds_of_workflows_are_those_of_earlier_versions(tmp_path: Path) -> None:
+    """An option that came later changed the seeds of rows with any option in a node."""
+    request = {"model": "m", "steps": 4, "options": {"cfg_norm": {"strength": 0.5}}}
+    nodes = {
+        "t": {"kind": "text", "prompt": "a", "model": "m"},
+        "s": {"kind": "sample", "request": request, "inputs": {"positive": "t"}},
+        "d": {"kind": "decode", "model": "m", "inputs": {"latent": "s"}},
+    }
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"workflow": {"nodes": nodes, "output": "d"}}))
+    (line,) = read_job_file(file, {}, 0).lines
+    changed = {**request, "options": {"cfg_norm": {"strength": 0.5}, "fresca": {}}}
+    nodes["s"]["request"] = changed
+    file.write_text(json.dumps({"workflow": {"nodes": nodes, "output": "d"}}))
+    (other,) = read_job_file(file, {}, 0).lines
+    assert line.request.seed == 2523713333
+    assert other.request.seed != line.request.seed
+
+
 def test_seeds_of_lines_without_one_stay_the_same_and_differ(tmp_path: Path) -> None:
     """Equal lines get different images; a line keeps its seed when others are added or moved around it."""
     content = '{"prompt": "a"}\n{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "b", "seed": 5}\n'

@@ -72,6 +72,7 @@ def test_what_one_request_cannot_say_is_refused() -> None:
         "found 300x256 at 42": (cascade(), {"blank": {"width": 300}}),
         "the texts of stage C": (cascade(), {"sampler_b": {"negative": ["positive", 0]}}),
         "expected the empty latents of one image": (cascade(), {"blank": {"batch_size": 2}}),
+        "denoise: expected 1": (cascade(), {"sampler_b": {"denoise": 0.0}}),
         "found more than its two samplers": (cascade(), {"decoded": {"samples": ["sampler", 0]}}),
         "expected Stable Cascade C and Stable Cascade B": (cascade(), {"b": {"ckpt_name": "sd15.safetensors"}}),
     }

@@ -216,6 +216,10 @@ def editor_workflows() -> Iterator[tuple[str, Any]]:
             [{"id": name, "type": "CLIPTextEncode", "title": name, "widgets_values": [each]} for name, each in texts]
         ),
     )
+    inner = {"nodes": [{}] * 2000, "links": []}
+    groups = {"extra": {"groupNodes": {"g": inner}}}
+    hosts = [{"id": place, "type": "workflow>g"} for place in range(400)]
+    yield "large group nodes", {**editor(hosts), **groups}
     yield "100,000 nodes", editor([{"id": place, "type": "KSampler"} for place in range(100_000)])
     yield "nothing", editor([None], [None], {})
 

@@ -13,6 +13,7 @@ from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.engine.gang.member_digest import expect_equal, request_digest, weight_digests
 from modelpool.pool.values.core.gang_errors import GangsDiffer
+from modelpool.pool.values.core.run_options import FrequencyScale
 from modelpool.pool.values.core.stage_params import Latent, Mask, Result
 from modelpool.pool.values.core.task_inputs import TaskInputs
 from modelpool.pool.values.specs.gang import Gang
@@ -46,6 +47,8 @@ def test_every_input_counts(name: str, one: Result, other: Result, whole: Whole)
     assert len(found) == 2
     others = [replace(work, seed=work.seed + 1)]
     assert request_digest([work], [TaskInputs()], []) != request_digest(others, [TaskInputs()], [])
+    with_option = [replace(work, options=replace(work.options, fresca=FrequencyScale(low))) for low in (1.5, 2.0)]
+    assert len({request_digest([each], [TaskInputs()], []) for each in (work, *with_option)}) == 3
 
 
 def test_weights_on_the_host_count_wherever_they_are_resident(whole: Whole) -> None:
