@@ -126,7 +126,7 @@ class ModelPool:
         #: where another driver on this machine, or of the cluster, can connect
         self.address = address
         connection.call(CONTROLLER.enter, self._client_id)
-        self._reader.start()
+        self._reader.start(wake=partial(_leave, connection, self._client_id))
 
     @classmethod
     def start(

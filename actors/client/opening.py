@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import secrets
 import time
@@ -104,6 +105,8 @@ def start_pool(
             environment,
         )
         connection = RayConnection(*start())
+        atexit.register(connection.leave)  # as `program_ends` of a pool that is joined
+        opened.callback(atexit.unregister, connection.leave)
         opened.callback(connection.leave)
         if plan.worker_lease_seconds is not None and not session.is_local:
             opened.callback(connection.end_workers, cluster.namespace, cluster.name)
@@ -179,7 +182,15 @@ def _join(address: str, namespace: str, name: str, running: RunningPool | None =
 
     watch = PoolEndWatch(name, control_service, lambda: running is None or is_running(running), leave)
 
+    def program_ends() -> None:
+        """Ask Ray nothing more: after its exit handler, which runs next, it ends a process that asks with code 1."""
+        watch.stop()
+        connection.leave()
+
+    atexit.register(program_ends)
+
     def close() -> None:
+        atexit.unregister(program_ends)
         watch.close()
         connection.leave()
         session.close()

@@ -6,9 +6,11 @@ something else.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from modelpool.actors.control.connection import CONTROLLER, Connection
@@ -59,11 +61,17 @@ class EventReader:
         self._running: frozenset[SubmissionId] = frozenset()
         self._lost: Exception | None = None
         self._stopping = False
+        #: called when the program ends; None if nothing is then
+        self._at_exit: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._read, name="modelpool events", daemon=True)
 
-    def start(self) -> None:
-        """Start reading; the controller knows the driver now."""
+    def start(self, wake: Callable[[], None] | None = None) -> None:
+        """Start reading; the controller knows the driver now. `wake` makes the controller answer, if the program ends
+        without `stop`: Ray ends a process with code 1 in which a call still waits."""
         self._thread.start()
+        if wake is not None:
+            self._at_exit = partial(self.stop, wake)
+            atexit.register(self._at_exit)
 
     def listen(self, submission_id: SubmissionId, listener: Listener) -> None:
         """Forward the events of this submission. Call it before submitting, so that no event is missed."""
@@ -87,6 +95,8 @@ class EventReader:
     def stop(self, wake: Callable[[], None]) -> None:
         """End the thread; `wake` makes the controller answer. Remaining listeners get `on_lost`."""
         self._stopping = True
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
         wake()
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)

@@ -46,6 +46,10 @@ class PoolEndWatch:
         """Return why the pool has ended, once this process has left its Ray; "" before."""
         return self._reason
 
+    def stop(self) -> None:
+        """Stop watching, without waiting for a look that is under way."""
+        self._closing.set()
+
     def close(self) -> None:
         """Stop watching. Waits while this process leaves Ray. Idempotent."""
         self._closing.set()

@@ -212,3 +212,26 @@ def test_a_server_whose_controller_was_replaced_joins_again() -> None:
     assert reason == "the controller of the pool is gone"
     assert 100.0 + LOST_SECONDS <= at <= 100.0 + LOST_SECONDS + 2 * ASK_SECONDS
     assert Lost(lambda now: 100.0 < now < 120.0, ended_at=500.0).ended() == ("it has ended", 500.0)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_program_that_does_not_close_a_pool_has_its_own_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray ends a process with code 1 in which a call still waits a second after Ray's exit handler."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    config = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(device="sim", workers=1, name="left")
+    start_in_background(config)
+    program = """
+import atexit, time
+atexit.register(time.sleep, 1.5)  # runs after the handler of Ray, which is imported later
+from modelpool import ModelPool
+print(len(ModelPool.connect("left").status().workers), flush=True)
+"""
+    try:
+        found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_SECONDS)
+    finally:
+        stop_running_pool("left")
+    assert (found.returncode, found.stdout) == (0, "1\n"), found.stderr

@@ -225,7 +225,7 @@ def test_a_workflow_in_a_file_reads_the_videos_next_to_it(tmp_path: Path) -> Non
     assert (facts.path, facts.frames) == (str(tmp_path / "input" / "clip.mp4"), FRAMES)
     graph = following(control_video=["parts", 0], strength=1.0)
     place.write_text(json.dumps(graph))
-    (request,) = workflow_requests(read_workflow(place), place, NamesOnly())  # type: ignore[arg-type]
+    (request,) = workflow_requests(read_workflow(place, lambda kind: False), place, NamesOnly())  # type: ignore[arg-type]
     assert request.workflow is not None
     (video,) = (each for each in request.workflow.nodes.values() if each.kind == "video")
     assert video.video == facts.path
