@@ -6,7 +6,10 @@ itself, and has the bytes that it has alone with its batch size.
 
 from __future__ import annotations
 
+import pytest
+
 from modelpool import GenerateRequest, ModelPool, PoolConfig
+from modelpool.scheduler.core import pass_breaks
 from modelpool.scheduler.model.placement_record import PlacementRule
 from tests.actors.loop_connection import open_real_pool
 from tests.actors.unchanged_outputs import ROOT
@@ -46,8 +49,10 @@ def test_requests_join_a_pass_and_have_their_bytes() -> None:
     assert sum("joins the pass" in note for note in notes) >= len(WANTED) - SIZE, notes
 
 
-def test_a_pass_stops_for_the_text_and_the_decode_of_a_request_that_joins_it() -> None:
+def test_a_pass_stops_for_the_text_and_the_decode_of_a_request_that_joins_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one worker: before, the second request was encoded after the end of the first one's pass."""
+    monkeypatch.setattr(pass_breaks, "SWITCH_SECONDS", 0.001)  # so that it pays whatever the speed of the machine
+    monkeypatch.setattr(pass_breaks, "MOST_LOST", 0.9)
     times = GenerateRequest(model="shapes", prompt="a red circle", seed=3, steps=4, cfg=3.0, batch=SIZE)
     long = GenerateRequest(model="shapes", prompt="a red circle", seed=4, steps=120, cfg=3.0, batch=SIZE)
     short = GenerateRequest(model="shapes", prompt="a blue square", seed=4, steps=4, cfg=3.0, batch=SIZE)
