@@ -53,7 +53,7 @@ def stage_c_of(latent: SampledLatent, families: Mapping[str, str]) -> SampledLat
             raise NodeUnsupported("latent_image: latents of stage C are decoded by stage B, expected its sampler")
         return latent
     own = families.get(prior.model.name, "")
-    if prior.positive.seen or prior.positive.controls:
+    if prior.positive.seen or prior.positive.controls or prior.model.image_prompts or latent.model.image_prompts:
         raise NodeUnsupported("positive: found images for stage C, expected texts: its vision encoder and its "
                               "ControlNets are not run")  # fmt: skip
     blank = prior.start

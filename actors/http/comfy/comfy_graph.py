@@ -46,6 +46,8 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
+    image_prompt_fields,
+    image_prompts_of,
     is_one_image,
     lora_fields,
     negative_warnings,
@@ -64,6 +66,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     DecodedImage,
     EncodedImage,
     ImageFile,
+    ImagePromptUse,
     MaskFile,
     NodeImage,
     NodeMask,
@@ -686,11 +689,8 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         fields["cfg"] = latent.cfg
     if options := acting_options(latent.model, latent.cfg, family):
         fields["options"] = options
-    if positive.image_prompts:
-        fields["image_prompts"] = tuple(
-            {"model": use.model, "image": read_steps(use.image, read_image), "strength": use.strength}
-            for use in positive.image_prompts
-        )
+    if prompts := image_prompts_of(latent.model, positive, family):
+        fields["image_prompts"] = tuple(_image_prompt(use, read_image) for use in prompts)
     check_seen(positive, latent.negative, latent.model.name, family)
     if is_one_image(positive):
         fields["image"] = read_steps(positive.seen[0].image, read_image)
@@ -712,6 +712,14 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if latent.model.sampling is not None and (shift := shift_of(latent.model.sampling, family, sides)):
         fields["shift"] = shift
     return fields
+
+
+def _image_prompt(use: ImagePromptUse, read_image: WorkflowImages) -> dict[str, Any]:
+    fields = {**image_prompt_fields(use), "image": read_steps(use.image, read_image)}
+    if use.mask is None:
+        return fields
+    assert isinstance(use.mask, MaskFile), "masks that nodes make are in workflows"
+    return {**fields, "mask": read_mask(use.mask, read_image)}
 
 
 def _control_mask(use: ControlUse, read_image: WorkflowImages) -> Any:

@@ -21,6 +21,8 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
+    image_prompt_fields,
+    image_prompts_of,
     is_one_image,
     lora_fields,
     model_lora_fields,
@@ -409,8 +411,8 @@ class MadeNodes:
                 inputs["mask"] = self.mask(start.mask)
         is_guided = given["cfg"] != 1 or chosen.name.endswith(UNGUIDED_SAMPLERS)
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
-        controls = controls_of(model, positive, self._families.get(model.name, ""))
-        self._add_images(fields, inputs, replace(positive, controls=controls), size)
+        controls, prompts = controls_of(model, positive, family), image_prompts_of(model, positive, family)
+        self._add_images(fields, inputs, replace(positive, controls=controls, image_prompts=prompts), size)
         first = levels.steps - levels.run_steps
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
         self._count(made, start.count)
@@ -548,8 +550,10 @@ class MadeNodes:
             ]
         for number, prompt in enumerate(text.image_prompts):
             inputs[f"image_prompts.{number}"] = self.image(prompt.image)
+            if prompt.mask is not None:
+                inputs[f"image_prompts.{number}.mask"] = self.mask(prompt.mask)
         if text.image_prompts:
-            fields["image_prompts"] = [{"model": use.model, "strength": use.strength} for use in text.image_prompts]
+            fields["image_prompts"] = list(map(image_prompt_fields, text.image_prompts))
         if is_one_image(text):
             inputs["image"] = self.image(text.seen[0].image)
         elif text.seen:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_adapter_nodes import ADAPTER_NODES
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_NODES
 from modelpool.actors.http.comfy.comfy_cascade_nodes import CASCADE_NODES
 from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_NODES
@@ -212,6 +213,7 @@ _ROWS = (
     *OPERATION_NODES,
     *RESIZE_NODES,
     *PATCH_NODES,
+    *ADAPTER_NODES,
     *VIDEO_NODES,
     *AUDIO_NODES,
     *CUSTOM_NODES,

@@ -146,7 +146,8 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
     ("CLIPSubtract", _MERGING),
     ("ModelAdd", _MERGING),
     ("ModelSubtract", _MERGING),
-    ("IPAdapter", "the pool's image prompts are IP-Adapters: the field image_prompts of its own requests"),
+    ("IPAdapter", "the pool has IPAdapter, IPAdapterAdvanced, IPAdapterApply and their loaders; FaceID, embeddings and "
+                  "weights over time are in the field image_prompts of its own requests, or not there"),
     *((prefix, _3D) for prefix in (
         "Hunyuan3D", "Trellis", "EmptyTrellis", "VaeDecodeShapeTrellis", "VaeDecodeStructureTrellis",
         "VaeDecodeTextureTrellis", "Pixal3D", "TripoSG", "TripoSplat", "Save3D", "SaveGLB", "Load3D", "Preview3D",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_values import (
+    AdapterValue,
     ClipValue,
     ControlUse,
+    ImagePromptUse,
     LoraUse,
     ModelSampling,
     ModelValue,
@@ -22,6 +25,8 @@ from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
 #: families that read CLIP one layer before the last by default, by the beginning of their title
 _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
+#: families with the blocks of Stable Diffusion XL
+_XL = ("SDXL", "SD XL", "Stable Diffusion XL")
 #: families with text encoders of CLIP only, by the beginning of their title
 _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
 #: pixels of a side of a cell, in ComfyUI and in the fields of requests
@@ -219,6 +224,37 @@ def controls_of(model: ModelValue, text: TextValue, family: str) -> tuple[Contro
             f"model_patch: {found}, expected a ControlNet of Z-Image: the pool reads no other patches"
         )
     return (*model.controls, *text.controls)
+
+
+def image_prompts_of(model: ModelValue, text: TextValue, family: str) -> tuple[ImagePromptUse, ...]:
+    """Return the image prompts of a run: of its model, and of its text, with the names of their files. Raises
+    NodeUnsupported for a preset that models of the family do not have, and for blocks of another one."""
+    return (*(_named(use, family) for use in model.image_prompts), *text.image_prompts)
+
+
+def _named(use: ImagePromptUse, family: str) -> ImagePromptUse:
+    is_xl = family.startswith(_XL)
+    if use.blocks and not is_xl:
+        found = ", ".join(name for name, _ in use.blocks)
+        raise NodeUnsupported(f"weight_type: found one of block {found} of Stable Diffusion XL, expected linear for "
+                              f"{family or 'this model'}")  # fmt: skip
+    adapter = use.model
+    assert isinstance(adapter, AdapterValue), "image prompts of models are IP-Adapters"
+    if adapter.for_xl is None:
+        return replace(use, model=adapter.name)
+    name = adapter.for_xl if is_xl else adapter.name if family.startswith("Stable Diffusion 1") else ""
+    if not name:
+        raise NodeUnsupported(f"preset: found one without a file for {family or 'this model'}, expected "
+                              "IPAdapterModelLoader with the name of a file")  # fmt: skip
+    return replace(use, model=name)
+
+
+def image_prompt_fields(use: ImagePromptUse) -> dict[str, Any]:
+    """Return an image prompt of a request without its image and mask."""
+    found: dict[str, Any] = {"model": use.model, "strength": use.strength}
+    if (use.start, use.end) != (0, 1):
+        found |= {"start": use.start, "end": use.end, "shares_of": "noise"}
+    return found | ({"blocks": dict(use.blocks)} if use.blocks else {})
 
 
 def clip_skip(text: TextValue, family: str) -> int:

@@ -36,8 +36,8 @@ class ModelSampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelValue:
-    """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets that patch
-    it. `has_vae`: its file has the VAE that it was published with."""
+    """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets and image
+    prompts that patch it. `has_vae`: its file has the VAE that it was published with."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
@@ -45,6 +45,7 @@ class ModelValue:
     sampling: ModelSampling | None = None
     has_vae: bool = field(default=False, compare=False)
     controls: tuple[ControlUse, ...] = ()
+    image_prompts: tuple[ImagePromptUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +178,26 @@ class RegionUse:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePromptUse:
-    """A style model of the pool (Redux), the image that it reads, and the factor of its tokens."""
+class AdapterValue:
+    """An IP-Adapter of the pool; with `for_xl`, the one of models of Stable Diffusion XL, and `name` is for ones of
+    Stable Diffusion 1."""
 
-    model: str
+    name: str
+    for_xl: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePromptUse:
+    """A style model of the pool (Redux) or an IP-Adapter, the image that it reads, its strength, and for an IP-Adapter
+    the part of the noise levels, the factors of blocks and the mask of the part of the picture in which it acts."""
+
+    model: str | AdapterValue
     image: AnyImage
     strength: float
+    start: float = 0.0
+    end: float = 1.0
+    blocks: tuple[tuple[str, float], ...] = ()
+    mask: AnyMask | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_adapter_nodes import ADAPTER_BUILDERS
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_BUILDERS
 from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_BUILDERS
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_BUILDERS
@@ -56,6 +57,7 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **OPERATION_BUILDERS,
         **RESIZE_BUILDERS,
         **PATCH_BUILDERS,
+        **ADAPTER_BUILDERS,
         **USER_VIDEO_BUILDERS,
     }
 )

@@ -8,7 +8,6 @@ Shape legend: B batch, C channels, H W height and width of a latent, L tokens, D
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +25,7 @@ from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind, k
 from modelpool.pool.inference.controlnets.inpainting_controlnets import with_mask, with_masked_pixels
 from modelpool.pool.inference.guidance.controlled_transformer import RepeatedResiduals
 from modelpool.pool.inference.pixels.image_ops import covering
+from modelpool.pool.inference.sampling.noise_shares import levels_between
 from modelpool.pool.inference.sampling.schedules import SigmaTable
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import (
@@ -66,18 +66,7 @@ class RunControlNet:
 def levels_of(ref: ControlRef, table: SigmaTable) -> tuple[float, float] | None:
     """Return the lowest and the highest time input with which a ControlNet is active, both in it; None if it counts
     steps."""
-    if not ref.by_noise:
-        return None
-    low, high = (
-        # as time inputs are in a call
-        float(np.float32(table.time_input(table.sigma_at_percent(share))))
-        if 0 < share < 1
-        else -math.inf
-        if share
-        else math.inf
-        for share in (ref.end, ref.start)
-    )
-    return low, high
+    return levels_between(ref.start, ref.end, table) if ref.by_noise else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -215,6 +215,7 @@ class UpscalerRef:
 class ImagePromptRef(WireValue):
     """An image prompt adapter (IP-Adapter, Redux) and its use: strength, and start and end as fractions of the steps.
 
+    by_noise as of a ControlNet
     images   number of its images; 0 if it reads only faces
     face_version  it reads the embeddings of faces: 1, or 2 for FaceID Plus of version 2; 0 if it reads none
     blank    it reads the states of no image for the negative prompt
@@ -236,6 +237,7 @@ class ImagePromptRef(WireValue):
     blocks: tuple[tuple[str, float], ...] = ()
     appended: int = 0
     masks: int = 0
+    by_noise: bool = False
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
 
     @property
@@ -244,7 +246,7 @@ class ImagePromptRef(WireValue):
         return self.sha256
 
     def is_on(self, step: int, steps: int) -> bool:
-        """Whether it acts in the step after `step` of `steps` that are run are done."""
+        """Whether it acts in the step after `step` of `steps` that are run are done, if it counts steps."""
         return begins_within(step, steps, self.start, self.end)
 
 

@@ -799,6 +799,7 @@ def _without_places(value: Any) -> Any:
         found = {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end}
         found |= {"images": value.images, "blocks": value.blocks}
         found |= {"masks": value.masks} if value.masks else {}
+        found |= {"by_noise": True} if value.by_noise else {}
         return found | ({"face_version": value.face_version} if value.face_version else {})
     if (names := _PARTS.get(type(value))) is not None:
         if type(value) is SamplingSchedule:  # ids without later fields are what they were

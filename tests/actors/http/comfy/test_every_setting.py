@@ -73,6 +73,7 @@ BASE: Mapping[str, Mapping[str, Any]] = {
     "SDXL Empty Latent Image (rgthree)": {"dimensions": "1024 x 512"},
     **_each(("SplitSigmas", "SplitSigmasDenoise"), {"step": 3, "denoise": 0.5}),
     "ManualSigmas": {"sigmas": "1, 0.5, 0"},
+    "IPAdapterAdvanced": {"image_negative": None},
     "DualCFGGuider": {
         "cond1": _instructed, "cond2": _instructed,
         "negative": lambda make, place: _instructed(make, place, has_image=False),
@@ -178,6 +179,8 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("Latent Upscale by Factor (WAS)", "mode", ()), ("Latent Upscale by Factor (WAS)", "align", ()),
         ("LatentBatch", "samples2", ()),
     ),
+    "one image is put together with nothing": (("IPAdapterAdvanced", "combine_embeds", ()),),
+    "the adapter is found by its preset": (("IPAdapterUnifiedLoader", "ipadapter", ()),),
     "an image that fits into one tile has none": (
         ("VAEDecodeTiled", "tile_size", ()), ("VAEDecodeTiled", "overlap", ()),
     ),
