@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from modelpool.actors.http.comfy.comfy_computing import ComputingWork
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     EDITOR_INPUTS,
@@ -40,10 +41,12 @@ def evaluated(
     kinds: Mapping[str, NodeType] = NODE_TYPES,
     image_size: ImageSize | None = None,
     video_facts: Callable[[str], VideoFile] | None = None,
+    work: ComputingWork | None = None,
 ) -> dict[str, Mapping[str, Any]]:
     """Return the nodes of `order` with the values of nodes without tensors, and of nodes of a size. Each is behind its
     sources in `order`, so that every node is evaluated once, whatever the graph. Raises WorkflowRejected for too much
-    text."""
+    text, and for more `work` than there is room for."""
+    work = work or ComputingWork()
     sizes: dict[str, Pixels] = {}
     videos: dict[str, VideoFile] = {}
     found: dict[str, Mapping[str, Any]] = {}
@@ -62,7 +65,7 @@ def evaluated(
             continue
         if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
             sizes[node_id] = size
-        given = _outputs_of(found[node_id], kind, sizes, sizes.get(node_id)) if is_linked else None
+        given = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None
         if given is None:
             continue
         outputs[node_id] = given
@@ -140,15 +143,15 @@ def _size_of(
 
 
 def _outputs_of(
-    node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels], own_size: Pixels | None
+    node_id: str, node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels], work: ComputingWork
 ) -> tuple[Any, ...] | None:
-    """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated. `own_size` is of the
-    image that it makes, if it is known."""
+    """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated. `sizes` has that of
+    the image that it makes, if it is known."""
     inputs = node["inputs"]
     if kind.name in SIZE_NODES:
         source, outputs = SIZE_NODES[kind.name]
         link = link_of(node, source)
-        size = own_size or (None if link is None else sizes.get(link[0]))
+        size = sizes.get(node_id) or (None if link is None else sizes.get(link[0]))
         if size is None:
             return None
         width, height = size  # how many images there are is not known
@@ -161,8 +164,11 @@ def _outputs_of(
     if kind.name not in COMPUTED_NODES:
         return None
     settings = _settings(node, kind, kind.inputs)
+    if settings is None:
+        return None
+    work.take(node_id, kind.name, settings)
     try:
-        return None if settings is None else kind.build(settings)
+        return kind.build(settings)
     except (NodeUnsupported, ArithmeticError):
         return None
 

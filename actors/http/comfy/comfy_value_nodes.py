@@ -28,7 +28,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     text,
     whole,
 )
-from modelpool.actors.http.comfy.comfy_utility_nodes import UTILITY_NODES, WRITING_NODES, need_room
+from modelpool.actors.http.comfy.comfy_utility_nodes import UTILITY_NODES, WRITING_NODES, json_steps, need_room
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     DecodedImage,
@@ -46,8 +46,6 @@ _PARTS_OF_TEXT = ("text_a", "text_b", "text_c", "text_d")
 _SWITCHED = 10
 #: nodes that pass a value on, and free memory of the server, which the pool does by itself
 _CLEANING = ("easy cleanGpuUsed", "easy clearCacheAll")
-#: nodes that search a text, each for a part of a second at most
-SEARCHING_NODES = ("RegexReplace", "RegexExtract", "RegexMatch", "JsonExtractString")
 #: names of the values of an expression
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 #: characters of a regular expression, and steps of a search
@@ -159,18 +157,28 @@ def _random_line(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (random.Random(given["seed"]).choice(given["text"].split("\n")),)
 
 
-def _pattern(given: Mapping[str, Any]) -> re.Pattern[str]:
-    """Return a pattern that takes no time without end. Raises NodeUnsupported.
+def _search_steps(pattern: str, characters: int) -> int:
+    """Return about how many steps a search takes: with n repetitions and k alternatives, none of a group repeated and
+    without references, characters ** (n + 1) * 2 ** k."""
+    return max(characters, 2) ** (1 + len(_REPETITION.findall(pattern))) * 2 ** pattern.count("|")
 
-    With n repetitions and k alternatives, none of a group repeated and without references, a search takes about
-    characters ** (n + 1) * 2 ** k steps."""
+
+def _regex_steps(given: Mapping[str, Any]) -> int:
+    """Return the steps of a search that is not refused, and of the parts that take the place of matches."""
+    pattern, characters = given["regex_pattern"], len(given["string"])
+    if len(pattern) > _MOST_PATTERN or (steps := _search_steps(pattern, characters)) > _MOST_SEARCH_STEPS:
+        return 0
+    return steps + min(_MOST_PARTS, (characters + 1) * (len(given.get("replace", "")) + 1))
+
+
+def _pattern(given: Mapping[str, Any]) -> re.Pattern[str]:
+    """Return a pattern that takes no time without end. Raises NodeUnsupported."""
     whole_pattern, characters = given["regex_pattern"], len(given["string"])
     first = _FLAGS_FIRST.match(whole_pattern)
     pattern = whole_pattern if first is None else whole_pattern[first.end() :]
     inline = sum(_INLINE[flag] for flag in set("" if first is None else first[1]))
-    repetitions = len(_REPETITION.findall(pattern))
-    alternatives = pattern.count("|")
-    steps = max(characters, 2) ** (1 + repetitions) * 2**alternatives
+    repetitions, alternatives = len(_REPETITION.findall(pattern)), pattern.count("|")
+    steps = _search_steps(pattern, characters) if len(pattern) <= _MOST_PATTERN else 0
     if len(pattern) > _MOST_PATTERN or _UNBOUNDED.search(pattern) or steps > _MOST_SEARCH_STEPS:
         raise NodeUnsupported(
             f"regex_pattern: found {whole_pattern[:100]!r} with {counted(repetitions, 'repetition')} and "
@@ -540,3 +548,7 @@ _COMPUTED = (*_CORE, *_LATER, *UTILITY_NODES, *_CUSTOM)
 VALUE_NODES = (*_COMPUTED, *_PASSING, *_SHOWING, *_LATENTS, *_SIZES, *WRITING_NODES)
 #: names of the nodes that are computed from written values
 COMPUTED_NODES = frozenset(row.name for row in _COMPUTED)
+#: steps of nodes that search a text, from their settings, besides reading it: each takes a part of a second at most
+SEARCH_STEPS: Mapping[str, Callable[[Mapping[str, Any]], int]] = MappingProxyType(
+    {**dict.fromkeys(("RegexReplace", "RegexExtract", "RegexMatch"), _regex_steps), "JsonExtractString": json_steps}
+)
