@@ -1,4 +1,6 @@
-"""`ComputingWork`: the work of all nodes of a workflow that compute texts and numbers, counted before it is done. Pure."""
+"""`ComputingWork`: the work of all nodes of a workflow that compute texts and numbers, counted before it is done.
+
+Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, SEARCH
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 
 #: steps of all nodes that compute, together: characters that are read, and steps of searches; about a second
-MAX_COMPUTED_STEPS = 30_000_000
+MAX_COMPUTED_STEPS = 40_000_000
 
 
 class ComputingWork:
