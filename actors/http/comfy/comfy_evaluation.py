@@ -20,6 +20,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     converted,
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_pack_switches import ROUTES, Bundle
 from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected, link_of
@@ -29,6 +30,8 @@ from modelpool.pool.values.core.errors import UserError
 #: the size of an image of the user, by its name; raises UserError
 ImageSize: TypeAlias = "Callable[[str], Pixels]"
 _LOADERS = ("LoadImage", "LoadImageOutput", "LoadImageMask")
+#: what nodes give before a workflow is compiled: values, links, and pipes of them; others are made then
+_KNOWN = (str, bool, int, float, list, Bundle)
 #: the node that takes a video apart
 _COMPONENTS = "GetVideoComponents"
 #: characters of the texts that the nodes of a workflow compute, all together
@@ -68,7 +71,7 @@ def evaluated(
         given = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None
         if given is None:
             continue
-        outputs[node_id] = given
+        outputs[node_id] = given = tuple(value if isinstance(value, _KNOWN) else None for value in given)
         characters += sum(len(value) for value in given if isinstance(value, str))
         if characters > MAX_COMPUTED_CHARACTERS:
             message = f"prompt: found more than {MAX_COMPUTED_CHARACTERS} characters in the texts that nodes compute"
@@ -161,6 +164,10 @@ def _outputs_of(
         there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)
         chosen = None if settings is None else PASSING_NODES[kind.name](settings, there)
         return None if chosen is None or chosen not in inputs else (inputs[chosen],)
+    if kind.name in ROUTES:
+        settings = _settings(node, kind, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
+        others = {given.name: inputs[given.name] for given in kind.inputs if given.name in inputs}
+        return None if settings is None else ROUTES[kind.name]({**others, **settings})
     if kind.name not in COMPUTED_NODES:
         return None
     settings = _settings(node, kind, kind.inputs)
