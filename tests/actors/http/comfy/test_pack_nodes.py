@@ -263,7 +263,7 @@ def others(given: NodeInput, value: Any) -> Iterator[Any]:
         case "COMBO":
             yield from given.choices
         case _ if given.type == ANY and not isinstance(value, str):
-            yield from ((value or 0) + 1, (value or 0) - 2, 0)
+            yield from ((value or 0) + 1, (value or 0) + 2, (value or 0) - 2, 0)
         case _:
             yield from (f"{value or ''}x", f"{value or ''}1", "custom")
 
