@@ -257,9 +257,8 @@ def others(given: NodeInput, value: Any) -> Iterator[Any]:
             yield not value
         case "INT" | "FLOAT":
             step = 1 if given.type == "INT" else 0.5
-            yield from (
-                each for each in ((value or 0) + step, (value or 0) - step) if given.least <= each <= given.most
-            )
+            found = [(value or 0) + step * far for far in (1, -1, 20, -20, 300, -300)]
+            yield from (each for each in found if given.least <= each <= given.most)
         case "COMBO":
             yield from given.choices
         case _ if given.type == ANY and not isinstance(value, str):
