@@ -20,6 +20,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     converted,
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_ROUTES
 from modelpool.actors.http.comfy.comfy_pack_switches import ROUTES, Bundle
 from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
@@ -164,10 +165,10 @@ def _outputs_of(
         there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)
         chosen = None if settings is None else PASSING_NODES[kind.name](settings, there)
         return None if chosen is None or chosen not in inputs else (inputs[chosen],)
-    if kind.name in ROUTES:
+    if (route := ROUTES.get(kind.name) or LOADING_ROUTES.get(kind.name)) is not None:
         settings = _settings(node, kind, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
         others = {given.name: inputs[given.name] for given in kind.inputs if given.name in inputs}
-        return None if settings is None else ROUTES[kind.name]({**others, **settings})
+        return None if settings is None else route({**others, **settings})
     if kind.name not in COMPUTED_NODES:
         return None
     settings = _settings(node, kind, kind.inputs)

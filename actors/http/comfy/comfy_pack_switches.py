@@ -179,6 +179,19 @@ def _where_true(name: str, condition: str, on: str, off: str) -> _Pass:
     return _Pass(_row(name, (link(condition, ANY), *any_of(on, off)), ANY), route)
 
 
+def _camera(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a model of views from other sides is told: the side, the height and the distance of a camera, by eighths of
+    a turn, steps of 30 degrees, and thirds of the zoom."""
+    turn = given["horizontal_angle"] % 360
+    side = _SIDES_OF_VIEW[int((turn + 22.5) // 45) % len(_SIDES_OF_VIEW)]
+    heights = ((-15, "low-angle shot"), (15, "eye-level shot"), (45, "elevated shot"))
+    height = next((name for bound, name in heights if given["vertical_angle"] < bound), "high-angle shot")
+    distance = next(
+        (name for bound, name in ((2, "wide shot"), (6, "medium shot")) if given["zoom"] < bound), "close-up"
+    )
+    return f"<sks> {side} {height} {distance}", None
+
+
 def _ways(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The input, at the output of the truth value; nothing at the other one."""
     return (given.get("any"), None) if given["boolean"] else (None, given.get("any"))
@@ -198,6 +211,11 @@ _BIG_CONTEXT = {
     "mask": "MASK",
     "control_net": "CONTROL_NET",
 }  # fmt: skip
+#: a turn to the right, by eighths
+_SIDES_OF_VIEW = (
+    "front view", "front-right quarter view", "right side view", "back-right quarter view", "back view",
+    "back-left quarter view", "left side view", "front-left quarter view",
+)  # fmt: skip
 _RGTHREE, _BASIC_PIPE, _PIPE_LINE = "RGTHREE_CONTEXT", "BASIC_PIPE", "PIPE_LINE"
 _PIPES = (
     _pipe("ToBasicPipe", _BASIC_PIPE, _BASIC, gives=()),
@@ -312,7 +330,22 @@ _PASSED = (
     ),
     _several_through("ImpactExecutionOrderController", {"signal": ANY, "value": ANY}),
 )
-_ROWS = (*_PIPES, *_SWITCHES, *_PASSED)
+_CAMERA = _Pass(
+    _row(
+        "QwenMultiangleCameraNode",
+        (
+            whole("horizontal_angle", 0, 0, 360),
+            whole("vertical_angle", 0, -90, 90),
+            NodeInput("zoom", "FLOAT", 5.0, 0.0, 10.0),
+            NodeInput("default_prompts", "BOOLEAN", False, is_required=False),
+            NodeInput("camera_view", "BOOLEAN", False, is_required=False),
+            link("image", "IMAGE", is_required=False),
+        ),
+        *("STRING", "LOAD3D_CAMERA"),
+    ),
+    _camera,
+)
+_ROWS = (*_PIPES, *_SWITCHES, *_PASSED, _CAMERA)
 #: kinds of nodes that pass on what is linked to them
 PACK_SWITCHES = tuple(each.kind for each in _ROWS)
 #: what their outputs are, by kind; None where that is not known

@@ -38,6 +38,7 @@ from modelpool.actors.http.comfy.comfy_searches import (
     regex_steps,
     replaced,
 )
+from modelpool.actors.http.comfy.comfy_tokens import TOKEN_DEFINITIONS, TOKEN_NODES
 from modelpool.actors.http.comfy.comfy_utility_nodes import UTILITY_NODES, WRITING_NODES, json_steps, need_room
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
@@ -407,8 +408,8 @@ _SIZES = (
     ),
     _row("easy imageSize", (link("image", "IMAGE"),), _unknown_size, "INT", "INT"),
 )
-_COMPUTED = (*_CORE, *_LATER, *UTILITY_NODES, *_CUSTOM, *PACK_TEXTS, *PACK_NUMBERS)
-VALUE_NODES = (*_COMPUTED, *_PASSING, *PACK_SWITCHES, *_SHOWING, *_LATENTS, *_SIZES, *WRITING_NODES)
+_COMPUTED = (*_CORE, *_LATER, *UTILITY_NODES, *_CUSTOM, *PACK_TEXTS, *PACK_NUMBERS, *TOKEN_NODES)
+VALUE_NODES = (*_COMPUTED, *_PASSING, *PACK_SWITCHES, *TOKEN_DEFINITIONS, *_SHOWING, *_LATENTS, *_SIZES, *WRITING_NODES)
 #: names of the nodes that are computed from written values
 COMPUTED_NODES = frozenset(row.name for row in _COMPUTED)
 #: steps of nodes that search a text, from their settings, besides reading it: each takes a part of a second at most

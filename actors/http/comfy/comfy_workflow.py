@@ -36,8 +36,11 @@ from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, 
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
+from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_BUILDERS
+from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_BUILDERS
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_BUILDERS
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
+from modelpool.actors.http.comfy.comfy_tokens import with_tokens
 from modelpool.actors.http.comfy.comfy_user_videos import USER_VIDEO_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
@@ -58,6 +61,8 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **RESIZE_BUILDERS,
         **PATCH_BUILDERS,
         **USER_VIDEO_BUILDERS,
+        **LOADING_BUILDERS,
+        **SAVING_BUILDERS,
     }
 )
 #: seeds are below this, and continue at 0
@@ -100,7 +105,7 @@ class GraphOutput:
 
 def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
-    nodes = known_nodes(prompt, names.kinds)
+    nodes = with_tokens(known_nodes(prompt, names.kinds))
     outputs = output_nodes(nodes, names.kinds)
     order = nodes_in_order(KnownGraph(nodes, names), outputs)
     outputs, incomplete = complete_outputs(nodes, outputs, order, names.kinds)
