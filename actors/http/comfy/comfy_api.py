@@ -34,7 +34,7 @@ from modelpool.actors.http.comfy.comfy_prompts import (
     StatesMessage,
 )
 from modelpool.actors.http.comfy.comfy_server_api import add_server_routes, socket_features
-from modelpool.actors.http.comfy.comfy_value_nodes import SEARCHING_NODES
+from modelpool.actors.http.comfy.comfy_value_nodes import SEARCH_STEPS
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.http.service.access import Caller
@@ -308,7 +308,7 @@ def is_read_quickly(graph: Any) -> bool:
     if not isinstance(graph, dict) or len(graph) > _SMALL_NODES:
         return False
     kinds = [node.get("class_type") for node in graph.values() if isinstance(node, dict)]
-    return "LoadVideo" not in kinds and not any(kind in kinds for kind in SEARCHING_NODES)
+    return "LoadVideo" not in kinds and not any(kind in kinds for kind in SEARCH_STEPS)
 
 
 def _titles(graph: Mapping[str, Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from modelpool.actors.http.comfy.comfy_cascade_nodes import decoder_fields, stage_c_of
+from modelpool.actors.http.comfy.comfy_computing import ComputingWork
 from modelpool.actors.http.comfy.comfy_image_nodes import UPSCALED_METHOD
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
@@ -246,9 +247,12 @@ class KnownGraph:
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     #: what nodes ask for and do not get, in order
     warnings: dict[str, None] = field(default_factory=dict)
+    #: of the nodes that compute, which failed before and are computed again to name why
+    work: ComputingWork = field(default_factory=ComputingWork, compare=False)
 
     def inputs_of(self, node_id: str) -> dict[str, Any]:
-        """Return the inputs of a node whose sources were evaluated, with its id, and what it warns with."""
+        """Return the inputs of a node whose sources were evaluated, with its id, and what it warns with. Raises
+        WorkflowRejected for too much work."""
         node = self.nodes[node_id]
         name = node["class_type"]
 
@@ -256,6 +260,7 @@ class KnownGraph:
             self.warnings[f"node {node_id} ({name}): {message}"] = None
 
         values = node_values(self, node, self.names.kinds[name])
+        self.work.take(node_id, name, values)
         if unread := _unread_inputs(node, self.names.kinds[name]):
             warn(f"{', '.join(unread)[:1000]}: not read: the node has no such input here")
         if self.names.files is not None:
@@ -295,11 +300,11 @@ def output_nodes(nodes: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, Nod
 
 
 def request_outputs(
-    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames, work: ComputingWork
 ) -> tuple[WorkflowOutput, ...]:
     """Return what these outputs of a workflow of known nodes generate, as far as requests without a workflow can say.
     Raises WorkflowRejected naming every wrong node."""
-    graph = KnownGraph(nodes, names)
+    graph = KnownGraph(nodes, names, work=work)
     errors: list[NodeError] = []
     listed_levels = 0
     for node_id in nodes_in_order(graph, outputs):

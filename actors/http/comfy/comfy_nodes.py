@@ -34,6 +34,8 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
+from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_NODES
+from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_NODES
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_NODES
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
@@ -217,6 +219,8 @@ _ROWS = (
     *VIDEO_NODES,
     *AUDIO_NODES,
     *CUSTOM_NODES,
+    *LOADING_NODES,
+    *SAVING_NODES,
 )
 #: nodes by name
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from modelpool.actors.http.comfy.comfy_pack_numbers import PACK_NUMBERS
+from modelpool.actors.http.comfy.comfy_pack_switches import PACK_SWITCHES
+from modelpool.actors.http.comfy.comfy_pack_texts import PACK_TEXTS
 from tests.actors.http.comfy.every_setting import (
     MAKING,
     PROVIDERS,
@@ -114,6 +117,7 @@ TOLD_AS_A_WHOLE = (
 REFUSED = ("LoadAudio", "VAEEncodeAudio", "TextGenerate", "TextGenerateLTX2Prompt")
 #: nodes that compute texts and numbers: their own tests compare them with formulas
 COMPUTED = (
+    *(kind.name for kind in (*PACK_TEXTS, *PACK_NUMBERS)),
     "ReplaceText",
     "RegexExtract",
     "ComfyMathExpression",
@@ -135,9 +139,9 @@ NOT_TRIED = (
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (
-    "ComfySwitchNode", "LazySwitchKJ", "Switch any [Crystools]", "Any Switch (rgthree)", "ImpactSwitch",
-    "CR Image Input Switch", "CR Text Input Switch",
-)  # fmt: skip
+    *("ComfySwitchNode", "LazySwitchKJ", "Switch any [Crystools]", "Any Switch (rgthree)"),
+    *(kind.name for kind in PACK_SWITCHES),
+)
 #: nodes that give the size, or the number, of images: with a loaded image they are values, and read nothing later
 SIZES = ("GetImageSize", "GetImageSize+", "GetImageSizeAndCount")
 #: inputs that cannot matter, by the reason: of a kind of node, or of all ("*"), and the values, or all
@@ -154,7 +158,6 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
     ),
     "the ControlNet is the one of the model that is sampled": (("DiffControlNetLoader", "model", ()),),
     "these levels and samplers are of no model": (("SDTurboScheduler", "model", ()), ("SamplerSASolver", "model", ())),
-    "the node is asked when its choice is made": (("ImpactSwitch", "sel_mode", ()),),
     "a warning calls it cfg": (("DualCFGGuider", "cfg_conds", ()),),
     "another setting switches it off": (
         ("HyperTile", "scale_depth", ()), ("Image Resize", "resize_width", ()), ("Image Resize", "resize_height", ()),

@@ -29,7 +29,7 @@ from modelpool.pool.inference.operations.latent_edits import NOT_LATENT_EDITS, V
 from modelpool.pool.inference.operations.operate import OPERATIONS, operate, operation_named
 from modelpool.pool.inference.operations.operation import Size, size_of_result
 from modelpool.pool.inference.operations.pixel_levels import STILL_RATE
-from modelpool.pool.inference.operations.resampling import PLAIN_METHODS, centre_box, resampled
+from modelpool.pool.inference.operations.resampling import ALIGNED_METHODS, PLAIN_METHODS, centre_box, resampled
 from modelpool.pool.values.core.errors import UnknownName, UnusableField
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
@@ -196,14 +196,14 @@ def test_an_operation_predicts_its_size_and_timing_and_changes_no_input(name: st
             found(params, {})
 
 
-@each_case("method", PLAIN_METHODS)
+@each_case("method", (*PLAIN_METHODS, *ALIGNED_METHODS))
 @each_case("size", [(5, 31), (40, 9), (20, 14), (1, 1), (60, 42)])
 def test_methods_are_those_of_interpolate(method: str, size: tuple[int, int]) -> None:
     values = drawn(3, 14, 20)
     width, height = size
-    options: dict[str, Any] = {"align_corners": False} if method in ("bilinear", "bicubic") else {}
+    options: dict[str, Any] = {"align_corners": method in ALIGNED_METHODS} if method.startswith("bi") else {}
     wanted = torch.nn.functional.interpolate(
-        torch.from_numpy(values)[None], size=(height, width), mode=method, **options
+        torch.from_numpy(values)[None], size=(height, width), mode=method.removesuffix("-aligned"), **options
     )[0].numpy()
     np.testing.assert_allclose(resampled(values, width, height, method), wanted, atol=2e-5)
 
