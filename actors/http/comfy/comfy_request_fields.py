@@ -31,7 +31,7 @@ _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
 #: families that vary images which their vision encoder reads, by the beginning of their title
 _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
-_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
+_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
 #: families with a vision encoder for the images that a video begins and ends with
 _SEES_FIRST_IMAGE = ("Wan 2.1 image-to-video", "Wan 2.1 first-and-last")
