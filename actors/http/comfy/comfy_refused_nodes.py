@@ -85,7 +85,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(
             ("USOStyleReference", "SUPIRApply", "WanUni3CControlnetApply", "MiniMaxH3FunControlNetApply"),
-            "the pool reads no patches of models in a file of their own but LoRAs and ControlNets",
+            "the pool reads no patches of models in a file of their own but LoRAs, and ControlNets of Z-Image and "
+            "Qwen-Image",
         ),
         "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
         **dict.fromkeys(

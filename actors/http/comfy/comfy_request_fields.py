@@ -47,7 +47,7 @@ _BLOCKS_OF_ONE_KIND = ("Wan ", "Qwen-Image", "Stable Diffusion 3", "LTX", "Mochi
 #: the family that reads the words of T5 and one padding token, and the least padding and length that mean that
 _UNPADDED, _OWN_PADDING = "Chroma", (1, 0)
 #: families with ControlNets that ComfyUI loads as patches of the model
-_PATCHED = ("Z-Image",)
+_PATCHED = ("Z-Image", "Qwen-Image")
 #: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
 #: all families with guidance as an input of the model
@@ -216,7 +216,7 @@ def controls_of(model: ModelValue, text: TextValue, family: str) -> tuple[Contro
     if model.controls and not family.startswith(_PATCHED):
         found = f"found {model.controls[0].net.name!r} on {family or 'this model'}"
         raise NodeUnsupported(
-            f"model_patch: {found}, expected a ControlNet of Z-Image: the pool reads no other patches"
+            f"model_patch: {found}, expected a ControlNet of {' or '.join(_PATCHED)}: the pool reads no other patches"
         )
     return (*model.controls, *text.controls)
 

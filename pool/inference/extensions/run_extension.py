@@ -156,7 +156,8 @@ def run_extension(
     table: SigmaTable | None = None,
 ) -> RunExtension:
     """Return `options` for a run of `module`, a model of the row `row` with `model_options`. `track` is the audio of
-    its videos, `table` the noise levels of its training. The caller has checked that the family supports them. Raises UnusableField as `check_fits` does."""
+    its videos, `table` the noise levels of its training. The caller has checked that the family supports them. Raises
+    UnusableField as `check_fits` does."""
     attended, found = AttendedTokens(), model_options
     check_fits(options, module, row)
     if options.attention_scale is not None or options.block_scale is not None:

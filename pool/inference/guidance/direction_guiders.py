@@ -1,12 +1,13 @@
-"""Guidance by the directions of the two predictions: adaptive projected guidance with its published settings (APG), away
-from the perpendicular part of the negative prompt (Perp-Neg), and from a negative prediction without its tangential
-part (TCFG).
+"""Guidance by the directions of predictions: adaptive projected guidance with its published settings (APG), away from
+the perpendicular part of the negative prompt (Perp-Neg), and from a negative prediction without its tangential part
+(TCFG).
 
 They act on clean latents, on differences of them to the noisy latent, or on differences of predictions, so that they
 are the same for models of every prediction type.
 
 Sources: Sadat et al. 2024 ("Eliminating Oversaturation and Artifacts of High Guidance Scales in Diffusion Models"),
-algorithm 1; Armandpour et al. 2023 ("Re-imagine the Negative Prompt Algorithm"), equations 5 and 6; Kwon et al. 2025 ("TCFG: Tangential Damping Classifier-free Guidance"), section 4.
+algorithm 1; Armandpour et al. 2023 ("Re-imagine the Negative Prompt Algorithm"), section 4; Kwon et al. 2025 ("TCFG:
+Tangential Damping Classifier-free Guidance"), section 4.
 
 Shape legend: B batch, C latent channels, H W latent height and width.
 """
