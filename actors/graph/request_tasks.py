@@ -253,6 +253,8 @@ class RequestTasks:
             text, name = self._named(region.prompt), region_text(number)
             encoded = self._encode(request, text, references, image_embeds, name=name, writes=writes)
             texts[numbered(REGION, number)] = encoded
+        for number in range(len(regions), len(work.regions)):  # `EMPTY_TEXT`
+            texts[numbered(REGION, number)] = self._encode(request, "", references, image_embeds)
         return texts
 
     def _named(self, text: str, count: int | None = None, field: str = "prompt") -> str:

@@ -44,13 +44,11 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "the pool has no GLIGEN; regions with texts are ConditioningSetArea and ConditioningSetMask",
         ),
         "HypernetworkLoader": "the pool reads no hypernetworks; LoRAs have replaced them",
-        "PerpNegGuider": "the pool has no guidance by a perpendicular negative text; CFGGuider has guidance",
-        "PerpNeg": "the pool has no guidance by a perpendicular negative text",
-        "PatchModelAddDownscale": "the pool does not scale the features inside of a model; use a second pass",
+        "PerpNeg": "PerpNegGuider has replaced it",
         **dict.fromkeys(
             ("PhotoMakerLoader", "PhotoMakerEncode"), "the pool has no PhotoMaker; IP-Adapters are image prompts"
         ),
-        **dict.fromkeys(("NAGuidance", "TCFG", "Mahiro", "APG", "EpsilonScaling", "ScaleROPE2"), (
+        **dict.fromkeys(("NAGuidance", "Mahiro", "ScaleROPE2"), (
             "the pool does not have this kind of guidance"
         )),
         **dict.fromkeys(
@@ -87,7 +85,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(
             ("USOStyleReference", "SUPIRApply", "WanUni3CControlnetApply", "MiniMaxH3FunControlNetApply"),
-            "the pool reads no patches of models in a file of their own but LoRAs and ControlNets",
+            "the pool reads no patches of models in a file of their own but LoRAs, and ControlNets of Z-Image and "
+            "Qwen-Image",
         ),
         "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
         **dict.fromkeys(

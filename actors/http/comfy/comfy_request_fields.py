@@ -36,7 +36,7 @@ _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
 #: families that vary images which their vision encoder reads, by the beginning of their title
 _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
-_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
+_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
 #: families with a vision encoder for the images that a video begins and ends with
 _SEES_FIRST_IMAGE = ("Wan 2.1 image-to-video", "Wan 2.1 first-and-last")
@@ -52,7 +52,7 @@ _BLOCKS_OF_ONE_KIND = ("Wan ", "Qwen-Image", "Stable Diffusion 3", "LTX", "Mochi
 #: the family that reads the words of T5 and one padding token, and the least padding and length that mean that
 _UNPADDED, _OWN_PADDING = "Chroma", (1, 0)
 #: families with ControlNets that ComfyUI loads as patches of the model
-_PATCHED = ("Z-Image",)
+_PATCHED = ("Z-Image", "Qwen-Image")
 #: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
 #: all families with guidance as an input of the model
@@ -221,7 +221,7 @@ def controls_of(model: ModelValue, text: TextValue, family: str) -> tuple[Contro
     if model.controls and not family.startswith(_PATCHED):
         found = f"found {model.controls[0].net.name!r} on {family or 'this model'}"
         raise NodeUnsupported(
-            f"model_patch: {found}, expected a ControlNet of Z-Image: the pool reads no other patches"
+            f"model_patch: {found}, expected a ControlNet of {' or '.join(_PATCHED)}: the pool reads no other patches"
         )
     return (*model.controls, *text.controls)
 

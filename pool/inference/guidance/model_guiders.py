@@ -20,6 +20,11 @@ from modelpool.pool.inference.conditioning.first_frame import (
 )
 from modelpool.pool.inference.conditioning.micro_conditioning import IMAGE, ModelKwargs
 from modelpool.pool.inference.guidance.apg import AdaptiveProjectedGuidance, ChannelProjectedGuidance, cfg_steps
+from modelpool.pool.inference.guidance.direction_guiders import (
+    DirectionalGuidance,
+    PerpendicularGuidance,
+    TangentialGuidance,
+)
 from modelpool.pool.inference.guidance.guiders import (
     LAST_STEPS_SHARE,
     PER_FRAME,
@@ -57,9 +62,15 @@ def guider_of(
     guider = _guider_of_model(facts, work, cond, shape_BC, device, memory, step)
     if zero is not None:
         guider = ZeroStarGuidance(work.guidance.cfg, lambda: step() < zero.zero_steps)
+    kind = facts.prediction, facts.noise.sigma_data
+    if (projected := work.options.apg) is not None:
+        guider = DirectionalGuidance(work.guidance.cfg, projected, *kind, memory)
+    if (negative := work.options.perp_neg) is not None:
+        guider = PerpendicularGuidance(work.guidance.cfg, negative.scale)
+    if (damping := work.options.tcfg) is not None:
+        guider = TangentialGuidance(guider, damping.strength, *kind)
     if (frequencies := work.options.fresca) is not None:
         guider = FrequencyGuidance(guider, frequencies.low, frequencies.high, frequencies.cutoff)
-    kind = facts.prediction, facts.noise.sigma_data
     if rescaled is not None:
         guider = DeviationRescaledGuidance(guider, rescaled.factor, *kind)
     if (norm := work.options.cfg_norm) is not None:

@@ -173,6 +173,7 @@ class ControlRef:
     config_overrides  settings of the configuration in its folder that differ from those derived from shapes, by name
     mask_mode     in a task, how it gets the mask; in a catalog result, how it can. None: no mask
     files         as of a model
+    is_blockwise  its blocks run behind the blocks of the model
     """
 
     name: str
@@ -188,6 +189,7 @@ class ControlRef:
     mask_mode: ControlMaskMode | None = None
     by_noise: bool = False
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
+    is_blockwise: bool = field(default=False, repr=False)
 
     @property
     def content(self) -> tuple[str, tuple[tuple[str, bool], ...]]:

@@ -39,6 +39,10 @@ def _instructed(make: Maker, place: int, has_image: bool = True) -> list[Any]:
     return make.add("InstructPixToPixConditioning", **given)
 
 
+def _empty(make: Maker, place: int) -> list[Any]:
+    return make.add("CLIPTextEncode", clip=[make.model(place), 1], text="")
+
+
 def _row(make: Maker, place: int) -> Any:
     return {"on": True, "lora": ("light", "dark")[place], "strength": 0.5}
 
@@ -77,6 +81,7 @@ BASE: Mapping[str, Mapping[str, Any]] = {
     **_each(("SplitSigmas", "SplitSigmasDenoise"), {"step": 3, "denoise": 0.5}),
     "ManualSigmas": {"sigmas": "1, 0.5, 0"},
     "IPAdapterAdvanced": {"image_negative": None},
+    "PerpNegGuider": {"empty_conditioning": _empty},
     "DualCFGGuider": {
         "cond1": _instructed, "cond2": _instructed,
         "negative": lambda make, place: _instructed(make, place, has_image=False),
