@@ -37,6 +37,7 @@ from modelpool.actors.graph.features.upscale_graph import enlarged_to, upscale_p
 from modelpool.actors.graph.features.vision_graph import (
     first_frame_task,
     image_context_lengths,
+    reads_own_images,
     unread_text_warnings,
     varied_images,
     vision_images,
@@ -53,6 +54,7 @@ from modelpool.pool.values.core.lora_texts import NEGATIVE as NEGATIVE_TEXT
 from modelpool.pool.values.core.lora_texts import PROMPT, acts_for, region_text
 from modelpool.pool.values.core.refs import loras_of_text, unread_text_strengths
 from modelpool.pool.values.core.sample_conditions import condition_inputs
+from modelpool.pool.values.core.sampling_facts import VisionEncoderUse
 from modelpool.pool.values.core.stage_params import (
     ControlVideoCondition,
     DecodeParams,
@@ -354,10 +356,15 @@ class RequestTasks:
         """Add the embeddings of the images that the vision encoder reads, if the model (`is_model_input`), or else its
         text encoder, reads them; of no image for a negative prompt."""
         vision_use, video = self._facts.vision_use, self._facts.video
+        if is_model_input and reads_own_images(self._request, self._model.name, self._facts):
+            encoder = self._catalog.image_prompts.encoder_for(self._model, self._request.image_prompts[0].encoder)
+            seen = varied_images(self._request, self._facts)
+            use = VisionEncoderUse.CENTER_PROJECTED.value
+            return [self._tasks.add(VisionEncodeParams(encoder, len(seen), use=use), _numbered(IMAGE, seen))]
         if vision_use is None or vision_use.is_model_input is not is_model_input:
             return []
         if self._facts.image_labels is not None:
-            varied = varied_images(self._request)
+            varied = varied_images(self._request, self._facts)
             return [self._tasks.add(VisionEncodeParams(self._model, len(varied)), _numbered(IMAGE, varied))]
         images = () if is_negative else vision_images(self._request)
         work = VisionEncodeParams(self._model, 1 if video is None else video.images_encoded)

@@ -18,7 +18,12 @@ from modelpool.actors.graph.features.reference_graph import ReferenceInputs, rea
 from modelpool.actors.graph.features.region_graph import EMPTY_TEXT, region_params
 from modelpool.actors.graph.features.schedule_guidance import check_schedule, schedule_of
 from modelpool.actors.graph.features.video_output_graph import first_frame_mode
-from modelpool.actors.graph.features.vision_graph import seen_images, video_conditioning, view_condition
+from modelpool.actors.graph.features.vision_graph import (
+    reads_own_images,
+    seen_images,
+    video_conditioning,
+    view_condition,
+)
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.pool.families.control_video_models import takes_control_video, takes_face_video
 from modelpool.pool.inference.sampling.model_choices import resolve_guidance
@@ -86,8 +91,8 @@ def sample_params(
     if request.run_options.perp_neg is not None:
         conditions.append(EMPTY_TEXT)
     conditions += control_refs(request, catalog.controls)
-    if varies_image:
-        conditions += seen_images(request, name)
+    if varies_image or reads_own_images(request, name, facts):
+        conditions += seen_images(request, name, facts)
     elif request.image_prompts:
         conditions += image_prompt_refs(request, catalog.image_prompts)
     params = SampleParams(

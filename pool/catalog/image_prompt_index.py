@@ -12,6 +12,7 @@ from modelpool.pool.catalog.registry.hub_names import name_of_file
 from modelpool.pool.catalog.registry.registry import Registry
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.families.detection.vision import states_widths
+from modelpool.pool.inference.conditioning.micro_conditioning import pooled_width
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.models.components.vision.preprocess import states_shape
 from modelpool.pool.models.loading.open_model import OpenModel
@@ -19,7 +20,7 @@ from modelpool.pool.models.loading.weights_header import read_weights_header
 from modelpool.pool.values.core.errors import UnusableField, UserError, unusable_field
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.remote_file import RemoteFile
-from modelpool.pool.values.core.sampling_facts import VisionEncoderUse
+from modelpool.pool.values.core.sampling_facts import SeenAs, VisionEncoderUse
 from modelpool.pool.values.core.stage_params import FoundImagePrompt, ImagePromptRef, ModelRef
 from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, Role
 from modelpool.pool.weights.quant.detect_layers import weight_shapes
@@ -78,6 +79,19 @@ class ImagePromptIndex:
             appended=appended,
         )
         return FoundImagePrompt(ref, found, "" if kind.use is None else kind.use.value, plan.face_width)
+
+    def encoder_for(self, model: ModelRef, encoder: str = "") -> ModelRef:
+        """Return the vision encoder of the embeddings that `model` reads by itself: the one named `encoder`; without a
+        name the one in the model's file, else the only registered one that fits. Raises as `find`."""
+        opened = self._open_model(model)
+        facts = opened.checkpoint.family.sampling
+        module = opened.component(Role.DIFFUSION_MODEL).built.module
+        width = pooled_width(facts.size_conditions, module)
+        if facts.seen_as is SeenAs.STATES:
+            width = int(module.config.clip_image_in_channels)  # type: ignore[union-attr, arg-type] # not typed
+        if not encoder and self._width(model, VisionEncoderUse.CENTER_PROJECTED) == width:
+            return model
+        return self._encoder(model.name, width, VisionEncoderUse.CENTER_PROJECTED, encoder)
 
     def use_with(self, model: ModelRef, prompt: ImagePromptRef) -> tuple[ComponentSpec, ComponentUse]:
         """Return the size of an adapter, and what a run with `model` needs of it. Raises CorruptFile,

@@ -61,6 +61,10 @@ class ImagePromptCatalog(Protocol):
         """Return the adapter called `name` for so many images, and its vision encoder: the one called `encoder`, else
         the only one that fits."""
 
+    def encoder_for(self, model: ModelRef, encoder: str = "") -> ModelRef:
+        """Return the vision encoder of the embeddings that `model` reads by itself: the one called `encoder`, else its
+        own, or the only one that fits."""
+
     def use_with(self, model: ModelRef, prompt: ImagePromptRef) -> tuple[ComponentSpec, ComponentUse]:
         """Return its size, and what a run with `model` needs of it."""
 

@@ -146,8 +146,7 @@ def _recorded(source: RecipeSource) -> dict[str, Any]:
         return {}
     found = []
     if not source.sample.image_prompts:  # the model reads the images itself
-        model = source.sample.model
-        return {"image_prompts": tuple(_recorded_own(each, model.name, model.sha256) for each in request.image_prompts)}
+        return {"image_prompts": tuple(_recorded_own(each, source) for each in request.image_prompts)}
     task = next(task for task in graph.job.tasks if isinstance(graph.works[task.task_id], SampleParams))
     needs = dict(zip(task.input_names, task.needs, strict=True))
     for number, (prompt, ref) in enumerate(zip(request.image_prompts, source.sample.image_prompts, strict=True)):
@@ -173,11 +172,16 @@ def _recorded(source: RecipeSource) -> dict[str, Any]:
     return {"image_prompts": tuple(found)}
 
 
-def _recorded_own(prompt: ImagePrompt, model: str, sha256: str) -> RecipeImagePrompt:
-    """Record images that a model varies."""
+def _recorded_own(prompt: ImagePrompt, source: RecipeSource) -> RecipeImagePrompt:
+    """Record images that a model reads by itself, with its vision encoder or with one in another file."""
     images: Sequence[Any] = prompt.images
+    model = source.sample.model
+    encodes = (work for work in source.graph.works.values() if isinstance(work, VisionEncodeParams) and work.use)
+    encoder = next((work.model for work in encodes if work.model.sha256 != model.sha256), None)
     return RecipeImagePrompt(
-        *(model, sha256, "", "", prompt.strength, 0.0, 1.0),
+        *(model.name, model.sha256),
+        *(("", "") if encoder is None else (encoder.name, encoder.sha256)),
+        *(prompt.strength, 0.0, 1.0),
         image_sha256=tuple(image.sha256 for image in images),
         image_files=tuple(image.file for image in images),
         noise=prompt.noise,

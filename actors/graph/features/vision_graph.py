@@ -6,7 +6,7 @@ Pure functions of values. Every error names a field of a request.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask, 
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.values.core.errors import unusable_field
-from modelpool.pool.values.core.sampling_facts import FirstFrameMode, SamplingFacts, VideoNumbers
+from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
+from modelpool.pool.values.core.sampling_facts import FirstFrameMode, SamplingFacts, SeenAs, VideoNumbers
 from modelpool.pool.values.core.stage_params import EncodeImageParams, SeenImages, ViewCondition
 from modelpool.pool.values.core.task_inputs import LAST_IMAGE
 from modelpool.pool.values.specs.spec import TaskId
@@ -107,27 +107,52 @@ def image_context_lengths(facts: SamplingFacts, reads_negative: bool) -> tuple[i
     return None if facts.reads_text else (1,) * (2 if reads_negative else 1)
 
 
-def seen_images(request: GenerateRequest, model: str) -> tuple[SeenImages, ...]:
-    """Return how `model` reads the images that it varies; nothing for one image as it is. Raises UnusableField for an
-    image prompt that is none of the model itself, or with more than images, strength and noise."""
-    strengths, noises = ([1.0], [0.0]) if request.image is not None else ([], [])
+def reads_own_images(request: GenerateRequest, model: str, facts: SamplingFacts) -> bool:
+    """Return whether image prompts of `request` are images that `model` of `facts` reads by itself, next to a text."""
+    if facts.seen_as is None:
+        return False
+    return any(prompt.model in (request.model, model) for prompt in request.image_prompts)
+
+
+def seen_images(request: GenerateRequest, model: str, facts: SamplingFacts) -> tuple[SeenImages, ...]:
+    """Return how `model` of `facts` reads the images that it varies, or that it reads next to a text; nothing for one
+    that it varies as it is. Raises UnusableField for an image prompt that is none of the model itself, or with more
+    than it reads."""
+    is_optional = facts.seen_as is not None
+    strengths, noises = ([1.0], [0.0]) if request.image is not None and not is_optional else ([], [])
     for prompt in request.image_prompts:
         if prompt.model not in (request.model, model):
             expected = f"{request.model!r}: this model reads images by itself"
             raise unusable_field("image_prompts.model", prompt.model, expected)
-        others = prompt.encoder or prompt.faces or prompt.masks or prompt.blocks or (prompt.start, prompt.end) != (0, 1)
-        if others:
+        others = prompt.faces or prompt.masks or prompt.blocks or (prompt.start, prompt.end) != (0, 1)
+        if others or (prompt.encoder and not is_optional):
             raise unusable_field("image_prompts", prompt.model, "image, strength and noise alone for this model")
         strengths += [prompt.strength] * len(prompt.images)
         noises += [prompt.noise] * len(prompt.images)
-    if (strengths, noises) == ([1.0], [0.0]):
+    if is_optional:
+        _check_optional(request, noises, facts)
+    elif (strengths, noises) == ([1.0], [0.0]):
         return ()
     return (SeenImages(tuple(strengths), tuple(noises)),)
 
 
-def varied_images(request: GenerateRequest) -> tuple[TaskId, ...]:
-    """Return the images of which a model makes an image like them: as many as `seen_images` has numbers for."""
-    first = () if request.image is None else (input_image_id(request.image),)
+def _check_optional(request: GenerateRequest, noises: Sequence[float], facts: SamplingFacts) -> None:
+    """Raise UnusableField for images that a model reads next to a text in another way than here."""
+    if len({prompt.encoder for prompt in request.image_prompts}) > 1:
+        found = ", ".join(sorted({repr(prompt.encoder) for prompt in request.image_prompts}))
+        raise unusable_field("image_prompts.encoder", found, "one vision encoder for all images")
+    if facts.seen_as is SeenAs.STATES and any(noises):
+        raise unusable_field("image_prompts.noise", max(noises), "0: this model reads embeddings without noise")
+    if request.regions:
+        expected = "none together with images that the model reads by itself"
+        raise UnusableField(f"regions: found {counted(len(request.regions), 'region')}, expected {expected}")
+
+
+def varied_images(request: GenerateRequest, facts: SamplingFacts) -> tuple[TaskId, ...]:
+    """Return the images that a model of `facts` varies, or reads next to a text: as many as `seen_images` has numbers
+    for."""
+    is_start = request.image is None or facts.seen_as is not None
+    first = () if is_start else (input_image_id(request.image),)
     return (*first, *(input_image_id(image) for prompt in request.image_prompts for image in prompt.images))
 
 

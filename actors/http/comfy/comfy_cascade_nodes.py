@@ -53,9 +53,11 @@ def stage_c_of(latent: SampledLatent, families: Mapping[str, str]) -> SampledLat
             raise NodeUnsupported("latent_image: latents of stage C are decoded by stage B, expected its sampler")
         return latent
     own = families.get(prior.model.name, "")
-    if prior.positive.seen or prior.positive.controls or prior.model.image_prompts or latent.model.image_prompts:
-        raise NodeUnsupported("positive: found images for stage C, expected texts: its vision encoder and its "
-                              "ControlNets are not run")  # fmt: skip
+    if prior.model.image_prompts or latent.model.image_prompts:
+        raise NodeUnsupported("model: found an IP-Adapter, expected Stable Cascade without one")
+    if prior.positive.controls:
+        raise NodeUnsupported("positive: found a ControlNet of stage C, expected texts and images of "
+                              "unCLIPConditioning: the pool does not run ControlNets of Stable Cascade")  # fmt: skip
     blank = prior.start
     if not own.startswith(_STAGE_C) or not family.startswith(_STAGE_B):
         raise NodeUnsupported(f"model: found {own} and {family}, expected {_STAGE_C} and {_STAGE_B}")
@@ -63,7 +65,8 @@ def stage_c_of(latent: SampledLatent, families: Mapping[str, str]) -> SampledLat
         raise NodeUnsupported("latent_image: expected empty latents of both stages")
     if replace(blank, stage="b") != start or blank.stage != "c" or start.count > 1:
         raise NodeUnsupported("latent_image: expected the empty latents of one image, of one node for both stages")
-    same = replace(latent.positive, prior=None) == prior.positive
+    # stage B reads no embeddings of images
+    same = replace(latent.positive, prior=None, seen=()) == replace(prior.positive, seen=())
     if not same or (latent.cfg != 1 and latent.negative != prior.negative):
         raise NodeUnsupported("positive, negative: expected the texts of stage C for stage B, too")
     is_plain = not (latent.model.loras or latent.model.options or latent.model.sampling or latent.sigmas or latent.beta)

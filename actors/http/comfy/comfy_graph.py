@@ -56,7 +56,8 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     plain_text,
     reads_guidance,
     region_fields,
-    seen_numbers,
+    seen_fields,
+    seen_warnings,
     shift_of,
     unread_warnings,
     whole_cells,
@@ -618,6 +619,8 @@ def _warnings_of_run(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
     yield from guidance_warnings(latent, names)
     yield from _unread(latent, names)
     family = names.models.get(latent.model.name, "")
+    seeing = latent if latent.positive.prior is None else latent.positive.prior
+    yield from seen_warnings(seeing.positive, names.models.get(seeing.model.name, ""))
     yield from option_warnings(latent.node_id, latent.model, latent.cfg, family)
     if isinstance(start := latent.start, ScaledLatent) and not _other_in(latent, start):
         method = UPSCALED_METHOD if start.via == "image" else LATENT_METHOD
@@ -697,11 +700,11 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if prompts := image_prompts_of(latent.model, positive, family):
         fields["image_prompts"] = tuple(_image_prompt(use, read_image) for use in prompts)
     check_seen(positive, latent.negative, latent.model.name, family)
-    if is_one_image(positive):
+    if is_one_image(positive, family):
         fields["image"] = read_steps(positive.seen[0].image, read_image)
     elif positive.seen:
         fields["image_prompts"] = tuple(
-            {"model": latent.model.name, "image": read_steps(use.image, read_image), **seen_numbers(use)}
+            {**seen_fields(use, latent.model.name, family), "image": read_steps(use.image, read_image)}
             for use in positive.seen
         )
     if positive.references:

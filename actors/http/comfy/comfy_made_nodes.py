@@ -33,7 +33,8 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     reads_guidance,
     reads_image_instead,
     region_fields,
-    seen_numbers,
+    seen_fields,
+    seen_warnings,
     shift_of,
     text_lora_fields,
     unread_warnings,
@@ -74,8 +75,9 @@ from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 _OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "video_of_images")
 #: kinds of nodes that stand for another one at each place of a batch: one of several, one of a batch, one frame
 ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
-#: of the steps that diffusion models are trained with: the level of a model that reads no noise
-_LAST_TIMESTEP = 999
+#: the largest noise level of Stable Diffusion 2, of its last training step. A model that reads an image instead of noise
+#: is called with that step at this level and above, and its result depends on nothing else of the level
+_LARGEST_LEVEL = 14.614
 #: frames that are images of their own
 _MOST_FRAMES = 512
 #: of ComfyUI's node that grows masks, and of the masks of this module
@@ -392,6 +394,7 @@ class MadeNodes:
         read = (positive, negative) if given["cfg"] != 1 else (positive,)
         family = self._families.get(model.name, "")
         unread = unread_warnings(read, model.name, family, size, getattr(start, "seconds", 0.0))
+        unread = (*unread, *seen_warnings(positive, family))
         self.warnings |= dict.fromkeys((*unread, *option_warnings(node_id, model, given["cfg"], family)))
         if given["cfg"] != 1:
             self.warnings |= dict.fromkeys(negative_warnings(node_id, positive, negative))
@@ -554,10 +557,11 @@ class MadeNodes:
                 inputs[f"image_prompts.{number}.mask"] = self.mask(prompt.mask)
         if text.image_prompts:
             fields["image_prompts"] = list(map(image_prompt_fields, text.image_prompts))
-        if is_one_image(text):
+        family = self._families.get(fields["model"], "")
+        if is_one_image(text, family):
             inputs["image"] = self.image(text.seen[0].image)
         elif text.seen:
-            fields["image_prompts"] = [{"model": fields["model"], **seen_numbers(use)} for use in text.seen]
+            fields["image_prompts"] = [seen_fields(use, fields["model"], family) for use in text.seen]
             inputs |= {f"image_prompts.{number}": self.image(use.image) for number, use in enumerate(text.seen)}
         for number, image in enumerate(text.references):
             inputs[f"reference.{number}"] = self.image(image)
@@ -579,8 +583,8 @@ def _image_alone(start: NodeLatent, levels: NoiseLevels, stops: Mapping[str, Any
     has_noise = stops.get("adds_noise", True)
     if start.image is None or start.mask is not None or (levels.steps, levels.run_steps) != (1, 1) or has_noise:
         raise NodeUnsupported("latent_image: expected the latents of an image, one step, and DisableNoise")
-    if levels.sigmas or round(levels.first_sigma, 3) != _LAST_TIMESTEP:
-        raise NodeUnsupported(f"sigmas: expected a schedule, with {_LAST_TIMESTEP} as its first level")
+    if levels.sigmas or levels.first_sigma < _LARGEST_LEVEL:
+        raise NodeUnsupported(f"sigmas: expected a schedule, with a first level of at least {_LARGEST_LEVEL:g}")
     return start.image
 
 

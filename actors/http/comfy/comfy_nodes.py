@@ -26,6 +26,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     NodeInput,
     NodeType,
     combo,
+    file_stem,
     link,
     number,
     text,
@@ -67,7 +68,7 @@ def _checkpoint(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _checkpoint_with_vision(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (*_checkpoint(given), given["ckpt_name"])
+    return (*_checkpoint(given), file_stem(given["ckpt_name"]))
 
 
 def _lora(given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, file_stem
 from modelpool.actors.http.comfy.comfy_values import (
     AdapterValue,
     ClipValue,
@@ -35,6 +35,9 @@ _CELL = 8
 _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
 #: families that vary images which their vision encoder reads, by the beginning of their title
 _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
+#: families that read embeddings of images next to a text, and the ones of which they are states
+_SEES_STATES = "Stable Cascade C"
+_SEES_NEXT_TO_TEXT = (_SEES_STATES, "Stable Diffusion XL")
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
 _GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
@@ -107,23 +110,40 @@ def plain_text(text: TextValue, family: str) -> str:
     return prompt_text(text, family)
 
 
-def is_one_image(text: TextValue) -> bool:
+def is_one_image(text: TextValue, family: str) -> bool:
     """Whether a model varies one image as it is: the field `image` of a request."""
-    return len(text.seen) == 1 and (text.seen[0].strength, text.seen[0].noise) == (1.0, 0.0)
+    varies = family.startswith(_VARIES_IMAGES)
+    return varies and len(text.seen) == 1 and (text.seen[0].strength, text.seen[0].noise) == (1.0, 0.0)
 
 
-def seen_numbers(use: SeenImage) -> dict[str, float]:
-    """Return the numbers of an image that a model varies, as a request has them."""
-    return {"strength": use.strength, "noise": use.noise}
+def seen_fields(use: SeenImage, model: str, family: str) -> dict[str, Any]:
+    """Return an image that `model` varies, or reads next to a text, as an image prompt of a request, without the image.
+    A model that varies images has its vision encoder in its file."""
+    noise = 0.0 if family.startswith(_SEES_STATES) else use.noise
+    fields: dict[str, Any] = {"model": model, "strength": use.strength, "noise": noise}
+    encoder = use.image.seen_by
+    is_other = not family.startswith(_VARIES_IMAGES) and encoder != file_stem(model)
+    return {**fields, "encoder": encoder} if is_other and encoder else fields
+
+
+def seen_warnings(text: TextValue, family: str) -> Iterator[str]:
+    """Yield the noise on embeddings of images that a model reads without noise."""
+    for use in text.seen if family.startswith(_SEES_STATES) else ():
+        if use.noise:
+            yield (
+                f"node {use.node}: noise_augmentation: found {use.noise:g}, which is not read: {family} reads "
+                f"embeddings without noise"
+            )
 
 
 def check_seen(positive: TextValue, negative: TextValue, model: str, family: str) -> None:
     """Raise NodeUnsupported for images of unCLIPConditioning that a model does not vary."""
     if negative.seen:
         raise NodeUnsupported("negative: found an image of unCLIPConditioning, expected it in positive alone")
-    if positive.seen and not family.startswith(_VARIES_IMAGES):
+    if positive.seen and not family.startswith((_VARIES_IMAGES, *_SEES_NEXT_TO_TEXT)):
         found = f"found an image for model {model!r} ({family or 'an unknown family'})"
-        raise NodeUnsupported(f"unCLIPConditioning: {found}, expected one of {_VARIES_IMAGES}")
+        expected = f"one of {', '.join((_VARIES_IMAGES, *_SEES_NEXT_TO_TEXT))}"
+        raise NodeUnsupported(f"unCLIPConditioning: {found}, expected {expected}")
 
 
 def prompt_text(text: TextValue, family: str) -> str:

@@ -113,7 +113,8 @@ def _with_vision(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if given["strength"] < 0:
         raise NodeUnsupported(f"strength: found {given['strength']:g}, expected a number from 0")
     check_parts("conditioning", "images", len(value.seen) + 1, MAX_PARTS)
-    use = SeenImage(given["clip_vision_output"], given["strength"], given["noise_augmentation"])
+    numbers = given["strength"], given["noise_augmentation"]
+    use = SeenImage(given["clip_vision_output"], *numbers, node=given["node_id"])
     return (value.each(lambda text: replace(text, seen=(*text.seen, use))),)
 
 
@@ -309,7 +310,7 @@ def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
     warn_of_crop(given)
     if not isinstance(given["image"], ImageFile):
         raise NodeUnsupported("image: expected an image of LoadImage")
-    return (given["image"],)
+    return (replace(given["image"], seen_by=given["clip_vision"]),)
 
 
 def _with_style(given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -122,10 +122,11 @@ ImageStep: TypeAlias = ImageScale | ImagePad | ImageCrop | ImageNegative
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An uploaded image, and the steps that change it."""
+    """An uploaded image, and the steps that change it. `seen_by` is the vision encoder that reads it, "" for none."""
 
     name: str
     steps: tuple[ImageStep, ...] = ()
+    seen_by: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +213,13 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class SeenImage:
-    """An image that a model varies, by its vision encoder: the strength of its embedding, and the noise on it, as a
-    share of the levels."""
+    """An image that a model varies, or reads next to a text, by a vision encoder: the strength of its embedding, and
+    the noise on it, as a share of the levels. `node` is the one that says so."""
 
     image: AnyImage
     strength: float = 1.0
     noise: float = 0.0
+    node: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +301,7 @@ class NodeImage:
     sampler  the sampler that they come from, for progress; "" for none
     saved    the file that they are saved as, if they are a video
     frames   of each of them, as one value of the workflow; 0 for an image
+    seen_by  the vision encoder that reads them, "" for none
     """
 
     node: str
@@ -306,6 +309,7 @@ class NodeImage:
     sampler: str = ""
     saved: SavedAs | None = None
     frames: int = 0
+    seen_by: str = field(default="", compare=False)
 
 
 class UnknownSize:

@@ -399,7 +399,7 @@ def _referring(value: TextValue, *images: AnyImage) -> TextValue:
 
 def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
     warn_of_crop(given)
-    return (given["image"],)
+    return (replace(given["image"], seen_by=given["clip_vision"]),)
 
 
 def _control(given: Mapping[str, Any]) -> tuple[Any, ...]:

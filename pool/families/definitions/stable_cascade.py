@@ -2,8 +2,9 @@
 
 Each is published as a checkpoint or a diffusers folder: stage C (prior) generates a small latent from a text, stage B
 (decoder) an image latent from that, which the VAE ("stage A") decodes. Stage C has a text encoder and no VAE, stage B a
-VAE and no text encoder: it reads the pooled text of stage C. Further parts of their files are not run: an image encoder
-and a previewer in place of stage C's VAE, and copies of stage C's text encoders with stage B.
+VAE and no text encoder: it reads the pooled text of stage C. Stage C also reads the embeddings of images, by a vision
+encoder in its file. Further parts of their files are not run: an image encoder and a previewer in place of stage C's
+VAE, and copies of stage C's text encoders with stage B.
 
 Facts that shapes do not tell are constants, with their source. Legend: B batch, C channels, H W cells of a latent.
 """
@@ -153,6 +154,8 @@ def forward_b(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.Mo
 
 #: key prefix of its text encoder. Source: the names under which ComfyUI writes and reads CLIP-G there
 _TEXT_PREFIX, _VAE_PREFIX = "text_encoder.clip_g.", "vae."
+#: key prefix of the encoder of images in files of stage C, CLIP L with a projection
+_VISION_PREFIX = "clip_l_vision."
 _STAGES_B = ("cascade_b", "cascade_b_lite")
 #: Both draw new noise in each step, as DDPM does; steps are spaced evenly on the cosine schedule. Source:
 #: DDPMWuerstchenScheduler of diffusers
@@ -180,12 +183,14 @@ STAGE_C = fam.LocatedFamily(
         side_multiple=128,
         defaults=fam.SamplingDefaults(20, 4.0, _SAMPLER, _SCHEDULE, fam.Guidance.CLASSIFIER_FREE),
         decoders=_STAGES_B,
+        seen_as=fam.SeenAs.STATES,
     ),
     text_set="cascade_c",
     latent_format="cascade_c",
     dtypes=fam.NO_FLOAT16,
     relative="cascade",
     latent=fam.LatentFacts(_LATENT_C.channels, PRIOR_PIXELS, _LATENT_C.scale, cells=PRIOR_CELLS, vae=""),
+    carried_vision=_VISION_PREFIX,
 )
 #: Source of guidance and steps: StableCascadeDecoderPipeline of diffusers
 STAGE_B = fam.LocatedFamily(
@@ -258,8 +263,13 @@ _LORA_B = fam.LoraNaming(
 )
 _PIPELINE_C = fam.PipelineFacts(
     "StableCascadePriorPipeline",
-    {fam.Role.TEXT_ENCODER: "text_encoder", fam.Role.DIFFUSION_MODEL: "prior"},
+    {
+        fam.Role.TEXT_ENCODER: "text_encoder",
+        fam.Role.DIFFUSION_MODEL: "prior",
+        fam.Role.VISION_ENCODER: "image_encoder",
+    },
     {"feature_extractor": fam.NOTHING, "image_encoder": fam.NOTHING, "resolution_multiple": 42.67},
+    processor="feature_extractor",
 )
 # published folders name "wuerstchen" for the VAE, which newer versions of diffusers refuse even if one is passed; with
 # this name they take it from the caller: `from_pretrained(folder, vqgan=PaellaVQModel.from_pretrained(...))`

@@ -33,7 +33,7 @@ SDXL = fam.LocatedFamily(
     native_pixels=1024,
     # `scale_factor` of the same file
     scaling_factor=0.13025,
-    sampling=fam.SamplingFacts(size_conditions=fam.MicroConditioning.SIZES),
+    sampling=fam.SamplingFacts(size_conditions=fam.MicroConditioning.SIZES, seen_as=fam.SeenAs.POOLED),
 )
 SDXL_REFINER = fam.LocatedFamily(
     name="sdxl_refiner",

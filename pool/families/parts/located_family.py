@@ -7,7 +7,7 @@ tensor tells. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -71,6 +71,8 @@ class LocatedFamily:
     latent         the latents of a model without a VAE; None if the VAE defines them
     companion      part of the diffusion model that has a folder of its own in diffusers: the name of both
     carried_text   the text encoder that some files carry; None if none does
+    carried_vision  key prefix of the vision encoder that some files carry, for images that a request may have; empty:
+                    none does
     """
 
     name: str
@@ -97,6 +99,18 @@ class LocatedFamily:
     companion: str = ""
     carried_text: CarriedText | None = None
     inside: frozenset[Role] = frozenset()
+    carried_vision: str = ""
+
+    def with_carried_vision(self, shapes: Mapping[str, Shape]) -> LocatedFamily:
+        """Return the family of a file with tensors of `shapes`: with its vision encoder, if it carries a whole one."""
+        prefix = self.carried_vision
+        if not prefix or not all(prefix + key in shapes for key in _WHOLE_VISION):
+            return self
+        return replace(
+            self,
+            prefixes={**self.prefixes, Role.VISION_ENCODER: prefix},
+            architectures={**self.architectures, Role.VISION_ENCODER: Architecture.VISION_MODEL},
+        )
 
     @property
     def text_encoders(self) -> tuple[Role, ...]:
@@ -135,6 +149,8 @@ class LocatedFamily:
         return bare.removeprefix("text_model.") if self.architectures[role] in _TRANSFORMERS_TEXTS else bare
 
 
+#: keys of a vision encoder that gives projected embeddings
+_WHOLE_VISION = ("vision_model.embeddings.patch_embedding.weight", "visual_projection.weight")
 #: parts of autoencoder files that only training needs
 _VAE_LEFTOVERS = ("loss.", "model_ema.")
 #: position tables, a mask and a training temperature: not weights

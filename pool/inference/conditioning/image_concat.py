@@ -27,6 +27,7 @@ from modelpool.pool.inference.conditioning.micro_conditioning import (
     CLASS_LABELS,
     ESTIMATES,
     IMAGE,
+    IMAGE_CONTEXT,
     IMAGE_LATENT,
     IMAGE_PLACES,
 )
@@ -137,6 +138,9 @@ def image_inputs(
     if work.guidance.without_image and not facts.names_images:  # a text without names of images is one without images
         without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])}
     vision_kwargs = vision_inputs(works, inputs, facts)
+    if facts.seen_as is not None and IMAGE_CONTEXT in vision_kwargs:
+        # Source: `negative_image_embeds` of diffusers' StableCascadePriorPipeline
+        negative[IMAGE_CONTEXT] = torch.zeros_like(vision_kwargs[IMAGE_CONTEXT])
     if CLASS_LABELS in vision_kwargs:
         # Source: `_encode_image` of diffusers' StableUnCLIPImg2ImgPipeline
         negative[CLASS_LABELS] = torch.zeros_like(vision_kwargs[CLASS_LABELS])

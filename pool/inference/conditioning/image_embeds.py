@@ -14,19 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.inference.conditioning.image_labels import image_labels
+from modelpool.pool.inference.conditioning.image_labels import image_labels, image_states, pooled_images
 from modelpool.pool.inference.conditioning.micro_conditioning import IMAGE_CONTEXT
 from modelpool.pool.inference.pixels.image_ops import covering
 from modelpool.pool.models.components.vision.preprocess import preprocess_image, side_of, states
 from modelpool.pool.models.components.vision.seen_images import seen_grid, seen_patches, seen_states
 from modelpool.pool.values.core.errors import CorruptFile
-from modelpool.pool.values.core.sampling_facts import SamplingFacts, VisionEncoderUse
+from modelpool.pool.values.core.sampling_facts import SamplingFacts, SeenAs, VisionEncoderUse
 from modelpool.pool.values.core.stage_params import (
     Encoded,
     ImageEmbeds,
     ImagePixels,
     RunHooks,
     SampleParams,
+    SeenImages,
     VisionEncodeParams,
 )
 from modelpool.pool.values.core.stopping import stop_check, stop_if_asked
@@ -125,9 +126,19 @@ def vision_inputs(
     are made of them; nothing for a model that reads them instead of a text."""
     if facts.image_labels is not None:
         return image_labels(works, [_embeds(read).states_LD for read in inputs], facts.image_labels)
+    if facts.seen_as is SeenAs.STATES and works[0].has(SeenImages):
+        return {IMAGE_CONTEXT: image_states(works, [_embeds(read).states_LD for read in inputs])}
     if facts.vision_use is None or not facts.vision_use.is_model_input or not facts.reads_text:
         return {}
     return {IMAGE_CONTEXT: torch.stack([torch.from_numpy(_embeds(read).states_LD.copy()) for read in inputs])}
+
+
+def pooled_vision(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], facts: SamplingFacts) -> Tensor | None:
+    """Return the embeddings of images that take the place of the pooled prompt, [B, D] on the CPU; None for runs
+    without."""
+    if facts.seen_as is not SeenAs.POOLED or not works[0].has(SeenImages):
+        return None
+    return pooled_images(works, [_embeds(read).states_LD for read in inputs])
 
 
 def _embeds(read: TaskInputs) -> ImageEmbeds:

@@ -64,6 +64,22 @@ def image_labels(works: Sequence[SampleParams], embeds: Sequence[FloatArray], fa
     return {CLASS_LABELS: torch.cat(rows)}
 
 
+def pooled_images(works: Sequence[SampleParams], embeds: Sequence[FloatArray]) -> Tensor:
+    """Return the embeddings of the images of each run as one in the place of its pooled text, [B, D], on the CPU: as
+    `image_labels`, without statistics and without the noise level."""
+    labels_BV = image_labels(works, embeds, ImageLabels())[CLASS_LABELS]
+    return labels_BV[:, : labels_BV.shape[1] // 2]
+
+
+def image_states(works: Sequence[SampleParams], embeds: Sequence[FloatArray]) -> Tensor:
+    """Return the embeddings of the images of each run as states, [B, N, D], on the CPU: each with its strength."""
+    strengths = [next(iter(work.all_of(SeenImages))).strengths for work in works]
+    states = (torch.from_numpy(states_ND.copy()) for states_ND in embeds)
+    return torch.stack([
+        each_ND * torch.tensor(factors)[:, None] for each_ND, factors in zip(states, strengths, strict=True)
+    ])
+
+
 def _noisy(states_1D: Tensor, level: int, noise_1D: Tensor, facts: ImageLabels) -> Tensor:
     """Return an embedding with noise of a level, relative to the statistics of `facts`."""
     mean_D, deviation_D = torch.tensor(facts.means or (0.0,)), torch.tensor(facts.deviations or (1.0,))

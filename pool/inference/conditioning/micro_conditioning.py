@@ -42,6 +42,8 @@ ESTIMATE_LEVEL, ESTIMATE_TOKENS = 999, 2
 #: Source: `task_emb` in infer.py of EnVision-Research/Lotus
 ESTIMATES = (math.sin(1.0), 0.0, math.cos(1.0), 1.0)
 
+#: model input: the pooled text of a UNet
+POOLED_TEXT = "text_embeds"
 #: model input: class labels of a UNet
 CLASS_LABELS = "class_labels"
 
@@ -62,7 +64,7 @@ def micro_conditioning(
     if conditions is MicroConditioning.AESTHETICS:
         numbers = (height, width, 0, 0, NEGATIVE_AESTHETIC_SCORE if is_negative else AESTHETIC_SCORE)
     numbers_N = torch.tensor(numbers, dtype=torch.float32, device=pooled_BV.device)
-    return {"text_embeds": pooled_BV, "time_ids": numbers_N.expand(len(pooled_BV), -1)}
+    return {POOLED_TEXT: pooled_BV, "time_ids": numbers_N.expand(len(pooled_BV), -1)}
 
 
 def empty_micro_conditioning(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.inference.conditioning.conditions import Condition
-from modelpool.pool.inference.conditioning.image_embeds import texts_read
-from modelpool.pool.inference.conditioning.micro_conditioning import UNCONDITIONAL, micro_conditioning
+from modelpool.pool.inference.conditioning.image_embeds import pooled_vision, texts_read
+from modelpool.pool.inference.conditioning.micro_conditioning import POOLED_TEXT, UNCONDITIONAL, micro_conditioning
 from modelpool.pool.inference.conditioning.prompts import Prompts
 from modelpool.pool.inference.conditioning.regions import NO_REGIONS, Regions, region_weights
 from modelpool.pool.inference.guidance.call_model import model_inputs
@@ -40,6 +40,8 @@ def prompts_of(
     cond_BLD, uncond_BLD = _stacked([cond for cond, _ in texts]), _stacked([uncond for _, uncond in texts])
     assert cond_BLD is not None, "sampling reads a prompt"
     model_kwargs = _kwargs_of_texts(works, read, facts, len(own[0]))
+    if (pooled_BV := pooled_vision(works, inputs, facts)) is not None:
+        model_kwargs[0] = {**model_kwargs[0], POOLED_TEXT: pooled_BV}
     # a third text is the negative prompt of a prediction without images
     without, without_BLD = None, None
     if len(own[0]) > 2:

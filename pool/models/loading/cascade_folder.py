@@ -18,8 +18,8 @@ from modelpool.pool.models.loading.folder_values import number_in, wrong_value
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.specs.spec import Role
 
-#: the folders of the diffusion models of stage C and of stage B, and of stage A
-PRIOR, DECODER, VAE = "prior", "decoder", "vqgan"
+#: the folders of the diffusion models of stage C and of stage B, of stage A, and of the vision encoder of stage C
+PRIOR, DECODER, VAE, VISION = "prior", "decoder", "vqgan", "image_encoder"
 #: default of the VAE's class for what a folder leaves out. Source: PaellaVQModel of diffusers 0.42
 _DEFAULT_SCALE = 0.3764
 
@@ -44,7 +44,14 @@ def cascade_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Locate
     if base is None:
         what = "no known model" if found is None else found.title
         raise UnknownArchitecture(f"found {what} in the folder {place!r}, expected a stage of Stable Cascade")
-    named = {Role.DIFFUSION_MODEL: place, Role.TEXT_ENCODER: Role.TEXT_ENCODER.value, Role.VAE: VAE}
+    if base.carried_vision:
+        base = replace(base, carried_vision=f"{VISION}.").with_carried_vision(shapes)
+    named = {
+        Role.DIFFUSION_MODEL: place,
+        Role.TEXT_ENCODER: Role.TEXT_ENCODER.value,
+        Role.VAE: VAE,
+        Role.VISION_ENCODER: VISION,
+    }
     folders = {role: named[role] for role in base.prefixes}
     missing = [name for name in folders.values() if not any(key.startswith(f"{name}.") for key in shapes)]
     if missing:

@@ -88,6 +88,7 @@ def detect(header: Header, *, whole: bool = True) -> LocatedFamily:
     is_transformer = found.name in TRANSFORMERS
     base = pair or TRANSFORMERS.get(found.name)
     family = _family_of(title, shapes) if base is None else located(base, found, first)
+    family = None if family is None else family.with_carried_vision(shapes)
     variant = "" if family is None or is_transformer else _variant(family, header, shapes)
     variant = other_texts(found.prefix, first) if is_transformer else variant
     title = (title if family is None else family.title) + variant

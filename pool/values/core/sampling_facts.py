@@ -193,6 +193,15 @@ class ImageLabels:
     deviations: tuple[float, ...] = ()
 
 
+class SeenAs(Enum):
+    """Use of the embeddings of images by a model that generates images without any, too."""
+
+    #: states next to the states of the text (Stable Cascade)
+    STATES = "states"
+    #: their sum takes the place of the pooled text ("revision" of Stable Diffusion XL)
+    POOLED = "pooled"
+
+
 class ReferenceMode(Enum):
     """Preparation of reference images for the text encoder, unless the request specifies it."""
 
@@ -418,6 +427,7 @@ class SamplingFacts:
                     one
     vision_use      use of a vision encoder, which then requires an image; None without
     image_labels    the vision encoder's state is the class labels of a UNet; None for other models
+    seen_as         use of the embeddings of images that a request may have; None: none
     low_noise       the low-noise expert of a model with two experts; None for one model
     reference_mode  how its text encoder reads reference images; None if it reads none
     why_no_vision   why images are not read although the file has a vision part; empty for others
@@ -463,6 +473,7 @@ class SamplingFacts:
     sequence: SequencePlan | None = None
     not_divided: str = ""
     routes_tokens: bool = False
+    seen_as: SeenAs | None = None
 
     @property
     def reads_lyrics(self) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 
 import diffusers
 import torch
+import transformers
 from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
 from safetensors.torch import save_file
 from torch import Tensor
 
+from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.values.core.stage_params import Latent, ModelRef, Result, SampleParams
@@ -85,6 +87,21 @@ def stage_c_file() -> File:
     return _plain({**model, **_text_file(), **beside})
 
 
+def vision_encoder() -> Any:
+    """CLIP L for images, with a projection to the width that stage C reads."""
+    config = transformers.CLIPVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14,
+        projection_dim=SEEN,
+    )  # fmt: skip
+    return seeded(lambda: transformers.CLIPVisionModelWithProjection(config), 5)
+
+
+def seeing_stage_c_file() -> File:
+    """With the whole vision encoder, as published."""
+    plain = {key: value for key, value in stage_c_file().items() if not key.startswith("clip_l_vision.")}
+    return _plain({**plain, **prefixed("clip_l_vision.", dict(vision_encoder().state_dict()))})
+
+
 def stage_b_file(reads: int = PRIOR) -> File:
     """With a text encoder that equals stage C's, as in the published file."""
     model = prefixed("model.diffusion_model.", cascade(seeded(lambda: stage_b(reads), 2).state_dict()))
@@ -92,9 +109,9 @@ def stage_b_file(reads: int = PRIOR) -> File:
     return _plain({**model, **vae, **_text_file()})
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder: Path, stage_c: File | None = None) -> None:
     """Both files, under the names that they were published with."""
-    save_file(stage_c_file(), folder / f"{STAGE_C}.safetensors")
+    save_file(stage_c or stage_c_file(), folder / f"{STAGE_C}.safetensors")
     save_file(stage_b_file(), folder / f"{STAGE_B}.safetensors")
 
 
@@ -112,8 +129,9 @@ class Ran:
     def __init__(self, catalog: Catalog, engine: Engine, request: Any) -> None:
         from modelpool.actors.graph.build_graph import build_graph
 
-        self.recipe, self.cut = build_graph(request, JobId("job"), catalog)
-        self.results: dict[TaskId, Result] = {}
+        brought, refs = InputImages(lambda result: result).bring(request)
+        self.recipe, self.cut = build_graph(brought, JobId("job"), catalog)
+        self.results: dict[TaskId, Result] = dict(refs)  # type: ignore[arg-type] # a reference is the result itself
         results = self.results
         for task in self.cut.job.tasks:
             inputs = results_read(task, results)

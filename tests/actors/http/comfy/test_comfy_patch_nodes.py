@@ -112,8 +112,12 @@ def lotus(**changed: Any) -> Graph:
     return graph
 
 
-def test_lotus_reads_an_image_in_the_place_of_noise() -> None:
-    (request,) = requests(lotus())
+@pytest.mark.parametrize("sigma", [999.0000000000002, 10_000.0, 14.6146])
+def test_lotus_reads_an_image_in_the_place_of_noise(sigma: float) -> None:
+    """Every level from the largest one on is the last training step. Before: 999 was accepted alone."""
+    graph = lotus()
+    graph["first"]["inputs"]["sigma"] = sigma
+    (request,) = requests(graph)
     assert request.workflow is not None
     (run,) = [each for each in request.workflow.nodes.values() if isinstance(each, SampleNode)]
     assert list(run.inputs) == ["image"]
@@ -122,8 +126,8 @@ def test_lotus_reads_an_image_in_the_place_of_noise() -> None:
 
 def test_other_runs_of_lotus_and_other_models_with_its_level_are_refused() -> None:
     graph = lotus()
-    graph["first"]["inputs"]["sigma"] = 500.0
-    assert "sigmas: expected a schedule, with 999 as its first level" in problem(graph)
+    graph["first"]["inputs"]["sigma"] = 5.0
+    assert "sigmas: expected a schedule, with a first level of at least 14.614" in problem(graph)
     graph = lotus()
     graph["levels"]["inputs"]["steps"] = 4
     assert "one step, and DisableNoise" in problem(graph)
