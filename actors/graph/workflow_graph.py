@@ -46,7 +46,7 @@ from modelpool.actors.request.workflow_fields import (
     Workflow,
 )
 from modelpool.pool.inference.operations.audio_edits import MAX_SECONDS
-from modelpool.pool.inference.operations.latent_edits import VaeScale
+from modelpool.pool.inference.operations.latent_edits import LatentStart, VaeScale
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Operation, Size
 from modelpool.pool.inference.operations.own_nodes import OpenedNode
@@ -308,9 +308,8 @@ class _WorkflowTasks:
         first_step, part = node.first_step, StepPart(node.last_step, node.adds_noise, node.keeps_noise)
         if node.strength is not None:
             first_step = skipped_steps("strength", node.strength, request.steps, facts.rounds_steps_up)
-        read = ReadFromNodes(
-            texts, None if start is None else start.task, None if mask is None else mask.task, first_step, part
-        )
+        start_task, mask_task = (None if each is None else each.task for each in (start, mask))
+        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:
@@ -425,8 +424,9 @@ class _WorkflowTasks:
         depends = "scale" in known and getattr(params, "method", SLERP) == SLERP
         if depends and not params.scale and defaults.latent is not None:
             scale = VaeScale.of(defaults.latent)
-            # with a factor alone, all these operations are the same in both scales
-            params = replace(params, scale=scale.numbers) if scale.shift or scale.means else params
+            # with a factor alone, all but one of these operations are the same in both scales
+            if scale.shift or scale.means or isinstance(params, LatentStart):
+                params = replace(params, scale=scale.numbers)
         return params
 
     def _check_version(self, node: OperationNode, own: OpenedNode | None) -> None:

@@ -157,6 +157,8 @@ class SampleNode(_Node):
     adds_noise   whether noise is added to the start latent
     keeps_noise  whether the noise that is left at `last_step` stays
     strength     fraction of the schedule that is run, instead of `first_step`
+    video_stops  a model that follows a shorter video follows nothing behind its last frame; false: the video goes back
+                 and forth
     """
 
     kind: Literal["sample"]
@@ -166,6 +168,7 @@ class SampleNode(_Node):
     adds_noise: bool = True
     keeps_noise: bool = False
     strength: Annotated[float | None, Field(gt=0, le=1)] = None
+    video_stops: bool = False
 
     @field_validator("request", mode="before")
     @classmethod

@@ -411,6 +411,8 @@ class MadeNodes:
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
         controls = controls_of(model, positive, self._families.get(model.name, ""))
         self._add_images(fields, inputs, replace(positive, controls=controls), size)
+        if positive.video is not None and positive.video.video_stops:
+            stops = {**stops, "video_stops": True}
         first = levels.steps - levels.run_steps
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
         self._count(made, start.count)

@@ -353,7 +353,8 @@ class NodeLatent:
 @dataclass(frozen=True, slots=True)
 class VideoUse:
     """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
-    other fields of a request, by name, and videos that it follows; None where a node says nothing."""
+    other fields of a request, by name, and videos that it follows; None where a node says nothing. `video_stops`:
+    nothing follows the last frame of its video."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
@@ -361,6 +362,7 @@ class VideoUse:
     video: NodeImage | None = None
     video_mask: NodeMask | None = None
     face_video: NodeImage | None = None
+    video_stops: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -376,6 +378,7 @@ class VideoUse:
             more.video or self.video,
             more.video_mask or self.video_mask,
             more.face_video or self.face_video,
+            more.video_stops or (self.video_stops and more.video is None),
         )
 
     def images(self) -> dict[str, AnyImage]:

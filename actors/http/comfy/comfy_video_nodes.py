@@ -107,6 +107,11 @@ def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return *_with_images(given, use), _blank(given)
 
 
+def _kandinsky(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Images, empty latents, and the latent of the first image, which only a workflow has."""
+    return *_from_image(given), None
+
+
 def _with_images(given: Mapping[str, Any], use: VideoUse) -> tuple[TextValue, TextValue]:
     """Return both texts with the images that condition a video."""
     positive, negative = (
@@ -500,6 +505,33 @@ VIDEO_NODES = (
         ),
         _view,
         *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "Kandinsky5ImageToVideo",
+        (_POSITIVE, _NEGATIVE, _VAE, *_sizes(768, 512, 121), _image("start_image")),
+        _kandinsky,
+        *_TEXTS_AND_LATENT,
+        "LATENT",
+    ),
+    _row(
+        "ReplaceVideoLatentFrames",
+        (
+            link("destination", "LATENT"),
+            link("source", "LATENT", is_required=False),
+            whole("index", 0, -MAX_SIDE, MAX_SIDE),
+        ),
+        only_in_workflows,
+        "LATENT",
+    ),
+    _row(
+        "NormalizeVideoLatentStart",
+        (
+            link("latent", "LATENT"),
+            whole("start_frame_count", 4, 1, MAX_SIDE),
+            whole("reference_frame_count", 5, 1, MAX_SIDE),
+        ),
+        only_in_workflows,
+        "LATENT",
     ),
     _row("LoadVideo", (text("file", choices=VIDEOS),), only_in_workflows, "VIDEO"),
     _row("GetVideoComponents", (link("video", "VIDEO"),), only_in_workflows, "IMAGE", "AUDIO", "FLOAT", ANY, ANY),

@@ -340,6 +340,7 @@ class EncodeImageParams:
                       and
              "video_mask", if there are, and "reference.N" for each reference image
     animates  the control video has the poses of the character in "reference.0"
+    stops    zeros follow the last cell of a video that is followed and shorter; else it goes back and forth
     """
 
     model: ModelRef
@@ -354,6 +355,7 @@ class EncodeImageParams:
     is_control_video: bool = False
     black: bool = False
     animates: bool = False
+    stops: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -642,7 +644,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
-        EncodeImageParams: frozenset({"animates"}),
+        EncodeImageParams: frozenset({"animates", "stops"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
     }

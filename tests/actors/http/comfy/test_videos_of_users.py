@@ -128,9 +128,9 @@ def test_what_a_workflow_cannot_say_of_a_video_is_refused_by_its_node(tmp_path: 
     graph["heard"] = node("AudioAdjustVolume", audio=["parts", 1], volume=3)
     graph["made"]["inputs"]["audio"] = ["heard", 0]
     cases: list[tuple[Graph, str, str]] = [(graph, "heard", "the sound of a video of a user")]
-    graph = following("WanFunControlToVideo", "fun", control_video=["parts", 0])
+    graph = following("WanAnimateToVideo", "animate", pose_video=["parts", 0], face_video=["parts", 0])
     graph["blank"]["inputs"]["length"] = 13
-    cases.append((graph, "blank", "control_video: found 9, expected at least length, 13"))
+    cases.append((graph, "blank", "pose_video: found 9, expected at least length, 13"))
     graph = following(control_masks=["mask", 0], strength=1.0)
     graph["mask"] = node("SolidMask", value=1.0, width=WIDTH, height=HEIGHT)
     cases.append((graph, "blank", "control_masks: found masks, expected them with a control_video"))
@@ -169,6 +169,36 @@ def test_an_animated_character_has_the_poses_and_the_face_of_videos(tmp_path: Pa
         assert nodes[first.inputs["image"]].kind == "video"
     shown = nodes[sampled["reference.0"]]
     assert (shown.name, shown.settings["width"], shown.settings["crop"]) == ("image_scale", WIDTH, True)
+
+
+def test_control_videos_that_are_shorter_than_the_output(tmp_path: Path) -> None:
+    """Fun control: nothing follows the last frame. VACE: white masks follow the masks of the user, up to the last frame
+    of the video, behind which all is regenerated anyway."""
+    uploads = Uploads(tmp_path)
+    uploads.add("", "clip.mp4", clip())
+    for length, stops in ((13, True), (9, False), (5, False)):
+        graph = following("WanFunControlToVideo", "fun", control_video=["parts", 0])
+        graph["blank"]["inputs"]["length"] = length
+        (request,) = requests_for(graph, uploads)[0]
+        assert request.workflow is not None
+        assert request.workflow.nodes["sampler"].video_stops is stops, length
+    sides = {"left": 0, "top": 0, "right": 0, "bottom": 16, "feathering": 0}
+    graph = following(strength=1.0, control_video=["padded", 0], control_masks=["padded", 1])
+    graph["padded"] = node("ImagePadForOutpaint", image=["parts", 0], **sides)
+    for length, joined in ((13, False), (9, False)):
+        graph["blank"]["inputs"]["length"] = length
+        (request,) = requests_for(graph, uploads)[0]
+        assert request.workflow is not None
+        assert ("blank/masks/all" in request.workflow.nodes) is joined, length
+    graph["first"] = node("ImageFromBatch", image=["padded", 0], batch_index=0, length=1)
+    graph["one"] = node("ImageToMask", image=["first", 0], channel="red")
+    graph["blank"]["inputs"]["control_masks"] = ["one", 0]
+    (request,) = requests_for(graph, uploads)[0]
+    assert request.workflow is not None
+    nodes = request.workflow.nodes
+    assert nodes["blank/masks/white"].settings == {"width": WIDTH, "height": HEIGHT, "colour": 0xFFFFFF, "count": 8}
+    assert (nodes["blank/masks/all"].name, nodes["blank/masks"].name) == ("image_batch", "mask_from_image")
+    assert nodes["sampler"].inputs["video_mask"] == "blank/masks"
 
 
 def test_uploads_of_videos_are_checked(tmp_path: Path) -> None:
