@@ -56,8 +56,8 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeMask,
     NoiseLevels,
     TextValue,
-    UserSound,
 )
+from modelpool.actors.request.audio_fields import AudioFile
 from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.workflow_fields import MAX_NODES
@@ -86,8 +86,15 @@ _Value = TypeVar("_Value", NodeImage, NodeLatent)
 class MadeNodes:
     """The nodes of one workflow. `families` are the titles of the families of models, by their names."""
 
-    def __init__(self, families: Mapping[str, str], videos: Callable[[str], VideoFile] | None = None) -> None:
+    def __init__(
+        self,
+        families: Mapping[str, str],
+        videos: Callable[[str], VideoFile] | None = None,
+        audios: Callable[[str], AudioFile] | None = None,
+    ) -> None:
         self._families = families
+        #: the facts of audio of the user, as of videos
+        self._audios = audios
         #: the facts of a video of the user by its name; raises UserError. None: there are no such videos
         self._videos = videos
         #: fields of nodes, with `ImageFile` and `MaskFile` for images of the user
@@ -139,6 +146,27 @@ class MadeNodes:
             self._known[video] = self.add(node_id, "video", {}, video=video)
         return NodeImage(self._known[video], frames=video.frames)
 
+    def audio_of_user(self, node_id: str, name: str) -> NodeAudio:
+        """Return audio of the user, which is added once. Raises NodeUnsupported for one that is not there."""
+        if self._audios is None:
+            raise NodeUnsupported("the pool reads audio of users in workflows over HTTP and in files alone")
+        try:
+            return self.audio_of_file(node_id, self._audios(name))
+        except UserError as problem:
+            raise NodeUnsupported(str(problem)) from None
+
+    def audio_of_file(self, node_id: str, audio: AudioFile) -> NodeAudio:
+        """Return the audio of a file, which is added once."""
+        if audio not in self._known:
+            self._known[audio] = self.add(node_id, "audio", {}, audio=audio)
+        return NodeAudio(self._known[audio])
+
+    def encode_audio(self, node_id: str, audio: NodeAudio, model: str) -> NodeLatent:
+        """Return the latents of audio."""
+        made = self.add(node_id, "encode", {"audio": audio.node}, model=model)
+        self._count(made, audio.count)
+        return NodeLatent(made, model, count=audio.count, sampler=audio.sampler)
+
     def operate(
         self,
         node_id: str,
@@ -170,8 +198,6 @@ class MadeNodes:
                 models.append(value.model)
             elif isinstance(value, NodeAudio):
                 inputs[name] = value.node
-            elif isinstance(value, UserSound):
-                raise NodeUnsupported(f"{name}: found the sound of a video of a user, which the pool does not read")
             elif isinstance(value, ImageFile | NodeImage):
                 inputs[name] = self.image(value)
             else:

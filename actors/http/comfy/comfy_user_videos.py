@@ -11,10 +11,12 @@ from typing import Any
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
-from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeLatent, NodeMask, UserSound, VideoUse
+from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeLatent, NodeMask, VideoUse
 from modelpool.actors.http.comfy.comfy_video_nodes import blank_video, vace_texts_and_latent
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
+from modelpool.actors.request.audio_fields import AudioFile, audio_facts
 from modelpool.actors.request.control_video_fields import VideoFile
+from modelpool.pool.values.core.errors import UserError
 
 #: of a video of a single image, which nothing reads
 _RATE = 16.0
@@ -30,8 +32,16 @@ def _components(given: Mapping[str, Any]) -> tuple[Any, ...]:
     video, nodes = given["video"], given["nodes"]
     if not isinstance(video, VideoFile):
         raise NodeUnsupported("video: found one that a node makes; its images are an output of that node")
-    sound = UserSound(video) if video.has_sound else None
+    sound = nodes.audio_of_file(f"{given['node_id']}/audio", _sound_of(video)) if video.has_sound else None
     return nodes.frames_of_user(given["node_id"], video), sound, video.frame_rate, "8", "sRGB"
+
+
+def _sound_of(video: VideoFile) -> AudioFile:
+    """Return the facts of the sound of a video. Raises NodeUnsupported."""
+    try:
+        return audio_facts("video", video.path)
+    except UserError as problem:
+        raise NodeUnsupported(str(problem)) from None
 
 
 def _frames(given: Mapping[str, Any], name: str) -> NodeImage | None:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from modelpool.actors.request.control_video_fields import VideoFile
-
 #: latents of the layers of an image, with the complete image before them, and without
 WITH_WHOLE, LAYERS = "with the complete image", "layers"
 
@@ -317,13 +315,6 @@ class NodeAudio:
     node: str
     count: int = 1
     sampler: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class UserSound:
-    """The sound of a video of the user, which the pool does not read."""
-
-    video: VideoFile
 
 
 @dataclass(frozen=True, slots=True)

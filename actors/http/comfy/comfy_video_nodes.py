@@ -43,7 +43,6 @@ from modelpool.actors.http.comfy.comfy_values import (
     NoiseLevels,
     SavedAs,
     TextValue,
-    UserSound,
     VaeValue,
     VideoUse,
 )
@@ -291,9 +290,6 @@ def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[An
             raise NodeUnsupported(f"{images}: found a batch of {count}, which are as many files; expected one")
         return (replace(image, saved=saved),)
     audio = given.get("audio")
-    if isinstance(audio, UserSound):
-        warn(given, "audio: the sound of a video of a user is left out: the pool does not read it")
-        audio = None
     values = {"image": image} | ({} if audio is None else {"sound": audio})
     made = nodes.operate(given["node_id"], "video_of_images", NodeImage, values, {"rate": saved.frame_rate})
     assert isinstance(made, NodeImage), "the result of an operation on images"

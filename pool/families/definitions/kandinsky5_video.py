@@ -64,8 +64,8 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 
 def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
-    """Predict noise - clean. A given first frame ("image") is read in the place of the latent, and marked. The model has
-    no mask of texts: texts of different lengths run one after the other."""
+    """Predict noise - clean. A given first frame ("image") is read in the place of the latent, and marked. The model
+    has no mask of texts: texts of different lengths run one after the other."""
     import torch
 
     shown_BCTHW = with_image(x_BCTHW, kwargs)

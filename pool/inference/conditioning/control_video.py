@@ -46,8 +46,8 @@ def encode_control_video(
 ) -> Latent:
     """Return the model input of the control video in `read`, for a video of `work.frames`. A shorter video is padded
     with grey that is regenerated; without a video, all frames are. Reference images precede it, the last one first.
-    One that the model `follows` as a whole, without a mask, goes back and forth if it is shorter, or `work.stops`: zeros
-    follow its last complete cell.
+    One that the model `follows` as a whole, without a mask, goes back and forth if it is shorter, or `work.stops`:
+    zeros follow its last complete cell.
 
     Reports the steps of `vae_encode`, for one part after the other. Raises CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
@@ -71,6 +71,18 @@ def encode_control_video(
     video_CTHW = torch.cat([kept_CTHW, anew_CTHW, _mask_cells(mask_THW, latent.downscale, kept_CTHW.shape[1])])
     references = [torch.cat([one, one.new_zeros(len(video_CTHW) - len(one), *one.shape[1:])]) for one in before]
     return _finite(torch.cat([*references, video_CTHW], dim=1), vae)
+
+
+def encode_video(
+    work: EncodeImageParams,
+    read: TaskInputs,
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None = None,
+) -> Latent:
+    """Return the latent of the first frames of the video in `read`. As `encode_control_video`."""
+    return _finite(encoded(_back_and_forth(work, read), vae, latent, hooks, None, division)[0], vae)
 
 
 def _followed(

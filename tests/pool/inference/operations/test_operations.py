@@ -597,4 +597,6 @@ def test_cells_of_a_video_are_replaced_and_made_like_those_behind_them() -> None
         np.testing.assert_allclose(changed[:, cell], expected, atol=1e-5)
     np.testing.assert_allclose(changed[:, 2:], video.samples_CHW[:, 2:], atol=1e-6)
     alone = Latent(drawn(4, 1, 5, 3))
-    np.testing.assert_array_equal(run("latent_normalize_start", alone, start=4, reference=5).samples_CHW, alone.samples_CHW)
+    np.testing.assert_array_equal(
+        run("latent_normalize_start", alone, start=4, reference=5).samples_CHW, alone.samples_CHW
+    )
