@@ -23,6 +23,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     image_guidance,
     is_one_image,
     lora_fields,
+    makes_videos,
     model_lora_fields,
     negative_warnings,
     option_warnings,
@@ -315,12 +316,31 @@ class MadeNodes:
 
     def encode(self, node_id: str, image: AnyImage, model: str, hidden: AnyMask | None = None) -> NodeLatent:
         """Return the latents of an image; the part under `hidden` is grey before, and is regenerated."""
+        video = image if isinstance(image, NodeImage) and image.frames and hidden is None else None
         image = self.as_images(node_id, image)
         inputs = {"image": self.image(image)} | ({} if hidden is None else {"mask": self.mask(hidden)})
         made = self.add(node_id, "encode", inputs, model=model)
         count, sampler = (image.count, image.sampler) if isinstance(image, NodeImage) else (1, "")
         self._count(made, count)
-        return NodeLatent(made, model, hidden, image if hidden is None else None, count, sampler)
+        shown = image if hidden is None else None
+        return NodeLatent(made, model, hidden, shown, count, sampler, video=video)
+
+    def _as_video(self, node_id: str, start: AnyLatent, model: ModelValue) -> AnyLatent:
+        """Return the latents that a model starts from: images of a batch are the frames of one video for a model of
+        videos. Raises NodeUnsupported for images that other nodes have changed since they were encoded."""
+        if not isinstance(start, NodeLatent) or start.frames or not makes_videos(self._families.get(model.name, "")):
+            return start
+        if start.video is None:
+            if start.count > 1:
+                found = counted(start.count, "image")
+                raise NodeUnsupported(f"latent_image: found latents of {found}, expected those of VAEEncode: a model "
+                                      "of videos reads them as frames")  # fmt: skip
+            return start
+        if start.mask is not None:
+            raise NodeUnsupported("latent_image: found a mask, expected none with latents of a video")
+        frames = {"video": start.video.node}
+        made = self.add(f"{node_id}/latent", "encode", frames, model=start.model or model.name)
+        return replace(start, node=made, count=start.video.count, frames=start.video.frames, video=None, image=None)
 
     def decode(
         self, node_id: str, latent: AnyLatent, model: str, tiles: Mapping[str, int] = MappingProxyType({})
@@ -400,6 +420,7 @@ class MadeNodes:
         Raises NodeUnsupported."""
         model = self._model_of(given["model"], levels)
         positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
+        start = self._as_video(node_id, start, model)
         _check_texts(positive, negative, given["cfg"])
         if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
             raise NodeUnsupported("Stable Cascade is one request: found more than its two samplers and their texts")

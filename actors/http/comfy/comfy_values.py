@@ -326,6 +326,7 @@ class NodeLatent:
     image  that they are encoded from, if nothing has changed them since
     count, sampler, frames  as of `NodeImage`
     layers  whether they are the layers of an image: behind the complete image (WITH_WHOLE), or without it (LAYERS)
+    video  the frames that they are encoded from, each as an image; a model of videos reads them as one latent
     size   width and height in pixels; (0, 0) if they are known when they are made
     """
 
@@ -339,6 +340,7 @@ class NodeLatent:
     size: tuple[int, int] = (0, 0)
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: str = ""
+    video: NodeImage | None = None
 
 
 @dataclass(frozen=True, slots=True)
