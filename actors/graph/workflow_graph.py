@@ -14,7 +14,7 @@ from typing import Any
 
 from modelpool.actors.graph.all_features import check_request, with_defaults
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
-from modelpool.actors.graph.common.input_ids import input_frames_id, input_image_id
+from modelpool.actors.graph.common.input_ids import input_audio_id, input_frames_id, input_image_id
 from modelpool.actors.graph.common.output_shape import quality_of
 from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
@@ -28,6 +28,7 @@ from modelpool.actors.graph.features.upscale_graph import upscale_params
 from modelpool.actors.graph.pass_workflow import workflow_of_passes
 from modelpool.actors.graph.request_tasks import ReadFromNodes, RequestTasks
 from modelpool.actors.graph.workflow_recipe import workflow_recipe
+from modelpool.actors.request.audio_fields import InputAudio
 from modelpool.actors.request.bounds import over_bound, reworded
 from modelpool.actors.request.control_video_fields import InputVideo, TaskVideo
 from modelpool.actors.request.field_table import SIZE_STEP
@@ -35,6 +36,7 @@ from modelpool.actors.request.image_fields import TaskImage, skipped_steps
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, IMAGE_FORMATS, VIDEO_FORMATS
 from modelpool.actors.request.workflow_fields import (
+    AudioNode,
     DecodeNode,
     EncodeNode,
     ImageNode,
@@ -46,7 +48,7 @@ from modelpool.actors.request.workflow_fields import (
     Workflow,
 )
 from modelpool.pool.inference.operations.audio_edits import MAX_SECONDS
-from modelpool.pool.inference.operations.latent_edits import VaeScale
+from modelpool.pool.inference.operations.latent_edits import LatentStart, VaeScale
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Operation, Size
 from modelpool.pool.inference.operations.own_nodes import OpenedNode
@@ -195,6 +197,8 @@ class _WorkflowTasks:
                 return _given(node)
             case VideoNode():
                 return _given_video(node)
+            case AudioNode():
+                return _given_audio(node)
             case EncodeNode():
                 return self._encode(node)
             case SampleNode():
@@ -255,6 +259,10 @@ class _WorkflowTasks:
         return NodeValue(ENCODED, task, tokens=tokens)
 
     def _encode(self, node: EncodeNode) -> NodeValue:
+        for name, encode in (("video", self._encode_video), ("audio", self._encode_audio)):
+            if name in node.inputs:
+                check_inputs(node, (name,))
+                return encode(node)
         check_inputs(node, ("image", "mask"))
         image, mask = self._read(node, "image", IMAGE), self._one_mask(node)
         if image.size.frames:
@@ -265,6 +273,35 @@ class _WorkflowTasks:
         needs = {task_inputs.IMAGE: image.task, **({} if mask is None else {task_inputs.MASK: mask.task})}
         task = self.tasks.add(EncodeImageParams(model, width, height, hides=mask is not None), needs)
         return _latent(task, OutputShape(width, height), model, defaults)
+
+    def _encode_video(self, node: EncodeNode) -> NodeValue:
+        video = self._read(node, "video", IMAGE)
+        model, defaults = self._model(node.model)
+        facts = defaults.sampling.video
+        if facts is None or facts.layers or facts.sound is not None:
+            raise unusable_field("model", node.model, "a model of videos without sound: others encode an image")
+        if not video.size.frames:
+            raise unusable_field("video", "one image", "frames; operation image_repeat makes some of one image")
+        width, height = whole_cells(video.size, defaults)
+        frames = 1 + (video.size.frames - 1) // facts.multiple * facts.multiple
+        task = self.tasks.add(
+            EncodeImageParams(model, width, height, frames=frames, is_video=True), {task_inputs.VIDEO: video.task}
+        )
+        return _latent(task, OutputShape(width, height, frames, facts.rate), model, defaults)
+
+    def _encode_audio(self, node: EncodeNode) -> NodeValue:
+        audio = self._read(node, "audio", AUDIO)
+        model, defaults = self._model(node.model)
+        facts = defaults.sampling.audio
+        if facts is None:
+            raise unusable_field("model", node.model, "a model of audio")
+        assert audio.shape is not None, "audio has a length"
+        seconds = facts.whole_seconds(audio.shape.seconds, defaults.downscale)
+        if not 0 < seconds <= facts.longest:
+            expected = f"up to {facts.longest:g} seconds, and at least one cell of the latent"
+            raise unusable_field("audio", f"{audio.shape.seconds:g} seconds", expected)
+        task = self.tasks.add(EncodeImageParams(model, 0, 0, seconds=seconds), {task_inputs.AUDIO: audio.task})
+        return _latent(task, OutputShape(0, 0, seconds=seconds), model, defaults)
 
     def _one_mask(self, node: EncodeNode | SampleNode) -> NodeValue | None:
         """Return the mask that a node reads, if it reads one. Raises UnusableField for one with frames."""
@@ -294,6 +331,8 @@ class _WorkflowTasks:
         start, mask = self._optional(node, "latent", LATENT), self._one_mask(node)
         if start is not None:
             self._check_latent("latent", start, model)
+            if mask is not None and start.shape is not None and start.shape.seconds:
+                raise unusable_field("mask", "a mask", "none with latents of audio")
             if start.shape is not None:
                 self._warn_of_shape(mask, start.shape.width, start.shape.height)
         request = self._with_nodes(node, start)
@@ -308,9 +347,8 @@ class _WorkflowTasks:
         first_step, part = node.first_step, StepPart(node.last_step, node.adds_noise, node.keeps_noise)
         if node.strength is not None:
             first_step = skipped_steps("strength", node.strength, request.steps, facts.rounds_steps_up)
-        read = ReadFromNodes(
-            texts, None if start is None else start.task, None if mask is None else mask.task, first_step, part
-        )
+        start_task, mask_task = (None if each is None else each.task for each in (start, mask))
+        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:
@@ -339,6 +377,8 @@ class _WorkflowTasks:
                     raise unusable_field("frames", own, f"{start.shape.frames}, those of the start latent, or none")
                 rate = request.frame_rate or start.shape.frame_rate
                 changed |= {"frames": start.shape.frames, "frame_rate": rate}
+            if start.shape.seconds:
+                changed["seconds"] = start.shape.seconds
         others = ("positive", "negative", "latent", "mask", *_INPAINTED, *_VIDEOS)
         videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
         _check_videos(videos, request.frames)
@@ -425,8 +465,9 @@ class _WorkflowTasks:
         depends = "scale" in known and getattr(params, "method", SLERP) == SLERP
         if depends and not params.scale and defaults.latent is not None:
             scale = VaeScale.of(defaults.latent)
-            # with a factor alone, all these operations are the same in both scales
-            params = replace(params, scale=scale.numbers) if scale.shift or scale.means else params
+            # with a factor alone, all but one of these operations are the same in both scales
+            if scale.shift or scale.means or isinstance(params, LatentStart):
+                params = replace(params, scale=scale.numbers)
         return params
 
     def _check_version(self, node: OperationNode, own: OpenedNode | None) -> None:
@@ -521,6 +562,14 @@ def _given_video(node: VideoNode) -> NodeValue:
     assert isinstance(video, InputVideo), f"the client brings videos to the pool, found {video!r}"
     shape = OutputShape(video.width, video.height, video.frames, STILL_RATE)
     return NodeValue(IMAGE, input_frames_id(video), Size(video.width, video.height, video.frames), shape=shape)
+
+
+def _given_audio(node: AudioNode) -> NodeValue:
+    """Return the audio of a file of the user."""
+    check_inputs(node, ())
+    audio = node.audio
+    assert isinstance(audio, InputAudio), f"the client brings audio to the pool, found {audio!r}"
+    return NodeValue(AUDIO, input_audio_id(audio), Size(0, 0), shape=OutputShape(0, 0, seconds=audio.seconds))
 
 
 def _check_videos(videos: Mapping[str, TaskVideo], frames: int | None) -> None:

@@ -24,7 +24,9 @@ from modelpool.pool.values.core.stage_params import (
 
 #: keys of an image, and of a video, in the pool, as JSON; and of those that another node computes
 _INPUT_IMAGE, _TASK_IMAGE = frozenset(("sha256", "width", "height", "file")), frozenset(("task", "width", "height"))
-_GIVEN, _OF_TASKS = (_INPUT_IMAGE, _INPUT_IMAGE | {"frames"}), (_TASK_IMAGE, _TASK_IMAGE | {"frames"})
+_INPUT_AUDIO = frozenset(("sha256", "seconds", "rate", "channels", "file"))
+_GIVEN = (_INPUT_IMAGE, _INPUT_IMAGE | {"frames"}, _INPUT_AUDIO)
+_OF_TASKS = (_TASK_IMAGE, _TASK_IMAGE | {"frames"})
 
 
 def workflow_recipe(

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from modelpool.actors.http.comfy.comfy_everywhere import with_everywhere
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
 from modelpool.actors.http.comfy.comfy_group_nodes import SUBGRAPH_INPUT, SUBGRAPH_OUTPUT, with_subgraphs
-from modelpool.actors.http.comfy.comfy_node_types import IMAGES, VIDEOS, WIDGET_TYPES, NodeInput, NodeType
+from modelpool.actors.http.comfy.comfy_node_types import AUDIOS, IMAGES, VIDEOS, WIDGET_TYPES, NodeInput, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
@@ -389,7 +389,7 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
         names = listed if set(names) <= set(listed) else names
         found, left = _by_name(names, values, numbers)
         found.pop("", None)
-    is_loader = any(given.choices in (IMAGES, VIDEOS) for given in inputs)
+    is_loader = any(given.choices in (AUDIOS, IMAGES, VIDEOS) for given in inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and _is_upload(value))]
     linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
     is_described = node["type"] in scope.definitions.kinds or bool(names)

@@ -80,6 +80,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
+from modelpool.actors.request.audio_fields import AudioFile
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
@@ -129,6 +130,9 @@ class PoolNames:
     video_facts: Callable[[str], VideoFile] | None = field(default=None, repr=False, compare=False)
     #: the names of these videos, which are proposed
     videos: Sequence[str] = ()
+    #: the same of audio of the user
+    audio_facts: Callable[[str], AudioFile] | None = field(default=None, repr=False, compare=False)
+    audios: Sequence[str] = ()
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -150,7 +154,8 @@ class PoolNames:
             UPSCALERS: () if self.files is None else self.files.upscalers,
             STYLES: () if self.files is None else self.files.image_prompts,
             VIDEOS: self.videos,
-            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS, AUDIOS), ()),
+            AUDIOS: self.audios,
+            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS), ()),
         }
         return lists[given.choices]
 

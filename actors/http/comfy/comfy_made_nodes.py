@@ -25,6 +25,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     image_prompts_of,
     is_one_image,
     lora_fields,
+    makes_videos,
     model_lora_fields,
     negative_warnings,
     option_warnings,
@@ -59,8 +60,8 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeMask,
     NoiseLevels,
     TextValue,
-    UserSound,
 )
+from modelpool.actors.request.audio_fields import AudioFile
 from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.workflow_fields import MAX_NODES
@@ -90,8 +91,15 @@ _Value = TypeVar("_Value", NodeImage, NodeLatent)
 class MadeNodes:
     """The nodes of one workflow. `families` are the titles of the families of models, by their names."""
 
-    def __init__(self, families: Mapping[str, str], videos: Callable[[str], VideoFile] | None = None) -> None:
+    def __init__(
+        self,
+        families: Mapping[str, str],
+        videos: Callable[[str], VideoFile] | None = None,
+        audios: Callable[[str], AudioFile] | None = None,
+    ) -> None:
         self._families = families
+        #: the facts of audio of the user, as of videos
+        self._audios = audios
         #: the facts of a video of the user by its name; raises UserError. None: there are no such videos
         self._videos = videos
         #: fields of nodes, with `ImageFile` and `MaskFile` for images of the user
@@ -143,6 +151,27 @@ class MadeNodes:
             self._known[video] = self.add(node_id, "video", {}, video=video)
         return NodeImage(self._known[video], frames=video.frames)
 
+    def audio_of_user(self, node_id: str, name: str) -> NodeAudio:
+        """Return audio of the user, which is added once. Raises NodeUnsupported for one that is not there."""
+        if self._audios is None:
+            raise NodeUnsupported("the pool reads audio of users in workflows over HTTP and in files alone")
+        try:
+            return self.audio_of_file(node_id, self._audios(name))
+        except UserError as problem:
+            raise NodeUnsupported(str(problem)) from None
+
+    def audio_of_file(self, node_id: str, audio: AudioFile) -> NodeAudio:
+        """Return the audio of a file, which is added once."""
+        if audio not in self._known:
+            self._known[audio] = self.add(node_id, "audio", {}, audio=audio)
+        return NodeAudio(self._known[audio])
+
+    def encode_audio(self, node_id: str, audio: NodeAudio, model: str) -> NodeLatent:
+        """Return the latents of audio."""
+        made = self.add(node_id, "encode", {"audio": audio.node}, model=model)
+        self._count(made, audio.count)
+        return NodeLatent(made, model, count=audio.count, sampler=audio.sampler)
+
     def operate(
         self,
         node_id: str,
@@ -174,8 +203,6 @@ class MadeNodes:
                 models.append(value.model)
             elif isinstance(value, NodeAudio):
                 inputs[name] = value.node
-            elif isinstance(value, UserSound):
-                raise NodeUnsupported(f"{name}: found the sound of a video of a user, which the pool does not read")
             elif isinstance(value, ImageFile | NodeImage):
                 inputs[name] = self.image(value)
             else:
@@ -293,12 +320,31 @@ class MadeNodes:
 
     def encode(self, node_id: str, image: AnyImage, model: str, hidden: AnyMask | None = None) -> NodeLatent:
         """Return the latents of an image; the part under `hidden` is grey before, and is regenerated."""
+        video = image if isinstance(image, NodeImage) and image.frames and hidden is None else None
         image = self.as_images(node_id, image)
         inputs = {"image": self.image(image)} | ({} if hidden is None else {"mask": self.mask(hidden)})
         made = self.add(node_id, "encode", inputs, model=model)
         count, sampler = (image.count, image.sampler) if isinstance(image, NodeImage) else (1, "")
         self._count(made, count)
-        return NodeLatent(made, model, hidden, image if hidden is None else None, count, sampler)
+        shown = image if hidden is None else None
+        return NodeLatent(made, model, hidden, shown, count, sampler, video=video)
+
+    def _as_video(self, node_id: str, start: AnyLatent, model: ModelValue) -> AnyLatent:
+        """Return the latents that a model starts from: images of a batch are the frames of one video for a model of
+        videos. Raises NodeUnsupported for images that other nodes have changed since they were encoded."""
+        if not isinstance(start, NodeLatent) or start.frames or not makes_videos(self._families.get(model.name, "")):
+            return start
+        if start.video is None:
+            if start.count > 1:
+                found = counted(start.count, "image")
+                raise NodeUnsupported(f"latent_image: found latents of {found}, expected those of VAEEncode: a model "
+                                      "of videos reads them as frames")  # fmt: skip
+            return start
+        if start.mask is not None:
+            raise NodeUnsupported("latent_image: found a mask, expected none with latents of a video")
+        frames = {"video": start.video.node}
+        made = self.add(f"{node_id}/latent", "encode", frames, model=start.model or model.name)
+        return replace(start, node=made, count=start.video.count, frames=start.video.frames, video=None, image=None)
 
     def decode(
         self, node_id: str, latent: AnyLatent, model: str, tiles: Mapping[str, int] = MappingProxyType({})
@@ -378,6 +424,7 @@ class MadeNodes:
         Raises NodeUnsupported."""
         model = self._model_of(given["model"], levels)
         positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
+        start = self._as_video(node_id, start, model)
         _check_texts(positive, negative, given["cfg"])
         if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
             raise NodeUnsupported("Stable Cascade is one request: found more than its two samplers and their texts")
@@ -416,6 +463,8 @@ class MadeNodes:
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
         controls, prompts = controls_of(model, positive, family), image_prompts_of(model, positive, family)
         self._add_images(fields, inputs, replace(positive, controls=controls, image_prompts=prompts), size)
+        if positive.video is not None and positive.video.video_stops:
+            stops = {**stops, "video_stops": True}
         first = levels.steps - levels.run_steps
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
         self._count(made, start.count)

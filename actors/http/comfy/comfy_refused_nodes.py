@@ -123,10 +123,6 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "the pool has images of LTX as first frames alone, by LTXVImgToVideo, and no guides in latents",
         ),
         **dict.fromkeys(
-            ("Kandinsky5ImageToVideo", "NormalizeVideoLatentStart", "ReplaceVideoLatentFrames"),
-            "the pool makes videos of Kandinsky 5 from texts alone",
-        ),
-        **dict.fromkeys(
             ("ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows"),
             "the pool samples a video in one piece, and not in windows of frames",
         ),

@@ -54,6 +54,11 @@ _OTHER_ATTENTION = ("Wan ", "Hunyuan Video", "Flux ", "Qwen-Image", "Mochi")
 _BLOCKS_OF_ONE_KIND = ("Wan ", "Qwen-Image", "Stable Diffusion 3", "LTX", "Mochi")
 #: the family that reads the words of T5 and one padding token, and the least padding and length that mean that
 _UNPADDED, _OWN_PADDING = "Chroma", (1, 0)
+#: families with autoencoders that read the frames of a video as one latent, by the beginning of their title
+_OF_VIDEOS = (
+    *("Allegro", "CogVideoX", "Cosmos image-to-video", "Cosmos text-to-video", "Cosmos Predict 2 video", "SkyReels"),
+    *("Hunyuan Video", "Kandinsky 5 video", "Kandinsky 6", "LTX-", "Mochi", "Wan "),
+)
 #: families with ControlNets that ComfyUI loads as patches of the model
 _PATCHED = ("Z-Image", "Qwen-Image")
 #: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
@@ -286,6 +291,11 @@ def clip_skip(text: TextValue, family: str) -> int:
     if skipped < 0:
         raise NodeUnsupported(f"stop_at_clip_layer: found {text.clip.last_layer}, expected {-1 - by_family} or less")
     return skipped
+
+
+def makes_videos(family: str) -> bool:
+    """Whether models of this family read the frames of a video as one latent."""
+    return family.startswith(_OF_VIDEOS)
 
 
 def reads_guidance(family: str) -> bool:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from modelpool.actors.request.control_video_fields import VideoFile
-
 #: latents of the layers of an image, with the complete image before them, and without
 WITH_WHOLE, LAYERS = "with the complete image", "layers"
 
@@ -339,13 +337,6 @@ class NodeAudio:
 
 
 @dataclass(frozen=True, slots=True)
-class UserSound:
-    """The sound of a video of the user, which the pool does not read."""
-
-    video: VideoFile
-
-
-@dataclass(frozen=True, slots=True)
 class NodeLatent:
     """Latents that a node of the workflow makes.
 
@@ -354,6 +345,7 @@ class NodeLatent:
     image  that they are encoded from, if nothing has changed them since
     count, sampler, frames  as of `NodeImage`
     layers  whether they are the layers of an image: behind the complete image (WITH_WHOLE), or without it (LAYERS)
+    video  the frames that they are encoded from, each as an image; a model of videos reads them as one latent
     size   width and height in pixels; (0, 0) if they are known when they are made
     """
 
@@ -367,12 +359,14 @@ class NodeLatent:
     size: tuple[int, int] = (0, 0)
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: str = ""
+    video: NodeImage | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class VideoUse:
     """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
-    other fields of a request, by name, and videos that it follows; None where a node says nothing."""
+    other fields of a request, by name, and videos that it follows; None where a node says nothing. `video_stops`:
+    nothing follows the last frame of its video."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
@@ -380,6 +374,7 @@ class VideoUse:
     video: NodeImage | None = None
     video_mask: NodeMask | None = None
     face_video: NodeImage | None = None
+    video_stops: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -395,6 +390,7 @@ class VideoUse:
             more.video or self.video,
             more.video_mask or self.video_mask,
             more.face_video or self.face_video,
+            more.video_stops or (self.video_stops and more.video is None),
         )
 
     def images(self) -> dict[str, AnyImage]:

@@ -43,7 +43,6 @@ from modelpool.actors.http.comfy.comfy_values import (
     NoiseLevels,
     SavedAs,
     TextValue,
-    UserSound,
     VaeValue,
     VideoUse,
 )
@@ -105,6 +104,11 @@ def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Images and empty latents; the images condition both texts."""
     use = VideoUse(*(of_user(name, given.get(name)) for name in ("start_image", "end_image")))
     return *_with_images(given, use), _blank(given)
+
+
+def _kandinsky(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Images, empty latents, and the latent of the first image, which only a workflow has."""
+    return *_from_image(given), None
 
 
 def _with_images(given: Mapping[str, Any], use: VideoUse) -> tuple[TextValue, TextValue]:
@@ -286,9 +290,6 @@ def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[An
             raise NodeUnsupported(f"{images}: found a batch of {count}, which are as many files; expected one")
         return (replace(image, saved=saved),)
     audio = given.get("audio")
-    if isinstance(audio, UserSound):
-        warn(given, "audio: the sound of a video of a user is left out: the pool does not read it")
-        audio = None
     values = {"image": image} | ({} if audio is None else {"sound": audio})
     made = nodes.operate(given["node_id"], "video_of_images", NodeImage, values, {"rate": saved.frame_rate})
     assert isinstance(made, NodeImage), "the result of an operation on images"
@@ -500,6 +501,33 @@ VIDEO_NODES = (
         ),
         _view,
         *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "Kandinsky5ImageToVideo",
+        (_POSITIVE, _NEGATIVE, _VAE, *_sizes(768, 512, 121), _image("start_image")),
+        _kandinsky,
+        *_TEXTS_AND_LATENT,
+        "LATENT",
+    ),
+    _row(
+        "ReplaceVideoLatentFrames",
+        (
+            link("destination", "LATENT"),
+            link("source", "LATENT", is_required=False),
+            whole("index", 0, -MAX_SIDE, MAX_SIDE),
+        ),
+        only_in_workflows,
+        "LATENT",
+    ),
+    _row(
+        "NormalizeVideoLatentStart",
+        (
+            link("latent", "LATENT"),
+            whole("start_frame_count", 4, 1, MAX_SIDE),
+            whole("reference_frame_count", 5, 1, MAX_SIDE),
+        ),
+        only_in_workflows,
+        "LATENT",
     ),
     _row("LoadVideo", (text("file", choices=VIDEOS),), only_in_workflows, "VIDEO"),
     _row("GetVideoComponents", (link("video", "VIDEO"),), only_in_workflows, "IMAGE", "AUDIO", "FLOAT", ANY, ANY),

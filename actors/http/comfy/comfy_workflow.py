@@ -5,6 +5,7 @@ Both are one walk over the nodes, with other values. Pure: images are read by a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,6 +47,7 @@ from modelpool.actors.http.comfy.comfy_user_videos import USER_VIDEO_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
+from modelpool.actors.request.audio_fields import MAX_AUDIO_SAMPLES, AudioFile
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.workflow_fields import MAX_NODES, Workflow
@@ -174,7 +176,8 @@ def _graph_outputs(
     nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames, work: ComputingWork
 ) -> tuple[GraphOutput, ...]:
     """Return what outputs of a workflow generate, as workflows of the pool. Raises WorkflowRejected."""
-    graph, made = KnownGraph(nodes, names, work=work), MadeNodes(names.models, names.video_facts)
+    graph = KnownGraph(nodes, names, work=work)
+    made = MadeNodes(names.models, names.video_facts, names.audio_facts)
     errors: list[NodeError] = []
     for node_id in nodes_in_order(graph, outputs):
         node = nodes[node_id]
@@ -262,6 +265,9 @@ def _with_images(value: Any, images: WorkflowImages, read: dict[Any, Any]) -> An
             return {"kind": "operation", "name": "mask_solid", "settings": settings, "inputs": {}}
         case VideoFile():
             images.take((value.width, value.height * value.frames))
+            return value.path
+        case AudioFile():
+            images.take((min(MAX_AUDIO_SAMPLES, math.ceil(value.seconds * value.rate * value.channels)), 1))
             return value.path
         case ImageFile() | MaskFile():
             if value not in read:

@@ -30,6 +30,7 @@ from modelpool.pool.catalog.estimates.stage_peak_bytes import (
     TextShape,
     TextStage,
     decode_bytes,
+    encode_audio_bytes,
     encode_bytes,
     encode_image_bytes,
     sample_bytes,
@@ -51,6 +52,7 @@ from modelpool.pool.inference.controlnets.controlnet_bytes import ControlStage
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.inference.image_prompts.layouts import BlockReading
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
+from modelpool.pool.inference.pixels.audio_latents import samples_encoded
 from modelpool.pool.inference.pixels.decode_parts import largest_tile
 from modelpool.pool.inference.pixels.latent_pixels import sampled_shape, sound_length_of
 from modelpool.pool.models.components.text.lengths import ReadLength, context_tokens, empty_text_kwargs, length_read
@@ -254,10 +256,10 @@ class ActivationEstimator:
 
     def _audio_cells(self, model: ModelRef, work: ModelStageParams) -> int:
         """The cells of an audio latent; 0 for other work."""
-        if not isinstance(work, SampleParams | DecodeParams) or not work.shape.seconds:
-            return 0
+        seconds = work.shape.seconds if isinstance(work, SampleParams | DecodeParams) else 0.0
+        seconds = work.seconds if isinstance(work, EncodeImageParams) else seconds
         latent = self._open(model).latent
-        return 0 if latent.audio is None else latent.audio.cells_of(work.shape.seconds, latent.downscale)
+        return latent.audio.cells_of(seconds, latent.downscale) if seconds and latent.audio is not None else 0
 
     def _structure_read(self, model: ModelRef, work: ModelStageParams) -> str:
         """A digest of everything of `model` that a dry run of `work` reads; the file's hash where that is unknown."""
@@ -315,6 +317,9 @@ class ActivationEstimator:
             case VisionEncodeParams():
                 facts = replace(family.sampling, vision_use=use_of(work, family.sampling))
                 return vision_encode_bytes(self._module(opened, role_of(work)), facts, (work.width, work.height))
+            case EncodeImageParams() if work.seconds:
+                samples = samples_encoded(work.seconds, latent)
+                return encode_audio_bytes(self._module(opened, role_of(work)), samples, latent, mode.tile)
             case EncodeImageParams():
                 cells = latent.sides(work.width, work.height)
                 return encode_image_bytes(self._module(opened, role_of(work)), cells, latent, mode.tile, work.frames)

@@ -59,8 +59,8 @@ def start_of(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], cells:
 
 
 def scaled_latent(latent_BCHW: Tensor, cells: tuple[int, int]) -> Tensor:
-    """Scale a latent to another size (height, width), bilinearly; unchanged if it has that size."""
-    if tuple(latent_BCHW.shape[-2:]) == cells:
+    """Scale a latent to another size (height, width), bilinearly; unchanged if it has that size, or is of audio."""
+    if latent_BCHW.dim() == 3 or tuple(latent_BCHW.shape[-2:]) == cells:
         return latent_BCHW
     return functional.interpolate(latent_BCHW, size=cells, mode="bilinear", align_corners=False)
 

@@ -340,6 +340,9 @@ class EncodeImageParams:
                       and
              "video_mask", if there are, and "reference.N" for each reference image
     animates  the control video has the poses of the character in "reference.0"
+    is_video  encodes the first `frames` frames of "video" instead of an image
+    seconds  encodes "audio" instead: so many seconds of it, with the samples and channels of the VAE
+    stops    zeros follow the last cell of a video that is followed and shorter; else it goes back and forth
     """
 
     model: ModelRef
@@ -354,6 +357,9 @@ class EncodeImageParams:
     is_control_video: bool = False
     black: bool = False
     animates: bool = False
+    stops: bool = False
+    is_video: bool = False
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -642,7 +648,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
-        EncodeImageParams: frozenset({"animates"}),
+        EncodeImageParams: frozenset({"animates", "stops", "is_video", "seconds"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
     }
