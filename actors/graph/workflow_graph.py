@@ -45,8 +45,9 @@ from modelpool.actors.request.workflow_fields import (
     VideoNode,
     Workflow,
 )
+from modelpool.pool.families.parts.audio_tracks import sound_length
 from modelpool.pool.inference.operations.audio_edits import MAX_SECONDS
-from modelpool.pool.inference.operations.latent_edits import VaeScale
+from modelpool.pool.inference.operations.latent_edits import SoundTrackOf, VaeScale
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Operation, Size
 from modelpool.pool.inference.operations.own_nodes import OpenedNode
@@ -57,6 +58,7 @@ from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserEr
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
+    SOUND,
     DecodeParams,
     EncodeImageParams,
     ModelRef,
@@ -98,6 +100,7 @@ class NodeValue:
     tokens  of an encoded text
     shape   of what a latent is decoded to
     model   that a latent is of
+    has_sound  whether a latent has an audio track behind its frames
     """
 
     kind: str
@@ -106,6 +109,7 @@ class NodeValue:
     tokens: int = 0
     shape: OutputShape | None = None
     model: ModelRef | None = None
+    has_sound: bool = False
 
     @property
     def timing(self) -> float:
@@ -294,6 +298,7 @@ class _WorkflowTasks:
         start, mask = self._optional(node, "latent", LATENT), self._one_mask(node)
         if start is not None:
             self._check_latent("latent", start, model)
+            _check_sound(node, start, defaults)
             if start.shape is not None:
                 self._warn_of_shape(mask, start.shape.width, start.shape.height)
         request = self._with_nodes(node, start)
@@ -322,7 +327,8 @@ class _WorkflowTasks:
         self.warnings |= dict.fromkeys(sampler_warnings(request, facts))
         if facts.reads_text:
             self.warnings |= dict.fromkeys(prompt_warnings(request))
-        return _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
+        made = _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
+        return replace(made, has_sound=_makes_sound(defaults))
 
     def _with_nodes(self, node: SampleNode, start: NodeValue | None) -> GenerateRequest:
         """Return the request of a node with its seed, the size of its start latent, and the images of other nodes."""
@@ -389,7 +395,12 @@ class _WorkflowTasks:
         self._check_latent("latent", latent, model)
         shape = latent.shape
         assert shape is not None, "a latent has a shape"
-        work = DecodeParams(model, shape)
+        if node.track and not latent.has_sound:
+            raise unusable_field("track", node.track, "none: the latent has no audio")
+        work = DecodeParams(model, shape, track=node.track)
+        if node.track == SOUND:
+            task = self.tasks.add(work, {task_inputs.LATENT: latent.task})
+            return NodeValue(AUDIO, task, shape=OutputShape(0, 0, seconds=shape.frames / shape.frame_rate))
         if node.vae_tile or node.vae_frames:
             tiles = GenerateRequest(model=node.model, prompt="", vae_tile=node.vae_tile, vae_frames=node.vae_frames)
             work = with_tiles(work, tiles, defaults.sampling)
@@ -421,6 +432,8 @@ class _WorkflowTasks:
         if "downscale" in known:
             settings.setdefault("downscale", defaults.downscale)
         params = operation.params_of(settings)
+        if isinstance(params, SoundTrackOf):
+            return _sound_track(read, defaults)
         # scaling is the same in both scales, but for the method that turns vectors
         depends = "scale" in known and getattr(params, "method", SLERP) == SLERP
         if depends and not params.scale and defaults.latent is not None:
@@ -463,7 +476,8 @@ class _WorkflowTasks:
         tokens = tokens or (0 if like is None else like.tokens)
         if operation.result == LATENT and like is not None and like.model is not None and like.shape is not None:
             defaults = self._model(like.model.name)[1]
-            return NodeValue(LATENT, task, size, shape=_decoded_shape(like, size, defaults), model=like.model)
+            shape, has_sound = _decoded_shape(like, size, defaults), like.has_sound or isinstance(params, SoundTrackOf)
+            return NodeValue(LATENT, task, size, shape=shape, model=like.model, has_sound=has_sound)
         timings = {name: value.timing for name, value in read.items() if value.timing}
         timing = operation.timing(params, timings)
         if tokens > MAX_JOINED_TOKENS:
@@ -475,7 +489,42 @@ class _WorkflowTasks:
 
 def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:
     """Return what is equal for models that read each other's latents."""
-    return latent.channels, latent.downscale, latent.cells, VaeScale.of(latent)
+    return latent.channels, latent.downscale, latent.cells, VaeScale.of(latent), latent.sound is None
+
+
+def _makes_sound(defaults: ModelDefaults) -> bool:
+    """Whether a model samples an audio track with the frames of its videos."""
+    return defaults.sampling.video is not None and defaults.sampling.video.sound is not None
+
+
+def _check_sound(node: SampleNode, start: NodeValue, defaults: ModelDefaults) -> None:
+    """Raise UnusableField for a start latent without the audio that a model samples with its frames."""
+    if not _makes_sound(defaults):
+        return
+    if not start.has_sound:
+        expected = "one with audio, which the model samples with its frames: operation latent_sound_track"
+        raise unusable_field("latent", f"node {node.inputs['latent']}, a latent without audio", expected)
+    if "mask" in node.inputs:
+        raise UnusableField("mask: expected none: the model samples audio with its frames, and the mask is of frames")
+    rate = 0.0 if start.shape is None else start.shape.frame_rate
+    if node.request.frame_rate not in (None, rate):
+        found = f"{node.request.frame_rate:g}"
+        raise unusable_field("frame_rate", found, f"{rate:g}, of the start latent, on which the audio depends")
+
+
+def _sound_track(read: Mapping[str, NodeValue], defaults: ModelDefaults) -> SoundTrackOf:
+    """Return the size of the empty audio track of a video. Raises UnusableField, also for a track of another video."""
+    samples, sound, video = read["samples"], read.get("sound"), defaults.sampling.video
+    if video is None or video.sound is None or samples.shape is None or not samples.shape.frames:
+        raise UnusableField("samples: expected the latent of a video of a model that samples audio with its frames")
+    timing = samples.shape.frames, samples.shape.frame_rate
+    if sound is None:
+        return SoundTrackOf(sound_length(video.sound, *timing), video.sound.width)
+    assert sound.shape is not None, "a latent of a model has a shape"
+    if not sound.has_sound or (sound.shape.frames, sound.shape.frame_rate) != timing:
+        found = f"{sound.shape.frames} frames at {sound.shape.frame_rate:g}" if sound.has_sound else "no audio"
+        raise unusable_field("sound", found, f"the audio of {timing[0]} frames at {timing[1]:g} per second")
+    return SoundTrackOf()
 
 
 def settings_of(params: Any) -> tuple[tuple[str, SettingValue], ...]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modelpool.actors.graph.features.recipe import Recipe
 
 #: options that combine the predictions with and without guidance
-_GUIDANCE = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
+_GUIDANCE = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "sound")
 #: options of which a run has at most one
 _CACHES = ("deepcache", "fbcache", "teacache")
 

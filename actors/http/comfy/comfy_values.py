@@ -10,6 +10,8 @@ from modelpool.actors.request.control_video_fields import VideoFile
 
 #: latents of the layers of an image, with the complete image before them, and without
 WITH_WHOLE, LAYERS = "with the complete image", "layers"
+#: latents of frames with their audio, and of the frames alone
+WITH_SOUND, FRAMES = "with sound", "frames"
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +338,7 @@ class NodeLatent:
     count, sampler, frames  as of `NodeImage`
     layers  whether they are the layers of an image: behind the complete image (WITH_WHOLE), or without it (LAYERS)
     size   width and height in pixels; (0, 0) if they are known when they are made
+    track  of a video with audio: frames and audio as one latent (WITH_SOUND), or the frames of such a latent (FRAMES)
     """
 
     node: str
@@ -348,6 +351,27 @@ class NodeLatent:
     size: tuple[int, int] = (0, 0)
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: str = ""
+    track: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSound:
+    """The audio of latents of a video that a node of the workflow makes. `model`, `count`, `sampler` as of
+    `NodeLatent`."""
+
+    node: str
+    model: str
+    count: int = 1
+    sampler: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlankSound:
+    """Empty latents of the audio of a video of so many frames, at so many frames per second."""
+
+    frames: int
+    rate: float
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,12 +472,13 @@ class NoiseLevels:
 
 @dataclass(frozen=True, slots=True)
 class GuiderValue:
-    """A model with its texts and the scale of the guidance."""
+    """A model with its texts and the scale of the guidance; `sound_cfg` is the one of audio, None for the same."""
 
     model: ModelValue
     positive: TextValue
     negative: TextValue
     cfg: float
+    sound_cfg: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +486,8 @@ class BlankLatent:
     """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images, and for sizes that
     follow from an image that conditions the run. `image` is the one that a video begins with, if the latents have it;
     `seconds` are of audio, 0 for images. `layers`: the frames are layers of an image, behind the complete image.
-    `stage` is the one of Stable Cascade that reads them, "" for other models."""
+    `stage` is the one of Stable Cascade that reads them, "" for other models. `sound` is the audio that is sampled with
+    the frames."""
 
     width: int
     height: int
@@ -472,6 +498,7 @@ class BlankLatent:
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: bool = False
     stage: str = ""
+    sound: BlankSound | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,6 +521,7 @@ class SampledLatent:
     sigmas     noise levels instead of a schedule
     beta       alpha and beta of schedule beta; None for the usual ones
     stopped_at  the step before which it stopped, with the noise that is left; None if it ran to the end
+    sound_cfg  the scale of the guidance of audio; None for `cfg`
     """
 
     model: ModelValue
@@ -510,6 +538,25 @@ class SampledLatent:
     sigmas: tuple[float, ...] = ()
     beta: tuple[float, float] | None = None
     stopped_at: int | None = None
+    sound_cfg: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSound:
+    """The audio of sampled latents of a video."""
+
+    latent: SampledLatent
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedSound:
+    """The decoded audio of sampled latents of a video."""
+
+    latent: SampledLatent
+
+
+#: latents of audio that belongs to a video
+AUDIO_LATENTS = (BlankSound, NodeSound, SampledSound)
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,6 +300,18 @@ class Isolation(_Timed, WireValue):
     end: float = _end()
 
 
+@dataclass(frozen=True, slots=True)
+class SoundScale(WireValue):
+    """The guidance of the audio of a video, where it has a scale of its own, and how much of guided predictions, of
+    frames and audio, is scaled to the standard deviation of those for the prompt.
+
+    Source: `audio_guidance_scale`, `guidance_rescale` and `audio_guidance_rescale` of diffusers' LTX2Pipeline.
+    """
+
+    cfg: float = _number(7.0, 0.0, 100.0, "guidance scale of the audio")
+    rescale: float = _number(0.7, 0.0, 1.0, "share of the rescaled predictions in the result")
+
+
 RunOption: TypeAlias = (
     FreeU
     | PerturbedAttention
@@ -319,6 +331,7 @@ RunOption: TypeAlias = (
     | CfgNorm
     | DifferentialMask
     | FrequencyScale
+    | SoundScale
 )
 
 
@@ -344,6 +357,7 @@ class RunOptions(WireValue):
     cfg_norm: CfgNorm | None = field(default=None, metadata=_LATER)
     differential: DifferentialMask | None = field(default=None, metadata=_LATER)
     fresca: FrequencyScale | None = field(default=None, metadata=_LATER, repr=False)
+    sound: SoundScale | None = field(default=None, metadata=_LATER, repr=False)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -424,6 +438,7 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "cfg_norm": CfgNorm,
         "differential": DifferentialMask,
         "fresca": FrequencyScale,
+        "sound": SoundScale,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`
@@ -433,6 +448,7 @@ MAIN_SETTING: Mapping[str, str] = MappingProxyType(
         "sag": "scale",
         "slg": "scale",
         "isolation": "scale",
+        "sound": "cfg",
         "cfg_zero": "zero_steps",
         "rescale_cfg": "factor",
         "cfg_norm": "strength",

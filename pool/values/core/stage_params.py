@@ -376,6 +376,10 @@ class VisionEncodeParams:
     blank: bool = False
 
 
+#: parts of a video with an audio track that are decoded alone
+FRAMES, SOUND = "frames", "sound"
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeParams(WireValue):
     """Decode a latent. Result: `ImagePixels`, with frames a `VideoFrames`, with seconds an `AudioSamples` of that
@@ -389,6 +393,8 @@ class DecodeParams(WireValue):
     parts        number of tasks that compute the tiles; 0: this one computes them all
     part         which of them this one is, from 1: its result is `DecodedTiles`. 0 with `parts`: it reads "tiles.N" of
                  each part instead of "latent", and joins them. It needs no weights
+    track        what is decoded of a video with an audio track: FRAMES or SOUND alone, "" for both. SOUND makes
+                 `AudioSamples`
     """
 
     model: ModelRef
@@ -399,6 +405,7 @@ class DecodeParams(WireValue):
     tile_frames: int = 0
     parts: int = 0
     part: int = 0
+    track: str = ""
 
     @property
     def is_tiled(self) -> bool:
@@ -413,7 +420,7 @@ class DecodeParams(WireValue):
     @property
     def measured_apart(self) -> tuple[str, ...]:
         """As `SampleParams.measured_apart`: a tile has other tensors than an image of its size in a larger run."""
-        return ("tiles",) if self.is_tiled else ()
+        return ("tiles",) if self.is_tiled else (self.track,) if self.track else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -644,7 +651,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
-        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
+        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part", "track"}),
     }
 )
 _LATER_OF_SCHEDULE = frozenset({"shift", "settings"})
