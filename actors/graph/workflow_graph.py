@@ -31,6 +31,7 @@ from modelpool.actors.graph.workflow_recipe import workflow_recipe
 from modelpool.actors.request.bounds import over_bound, reworded
 from modelpool.actors.request.control_video_fields import InputVideo, TaskVideo
 from modelpool.actors.request.field_table import SIZE_STEP
+from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.image_fields import TaskImage, skipped_steps
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, IMAGE_FORMATS, VIDEO_FORMATS
@@ -66,6 +67,8 @@ from modelpool.pool.values.core.stage_params import (
     OutputShape,
     SettingValue,
     StepPart,
+    UpscaleParams,
+    UpscalerRef,
 )
 from modelpool.pool.values.specs.spec import JobId, Stage, TaskId
 
@@ -78,6 +81,8 @@ _TOKEN_BYTES, _SECOND_BYTES = 16384, 384_000
 #: bytes of a cell of a latent: 16 channels of float32; some families have more, and larger cells
 _CELL_BYTES = 64
 _NO_SIZE = Size(0, 0)
+#: kinds of VAEs of LTX-Video and LTX-2
+LTX_VAES = "ltx"
 #: pixels by which a mask may be larger or smaller than an image, as parts of cells are cut off
 _CELL_SIDE = 16
 #: the image and the mask that an inpainting model reads; other models do not read them
@@ -409,14 +414,42 @@ class _WorkflowTasks:
         return NodeValue(AUDIO if shape.seconds and not shape.frames else IMAGE, task, size, shape=shape)
 
     def _upscale(self, node: UpscaleNode) -> NodeValue:
-        check_inputs(node, ("image",))
-        image = self._read(node, "image", IMAGE)
+        check_inputs(node, ("image", "latent"))
         upscaler = self._catalog.upscalers.find(node.upscale.model)
+        if "latent" in node.inputs:
+            return self._upscale_latent(node, upscaler)
+        image = self._read(node, "image", IMAGE)
         shape = OutputShape(image.size.width, image.size.height, image.size.frames)
         work = upscale_params(node.upscale, upscaler, shape)
         task = self.tasks.add(work, {task_inputs.IMAGE: image.task})
         size = Size(work.out_width, work.out_height, image.size.frames)
         return NodeValue(IMAGE, task, size, shape=_resized(image.shape, size))
+
+    def _upscale_latent(self, node: UpscaleNode, upscaler: UpscalerRef) -> NodeValue:
+        """Add the task that enlarges the latent of a video. Raises UnusableField for an upscaler of other latents."""
+        check_inputs(node, ("latent",))
+        value = self._read(node, "latent", LATENT)
+        if value.model is None or value.shape is None:
+            raise unusable_field("latent", "an empty latent, of no model", "the latent of a run")
+        defaults = self._model(value.model.name)[1]
+        latent, read = defaults.latent, upscaler.latent_channels
+        if not read or latent is None or not latent.vae.startswith(LTX_VAES) or latent.channels != read:
+            found = f"{upscaler.name!r}, an upscaler of {f'latents of {read} channels' if read else 'images'}"
+            expected = f"an upscaler of the latents of model {value.model.name!r}"
+            expected += "" if latent is None else f", of {latent.channels} channels"
+            raise unusable_field("upscale.model", found, f"{expected}; upscalers of latents are of LTX")
+        if node.upscale.model_fields_set - {"model"}:
+            fields = ", ".join(sorted(node.upscale.model_fields_set - {"model"}))
+            raise unusable_field("upscale", fields, "the model alone: latents are enlarged whole, by its own factor")
+        size = replace(value.size, width=value.size.width * upscaler.scale, height=value.size.height * upscaler.scale)
+        if max(value.shape.width, value.shape.height) * upscaler.scale > MAX_SIDE:
+            raise unusable_field(
+                "upscale.model", upscaler.name, f"a factor that gives sides of up to {MAX_SIDE} pixels"
+            )
+        cells = value.size.width, value.size.height, size.width, size.height, value.size.frames
+        work = UpscaleParams(upscaler, *cells, vae=value.model)
+        task = self.tasks.add(work, {task_inputs.LATENT: value.task})
+        return replace(value, task=task, size=size, shape=_decoded_shape(value, size, defaults))
 
     def _params(self, node: OperationNode, operation: Operation, read: Mapping[str, NodeValue]) -> Any:
         """Return the parameters of an operation, with the size of a cell and the scale of the latents that it reads.

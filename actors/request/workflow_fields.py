@@ -235,7 +235,7 @@ class DecodeNode(_Node):
 
 
 class UpscaleNode(_Node):
-    """An "image", enlarged by an upscaler."""
+    """An "image", or the "latent" of a video, enlarged by an upscaler for it."""
 
     kind: Literal["upscale"]
     upscale: Upscale

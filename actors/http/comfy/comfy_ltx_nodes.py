@@ -18,6 +18,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MODELS,
     SOUND,
     TEXT_ENCODERS,
+    UPSCALERS,
     NodeInput,
     NodeType,
     NodeUnsupported,
@@ -25,6 +26,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     is_one,
     link,
     number,
+    only_in_workflows,
     text,
     warn,
     whole,
@@ -222,6 +224,22 @@ def _warn_of_file(given: Mapping[str, Any], model: str) -> None:
         warn(given, f"audio_vae: found vae_name {name}, which is not read: the VAE of model {model!r} is")
 
 
+def _upscaler(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["model_name"],)
+
+
+def _upscaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Frames of a sampler with larger sides; the statistics of their latents are those of the VAE of their model."""
+    latent, vae, nodes = given["samples"], given["vae"], given["nodes"]
+    if not isinstance(latent, NodeLatent) or latent.track == WITH_SOUND or not latent.frames:
+        raise NodeUnsupported("samples: expected the frames of a video of a sampler, without audio")
+    if vae.name not in ("", latent.model):
+        raise NodeUnsupported(f"vae: it is of {vae.name}, expected that of {latent.model}, of which the latents are")
+    if vae.file and latent.model in nodes.with_vae:
+        warn(given, f"vae: found vae_name {vae.file[:100]}, which is not read: the VAE of model {latent.model!r} is")
+    return (nodes.upscale_latent(given["node_id"], latent, given["upscale_model"]),)
+
+
 def _guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     scales = given["video_cfg"], given["audio_cfg"]
     return (GuiderValue(given["model"], given["positive"], given["negative"], *scales),)
@@ -270,6 +288,19 @@ LTX_NODES = (
         _text_encoder,
         "CLIP",
         category="loaders",
+    ),
+    _row(
+        "LatentUpscaleModelLoader",
+        (text("model_name", choices=UPSCALERS),),
+        _upscaler,
+        "LATENT_UPSCALE_MODEL",
+        category="loaders",
+    ),
+    _row(
+        "LTXVLatentUpsampler",
+        (link("samples", "LATENT"), link("upscale_model", "LATENT_UPSCALE_MODEL"), _VAE),
+        only_in_workflows,
+        "LATENT",
     ),
     _row(
         "LTXVDualCFGGuider",
@@ -336,5 +367,9 @@ LTX_NODES = (
 )
 #: what they become in workflows
 LTX_BUILDERS: Mapping[str, Builder] = MappingProxyType(
-    {"LTXVConcatAVLatent": _joined_nodes, "LTXVAudioVAEDecode": _sound_decoded_node}
+    {
+        "LTXVConcatAVLatent": _joined_nodes,
+        "LTXVAudioVAEDecode": _sound_decoded_node,
+        "LTXVLatentUpsampler": _upscaled,
+    }
 )

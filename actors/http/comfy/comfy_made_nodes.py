@@ -339,6 +339,12 @@ class MadeNodes:
         self._count(made, image.count)
         return replace(image, node=made, saved=None)
 
+    def upscale_latent(self, node_id: str, latent: NodeLatent, upscaler: str) -> NodeLatent:
+        """Return latents that an upscaler enlarges; the size of the result is known when they are made."""
+        made = self.add(node_id, "upscale", {"latent": latent.node}, upscale={"model": upscaler})
+        self._count(made, latent.count)
+        return replace(latent, node=made, mask=None, image=None, size=(0, 0))
+
     def settle(self, node: str, model: str) -> None:
         """Have the images that latents are encoded from encoded by the VAE of a model, where none is named."""
         waiting = [node]

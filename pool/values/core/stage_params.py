@@ -426,12 +426,13 @@ class DecodeParams(WireValue):
 @dataclass(frozen=True, slots=True)
 class UpscaleParams(WireValue):
     """Enlarge an image of this width and height with an upscaler, then scale the result to `out_width` by `out_height`.
-    Result: `ImagePixels`; `VideoFrames` for a video of `frames`.
+    Result: `ImagePixels`; `VideoFrames` for a video of `frames`; `Latent` with `vae`.
 
-    Reads "image".
+    Reads "image"; with `vae` "latent".
 
     tile     edge of the tiles in pixels of the image; 0 is one tile if memory allows it
     overlap  of neighbouring tiles, in pixels of the image; 0 is the default of `pool.inference.upscalers.upscale`
+    vae      model of the latents that are enlarged, with sizes in cells; None for an image
     """
 
     model: UpscalerRef
@@ -442,6 +443,7 @@ class UpscaleParams(WireValue):
     frames: int = 0
     tile: int = 0
     overlap: int = 0
+    vae: ModelRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,6 +562,8 @@ def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
         return _TEXT_ENCODERS[:count]
     if isinstance(work, OperationParams) or (isinstance(work, DecodeParams) and work.joins):
         return ()
+    if isinstance(work, UpscaleParams):
+        return (Role.UPSCALER, Role.VAE)[:count]
     adapters = len({prompt.content for prompt in work.image_prompts}) if isinstance(work, SampleParams) else 0
     return (role_of(work), *[Role.CONTROLNET] * (count - 1 - adapters), *[Role.IMAGE_PROMPT] * adapters)
 
@@ -652,6 +656,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         EncodeImageParams: frozenset({"animates"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part", "track"}),
+        UpscaleParams: frozenset({"vae"}),
     }
 )
 _LATER_OF_SCHEDULE = frozenset({"shift", "settings"})
@@ -677,6 +682,8 @@ def why_alone(work: StageParams) -> str:
             return "one image fills a device"
         case DecodeParams() if work.is_tiled or work.parts or work.part:
             return "one tile fills a device"
+        case UpscaleParams() if work.vae is not None:
+            return "one latent fills a device"
         case OperationParams():
             return "it runs on the CPU"
     return ""

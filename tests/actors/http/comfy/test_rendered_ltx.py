@@ -20,6 +20,7 @@ from tests.actors.http.comfy.test_public_kinds import CONFIG, requests
 from tests.actors.loop_connection import open_real_pool
 from tests.pool.families.definitions.test_ltx2 import SOUNDING
 from tests.pool.families.tiny_pairs import write_tokenizers
+from tests.pool.inference.upscalers.test_latent_upsamplers import tiny_upsampler
 
 NAMES = PoolNames({"ltx2": "LTX-2", "ltx": "LTX-Video"}, [], image_size=lambda name: (64, 64))
 LEVELS = "1.0, 0.7, 0.3, 0.0"
@@ -141,11 +142,20 @@ def test_workflows_render_what_the_pools_own_requests_render(tmp_path: Path) -> 
     )  # fmt: skip
     fresh = {name: {**each, "inputs": dict(each["inputs"])} for name, each in again.items()}
     fresh["both2"]["inputs"]["audio_latent"] = ["sound", 0]
-    wanted = [own_request(), *(requests(each, NAMES)[0] for each in (graph(), silent, alone, again, fresh))]
+    larger = {name: {**each, "inputs": dict(each["inputs"])} for name, each in again.items()}
+    larger["upscaler"] = node("LatentUpscaleModelLoader", model_name="up.safetensors")
+    larger["larger"] = node(
+        "LTXVLatentUpsampler", samples=["texts2", 2], upscale_model=["upscaler", 0], vae=["model", 2]
+    )
+    larger["both2"]["inputs"]["video_latent"] = ["larger", 0]
+    tiny_upscaler = {key: x.contiguous() for key, x in tiny_upsampler(8).state_dict().items()}
+    save_file(tiny_upscaler, tmp_path / "up.safetensors")
+    graphs = (graph(), silent, alone, again, fresh, larger)
+    wanted = [own_request(), *(requests(each, NAMES)[0] for each in graphs)]
     config = PoolConfig.load(CONFIG).override(device="cpu", models=[tmp_path], workers=1, vram="512 MiB")
     with open_real_pool(config) as pool:
         found: dict[int, Any] = {one.index: one for one in pool.submit(wanted).results()}
-    whole, one_pass, frames, audio, second, other = (found[place] for place in range(len(wanted)))
+    whole, one_pass, frames, audio, second, other, twice = (found[place] for place in range(len(wanted)))
     np.testing.assert_array_equal(one_pass.frames, whole.frames)
     np.testing.assert_array_equal(frames.frames, whole.frames)
     np.testing.assert_array_equal(one_pass.sound.samples_SC, whole.sound.samples_SC)
@@ -153,4 +163,6 @@ def test_workflows_render_what_the_pools_own_requests_render(tmp_path: Path) -> 
     assert frames.sound is None
     assert second.sound is not None
     assert second.frames.shape == whole.frames.shape
-    assert np.abs(other.sound.samples_SC - second.sound.samples_SC).max() > 1e-3
+    assert twice.frames.shape == (9, 128, 192, 3)
+    assert twice.sound.samples_SC.shape == whole.sound.samples_SC.shape
+    assert not np.array_equal(other.sound.samples_SC, second.sound.samples_SC)
