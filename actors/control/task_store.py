@@ -36,6 +36,7 @@ from modelpool.pool.values.core.stage_params import (
     PreloadRequest,
     SampleParams,
     StageParams,
+    UpscaleParams,
     UpscalerRef,
 )
 from modelpool.pool.values.specs.spec import (
@@ -479,6 +480,8 @@ def remote_sets(work: StageParams) -> tuple[tuple[RemoteFile, ...], ...]:
         refs += work.loras
     if isinstance(work, SampleParams):
         refs += work.controls
+    if isinstance(work, UpscaleParams) and work.vae is not None:
+        refs.append(work.vae)
     if isinstance(work, EncodeParams):
         refs += work.embeddings
     return tuple(dict.fromkeys(ref.files for ref in refs if ref.files))

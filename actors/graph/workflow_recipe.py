@@ -96,6 +96,8 @@ def _files(work: StageParams) -> Iterator[tuple[str, str, str]]:
         return
     kind = "upscaler" if isinstance(work, UpscaleParams) else "model"
     yield kind, work.model.name, work.model.sha256
+    if isinstance(work, UpscaleParams) and work.vae is not None:
+        yield "model", work.vae.name, work.vae.sha256
     if isinstance(work, EncodeParams | SampleParams):
         yield from (("model" if lora.merge else "lora", lora.name, lora.sha256) for lora in work.loras)
     if isinstance(work, EncodeParams):

@@ -233,10 +233,12 @@ def _with_image(parts: Any, number: int, image: TaskImage, name: str = "image") 
 
 
 class DecodeNode(_Node):
-    """The pixels of "latent", with the VAE of a model, in tiles as in a request."""
+    """The pixels of "latent", with the VAE of a model, in tiles as in a request. `track`: of a video with audio, the
+    frames alone, or the audio alone; "" for both."""
 
     kind: Literal["decode"]
     model: _Name
+    track: Literal["", "frames", "sound"] = ""
     vae_tile: int | None = None
     vae_frames: int | None = None
 
@@ -251,7 +253,7 @@ class DecodeNode(_Node):
 
 
 class UpscaleNode(_Node):
-    """An "image", enlarged by an upscaler."""
+    """An "image", or the "latent" of a video, enlarged by an upscaler for it."""
 
     kind: Literal["upscale"]
     upscale: Upscale

@@ -112,7 +112,8 @@ def begin_decode_images(
     lasts = works[0].shape.frame_rate, works[0].shape.seconds, leading * latent.frames_per_cell
     # devices may round the sum of tiles differently: it is always on the host, as in the join of parts
     into = vae.device if is_pending and not works[0].is_tiled else HOST
-    made = begin_decode_batch(latents, vae, latent, hooks, division, *lasts, into, requested_tiling(works[0], latent))
+    tiling, track = requested_tiling(works[0], latent), works[0].track
+    made = begin_decode_batch(latents, vae, latent, hooks, division, *lasts, into, tiling, track)
     return lambda: tuple(_pasted(work, image, read) for work, image, read in zip(works, made(), inputs, strict=True))
 
 

@@ -61,6 +61,8 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
         found.add("epsilon_scaling")  # a flow predicts no noise alone
     if own.isolates_sound:
         found.add("isolation")
+    if facts.video is not None and facts.video.sound is not None and facts.video.sound.cfg:
+        found.add("sound")
     if is_plain and facts.prediction is Prediction.FLOW:
         found.add("cfg_zero")
     return frozenset(found)

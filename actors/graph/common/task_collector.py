@@ -253,7 +253,11 @@ class TaskCollector:
         if isinstance(work, UpscaleParams):
             spec, use = self._catalog.upscalers.needs(work)
             self._components[spec.key] = spec
-            return (use,)
+            if work.vae is None:
+                return (use,)
+            vae = self._catalog.components(work.vae)[Role.VAE]
+            self._components[vae.key] = vae
+            return use, self._use(work.vae, Role.VAE, (), 1)
         if isinstance(work, DecodeParams) and work.joins:
             return ()
         specs = self._catalog.components(work.model)

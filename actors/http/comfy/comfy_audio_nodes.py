@@ -29,6 +29,7 @@ from modelpool.actors.http.comfy.comfy_text_nodes import with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     DecodedImage,
+    DecodedSound,
     NodeAudio,
     NodeImage,
     SavedAs,
@@ -107,6 +108,8 @@ def _saved(file_format: str) -> Builder:
         if given.get("quality") is not None:
             warn(given, f"quality: {given['quality']} is not read: the file has the quality of the pool")
         audio, saved = given["audio"], SavedAs(file_format)
+        if isinstance(audio, DecodedSound):
+            raise NodeUnsupported("audio: the audio of a video without its frames is a part of a workflow")
         if isinstance(audio, NodeAudio):
             return (NodeImage(audio.node, audio.count, audio.sampler, saved),)
         return (replace(audio, saved=saved),)

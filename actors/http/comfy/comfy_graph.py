@@ -22,6 +22,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     PREVIEW_NODES,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
+    SOUND,
     STYLES,
     TEXT_ENCODERS,
     UPSCALERS,
@@ -59,10 +60,13 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     seen_fields,
     seen_warnings,
     shift_of,
+    silent_warnings,
+    sound_fields,
     unread_warnings,
     whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_values import (
+    AUDIO_LATENTS,
     BlankLatent,
     ControlUse,
     DecodedImage,
@@ -323,6 +327,7 @@ def request_outputs(
                 for value in graph.values[node_id]:
                     if isinstance(value, SampledLatent):
                         check_guidance(value.positive, value.cfg, names.models.get(value.model.name, ""))
+                        _sound_of(value, names)
             except NodeUnsupported as problem:
                 found.append(node_error(node_id, node, "unsupported_value", "not supported by the pool", str(problem)))
             except ArithmeticError:  # powers and quotients of numbers that are permitted each
@@ -545,12 +550,23 @@ def _link_errors(
     if not 0 <= link[1] < len(outputs):
         details = f"{given.name}: node {link[0]} has no output {link[1]}"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
-    elif (made := _type_of(graph, link, outputs[link[1]])) != given.type and ANY not in (made, given.type):
+    elif (made := _type_of(graph, link, outputs[link[1]])) not in (given.type, given.also) and ANY not in (
+        made,
+        given.type,
+    ):
         details = f"{given.name}: found {made}, expected {given.type}"
         yield node_error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
+    elif given.type == "LATENT" and given.also != SOUND and isinstance(_value_of(graph, link), AUDIO_LATENTS):
+        details = f"{given.name}: found latents of audio, expected latents of images or frames: LTXVConcatAVLatent"
+        yield node_error(node_id, node, "unsupported_value", "not supported by the pool", details, given.name)
     elif given.type in _NEEDED and link[0] in graph.values and graph.values[link[0]][link[1]] is None:
         details = f"{given.name}: output {link[1]} of node {link[0]} is empty: that node lacks the optional input"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
+
+
+def _value_of(graph: KnownGraph, link: tuple[str, int]) -> Any:
+    """Return the value of an output; None if it was not evaluated."""
+    return graph.values[link[0]][link[1]] if link[0] in graph.values else None
 
 
 def _type_of(graph: KnownGraph, link: tuple[str, int], declared: str) -> str:
@@ -627,6 +643,8 @@ def _warnings_of_run(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
     seeing = latent if latent.positive.prior is None else latent.positive.prior
     yield from seen_warnings(seeing.positive, names.models.get(seeing.model.name, ""))
     yield from option_warnings(latent.node_id, latent.model, latent.cfg, family)
+    if getattr(latent.start, "sound", None) is None:
+        yield from silent_warnings(latent.node_id, latent.model.name, family)
     if isinstance(start := latent.start, ScaledLatent) and not _other_in(latent, start):
         method = UPSCALED_METHOD if start.via == "image" else LATENT_METHOD
         if start.method not in ("", method):
@@ -700,7 +718,11 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         fields["cfg"] = positive.guidance
     elif not has_distilled_guidance(family):
         fields["cfg"] = latent.cfg
-    if options := acting_options(latent.model, latent.cfg, family):
+    options = acting_options(latent.model, latent.cfg, family)
+    sound, sound_options = _sound_of(latent, names)
+    fields |= sound
+    options |= sound_options
+    if options:
         fields["options"] = options
     if prompts := image_prompts_of(latent.model, positive, family):
         fields["image_prompts"] = tuple(_image_prompt(use, read_image) for use in prompts)
@@ -733,6 +755,16 @@ def _image_prompt(use: ImagePromptUse, read_image: WorkflowImages) -> dict[str, 
         return fields
     assert isinstance(use.mask, MaskFile), "masks that nodes make are in workflows"
     return {**fields, "mask": read_mask(use.mask, read_image)}
+
+
+def _sound_of(latent: SampledLatent, names: PoolNames) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields and the options of a run for the audio that it samples with its frames: none without audio.
+    Raises NodeUnsupported."""
+    sound = getattr(latent.start, "sound", None)
+    if sound is None:
+        return {}, {}
+    family = names.models.get(latent.model.name, "")
+    return sound_fields(latent.positive, latent.cfg, latent.sound_cfg, family, sound)
 
 
 def _control_mask(use: ControlUse, read_image: WorkflowImages) -> Any:
@@ -788,7 +820,7 @@ def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
 def _other_in(latent: SampledLatent, start: ScaledLatent) -> str:
     """Return what a second pass has besides its steps that differs from the first one; "" for nothing."""
     first = start.latent
-    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta")
+    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta", "sound_cfg")
     other = [name for name in same if getattr(first, name) != getattr(latent, name)]
     return ", ".join(other) or ("a third pass" if isinstance(first.start, ScaledLatent) else "")
 

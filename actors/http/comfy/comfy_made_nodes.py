@@ -34,9 +34,12 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     reads_guidance,
     reads_image_instead,
     region_fields,
+    samples_sound,
     seen_fields,
     seen_warnings,
     shift_of,
+    silent_warnings,
+    sound_fields,
     text_lora_fields,
     unread_warnings,
     whole_cells,
@@ -44,6 +47,8 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
 from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value, with_levels
 from modelpool.actors.http.comfy.comfy_text_nodes import combined, with_whole
 from modelpool.actors.http.comfy.comfy_values import (
+    FRAMES,
+    WITH_SOUND,
     WITH_WHOLE,
     AnyImage,
     AnyLatent,
@@ -58,6 +63,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeImage,
     NodeLatent,
     NodeMask,
+    NodeSound,
     NoiseLevels,
     TextValue,
 )
@@ -76,8 +82,8 @@ from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 _OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "video_of_images")
 #: kinds of nodes that stand for another one at each place of a batch: one of several, one of a batch, one frame
 ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
-#: the largest noise level of Stable Diffusion 2, of its last training step. A model that reads an image instead of noise
-#: is called with that step at this level and above, and its result depends on nothing else of the level
+#: the largest noise level of Stable Diffusion 2, of its last training step. A model that reads an image instead of
+#: noise is called with that step at this level and above, and its result depends on nothing else of the level
 _LARGEST_LEVEL = 14.614
 #: frames that are images of their own
 _MOST_FRAMES = 512
@@ -191,6 +197,8 @@ class MadeNodes:
         if blank is not None:
             return blank
         values = self._without_blanks(node_id, values)
+        if any(getattr(value, "track", "") == WITH_SOUND for value in values.values()):
+            raise NodeUnsupported("samples: found frames with their audio, expected one of both: LTXVSeparateAVLatent")
         if any(getattr(value, "layers", "") for value in values.values()):
             raise NodeUnsupported(
                 "samples: found the layers of an image, expected LatentCut and LatentCutToBatch alone"
@@ -201,7 +209,7 @@ class MadeNodes:
             if isinstance(value, NodeLatent):
                 inputs[name] = value.node
                 models.append(value.model)
-            elif isinstance(value, NodeAudio):
+            elif isinstance(value, NodeAudio | NodeSound):
                 inputs[name] = value.node
             elif isinstance(value, ImageFile | NodeImage):
                 inputs[name] = self.image(value)
@@ -226,7 +234,8 @@ class MadeNodes:
         mask = next((value.mask for value in latents), None)
         size = _size_after(operation, settings, latents)
         places = next((value.places for value in latents), BatchPlaces())
-        return NodeLatent(made, model, mask, None, count, sampler, max(frames, default=0), size, places)
+        track = next((value.track for value in latents), "")
+        return NodeLatent(made, model, mask, None, count, sampler, max(frames, default=0), size, places, track=track)
 
     def _without_blanks(self, node_id: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return values with zeros for empty latents: those of ComfyUI are zeros in the scale of the VAE, and have the
@@ -358,10 +367,19 @@ class MadeNodes:
             raise NodeUnsupported(
                 "samples: the complete image is not decoded; expected its layers, by LatentCut from 1"
             )
+        if latent.track == WITH_SOUND:
+            raise NodeUnsupported("samples: found frames with their audio, expected one of both: LTXVSeparateAVLatent")
         self.settle(latent.node, model)
-        made = self.add(node_id, "decode", {"latent": latent.node}, model=model, **tiles)
+        track = {"track": "frames"} if latent.track == FRAMES else {}
+        made = self.add(node_id, "decode", {"latent": latent.node}, model=model, **tiles, **track)
         self._count(made, latent.count)
         return NodeImage(made, latent.count, latent.sampler, frames=latent.frames)
+
+    def decode_sound(self, node_id: str, sound: NodeSound, model: str) -> NodeAudio:
+        """Return the audio of latents of a video, by the VAE of a model, "" for their own."""
+        made = self.add(node_id, "decode", {"latent": sound.node}, model=model or sound.model, track="sound")
+        self._count(made, sound.count)
+        return NodeAudio(made, sound.count, sound.sampler)
 
     def upscale(self, node_id: str, image: AnyImage, upscaler: str) -> NodeImage:
         """Return images that an upscaler enlarges."""
@@ -370,6 +388,12 @@ class MadeNodes:
             return NodeImage(made)
         self._count(made, image.count)
         return replace(image, node=made, saved=None)
+
+    def upscale_latent(self, node_id: str, latent: NodeLatent, upscaler: str) -> NodeLatent:
+        """Return latents that an upscaler enlarges; the size of the result is known when they are made."""
+        made = self.add(node_id, "upscale", {"latent": latent.node}, upscale={"model": upscaler})
+        self._count(made, latent.count)
+        return replace(latent, node=made, mask=None, image=None, size=(0, 0))
 
     def settle(self, node: str, model: str) -> None:
         """Have the images that latents are encoded from encoded by the VAE of a model, where none is named."""
@@ -466,13 +490,31 @@ class MadeNodes:
         if positive.video is not None and positive.video.video_stops:
             stops = {**stops, "video_stops": True}
         first = levels.steps - levels.run_steps
+        track = self._add_sound(given, fields, model, start)
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
         self._count(made, start.count)
         self.places[made] = start.places
-        found = NodeLatent(made, model.name, count=start.count, sampler=node_id, places=start.places)
+        found = NodeLatent(made, model.name, count=start.count, sampler=node_id, places=start.places, track=track)
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
         layers = WITH_WHOLE if isinstance(start, BlankLatent) and start.layers else ""
         return replace(found, frames=start.frames, size=size, layers=layers)
+
+    def _add_sound(self, given: Mapping[str, Any], fields: dict[str, Any], model: ModelValue, start: AnyLatent) -> str:
+        """Add what a run of frames with audio has besides; return the track of its latents. Raises NodeUnsupported."""
+        family, blank = self._families.get(model.name, ""), getattr(start, "sound", None)
+        if blank is None and getattr(start, "track", "") != WITH_SOUND:
+            if isinstance(start, NodeLatent) and samples_sound(family):
+                raise NodeUnsupported("latent_image: found frames without audio, which the model samples with them: "
+                                      "expected both, by LTXVConcatAVLatent")  # fmt: skip
+            self.warnings |= dict.fromkeys(silent_warnings(given["node_id"], model.name, family))
+            return ""
+        if isinstance(start, NodeLatent) and start.mask is not None:
+            raise NodeUnsupported("latent_image: found frames with audio and a noise mask, expected no mask")
+        more, options = sound_fields(given["positive"], given["cfg"], given.get("sound_cfg"), family, blank)
+        fields |= more
+        if options:
+            fields["options"] = {**fields.get("options", {}), **options}
+        return WITH_SOUND
 
     def _model_of(self, model: ModelValue, levels: NoiseLevels) -> ModelValue:
         """Return a model with the noise levels of a run. Raises NodeUnsupported for levels of another family."""

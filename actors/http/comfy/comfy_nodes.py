@@ -16,6 +16,7 @@ from modelpool.actors.http.comfy.comfy_cascade_nodes import CASCADE_NODES
 from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_NODES
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_NODES
 from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
+from modelpool.actors.http.comfy.comfy_ltx_nodes import LTX_NODES
 from modelpool.actors.http.comfy.comfy_merge_nodes import MERGE_NODES
 from modelpool.actors.http.comfy.comfy_node_types import (
     CONTROLNETS,
@@ -218,6 +219,7 @@ _ROWS = (
     *PATCH_NODES,
     *ADAPTER_NODES,
     *VIDEO_NODES,
+    *LTX_NODES,
     *AUDIO_NODES,
     *CUSTOM_NODES,
     *LOADING_NODES,

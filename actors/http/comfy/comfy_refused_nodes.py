@@ -127,8 +127,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "the pool samples a video in one piece, and not in windows of frames",
         ),
         **dict.fromkeys(
-            ("LTXVLatentUpsampler", "LatentUpscaleModelLoader", "HunyuanVideoLatentUpscaleWithModel"),
-            "the pool has no upscalers of latents",
+            ("HunyuanVideoLatentUpscaleWithModel",), "the pool has upscalers of the latents of LTX alone",
         ),
         **dict.fromkeys(("SAM3_Detect", "SAM2", "LoadBackgroundRemovalModel", "RemoveBackground"), _DETECTION),
     }

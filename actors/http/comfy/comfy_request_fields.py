@@ -11,6 +11,7 @@ from typing import Any
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, file_stem
 from modelpool.actors.http.comfy.comfy_values import (
     AdapterValue,
+    BlankSound,
     ClipValue,
     ControlUse,
     ImagePromptUse,
@@ -40,6 +41,9 @@ _SEES_STATES = "Stable Cascade C"
 _SEES_NEXT_TO_TEXT = (_SEES_STATES, "Stable Diffusion XL")
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
 _GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
+#: families that sample the audio of a video with its frames, and the frame rate that ComfyUI's models of them read
+#: without LTXVConditioning
+_WITH_SOUND, _USUAL_RATE = ("LTX-2",), 25.0
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
 #: families with a vision encoder for the images that a video begins and ends with
 _SEES_FIRST_IMAGE = ("Wan 2.1 image-to-video", "Wan 2.1 first-and-last")
@@ -215,6 +219,37 @@ def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]
     if family.startswith(_BLOCKS_OF_ONE_KIND) and found.get("slg", {}).get("single"):
         found["slg"] = {**found["slg"], "single": ()}
     return found
+
+
+def samples_sound(family: str) -> bool:
+    """Whether models of a family sample the audio of a video with its frames."""
+    return family in _WITH_SOUND
+
+
+def sound_fields(
+    text: TextValue, cfg: float, sound_cfg: float | None, family: str, blank: BlankSound | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields and the options of a run whose latents have audio: the frame rate, on which its length depends,
+    and its guidance: as that of the frames, or with the scale `sound_cfg`. `blank`: the empty audio that it starts
+    from. Raises NodeUnsupported."""
+    if not samples_sound(family):
+        raise NodeUnsupported("latent_image: found frames with audio, which the model does not sample together")
+    rate = _USUAL_RATE if text.video is None else text.video.fields().get("frame_rate", _USUAL_RATE)
+    if blank is not None and blank.rate != rate:
+        found = f"{blank.rate:g} of the empty audio, and {rate:g} of the text"
+        raise NodeUnsupported(f"frame_rate: found {found}, expected one rate: the audio is as long as the frames")
+    scale = cfg if sound_cfg is None else sound_cfg
+    if cfg == 1 and scale != 1:
+        raise NodeUnsupported(f"video_cfg, audio_cfg: found 1 and {scale:g}, expected no guidance, or that of frames")
+    # ComfyUI scales guided predictions by nothing
+    return {"frame_rate": rate}, {} if cfg == 1 else {"sound": {"cfg": scale, "rescale": 0.0}}
+
+
+def silent_warnings(node_id: str, model: str, family: str) -> Iterator[str]:
+    """Yield what a run of frames without audio has besides, by a model that samples both."""
+    if samples_sound(family):
+        yield (f"node {node_id}: latent_image: found frames without audio: model {model!r} samples them with audio, "
+               "which the video has; LTXVConcatAVLatent adds it")  # fmt: skip
 
 
 def option_warnings(node_id: str, model: ModelValue, cfg: float, family: str) -> Iterator[str]:

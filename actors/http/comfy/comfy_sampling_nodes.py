@@ -252,8 +252,9 @@ def _perpendicular_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _sampled_by_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     guider: GuiderValue = given["guider"]
     of_guider = {"model": guider.model, "positive": guider.positive, "negative": guider.negative, "cfg": guider.cfg}
+    known = {"node_id": given["node_id"], "warn": given.get("warn"), "sound_cfg": guider.sound_cfg}
     sampled = _sampled(
-        {**of_guider, "sampler_name": given["sampler"], "node_id": given["node_id"], "warn": given.get("warn")},
+        {**of_guider, **known, "sampler_name": given["sampler"]},
         given["noise"],
         given["sigmas"],
         given["latent_image"],
@@ -319,6 +320,7 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         node_id=given["node_id"],
         sigmas=levels.sigmas,
         beta=levels.beta,
+        sound_cfg=given.get("sound_cfg"),
     )
 
 

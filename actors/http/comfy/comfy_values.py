@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 #: latents of the layers of an image, with the complete image before them, and without
 WITH_WHOLE, LAYERS = "with the complete image", "layers"
+#: latents of frames with their audio, and of the frames alone
+WITH_SOUND, FRAMES = "with sound", "frames"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +349,7 @@ class NodeLatent:
     layers  whether they are the layers of an image: behind the complete image (WITH_WHOLE), or without it (LAYERS)
     video  the frames that they are encoded from, each as an image; a model of videos reads them as one latent
     size   width and height in pixels; (0, 0) if they are known when they are made
+    track  of a video with audio: frames and audio as one latent (WITH_SOUND), or the frames of such a latent (FRAMES)
     """
 
     node: str
@@ -360,6 +363,27 @@ class NodeLatent:
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: str = ""
     video: NodeImage | None = None
+    track: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSound:
+    """The audio of latents of a video that a node of the workflow makes. `model`, `count`, `sampler` as of
+    `NodeLatent`."""
+
+    node: str
+    model: str
+    count: int = 1
+    sampler: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlankSound:
+    """Empty latents of the audio of a video of so many frames, at so many frames per second."""
+
+    frames: int
+    rate: float
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,12 +487,13 @@ class NoiseLevels:
 
 @dataclass(frozen=True, slots=True)
 class GuiderValue:
-    """A model with its texts and the scale of the guidance."""
+    """A model with its texts and the scale of the guidance; `sound_cfg` is the one of audio, None for the same."""
 
     model: ModelValue
     positive: TextValue
     negative: TextValue
     cfg: float
+    sound_cfg: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,7 +501,8 @@ class BlankLatent:
     """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images, and for sizes that
     follow from an image that conditions the run. `image` is the one that a video begins with, if the latents have it;
     `seconds` are of audio, 0 for images. `layers`: the frames are layers of an image, behind the complete image.
-    `stage` is the one of Stable Cascade that reads them, "" for other models."""
+    `stage` is the one of Stable Cascade that reads them, "" for other models. `sound` is the audio that is sampled with
+    the frames."""
 
     width: int
     height: int
@@ -487,6 +513,7 @@ class BlankLatent:
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: bool = False
     stage: str = ""
+    sound: BlankSound | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,6 +536,7 @@ class SampledLatent:
     sigmas     noise levels instead of a schedule
     beta       alpha and beta of schedule beta; None for the usual ones
     stopped_at  the step before which it stopped, with the noise that is left; None if it ran to the end
+    sound_cfg  the scale of the guidance of audio; None for `cfg`
     """
 
     model: ModelValue
@@ -525,6 +553,25 @@ class SampledLatent:
     sigmas: tuple[float, ...] = ()
     beta: tuple[float, float] | None = None
     stopped_at: int | None = None
+    sound_cfg: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSound:
+    """The audio of sampled latents of a video."""
+
+    latent: SampledLatent
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedSound:
+    """The decoded audio of sampled latents of a video."""
+
+    latent: SampledLatent
+
+
+#: latents of audio that belongs to a video
+AUDIO_LATENTS = (BlankSound, NodeSound, SampledSound)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from modelpool.actors.http.comfy.comfy_graph import (
     sources_of,
 )
 from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, is_black, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_ltx_nodes import LTX_BUILDERS
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
@@ -58,6 +59,7 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **WORKFLOW_NODES,
         **ENCODER_BUILDERS,
         **AUDIO_BUILDERS,
+        **LTX_BUILDERS,
         **CUSTOM_BUILDERS,
         **PASSED_BUILDERS,
         **OPERATION_BUILDERS,

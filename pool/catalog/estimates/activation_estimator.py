@@ -68,6 +68,8 @@ from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.prompt_tokens import NO_TOKENS, ClipTokens, PromptTokens, TokenizedPrompt
 from modelpool.pool.values.core.sampling_facts import VideoFacts, VisionEncoderUse
 from modelpool.pool.values.core.stage_params import (
+    FRAMES,
+    SOUND,
     ControlRef,
     DecodeParams,
     EncodeImageParams,
@@ -216,7 +218,7 @@ class ActivationEstimator:
         """Execution modes that may need less, without sizes."""
         if isinstance(work, SampleParams) and (work.reads_negative or work.regions):
             yield ExecutionMode(0, batch=1, slowdown=APART_SLOWDOWN)
-        if isinstance(work, (EncodeImageParams, DecodeParams)):
+        if isinstance(work, (EncodeImageParams, DecodeParams)) and not _is_sound(work):
             shape, latent = work.shape if isinstance(work, DecodeParams) else work, self._open(model).latent
             cells: tuple[int, ...] = latent.sides(shape.width, shape.height)
             if isinstance(work, DecodeParams) and work.is_tiled:
@@ -324,8 +326,8 @@ class ActivationEstimator:
                 cells = latent.sides(work.width, work.height)
                 return encode_image_bytes(self._module(opened, role_of(work)), cells, latent, mode.tile, work.frames)
             case DecodeParams():
-                length = sound_length_of(work.shape, latent) if work.part <= 1 else 0
-                shape = largest_tile(work, latent)
+                length = 0 if work.part > 1 or work.track == FRAMES else sound_length_of(work.shape, latent)
+                shape = () if _is_sound(work) else largest_tile(work, latent)
                 return decode_bytes(self._module(opened, role_of(work)), shape, latent, mode.tile, length)
 
     def _module(self, opened: OpenModel, role: Role) -> StageModule:
@@ -515,6 +517,11 @@ def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) 
     return tuple(ImageStates(torch.empty((states, width), device=META), 0, 0) for _ in seen)
 
 
+def _is_sound(work: ModelStageParams) -> bool:
+    """Whether `work` decodes an audio track alone."""
+    return isinstance(work, DecodeParams) and work.track == SOUND
+
+
 def _size_of(work: ModelStageParams) -> tuple[object, ...]:
     """Everything that the activations of `work` depend on besides the model and the ControlNets."""
     match work:
@@ -538,6 +545,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
         case DecodeParams():
             sizes = (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)
             # only the first part of a decode has the audio track
+            sizes = (*sizes, work.track) if work.track else sizes
             return (*sizes, work.tile, work.tile_frames, work.part <= 1) if work.is_tiled else sizes
 
 

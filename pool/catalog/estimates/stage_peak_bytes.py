@@ -278,7 +278,7 @@ def decode_bytes(
     vae: StageModule, shape: tuple[int, ...], latent: LatentFacts, tile: int = 0, sound_length: int = 0
 ) -> int:
     """Return the device memory of decoding a latent of `shape` (without a batch), without weights; by tiles of `tile`
-    cells unless 0. Before it, its audio track of `sound_length` positions is decoded.
+    cells unless 0. Before it, its audio track of `sound_length` positions is decoded; with the shape (), that alone.
 
     The tiles are merged on the host.
     """
@@ -292,12 +292,13 @@ def decode_bytes(
         return _decode(module, latent_BC, latent, vae.compute_dtype)
 
     if not sound_length:
-        return vae.peak_bytes(decode)
+        return vae.peak_bytes(decode) if shape else 0
 
     def decode_sound(module: nn.Module) -> object:
         return _decode_sound(module, 1, sound_length, latent, vae.compute_dtype)
 
-    return max(vae.peak_bytes(decode), vae.peak_bytes(decode_sound))
+    sound_bytes = vae.peak_bytes(decode_sound)
+    return max(vae.peak_bytes(decode), sound_bytes) if shape else sound_bytes
 
 
 def encode_audio_bytes(vae: StageModule, samples: int, latent: LatentFacts, tile: int = 0) -> int:

@@ -287,7 +287,7 @@ OTHER_FILES: tuple[OtherFile, ...] = (
     # images to images, and what sees them
     OtherFile("an upscaler", FileKind.UPSCALER, _any(*_UPSCALER, without=_T2I)),
     _not_running("the safety checker of Stable Diffusion", _all("concept_embeds", "vision_model.")),
-    _not_running("an upscaler of latents", _all("initial_conv.", "upsampler.", "final_conv.")),
+    OtherFile("an upscaler of latents", FileKind.UPSCALER, _all("initial_conv.", "upsampler.", "final_conv.")),
     _not_running("a SAM 3 segmentation model", _any("detector.backbone.vision_backbone.trunk.")),
     _not_running("an RT-DETR v4 detector", _any("encoder.pan_blocks.")),
     _not_running("a Depth Anything 3 model", _any("backbone.embeddings.patch_embeddings.projection.")),

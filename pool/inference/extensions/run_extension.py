@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from modelpool.pool.families.parts.audio_tracks import SoundTrack
+from modelpool.pool.families.parts.audio_tracks import SoundTrack, guided_track
 from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.extensions.block_factors import check_block_factors, with_block_factors
 from modelpool.pool.inference.extensions.block_runs import check_published, unknown_blocks, with_block_runs
@@ -180,7 +180,8 @@ def run_extension(
         found = found.with_sampler_post_cfg_function(self_attention_guidance(options.sag, clock, attended))
     if options.isolation is not None:
         assert track is not None, "the family has sound"
-        found = found.with_sampler_post_cfg_function(isolation_guidance(options.isolation, track, clock))
+        own = guided_track(track, options.sound)
+        found = found.with_sampler_post_cfg_function(isolation_guidance(options.isolation, own, clock))
         found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, isolated_call, _KEY)
     if options.epsilon_scaling is not None:  # of the guided prediction
         found = found.with_sampler_post_cfg_function(epsilon_scaling(options.epsilon_scaling))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from modelpool.pool.families.parts.audio_tracks import SoundTrack
+from modelpool.pool.families.parts.audio_tracks import SoundTrack, guided_track
 from modelpool.pool.inference.conditioning.conditions import Condition
 from modelpool.pool.inference.conditioning.first_frame import (
     IMAGE_MASK,
@@ -100,8 +100,9 @@ def _guider_of_model(
     track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
     if track is not None and track.facts.cfg:  # 0: guided as the frames are
         # without guidance of frames there is none of audio; with isolation, it is scaled after that
-        cfg = track.facts.cfg if work.guidance.cfg != 1 else 1.0
-        rescaled = track.facts.rescale if work.options.isolation is None else 0.0
+        own = guided_track(track, work.options.sound).facts
+        cfg = own.cfg if work.guidance.cfg != 1 else 1.0
+        rescaled = own.rescale if work.options.isolation is None else 0.0
         return SoundGuidance(work.guidance.cfg, replace(track, facts=replace(track.facts, cfg=cfg, rescale=rescaled)))
     if facts.cfg_rescale is not CfgRescale.NOTHING:
         return RescaledGuidance(work.guidance.cfg, facts.cfg_rescale)

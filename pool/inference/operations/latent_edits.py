@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from modelpool.pool.families.parts.audio_tracks import MOST_SOUND
 from modelpool.pool.inference.operations.image_edits import FLIPS, TURNS, Flip, Turn, placed, turned_size
 from modelpool.pool.inference.operations.operation import (
     LATENT,
@@ -238,6 +239,14 @@ class LatentStart:
     start: int
     reference: int
     scale: tuple[float, ...] = ()
+
+
+class SoundTrackOf:
+    """The latent of an empty audio track, which takes the place of "sound" where that is missing: zeros in the
+    diffusion model's scale, `length` positions of `width` numbers. The pool fills both in."""
+
+    length: int = 0
+    width: int = 0
 
 
 def _empty_size(params: EmptyLatent, sizes: Sizes) -> Size:
@@ -546,6 +555,22 @@ def _normalized(params: LatentStart, inputs: Inputs) -> Latent:
     return _moved(latent, scale.to_model(found_CTHW))
 
 
+def _sound_track_size(params: SoundTrackOf, sizes: Sizes) -> Size:
+    need("length", params.length, 0, MOST_SOUND)
+    need("width", params.width, 0, MAX_SIDE)
+    return sizes["samples"]
+
+
+def _with_sound_track(params: SoundTrackOf, inputs: Inputs) -> Latent:
+    sound_LA = np.zeros((params.length, params.width), np.float32)
+    if "sound" in inputs:
+        found: Latent = inputs["sound"]
+        if found.sound_LA is None:
+            raise UnusableField("sound: found a latent without audio, expected one with it")
+        sound_LA = found.sound_LA
+    return replace(inputs["samples"], sound_LA=sound_LA)
+
+
 def _row(
     name: str,
     params: type[Any],
@@ -582,4 +607,12 @@ LATENT_EDITS = (
     _row("latent_frames", LatentFrames, _some_frames, _frames_size),
     _row("latent_replace_frames", LatentPlace, _replaced, _replaced_size, _CELLS),
     _row("latent_normalize_start", LatentStart, _normalized, _normalized_size),
+    _row(
+        "latent_sound_track",
+        SoundTrackOf,
+        _with_sound_track,
+        _sound_track_size,
+        MappingProxyType({"samples": LATENT, "sound": LATENT}),
+        ("sound",),
+    ),
 )

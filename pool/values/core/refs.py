@@ -199,13 +199,15 @@ class ControlRef:
 
 @dataclass(frozen=True, slots=True)
 class UpscalerRef:
-    """A file of an upscaler, which enlarges both sides of an image by `scale`; `files` as of a model."""
+    """A file of an upscaler, which enlarges both sides of an image by `scale`; `files` as of a model.
+    `latent_channels`: of the latents that it enlarges instead; 0 for images."""
 
     name: str
     path: str
     sha256: str
     scale: int
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
+    latent_channels: int = 0
 
     @property
     def content(self) -> str:

@@ -355,6 +355,18 @@ class Isolation(_Timed, WireValue):
     end: float = _end()
 
 
+@dataclass(frozen=True, slots=True)
+class SoundScale(WireValue):
+    """The guidance of the audio of a video, where it has a scale of its own, and how much of guided predictions, of
+    frames and audio, is scaled to the standard deviation of those for the prompt.
+
+    Source: `audio_guidance_scale`, `guidance_rescale` and `audio_guidance_rescale` of diffusers' LTX2Pipeline.
+    """
+
+    cfg: float = _number(7.0, 0.0, 100.0, "guidance scale of the audio")
+    rescale: float = _number(0.7, 0.0, 1.0, "share of the rescaled predictions in the result")
+
+
 RunOption: TypeAlias = (
     FreeU
     | PerturbedAttention
@@ -379,6 +391,7 @@ RunOption: TypeAlias = (
     | EpsilonScaling
     | PerpendicularNegative
     | DeepShrink
+    | SoundScale
 )
 
 
@@ -409,6 +422,7 @@ class RunOptions(WireValue):
     epsilon_scaling: EpsilonScaling | None = field(default=None, metadata=_LATER, repr=False)
     perp_neg: PerpendicularNegative | None = field(default=None, metadata=_LATER, repr=False)
     deep_shrink: DeepShrink | None = field(default=None, metadata=_LATER, repr=False)
+    sound: SoundScale | None = field(default=None, metadata=_LATER, repr=False)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -494,6 +508,7 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "epsilon_scaling": EpsilonScaling,
         "perp_neg": PerpendicularNegative,
         "deep_shrink": DeepShrink,
+        "sound": SoundScale,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`
@@ -503,6 +518,7 @@ MAIN_SETTING: Mapping[str, str] = MappingProxyType(
         "sag": "scale",
         "slg": "scale",
         "isolation": "scale",
+        "sound": "cfg",
         "cfg_zero": "zero_steps",
         "rescale_cfg": "factor",
         "cfg_norm": "strength",

@@ -382,6 +382,10 @@ class VisionEncodeParams:
     blank: bool = False
 
 
+#: parts of a video with an audio track that are decoded alone
+FRAMES, SOUND = "frames", "sound"
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeParams(WireValue):
     """Decode a latent. Result: `ImagePixels`, with frames a `VideoFrames`, with seconds an `AudioSamples` of that
@@ -395,6 +399,8 @@ class DecodeParams(WireValue):
     parts        number of tasks that compute the tiles; 0: this one computes them all
     part         which of them this one is, from 1: its result is `DecodedTiles`. 0 with `parts`: it reads "tiles.N" of
                  each part instead of "latent", and joins them. It needs no weights
+    track        what is decoded of a video with an audio track: FRAMES or SOUND alone, "" for both. SOUND makes
+                 `AudioSamples`
     """
 
     model: ModelRef
@@ -405,6 +411,7 @@ class DecodeParams(WireValue):
     tile_frames: int = 0
     parts: int = 0
     part: int = 0
+    track: str = ""
 
     @property
     def is_tiled(self) -> bool:
@@ -419,18 +426,19 @@ class DecodeParams(WireValue):
     @property
     def measured_apart(self) -> tuple[str, ...]:
         """As `SampleParams.measured_apart`: a tile has other tensors than an image of its size in a larger run."""
-        return ("tiles",) if self.is_tiled else ()
+        return ("tiles",) if self.is_tiled else (self.track,) if self.track else ()
 
 
 @dataclass(frozen=True, slots=True)
 class UpscaleParams(WireValue):
     """Enlarge an image of this width and height with an upscaler, then scale the result to `out_width` by `out_height`.
-    Result: `ImagePixels`; `VideoFrames` for a video of `frames`.
+    Result: `ImagePixels`; `VideoFrames` for a video of `frames`; `Latent` with `vae`.
 
-    Reads "image".
+    Reads "image"; with `vae` "latent".
 
     tile     edge of the tiles in pixels of the image; 0 is one tile if memory allows it
     overlap  of neighbouring tiles, in pixels of the image; 0 is the default of `pool.inference.upscalers.upscale`
+    vae      model of the latents that are enlarged, with sizes in cells; None for an image
     """
 
     model: UpscalerRef
@@ -441,6 +449,7 @@ class UpscaleParams(WireValue):
     frames: int = 0
     tile: int = 0
     overlap: int = 0
+    vae: ModelRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,6 +568,8 @@ def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
         return _TEXT_ENCODERS[:count]
     if isinstance(work, OperationParams) or (isinstance(work, DecodeParams) and work.joins):
         return ()
+    if isinstance(work, UpscaleParams):
+        return (Role.UPSCALER, Role.VAE)[:count]
     adapters = len({prompt.content for prompt in work.image_prompts}) if isinstance(work, SampleParams) else 0
     return (role_of(work), *[Role.CONTROLNET] * (count - 1 - adapters), *[Role.IMAGE_PROMPT] * adapters)
 
@@ -650,7 +661,8 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"animates", "stops", "is_video", "seconds"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
-        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
+        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part", "track"}),
+        UpscaleParams: frozenset({"vae"}),
     }
 )
 _LATER_OF_SCHEDULE = frozenset({"shift", "settings"})
@@ -676,6 +688,8 @@ def why_alone(work: StageParams) -> str:
             return "one image fills a device"
         case DecodeParams() if work.is_tiled or work.parts or work.part:
             return "one tile fills a device"
+        case UpscaleParams() if work.vae is not None:
+            return "one latent fills a device"
         case OperationParams():
             return "it runs on the CPU"
     return ""

@@ -156,7 +156,7 @@ def others() -> dict[str, Example]:
         ),
         "upscaler of latents": Example(
             named("initial_conv.weight", "res_blocks.0.conv1.weight", "upsampler.0.weight", "final_conv.weight"),
-            "an upscaler of latents", None, False,
+            "an upscaler of latents", UPSCALER,
         ),
         "motion module": Example(motion, "an AnimateDiff motion module", None, False),
         "motion unet": Example(moving, "a UNet with the motion modules of AnimateDiff", None, False),
