@@ -41,6 +41,7 @@ from modelpool.pool.values.specs.spec import (
     TaskId,
     TaskSpec,
 )
+from modelpool.pool.values.specs.wire_value import WireValue
 
 #: size of a row of a textual inversion: 2,048 numbers of 4 bytes at most, for SDXL
 EMBEDDING_ROW_BYTES = 8192
@@ -52,7 +53,7 @@ OPERATION_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class JobGraph:
+class JobGraph(WireValue):
     """A job for the core, the work of each of its tasks, and the sizes of the components that they name.
 
     warnings      messages for the user
