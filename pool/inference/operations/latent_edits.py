@@ -241,6 +241,7 @@ class LatentStart:
     scale: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
 class SoundTrackOf:
     """The latent of an empty audio track, which takes the place of "sound" where that is missing: zeros in the
     diffusion model's scale, `length` positions of `width` numbers. The pool fills both in."""
