@@ -90,11 +90,6 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         ),
         "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
         **dict.fromkeys(
-            ("DualModelGuider", "CFGOverride", "Ideogram4Scheduler"),
-            "a model that a second one guides is one model of the pool, with its own guidance and levels: KSampler "
-            "with its defaults",
-        ),
-        **dict.fromkeys(
             ("CreateBoundingBoxes", "Flux3LayoutPrompt", "BuildJsonPromptIdeogram", "ImageCompositor"),
             "it needs the editor's page; write the prompt as a text",
         ),

@@ -30,6 +30,8 @@ _CELL = 8
 _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
 #: families that vary images which their vision encoder reads, by the beginning of their title
 _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
+#: the family of models that a second one guides, which is a part of them
+_GUIDED_BY_SECOND = "Ideogram 4"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
 _GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
@@ -170,6 +172,11 @@ def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]
     is normed by itself, and some no attention that nodes scale, or no single blocks that nodes skip. Raises
     NodeUnsupported."""
     found = dict(model.options)
+    if model.guided_by and family != _GUIDED_BY_SECOND:
+        raise NodeUnsupported(
+            f"model_negative: found {model.guided_by!r} next to {family or 'this model'}, expected the second model of "
+            f"{_GUIDED_BY_SECOND}"
+        )
     for name in _GUIDANCE_OPTIONS if cfg == 1 else ():
         found.pop(name, None)
     norm = found.get("cfg_norm", {})

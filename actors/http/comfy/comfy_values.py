@@ -37,7 +37,8 @@ class ModelSampling:
 @dataclass(frozen=True, slots=True)
 class ModelValue:
     """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets that patch
-    it. `has_vae`: its file has the VAE that it was published with."""
+    it. `has_vae`: its file has the VAE that it was published with. `guided_by`: the model that predicts what guidance
+    moves away from, which is a part of it."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
@@ -45,6 +46,7 @@ class ModelValue:
     sampling: ModelSampling | None = None
     has_vae: bool = field(default=False, compare=False)
     controls: tuple[ControlUse, ...] = ()
+    guided_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
