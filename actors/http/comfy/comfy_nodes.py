@@ -33,6 +33,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
+from modelpool.actors.http.comfy.comfy_pair_nodes import PAIR_NODES
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_NODES
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
@@ -211,6 +212,7 @@ _ROWS = (
     *IMAGE_NODES,
     *OPERATION_NODES,
     *RESIZE_NODES,
+    *PAIR_NODES,
     *PATCH_NODES,
     *VIDEO_NODES,
     *AUDIO_NODES,

@@ -51,11 +51,13 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("NAGuidance", "Mahiro", "ScaleROPE2"), (
             "the pool does not have this kind of guidance"
         )),
+        "ConditioningSetAreaPercentageVideo": "the pool has no areas of videos: a text is for all frames",
         **dict.fromkeys(
-            ("ConditioningSetAreaPercentageVideo", "ConditioningSetPropertiesAndCombine", "ConditioningSetProperties",
-             "ConditioningSetDefaultCombine", "ConditioningTimestepsRange", "PairConditioningSetProperties",
-             "PairConditioningSetPropertiesAndCombine", "PairConditioningCombine", "SetClipHooks", "CreateHookLora",
-             "CreateHookLoraModelOnly", "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly", "SetHookKeyframes",
+            ("ConditioningSetDefaultCombine", "PairConditioningSetDefaultCombine"),
+            "the pool predicts for each text everywhere, and for none where others are not: ConditioningCombine",
+        ),
+        **dict.fromkeys(
+            ("SetClipHooks", "CreateHookLora", "CreateHookLoraModelOnly", "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly", "SetHookKeyframes",
              "CreateHookKeyframe", "CreateHookKeyframesInterpolated", "CreateHookKeyframesFromFloats", "CombineHooks2",
              "CombineHooks4", "CombineHooks8"),
             _HOOKS,
