@@ -1,4 +1,4 @@
-"""ComfyUI nodes that give texts a mask and a part of the steps, for one text or for a positive and a negative one. Pure.
+"""ComfyUI nodes that give texts a mask and a part of the steps, for one text or for a pair of them. Pure.
 
 What they do with hooks is not here: a node that makes hooks is refused.
 """

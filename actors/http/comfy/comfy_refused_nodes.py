@@ -57,7 +57,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "the pool predicts for each text everywhere, and for none where others are not: ConditioningCombine",
         ),
         **dict.fromkeys(
-            ("SetClipHooks", "CreateHookLora", "CreateHookLoraModelOnly", "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly", "SetHookKeyframes",
+            ("SetClipHooks", "CreateHookLora", "CreateHookLoraModelOnly",
+             "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly", "SetHookKeyframes",
              "CreateHookKeyframe", "CreateHookKeyframesInterpolated", "CreateHookKeyframesFromFloats", "CombineHooks2",
              "CombineHooks4", "CombineHooks8"),
             _HOOKS,

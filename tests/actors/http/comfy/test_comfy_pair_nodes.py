@@ -74,9 +74,7 @@ def test_parts_of_the_steps_are_those_of_conditioning_set_timestep_range() -> No
         for place, (text, start, end) in enumerate(zip(each, (0.0, 0.5), (0.5, 1.0), strict=True))
     }
     joined = {
-        f"joined {name}": node(
-            "ConditioningCombine", conditioning_1=[f"{name} 0", 0], conditioning_2=[f"{name} 1", 0]
-        )
+        f"joined {name}": node("ConditioningCombine", conditioning_1=[f"{name} 0", 0], conditioning_2=[f"{name} 1", 0])
         for name in texts
     }
     one = with_texts({name: [f"joined {name}", 0] for name in texts}, **spans, **joined)
