@@ -38,6 +38,7 @@ from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_NODES
 from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_NODES
+from modelpool.actors.http.comfy.comfy_pair_nodes import PAIR_NODES
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_NODES
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
@@ -216,6 +217,7 @@ _ROWS = (
     *IMAGE_NODES,
     *OPERATION_NODES,
     *RESIZE_NODES,
+    *PAIR_NODES,
     *PATCH_NODES,
     *ADAPTER_NODES,
     *VIDEO_NODES,

@@ -51,11 +51,14 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("NAGuidance", "Mahiro", "ScaleROPE2"), (
             "the pool does not have this kind of guidance"
         )),
+        "ConditioningSetAreaPercentageVideo": "the pool has no areas of videos: a text is for all frames",
         **dict.fromkeys(
-            ("ConditioningSetAreaPercentageVideo", "ConditioningSetPropertiesAndCombine", "ConditioningSetProperties",
-             "ConditioningSetDefaultCombine", "ConditioningTimestepsRange", "PairConditioningSetProperties",
-             "PairConditioningSetPropertiesAndCombine", "PairConditioningCombine", "SetClipHooks", "CreateHookLora",
-             "CreateHookLoraModelOnly", "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly", "SetHookKeyframes",
+            ("ConditioningSetDefaultCombine", "PairConditioningSetDefaultCombine"),
+            "the pool predicts for each text everywhere, and for none where others are not: ConditioningCombine",
+        ),
+        **dict.fromkeys(
+            ("SetClipHooks", "CreateHookLora", "CreateHookLoraModelOnly",
+             "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly", "SetHookKeyframes",
              "CreateHookKeyframe", "CreateHookKeyframesInterpolated", "CreateHookKeyframesFromFloats", "CombineHooks2",
              "CombineHooks4", "CombineHooks8"),
             _HOOKS,
@@ -89,11 +92,6 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "Qwen-Image",
         ),
         "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
-        **dict.fromkeys(
-            ("DualModelGuider", "CFGOverride", "Ideogram4Scheduler"),
-            "a model that a second one guides is one model of the pool, with its own guidance and levels: KSampler "
-            "with its defaults",
-        ),
         **dict.fromkeys(
             ("CreateBoundingBoxes", "Flux3LayoutPrompt", "BuildJsonPromptIdeogram", "ImageCompositor"),
             "it needs the editor's page; write the prompt as a text",

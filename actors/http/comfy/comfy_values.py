@@ -37,7 +37,8 @@ class ModelSampling:
 @dataclass(frozen=True, slots=True)
 class ModelValue:
     """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets and image
-    prompts that patch it. `has_vae`: its file has the VAE that it was published with."""
+    prompts that patch it. `has_vae`: its file has the VAE that it was published with. `guided_by`: the model that
+    predicts what guidance moves away from, which is a part of it."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
@@ -46,6 +47,7 @@ class ModelValue:
     has_vae: bool = field(default=False, compare=False)
     controls: tuple[ControlUse, ...] = ()
     image_prompts: tuple[ImagePromptUse, ...] = ()
+    guided_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
