@@ -34,7 +34,7 @@ _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 _SEES_STATES = "Stable Cascade C"
 _SEES_NEXT_TO_TEXT = (_SEES_STATES, "Stable Diffusion XL")
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
-_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
+GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
 #: families with a vision encoder for the images that a video begins and ends with
 _SEES_FIRST_IMAGE = ("Wan 2.1 image-to-video", "Wan 2.1 first-and-last")
@@ -190,7 +190,7 @@ def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]
     is normed by itself, and some no attention that nodes scale, or no single blocks that nodes skip. Raises
     NodeUnsupported."""
     found = dict(model.options)
-    for name in _GUIDANCE_OPTIONS if cfg == 1 else ():
+    for name in GUIDANCE_OPTIONS if cfg == 1 else ():
         found.pop(name, None)
     norm = found.get("cfg_norm", {})
     if norm.get("pre_cfg") and not (family.startswith(_NORMED) and norm["strength"] == 1):
