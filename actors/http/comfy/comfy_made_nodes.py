@@ -74,8 +74,8 @@ from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 _OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "video_of_images")
 #: kinds of nodes that stand for another one at each place of a batch: one of several, one of a batch, one frame
 ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
-#: the largest noise level of Stable Diffusion 2, of its last training step. A model that reads an image instead of noise
-#: is called with that step at this level and above, and its result depends on nothing else of the level
+#: the largest noise level of Stable Diffusion 2, of its last training step. A model that reads an image instead of
+#: noise is called with that step at this level and above, and its result depends on nothing else of the level
 _LARGEST_LEVEL = 14.614
 #: frames that are images of their own
 _MOST_FRAMES = 512

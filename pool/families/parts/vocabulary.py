@@ -104,7 +104,6 @@ from modelpool.pool.values.core.family_facts import OPEN_CLIP_PAD_ID as OPEN_CLI
 from modelpool.pool.values.core.family_facts import PLAIN_TEXT as PLAIN_TEXT
 from modelpool.pool.values.core.family_facts import LatentFacts as LatentFacts
 from modelpool.pool.values.core.family_facts import TextFacts as TextFacts
-from modelpool.pool.values.core.sampling_facts import SeenAs as SeenAs
 from modelpool.pool.values.core.sampling_facts import AudioFacts as AudioFacts
 from modelpool.pool.values.core.sampling_facts import CfgRescale as CfgRescale
 from modelpool.pool.values.core.sampling_facts import ExponentByRoot as ExponentByRoot
@@ -121,6 +120,7 @@ from modelpool.pool.values.core.sampling_facts import Prediction as Prediction
 from modelpool.pool.values.core.sampling_facts import ReferenceMode as ReferenceMode
 from modelpool.pool.values.core.sampling_facts import SamplingDefaults as SamplingDefaults
 from modelpool.pool.values.core.sampling_facts import SamplingFacts as SamplingFacts
+from modelpool.pool.values.core.sampling_facts import SeenAs as SeenAs
 from modelpool.pool.values.core.sampling_facts import ShiftByRoot as ShiftByRoot
 from modelpool.pool.values.core.sampling_facts import ShiftBySize as ShiftBySize
 from modelpool.pool.values.core.sampling_facts import ShiftBySizeAndSteps as ShiftBySizeAndSteps

@@ -75,9 +75,9 @@ def image_states(works: Sequence[SampleParams], embeds: Sequence[FloatArray]) ->
     """Return the embeddings of the images of each run as states, [B, N, D], on the CPU: each with its strength."""
     strengths = [next(iter(work.all_of(SeenImages))).strengths for work in works]
     states = (torch.from_numpy(states_ND.copy()) for states_ND in embeds)
-    return torch.stack([
-        each_ND * torch.tensor(factors)[:, None] for each_ND, factors in zip(states, strengths, strict=True)
-    ])
+    return torch.stack(
+        [each_ND * torch.tensor(factors)[:, None] for each_ND, factors in zip(states, strengths, strict=True)]
+    )
 
 
 def _noisy(states_1D: Tensor, level: int, noise_1D: Tensor, facts: ImageLabels) -> Tensor:
