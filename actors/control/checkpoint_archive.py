@@ -49,6 +49,11 @@ class CheckpointArchive:
         finally:
             self._opened.set()
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a task may have a checkpoint."""
+        return bool(self._noted)
+
     async def find(self, works: Mapping[TaskId, StageParams]) -> dict[TaskId, RunState]:
         """Return the newest state of each of these tasks that has one. Waits until the archive is open, as requests may
         arrive before: drivers find a new controller by its name."""

@@ -223,7 +223,7 @@ class Controller:
             self._on_report,
             self._overview.node_name,
             pool.epoch,
-            lambda task_id: self._previews.of_jobs(self._queue.of_task(task_id)),
+            lambda task_id: self._previews.of_jobs(self._queue.of_task(task_id)) if self._previews.are_any else None,
             lambda task, report: self._queue.task_ended(task, report),
         )
         self._states = RunStates(records.checkpoints or CheckpointArchive(), fleet)
@@ -399,6 +399,8 @@ class Controller:
             given = {task_id: submission.given[task_id] for task_id in graph.job.given}
             found = await self._states.found(graph)
             preview = submission.requests[i - first].preview or ""
+            if preview:
+                self._previews.named()
             who = submission.client_id, submission.submission_id, i
             jobs.append(QueuedJob(*who, graph, image.recipe, given, found, preview))
         return jobs
@@ -657,8 +659,9 @@ class Controller:
         result = None if command.result is None else self._tasks.result(command.result)
         made_by = None if command.result is None else self._tasks.made_by(command.result)
         tasks = self._tasks.resolve(command.job_id)
-        unneeded = [task.task_id for task in job.graph.job.tasks if self._tasks.first_job(task.task_id) is None]
-        self._states.job_ended(unneeded, command.outcome is Outcome.SUCCEEDED)
+        if self._states.has_checkpoints:
+            unneeded = [task.task_id for task in job.graph.job.tasks if self._tasks.first_job(task.task_id) is None]
+            self._states.job_ended(unneeded, command.outcome is Outcome.SUCCEEDED)
         end = end_of(job, command.outcome, result, command.error, tasks, self._overview.place_of(made_by))
         self._drivers.ended(job.client_id, end)
 

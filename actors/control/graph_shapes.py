@@ -8,7 +8,7 @@ model derives another seed from it; its graphs are built for each request.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from modelpool.actors.graph.common.task_collector import JobGraph
@@ -17,13 +17,14 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.stage_params import SampleParams, StageParams, TaskIdTemplate, seed_of, with_seed
 from modelpool.pool.values.specs.spec import JobId, TaskId, TaskSpec
+from modelpool.pool.values.specs.wire_value import WireValue, evolve
 
 #: a request without its seed, and the fields that are set: those left out get the defaults of the model
 _Shape: TypeAlias = tuple[GenerateRequest, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltRequest:
+class BuiltRequest(WireValue):
     """The recipe and the task graph of a request."""
 
     recipe: Recipe
@@ -114,7 +115,8 @@ def _with_seed(
         inputs = dict(zip(task.input_names, needs, strict=True))
         new = ids[task.task_id] = task_ids[task.task_id].task_id(seed_of(work), inputs)
         works[new] = work
-        tasks.append(replace(task, task_id=new, needs=needs))
-    job = replace(graph.job, job_id=job_id, tasks=tuple(tasks), wanted=ids.get(graph.job.wanted, graph.job.wanted))
-    nodes = {ids.get(task_id, task_id): names for task_id, names in graph.nodes.items()}
-    return BuiltRequest(replace(built.recipe, seed=seed), replace(graph, job=job, works=works, nodes=nodes))
+        tasks.append(evolve(task, task_id=new, needs=needs))
+    job = evolve(graph.job, job_id=job_id, tasks=tuple(tasks), wanted=ids.get(graph.job.wanted, graph.job.wanted))
+    nodes = {ids.get(task_id, task_id): names for task_id, names in graph.nodes.items()} if graph.nodes else graph.nodes
+    new_graph = JobGraph(job, works, graph.components, graph.warnings, graph.fingerprints, nodes)
+    return BuiltRequest(evolve(built.recipe, seed=seed), new_graph)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.specs.spec import TaskSpec, UserId
+from modelpool.pool.values.specs.wire_value import evolve
 
 if TYPE_CHECKING:
     from modelpool.actors.graph.common.task_collector import JobGraph
@@ -18,8 +19,8 @@ def with_qos(graph: JobGraph, batch: str, user: str, priority: int = 0, deadline
     """Return `graph` with these scheduling terms. `deadline` is on the scheduler's clock; jobs of one `batch` were
     submitted together.
     """
-    job = replace(graph.job, priority=priority, user=UserId(user), deadline=deadline, batch=batch)
-    return replace(graph, job=job)
+    job = evolve(graph.job, priority=priority, user=UserId(user), deadline=deadline, batch=batch)
+    return evolve(graph, job=job)
 
 
 def with_limited_gpus(graph: JobGraph, most: int) -> JobGraph:

@@ -64,6 +64,8 @@ class JobQueue:
         self.broken = ""
         #: in the core, by id
         self.jobs: dict[JobId, QueuedJob] = {}
+        #: those of them that are workflows
+        self._workflows: set[JobId] = set()
         #: groups of nodes grow by all the work that waits, so the core must know it
         self.parked = ParkedJobs(None if state.config.groups else WINDOW)
         #: set when parked jobs may be queued
@@ -147,6 +149,8 @@ class JobQueue:
         is_known = spec.job_id in self.jobs or spec.job_id in self._state.demand.ended
         self.jobs[spec.job_id] = job
         submission.live[spec.job_id] = None
+        if job.graph.nodes:
+            self._workflows.add(spec.job_id)
         if not is_known:  # the core ignores others
             self.parked.entered(job.flow)
         self.send_components(job.graph.components)  # first: it may forget the files of components without a task
@@ -210,6 +214,7 @@ class JobQueue:
     def resolve(self, job_id: JobId) -> QueuedJob:
         """Remove and return a job that the core has resolved."""
         job = self.jobs.pop(job_id)
+        self._workflows.discard(job_id)
         if self.parked.left(job.flow):
             self._has_room.set()
         return job
@@ -220,6 +225,7 @@ class JobQueue:
         if not self.broken:  # what follows from the first failure explains nothing
             self.broken = f"the scheduler failed, and the pool must be restarted:\n{traceback_text}"
         jobs, self.jobs = tuple(self.jobs.values()), {}
+        self._workflows.clear()
         error = RunError(RunErrorKind.INTERNAL, self.broken)
         for job in jobs:
             self._drivers.ended(job.client_id, end_of(job, Outcome.FAILED, None, error, ()))
@@ -264,6 +270,8 @@ class JobQueue:
         if error is not None and error.kind in WITH_STATE:
             return
         message = "" if error is None else error.message
+        if not message and not self._workflows:
+            return
         seconds = round(cost.load_seconds + cost.run_seconds, 4)
         for job in self.of_task(task.task_id):
             if job.graph.nodes or message:

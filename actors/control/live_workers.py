@@ -69,19 +69,21 @@ class LiveWorker:
         """Forget a run."""
         del self.runs[task_id]
         self.parts.discard(task_id)
-        self.queued.pop(task_id, None)
         self.decodes.discard(task_id)
         self.after_decode.discard(task_id)
-        self.begin_queued()
+        if self.queued:
+            self.queued.pop(task_id, None)
+            self.begin_queued()
 
     def begin_queued(self) -> None:
         """Begin what begins by itself: the next run after the last one that had begun. Behind a decode that may mean
         while it is still computed, and counts as begun then."""
+        if self.queued and len(self.queued) == len(self.runs):  # none has begun
+            del self.queued[next(iter(self.queued))]
+        if not self.queued or not self.spec.overlaps_decode:
+            return
         begun = [task_id for task_id in self.runs if task_id not in self.queued]
-        if self.queued and not begun:
-            begun = [next(iter(self.queued))]
-            del self.queued[begun[0]]
-        if self.queued and self.spec.overlaps_decode and len(begun) == 1 and begun[0] in self.decodes:
+        if len(begun) == 1 and begun[0] in self.decodes:
             following = next(iter(self.queued))
             if following not in self.after_decode:
                 del self.queued[following]

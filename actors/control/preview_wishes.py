@@ -16,6 +16,8 @@ class PreviewWishes:
 
     def __init__(self) -> None:
         self._wishes: dict[SubmissionId, PreviewWish] = {}
+        #: whether a request has ever named a kind
+        self._are_named = False
         #: the pool's files of tiny decoders, with their names
         self.tiny_decoders: tuple[tuple[str, str], ...] = ()
 
@@ -25,6 +27,15 @@ class PreviewWishes:
             self._wishes.pop(submission_id, None)
         else:
             self._wishes[submission_id] = wish
+
+    @property
+    def are_any(self) -> bool:
+        """Whether a job may want previews."""
+        return self._are_named or bool(self._wishes)
+
+    def named(self) -> None:
+        """A request names a kind of previews."""
+        self._are_named = True
 
     def of(self, job: QueuedJob) -> PreviewWish | None:
         """Return the preview wish for a job."""

@@ -36,6 +36,7 @@ from modelpool.pool.values.core.stage_params import (
     PreloadRequest,
     SampleParams,
     StageParams,
+    UpscaleParams,
     UpscalerRef,
 )
 from modelpool.pool.values.specs.spec import (
@@ -69,6 +70,8 @@ MOST_LOST = 16
 class _Entry:
     spec: TaskSpec
     work: StageParams
+    #: what it reads
+    files: Mapping[ComponentKey, FilePart]
     #: unresolved jobs that name it, in order of arrival; a dict as an ordered set
     jobs: dict[JobId, None] = field(default_factory=dict)
     #: workers that run it
@@ -163,9 +166,18 @@ class TaskStore:
         self._inputs.update(given)
         self._tasks_of[job.job_id] = tuple(task.task_id for task in job.tasks)
         for task in job.tasks:
-            entry = self._entries.setdefault(task.task_id, _Entry(task, works[task.task_id]))
+            work, entry = works[task.task_id], self._entries.get(task.task_id)
+            if entry is not None and work is entry.work:
+                files = entry.files
+            else:  # of a known task, too: a renamed copy of a file is the same file
+                files = task_files(task, work)
+                self._has_remote = self._has_remote or bool(remote_sets(work))
+            if entry is None:
+                entry = self._entries[task.task_id] = _Entry(task, work, files)
             entry.jobs[job.job_id] = None
-            self._note_files(task, works[task.task_id], fingerprints)
+            self._files.update(files)
+            if fingerprints:
+                self._note_fingerprints(files, fingerprints)
 
     def pin(self, weights: PinnableModel) -> None:
         """Keep what loads of a model outside of runs need."""
@@ -241,7 +253,7 @@ class TaskStore:
             fresh=command.fresh,
             needed_next=command.needed_next,
             oom_steps=command.oom_steps,
-            files=self._expected_files(task_files(entry.spec, entry.work), checked),
+            files=self._expected_files(entry.files, checked),
             resume=entry.state is not None,
             fetch=self._fetch_order(remote_sets(entry.work), command.needed_next, run) if self._has_remote else None,
             epoch=self._epoch,
@@ -387,8 +399,7 @@ class TaskStore:
 
     def files(self, task_id: TaskId) -> Iterable[CheckedFile]:
         """Return the components that the task uses, with its LoRAs, and their files."""
-        entry = self._entries[task_id]
-        return task_files(entry.spec, entry.work).items()
+        return self._entries[task_id].files.items()
 
     def model_name(self, task_id: TaskId) -> str:
         """Return the name of the model that a task runs."""
@@ -432,13 +443,6 @@ class TaskStore:
         first = run % len(servers) if len(servers) > MOST_PEERS else 0
         return FetchOrder(sets, (servers + servers)[first : first + MOST_PEERS], tuple(dict.fromkeys(soon)))
 
-    def _note_files(self, task: TaskSpec, work: StageParams, fingerprints: Mapping[ComponentKey, str]) -> None:
-        if not self._has_remote and remote_sets(work):
-            self._has_remote = True
-        files = task_files(task, work)
-        self._files.update(files)
-        self._note_fingerprints(files, fingerprints)
-
     def _note_fingerprints(
         self, files: Mapping[ComponentKey, FilePart], fingerprints: Mapping[ComponentKey, str]
     ) -> None:
@@ -451,6 +455,8 @@ class TaskStore:
     ) -> tuple[ExpectedFile, ...]:
         """Return the `files` with a known fingerprint that are not `checked`."""
         known = self._fingerprints
+        if not known:
+            return ()
         return tuple(
             [ExpectedFile(*file, known[file]) for file in files.items() if file not in checked and file in known]
         )
@@ -479,6 +485,8 @@ def remote_sets(work: StageParams) -> tuple[tuple[RemoteFile, ...], ...]:
         refs += work.loras
     if isinstance(work, SampleParams):
         refs += work.controls
+    if isinstance(work, UpscaleParams) and work.vae is not None:
+        refs.append(work.vae)
     if isinstance(work, EncodeParams):
         refs += work.embeddings
     return tuple(dict.fromkeys(ref.files for ref in refs if ref.files))

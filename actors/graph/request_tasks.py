@@ -102,6 +102,7 @@ class ReadFromNodes:
     mask        where the latent is regenerated
     first_step  steps of the schedule that are left out
     part        of the steps; None: all from `first_step` on
+    video_stops  nothing follows the last frame of a video that is followed
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -109,6 +110,7 @@ class ReadFromNodes:
     mask: TaskId | None = None
     first_step: int = 0
     part: StepPart | None = None
+    video_stops: bool = False
 
 
 class RequestTasks:
@@ -255,6 +257,8 @@ class RequestTasks:
             text, name = self._named(region.prompt), region_text(number)
             encoded = self._encode(request, text, references, image_embeds, name=name, writes=writes)
             texts[numbered(REGION, number)] = encoded
+        for number in range(len(regions), len(work.regions)):  # `EMPTY_TEXT`
+            texts[numbered(REGION, number)] = self._encode(request, "", references, image_embeds)
         return texts
 
     def _named(self, text: str, count: int | None = None, field: str = "prompt") -> str:
@@ -288,7 +292,9 @@ class RequestTasks:
         texts = self._texts(work, self._request.regions, references)
         needs = {name: task for name, (task, _) in texts.items()} | started
         if work.has(ControlVideoCondition):
-            needs[CONTROL_VIDEO] = self._add(control_video_task(self._request, self._model, work.shape, self._facts))
+            stops = self._read is not None and self._read.video_stops
+            control = control_video_task(self._request, self._model, work.shape, self._facts, stops)
+            needs[CONTROL_VIDEO] = self._add(control)
         if work.has(FaceCondition):
             needs[FACE_VIDEO] = input_video_id(self._request.face_video)
         for embeds in self._image_embeds():
@@ -297,8 +303,8 @@ class RequestTasks:
         for number, region in enumerate(self._request.regions):
             if region.mask is not None:
                 needs[numbered(REGION_MASK, number)] = input_image_id(region.mask, is_mask=True)
-        for name, control in control_inputs(run, work.controls):
-            needs[name] = self._add(control) if isinstance(control, StageTask) else control
+        for name, hint in control_inputs(run, work.controls):
+            needs[name] = self._add(hint) if isinstance(hint, StageTask) else hint
         if work.image_prompts:
             for name, states in image_prompt_inputs(self._request, self._catalog.image_prompts):
                 needs[name] = self._add(states) if isinstance(states, StageTask) else states

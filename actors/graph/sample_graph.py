@@ -15,7 +15,7 @@ from modelpool.actors.graph.features.control_video_graph import leading_cells
 from modelpool.actors.graph.features.image_concat_graph import image_concat_input
 from modelpool.actors.graph.features.image_prompt_graph import image_prompt_refs
 from modelpool.actors.graph.features.reference_graph import ReferenceInputs, read_references, reference_cfg
-from modelpool.actors.graph.features.region_graph import region_params
+from modelpool.actors.graph.features.region_graph import EMPTY_TEXT, region_params
 from modelpool.actors.graph.features.schedule_guidance import check_schedule, schedule_of
 from modelpool.actors.graph.features.video_output_graph import first_frame_mode
 from modelpool.actors.graph.features.vision_graph import (
@@ -88,6 +88,8 @@ def sample_params(
         conditions.append(view_condition(request, name))
     conditions += [ReferenceCondition(*size) for size in references.sizes]
     conditions += [region_params(region, whole) for region in request.regions]
+    if request.run_options.perp_neg is not None:
+        conditions.append(EMPTY_TEXT)
     conditions += control_refs(request, catalog.controls)
     if varies_image or reads_own_images(request, name, facts):
         conditions += seen_images(request, name, facts)

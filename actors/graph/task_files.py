@@ -26,7 +26,10 @@ def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart
     """Return the file of each component that the task uses, LoRAs, textual inversions, ControlNets and image prompt
     adapters included."""
     if isinstance(work, UpscaleParams):
-        return {task.uses[0].component: FilePart(work.model.path, files=work.model.files, sha256=work.model.sha256)}
+        own = {task.uses[0].component: FilePart(work.model.path, files=work.model.files, sha256=work.model.sha256)}
+        if (vae := work.vae) is not None:
+            own[task.uses[1].component] = FilePart(vae.path, Role.VAE, vae.assembly, vae.files, vae.sha256)
+        return own
     files: dict[ComponentKey, FilePart] = {}
     if isinstance(work, OperationParams):
         return files

@@ -14,7 +14,7 @@ from typing import Any
 
 from modelpool.actors.graph.all_features import check_request, with_defaults
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
-from modelpool.actors.graph.common.input_ids import input_frames_id, input_image_id
+from modelpool.actors.graph.common.input_ids import input_audio_id, input_frames_id, input_image_id
 from modelpool.actors.graph.common.output_shape import quality_of
 from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
@@ -28,13 +28,16 @@ from modelpool.actors.graph.features.upscale_graph import upscale_params
 from modelpool.actors.graph.pass_workflow import workflow_of_passes
 from modelpool.actors.graph.request_tasks import ReadFromNodes, RequestTasks
 from modelpool.actors.graph.workflow_recipe import workflow_recipe
+from modelpool.actors.request.audio_fields import InputAudio
 from modelpool.actors.request.bounds import over_bound, reworded
 from modelpool.actors.request.control_video_fields import InputVideo, TaskVideo
 from modelpool.actors.request.field_table import SIZE_STEP
+from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.image_fields import TaskImage, skipped_steps
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, IMAGE_FORMATS, VIDEO_FORMATS
 from modelpool.actors.request.workflow_fields import (
+    AudioNode,
     DecodeNode,
     EncodeNode,
     ImageNode,
@@ -45,8 +48,9 @@ from modelpool.actors.request.workflow_fields import (
     VideoNode,
     Workflow,
 )
+from modelpool.pool.families.parts.audio_tracks import sound_length
 from modelpool.pool.inference.operations.audio_edits import MAX_SECONDS
-from modelpool.pool.inference.operations.latent_edits import VaeScale
+from modelpool.pool.inference.operations.latent_edits import LatentStart, SoundTrackOf, VaeScale
 from modelpool.pool.inference.operations.operate import operation_named
 from modelpool.pool.inference.operations.operation import AUDIO, ENCODED, IMAGE, LATENT, MASK, Operation, Size
 from modelpool.pool.inference.operations.own_nodes import OpenedNode
@@ -57,6 +61,7 @@ from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserEr
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
+    SOUND,
     DecodeParams,
     EncodeImageParams,
     ModelRef,
@@ -64,6 +69,8 @@ from modelpool.pool.values.core.stage_params import (
     OutputShape,
     SettingValue,
     StepPart,
+    UpscaleParams,
+    UpscalerRef,
 )
 from modelpool.pool.values.specs.spec import JobId, Stage, TaskId
 
@@ -76,6 +83,8 @@ _TOKEN_BYTES, _SECOND_BYTES = 16384, 384_000
 #: bytes of a cell of a latent: 16 channels of float32; some families have more, and larger cells
 _CELL_BYTES = 64
 _NO_SIZE = Size(0, 0)
+#: kinds of VAEs of LTX-Video and LTX-2
+LTX_VAES = "ltx"
 #: pixels by which a mask may be larger or smaller than an image, as parts of cells are cut off
 _CELL_SIDE = 16
 #: the image and the mask that an inpainting model reads; other models do not read them
@@ -98,6 +107,7 @@ class NodeValue:
     tokens  of an encoded text
     shape   of what a latent is decoded to
     model   that a latent is of
+    has_sound  whether a latent has an audio track behind its frames
     """
 
     kind: str
@@ -106,6 +116,7 @@ class NodeValue:
     tokens: int = 0
     shape: OutputShape | None = None
     model: ModelRef | None = None
+    has_sound: bool = False
 
     @property
     def timing(self) -> float:
@@ -195,6 +206,8 @@ class _WorkflowTasks:
                 return _given(node)
             case VideoNode():
                 return _given_video(node)
+            case AudioNode():
+                return _given_audio(node)
             case EncodeNode():
                 return self._encode(node)
             case SampleNode():
@@ -255,6 +268,10 @@ class _WorkflowTasks:
         return NodeValue(ENCODED, task, tokens=tokens)
 
     def _encode(self, node: EncodeNode) -> NodeValue:
+        for name, encode in (("video", self._encode_video), ("audio", self._encode_audio)):
+            if name in node.inputs:
+                check_inputs(node, (name,))
+                return encode(node)
         check_inputs(node, ("image", "mask"))
         image, mask = self._read(node, "image", IMAGE), self._one_mask(node)
         if image.size.frames:
@@ -265,6 +282,35 @@ class _WorkflowTasks:
         needs = {task_inputs.IMAGE: image.task, **({} if mask is None else {task_inputs.MASK: mask.task})}
         task = self.tasks.add(EncodeImageParams(model, width, height, hides=mask is not None), needs)
         return _latent(task, OutputShape(width, height), model, defaults)
+
+    def _encode_video(self, node: EncodeNode) -> NodeValue:
+        video = self._read(node, "video", IMAGE)
+        model, defaults = self._model(node.model)
+        facts = defaults.sampling.video
+        if facts is None or facts.layers or facts.sound is not None:
+            raise unusable_field("model", node.model, "a model of videos without sound: others encode an image")
+        if not video.size.frames:
+            raise unusable_field("video", "one image", "frames; operation image_repeat makes some of one image")
+        width, height = whole_cells(video.size, defaults)
+        frames = 1 + (video.size.frames - 1) // facts.multiple * facts.multiple
+        task = self.tasks.add(
+            EncodeImageParams(model, width, height, frames=frames, is_video=True), {task_inputs.VIDEO: video.task}
+        )
+        return _latent(task, OutputShape(width, height, frames, facts.rate), model, defaults)
+
+    def _encode_audio(self, node: EncodeNode) -> NodeValue:
+        audio = self._read(node, "audio", AUDIO)
+        model, defaults = self._model(node.model)
+        facts = defaults.sampling.audio
+        if facts is None:
+            raise unusable_field("model", node.model, "a model of audio")
+        assert audio.shape is not None, "audio has a length"
+        seconds = facts.whole_seconds(audio.shape.seconds, defaults.downscale)
+        if not 0 < seconds <= facts.longest:
+            expected = f"up to {facts.longest:g} seconds, and at least one cell of the latent"
+            raise unusable_field("audio", f"{audio.shape.seconds:g} seconds", expected)
+        task = self.tasks.add(EncodeImageParams(model, 0, 0, seconds=seconds), {task_inputs.AUDIO: audio.task})
+        return _latent(task, OutputShape(0, 0, seconds=seconds), model, defaults)
 
     def _one_mask(self, node: EncodeNode | SampleNode) -> NodeValue | None:
         """Return the mask that a node reads, if it reads one. Raises UnusableField for one with frames."""
@@ -294,6 +340,9 @@ class _WorkflowTasks:
         start, mask = self._optional(node, "latent", LATENT), self._one_mask(node)
         if start is not None:
             self._check_latent("latent", start, model)
+            if mask is not None and start.shape is not None and start.shape.seconds and not start.shape.frames:
+                raise unusable_field("mask", "a mask", "none with latents of audio")
+            _check_sound(node, start, defaults)
             if start.shape is not None:
                 self._warn_of_shape(mask, start.shape.width, start.shape.height)
         request = self._with_nodes(node, start)
@@ -308,9 +357,8 @@ class _WorkflowTasks:
         first_step, part = node.first_step, StepPart(node.last_step, node.adds_noise, node.keeps_noise)
         if node.strength is not None:
             first_step = skipped_steps("strength", node.strength, request.steps, facts.rounds_steps_up)
-        read = ReadFromNodes(
-            texts, None if start is None else start.task, None if mask is None else mask.task, first_step, part
-        )
+        start_task, mask_task = (None if each is None else each.task for each in (start, mask))
+        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:
@@ -322,7 +370,8 @@ class _WorkflowTasks:
         self.warnings |= dict.fromkeys(sampler_warnings(request, facts))
         if facts.reads_text:
             self.warnings |= dict.fromkeys(prompt_warnings(request))
-        return _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
+        made = _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
+        return replace(made, has_sound=_makes_sound(defaults))
 
     def _with_nodes(self, node: SampleNode, start: NodeValue | None) -> GenerateRequest:
         """Return the request of a node with its seed, the size of its start latent, and the images of other nodes."""
@@ -339,6 +388,8 @@ class _WorkflowTasks:
                     raise unusable_field("frames", own, f"{start.shape.frames}, those of the start latent, or none")
                 rate = request.frame_rate or start.shape.frame_rate
                 changed |= {"frames": start.shape.frames, "frame_rate": rate}
+            if start.shape.seconds:
+                changed["seconds"] = start.shape.seconds
         others = ("positive", "negative", "latent", "mask", *_INPAINTED, *_VIDEOS)
         videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
         _check_videos(videos, request.frames)
@@ -389,7 +440,12 @@ class _WorkflowTasks:
         self._check_latent("latent", latent, model)
         shape = latent.shape
         assert shape is not None, "a latent has a shape"
-        work = DecodeParams(model, shape)
+        if node.track and not latent.has_sound:
+            raise unusable_field("track", node.track, "none: the latent has no audio")
+        work = DecodeParams(model, shape, track=node.track)
+        if node.track == SOUND:
+            task = self.tasks.add(work, {task_inputs.LATENT: latent.task})
+            return NodeValue(AUDIO, task, shape=OutputShape(0, 0, seconds=shape.frames / shape.frame_rate))
         if node.vae_tile or node.vae_frames:
             tiles = GenerateRequest(model=node.model, prompt="", vae_tile=node.vae_tile, vae_frames=node.vae_frames)
             work = with_tiles(work, tiles, defaults.sampling)
@@ -398,14 +454,42 @@ class _WorkflowTasks:
         return NodeValue(AUDIO if shape.seconds and not shape.frames else IMAGE, task, size, shape=shape)
 
     def _upscale(self, node: UpscaleNode) -> NodeValue:
-        check_inputs(node, ("image",))
-        image = self._read(node, "image", IMAGE)
+        check_inputs(node, ("image", "latent"))
         upscaler = self._catalog.upscalers.find(node.upscale.model)
+        if "latent" in node.inputs:
+            return self._upscale_latent(node, upscaler)
+        image = self._read(node, "image", IMAGE)
         shape = OutputShape(image.size.width, image.size.height, image.size.frames)
         work = upscale_params(node.upscale, upscaler, shape)
         task = self.tasks.add(work, {task_inputs.IMAGE: image.task})
         size = Size(work.out_width, work.out_height, image.size.frames)
         return NodeValue(IMAGE, task, size, shape=_resized(image.shape, size))
+
+    def _upscale_latent(self, node: UpscaleNode, upscaler: UpscalerRef) -> NodeValue:
+        """Add the task that enlarges the latent of a video. Raises UnusableField for an upscaler of other latents."""
+        check_inputs(node, ("latent",))
+        value = self._read(node, "latent", LATENT)
+        if value.model is None or value.shape is None:
+            raise unusable_field("latent", "an empty latent, of no model", "the latent of a run")
+        defaults = self._model(value.model.name)[1]
+        latent, read = defaults.latent, upscaler.latent_channels
+        if not read or latent is None or not latent.vae.startswith(LTX_VAES) or latent.channels != read:
+            found = f"{upscaler.name!r}, an upscaler of {f'latents of {read} channels' if read else 'images'}"
+            expected = f"an upscaler of the latents of model {value.model.name!r}"
+            expected += "" if latent is None else f", of {latent.channels} channels"
+            raise unusable_field("upscale.model", found, f"{expected}; upscalers of latents are of LTX")
+        if node.upscale.model_fields_set - {"model"}:
+            fields = ", ".join(sorted(node.upscale.model_fields_set - {"model"}))
+            raise unusable_field("upscale", fields, "the model alone: latents are enlarged whole, by its own factor")
+        size = replace(value.size, width=value.size.width * upscaler.scale, height=value.size.height * upscaler.scale)
+        if max(value.shape.width, value.shape.height) * upscaler.scale > MAX_SIDE:
+            raise unusable_field(
+                "upscale.model", upscaler.name, f"a factor that gives sides of up to {MAX_SIDE} pixels"
+            )
+        cells = value.size.width, value.size.height, size.width, size.height, value.size.frames
+        work = UpscaleParams(upscaler, *cells, vae=value.model)
+        task = self.tasks.add(work, {task_inputs.LATENT: value.task})
+        return replace(value, task=task, size=size, shape=_decoded_shape(value, size, defaults))
 
     def _params(self, node: OperationNode, operation: Operation, read: Mapping[str, NodeValue]) -> Any:
         """Return the parameters of an operation, with the size of a cell and the scale of the latents that it reads.
@@ -421,12 +505,15 @@ class _WorkflowTasks:
         if "downscale" in known:
             settings.setdefault("downscale", defaults.downscale)
         params = operation.params_of(settings)
+        if isinstance(params, SoundTrackOf):
+            return _sound_track(read, defaults)
         # scaling is the same in both scales, but for the method that turns vectors
         depends = "scale" in known and getattr(params, "method", SLERP) == SLERP
         if depends and not params.scale and defaults.latent is not None:
             scale = VaeScale.of(defaults.latent)
-            # with a factor alone, all these operations are the same in both scales
-            params = replace(params, scale=scale.numbers) if scale.shift or scale.means else params
+            # with a factor alone, all but one of these operations are the same in both scales
+            if scale.shift or scale.means or isinstance(params, LatentStart):
+                params = replace(params, scale=scale.numbers)
         return params
 
     def _check_version(self, node: OperationNode, own: OpenedNode | None) -> None:
@@ -463,7 +550,8 @@ class _WorkflowTasks:
         tokens = tokens or (0 if like is None else like.tokens)
         if operation.result == LATENT and like is not None and like.model is not None and like.shape is not None:
             defaults = self._model(like.model.name)[1]
-            return NodeValue(LATENT, task, size, shape=_decoded_shape(like, size, defaults), model=like.model)
+            shape, has_sound = _decoded_shape(like, size, defaults), like.has_sound or isinstance(params, SoundTrackOf)
+            return NodeValue(LATENT, task, size, shape=shape, model=like.model, has_sound=has_sound)
         timings = {name: value.timing for name, value in read.items() if value.timing}
         timing = operation.timing(params, timings)
         if tokens > MAX_JOINED_TOKENS:
@@ -475,7 +563,42 @@ class _WorkflowTasks:
 
 def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:
     """Return what is equal for models that read each other's latents."""
-    return latent.channels, latent.downscale, latent.cells, VaeScale.of(latent)
+    return latent.channels, latent.downscale, latent.cells, VaeScale.of(latent), latent.sound is None
+
+
+def _makes_sound(defaults: ModelDefaults) -> bool:
+    """Whether a model samples an audio track with the frames of its videos."""
+    return defaults.sampling.video is not None and defaults.sampling.video.sound is not None
+
+
+def _check_sound(node: SampleNode, start: NodeValue, defaults: ModelDefaults) -> None:
+    """Raise UnusableField for a start latent without the audio that a model samples with its frames."""
+    if not _makes_sound(defaults):
+        return
+    if not start.has_sound:
+        expected = "one with audio, which the model samples with its frames: operation latent_sound_track"
+        raise unusable_field("latent", f"node {node.inputs['latent']}, a latent without audio", expected)
+    if "mask" in node.inputs:
+        raise UnusableField("mask: expected none: the model samples audio with its frames, and the mask is of frames")
+    rate = 0.0 if start.shape is None else start.shape.frame_rate
+    if node.request.frame_rate not in (None, rate):
+        found = f"{node.request.frame_rate:g}"
+        raise unusable_field("frame_rate", found, f"{rate:g}, of the start latent, on which the audio depends")
+
+
+def _sound_track(read: Mapping[str, NodeValue], defaults: ModelDefaults) -> SoundTrackOf:
+    """Return the size of the empty audio track of a video. Raises UnusableField, also for a track of another video."""
+    samples, sound, video = read["samples"], read.get("sound"), defaults.sampling.video
+    if video is None or video.sound is None or samples.shape is None or not samples.shape.frames:
+        raise UnusableField("samples: expected the latent of a video of a model that samples audio with its frames")
+    timing = samples.shape.frames, samples.shape.frame_rate
+    if sound is None:
+        return SoundTrackOf(sound_length(video.sound, *timing), video.sound.width)
+    assert sound.shape is not None, "a latent of a model has a shape"
+    if not sound.has_sound or (sound.shape.frames, sound.shape.frame_rate) != timing:
+        found = f"{sound.shape.frames} frames at {sound.shape.frame_rate:g}" if sound.has_sound else "no audio"
+        raise unusable_field("sound", found, f"the audio of {timing[0]} frames at {timing[1]:g} per second")
+    return SoundTrackOf()
 
 
 def settings_of(params: Any) -> tuple[tuple[str, SettingValue], ...]:
@@ -521,6 +644,14 @@ def _given_video(node: VideoNode) -> NodeValue:
     assert isinstance(video, InputVideo), f"the client brings videos to the pool, found {video!r}"
     shape = OutputShape(video.width, video.height, video.frames, STILL_RATE)
     return NodeValue(IMAGE, input_frames_id(video), Size(video.width, video.height, video.frames), shape=shape)
+
+
+def _given_audio(node: AudioNode) -> NodeValue:
+    """Return the audio of a file of the user."""
+    check_inputs(node, ())
+    audio = node.audio
+    assert isinstance(audio, InputAudio), f"the client brings audio to the pool, found {audio!r}"
+    return NodeValue(AUDIO, input_audio_id(audio), Size(0, 0), shape=OutputShape(0, 0, seconds=audio.seconds))
 
 
 def _check_videos(videos: Mapping[str, TaskVideo], frames: int | None) -> None:

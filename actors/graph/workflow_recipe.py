@@ -24,7 +24,9 @@ from modelpool.pool.values.core.stage_params import (
 
 #: keys of an image, and of a video, in the pool, as JSON; and of those that another node computes
 _INPUT_IMAGE, _TASK_IMAGE = frozenset(("sha256", "width", "height", "file")), frozenset(("task", "width", "height"))
-_GIVEN, _OF_TASKS = (_INPUT_IMAGE, _INPUT_IMAGE | {"frames"}), (_TASK_IMAGE, _TASK_IMAGE | {"frames"})
+_INPUT_AUDIO = frozenset(("sha256", "seconds", "rate", "channels", "file"))
+_GIVEN = (_INPUT_IMAGE, _INPUT_IMAGE | {"frames"}, _INPUT_AUDIO)
+_OF_TASKS = (_TASK_IMAGE, _TASK_IMAGE | {"frames"})
 
 
 def workflow_recipe(
@@ -94,6 +96,8 @@ def _files(work: StageParams) -> Iterator[tuple[str, str, str]]:
         return
     kind = "upscaler" if isinstance(work, UpscaleParams) else "model"
     yield kind, work.model.name, work.model.sha256
+    if isinstance(work, UpscaleParams) and work.vae is not None:
+        yield "model", work.vae.name, work.vae.sha256
     if isinstance(work, EncodeParams | SampleParams):
         yield from (("model" if lora.merge else "lora", lora.name, lora.sha256) for lora in work.loras)
     if isinstance(work, EncodeParams):

@@ -381,6 +381,10 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         ),
         Bound("graph.workflow_graph:MAX_JOINED_TOKENS", "a text of a `workflow` that is made of others", "tokens"),
         Bound("http.comfy.comfy_expressions:MAX_CHARACTERS", "expression of a node", "characters"),
+        Bound(
+            "http.comfy.comfy_computing:MAX_COMPUTED_STEPS",
+            "characters that nodes read, and steps of their searches, in all",
+        ),
         Bound("http.comfy.comfy_evaluation:MAX_COMPUTED_CHARACTERS", "texts that nodes compute, in all", "characters"),
         Bound(
             "graph.features.decode_tiles_graph:MAX_PARTS",

@@ -19,6 +19,7 @@ from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from modelpool.actors.request.audio_fields import AudioFile
     from modelpool.actors.request.control_video_fields import VideoFile
 
 #: (name of a model) -> title of its family
@@ -114,7 +115,12 @@ def _of_workflow(text: str, place: Path, family_of: FamilyOf) -> ReadFields:
             if given.choices in named and isinstance(value, str):
                 named[given.choices].append(file_stem(value))
     families = {name: family_of(name) for name in named[MODELS]}
-    names = PoolNames(families, named[LORAS], video_facts=lambda name: video_next_to(place, name))
+    names = PoolNames(
+        families,
+        named[LORAS],
+        video_facts=lambda name: video_next_to(place, name),
+        audio_facts=lambda name: audio_next_to(place, name),
+    )
     outputs = outputs_of(graph, names)
     found = requests_of(outputs[0], names, lambda name: image_next_to(place, name))[0]
     if found.strength == 0:
@@ -143,13 +149,24 @@ def video_next_to(place: Path, name: str) -> VideoFile:
     """Return the facts of the video that the workflow at `place` names, as `image_next_to`. Raises UserError."""
     from modelpool.actors.request.control_video_fields import video_facts
 
+    return video_facts("video", _file_next_to("video", place, name))
+
+
+def audio_next_to(place: Path, name: str) -> AudioFile:
+    """Return the facts of the audio that the workflow at `place` names, as `image_next_to`. Raises UserError."""
+    from modelpool.actors.request.audio_fields import audio_facts
+
+    return audio_facts("audio", _file_next_to("audio", place, name))
+
+
+def _file_next_to(field: str, place: Path, name: str) -> str:
     plain = Path(name.removesuffix(" [input]"))
     if plain.is_absolute() or ".." in plain.parts:
-        raise unusable_field("video", name, f"a file next to {place}")
+        raise unusable_field(field, name, f"a file next to {place}")
     for path in (place.parent / plain, place.parent / INPUT_FOLDER / plain):
         if path.is_file():
-            return video_facts("video", str(path))
-    raise unusable_field("video", name, f"a file next to {place}, or in {INPUT_FOLDER} there")
+            return str(path)
+    raise unusable_field(field, name, f"a file next to {place}, or in {INPUT_FOLDER} there")
 
 
 def request_like(path: str | Path, **changes: Any) -> GenerateRequest:

@@ -56,6 +56,7 @@ from modelpool.actors.worker.node_notices import NoticePoller, notice_lock
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.wire.messages import (
+    ClientId,
     EndsWanted,
     PreviewMade,
     RunEnds,
@@ -63,6 +64,7 @@ from modelpool.actors.worker.wire.messages import (
     StateSaved,
     StepDone,
 )
+from modelpool.actors.worker.wire.packed_calls import PackedEvents, packed_events
 from modelpool.actors.worker.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess
@@ -197,6 +199,18 @@ class ControllerActor(Controller):
     async def steps_done_packed(self, steps: bytes) -> None:
         """As `steps_done`, packed."""
         await self.steps_done(unpacked(steps))
+
+    async def events_packed(self, client_id: ClientId, cursor: int, timeout_seconds: float) -> PackedEvents:
+        """As `events`, packed; see `PACKED_CALLS`."""
+        return packed_events(await self.events(client_id, cursor, timeout_seconds))
+
+    async def submit_packed(self, submission: bytes) -> bytes:
+        """As `submit`, packed."""
+        return packed(await self.submit(unpacked(submission)))
+
+    async def check_each_packed(self, submission: bytes) -> bytes:
+        """As `check_each`, packed."""
+        return packed(await self.check_each(unpacked(submission)))
 
     async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
         """As `state_saved`, for the state itself: it is stored here, since an object that the worker stored would be

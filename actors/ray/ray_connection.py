@@ -17,6 +17,7 @@ from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.ray.survivors import end_left_workers
 from modelpool.actors.worker.wire.messages import ResultRef
+from modelpool.actors.worker.wire.packed_calls import PACKED_CALLS
 from modelpool.actors.worker.wire.packing import result_of
 from modelpool.pool.values.core.stage_params import Result
 
@@ -61,6 +62,10 @@ class RayConnection:
         """See `Connection`."""
         self._check()
         with self._control_service.call():
+            known = None if kwargs else PACKED_CALLS.get(question.__name__)
+            arguments = None if known is None else known.pack(*args)
+            if known is not None and arguments is not None:
+                return cast("T", known.unpack(self._get(getattr(self._controller, known.method).remote(*arguments))))
             call = getattr(self._controller, question.__name__)
             return cast("T", self._get(call.remote(*args, **kwargs)))
 

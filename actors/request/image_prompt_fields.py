@@ -6,7 +6,8 @@ Torch-free, ray-free.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -32,6 +33,8 @@ MAX_STRENGTH = 10.0
 MAX_IMAGES = 16
 #: what precedes the file of the mask in the short form
 _MASK_PART = ",mask="
+#: fields that were added later, and their defaults
+_LATER: Mapping[str, Any] = MappingProxyType({"noise": 0.0, "shares_of": "steps"})
 _BLOCK_FORMS = 'factors by names such as "down.2", "mid" or "up.0.1"'
 
 
@@ -46,6 +49,8 @@ class ImagePrompt(Strict):
     encoder     name of the vision encoder; default: the one in the model's file, or the only one that fits
     strength    0 disables it
     start, end  the part of the schedule in which it is active, as fractions from 0 to 1
+    shares_of   "steps": of the steps that are run; "noise": of the noise levels that the model was trained with, as of
+                `controls`
     blocks      factors of the strength by block, {"up.0.1": 1.0}; blocks that are not named are left out
     mask        an image that is white where the image prompt acts, scaled to the size of the output; or a list of
                 several, one for each image (or face): each image then acts in its own area
@@ -65,10 +70,11 @@ class ImagePrompt(Strict):
     #: an `ImageSource`, or a tuple of several, after validation
     mask: Any = None
     noise: Annotated[float, Field(ge=0, le=1)] = 0.0
+    shares_of: Literal["steps", "noise"] = "steps"
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Show noise where there is some."""
-        return ((name, value) for name, value in super().__repr_args__() if name != "noise" or value)
+        """Show fields that were added later only where they are set."""
+        return ((name, value) for name, value in super().__repr_args__() if _LATER.get(name or "", ...) != value)
 
     @property
     def images(self) -> tuple[ImageSource, ...]:
@@ -159,6 +165,8 @@ class ImagePrompt(Strict):
     def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out optional parts that are not set, and write blocks as they are given."""
         found = {name: value for name, value in plain(self).items() if name in ("model", "image") or value}
+        if self.shares_of == "steps":
+            found.pop("shares_of", None)
         return {**found, **({"blocks": dict(self.blocks)} if self.blocks else {})}
 
 

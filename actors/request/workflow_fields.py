@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from modelpool.actors.request.audio_fields import checked_audio
 from modelpool.actors.request.bounds import (
     MAX_NAME_CHARACTERS,
     MAX_PROMPT_CHARACTERS,
@@ -131,8 +132,22 @@ class VideoNode(_Node):
         return checked_video("video", value)
 
 
+class AudioNode(_Node):
+    """The audio of a file of the user, or its samples."""
+
+    kind: Literal["audio"]
+    #: an `AudioSource` of `actors.request.audio_fields` after validation
+    audio: Any
+
+    @field_validator("audio", mode="before")
+    @classmethod
+    def _audio(cls, value: Any) -> Any:
+        return checked_audio("audio", value)
+
+
 class EncodeNode(_Node):
-    """The latent of "image" with the VAE of a model, in its size; "mask": where pixels become grey before."""
+    """The latent of "image" with the VAE of a model, in its size; "mask": where pixels become grey before. Of "video",
+    of all its frames that fill cells; of "audio", of as many samples."""
 
     kind: Literal["encode"]
     model: _Name
@@ -157,6 +172,8 @@ class SampleNode(_Node):
     adds_noise   whether noise is added to the start latent
     keeps_noise  whether the noise that is left at `last_step` stays
     strength     fraction of the schedule that is run, instead of `first_step`
+    video_stops  a model that follows a shorter video follows nothing behind its last frame; false: the video goes back
+                 and forth
     """
 
     kind: Literal["sample"]
@@ -166,6 +183,7 @@ class SampleNode(_Node):
     adds_noise: bool = True
     keeps_noise: bool = False
     strength: Annotated[float | None, Field(gt=0, le=1)] = None
+    video_stops: bool = False
 
     @field_validator("request", mode="before")
     @classmethod
@@ -215,10 +233,12 @@ def _with_image(parts: Any, number: int, image: TaskImage, name: str = "image") 
 
 
 class DecodeNode(_Node):
-    """The pixels of "latent", with the VAE of a model, in tiles as in a request."""
+    """The pixels of "latent", with the VAE of a model, in tiles as in a request. `track`: of a video with audio, the
+    frames alone, or the audio alone; "" for both."""
 
     kind: Literal["decode"]
     model: _Name
+    track: Literal["", "frames", "sound"] = ""
     vae_tile: int | None = None
     vae_frames: int | None = None
 
@@ -233,7 +253,7 @@ class DecodeNode(_Node):
 
 
 class UpscaleNode(_Node):
-    """An "image", enlarged by an upscaler."""
+    """An "image", or the "latent" of a video, enlarged by an upscaler for it."""
 
     kind: Literal["upscale"]
     upscale: Upscale
@@ -280,7 +300,7 @@ def _bounded(name: str, number: float) -> float:
 
 
 WorkflowNode: TypeAlias = Annotated[
-    TextNode | ImageNode | VideoNode | EncodeNode | SampleNode | DecodeNode | UpscaleNode | OperationNode,
+    TextNode | ImageNode | VideoNode | AudioNode | EncodeNode | SampleNode | DecodeNode | UpscaleNode | OperationNode,
     Field(discriminator="kind"),
 ]
 
@@ -292,6 +312,7 @@ _CLASSES: Mapping[str, type[_Node]] = MappingProxyType(
         "image": ImageNode,
         "mask": ImageNode,
         "video": VideoNode,
+        "audio": AudioNode,
         "encode": EncodeNode,
         "sample": SampleNode,
         "decode": DecodeNode,
@@ -340,7 +361,7 @@ class Workflow(Strict):
         steps = sum(STEPS.parse("steps", node.request.steps) for node in self.samplings)
         if steps > MAX_WORKFLOW_STEPS:
             raise over_bound("workflow", counted(steps, "step"), f"up to {MAX_WORKFLOW_STEPS} in all nodes together")
-        if not any(node.kind not in ("image", "mask", "video") for _, node in self.in_order):
+        if not any(node.kind not in ("image", "mask", "video", "audio") for _, node in self.in_order):
             raise unusable_field("workflow.output", self.output[:MAX_NODE_ID], "a node that computes something")
         return self
 

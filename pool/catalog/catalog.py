@@ -35,7 +35,7 @@ from modelpool.pool.files.formats.weights_file import files_of
 from modelpool.pool.inference.extensions.run_extension import check_fits
 from modelpool.pool.inference.operations.own_nodes import NO_NODES, OpenedNode
 from modelpool.pool.inference.pixels.decode_parts import cells_computed
-from modelpool.pool.inference.pixels.latent_pixels import latent_shape, sampled_shape
+from modelpool.pool.inference.pixels.latent_pixels import latent_shape, sampled_shape, sound_length_of
 from modelpool.pool.models.loading.content_digest import component_digests
 from modelpool.pool.models.loading.describe import native_size
 from modelpool.pool.models.loading.detect_family import detect
@@ -49,6 +49,7 @@ from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
+    SOUND,
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
@@ -312,12 +313,14 @@ class Catalog:
         latent = self._open(model).latent
         passes = work.predictions if isinstance(work, SampleParams) else 16
         if isinstance(work, EncodeImageParams):
-            shape = latent_shape(work.width, work.height, work.frames, latent)
+            shape = latent_shape(work.width, work.height, work.frames, latent, work.seconds)
         else:
             shape = sampled_shape(work, latent)
         cells = math.prod(shape[1:])
         if isinstance(work, DecodeParams) and work.is_tiled:
             cells = cells_computed(work, latent) // max(1, work.parts)
+        if isinstance(work, DecodeParams) and work.track == SOUND:
+            cells = sound_length_of(work.shape, latent)
         return _PRIOR_SECONDS + passes * cells * spec.weight_bytes * _PRIOR_SECONDS_PER_CELL_BYTE
 
     def _component_keys(self, model: ModelRef) -> tuple[tuple[Role, ComponentKey], ...]:

@@ -50,7 +50,13 @@ class ControlNetIndex:
         )
         latent, hole = opened.kind.reads_latent, opened.mask_form_at(file.path, mode)
         return replace(
-            found, mode=number, reads_latent=latent, bright=bright, config_overrides=overrides, mask_mode=hole
+            found,
+            mode=number,
+            reads_latent=latent,
+            bright=bright,
+            config_overrides=overrides,
+            mask_mode=hole,
+            is_blockwise=opened.kind.is_blockwise,
         )
 
     def use_with(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:

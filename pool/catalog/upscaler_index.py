@@ -45,7 +45,8 @@ class UpscalerIndex:
         path, files = self._registry.locate(file)
         described = self._registry.described_path(path)
         # the registry has refused a pickle that is not allowed
-        return UpscalerRef(known_name, path, digest, upscaler_plan_of(described, allow_pickle=True).scale, files)
+        plan = upscaler_plan_of(described, allow_pickle=True)
+        return UpscalerRef(known_name, path, digest, plan.scale, files, plan.latent_channels)
 
     def needs(self, work: UpscaleParams) -> tuple[ComponentSpec, ComponentUse]:
         """Return the size of the upscaler of `work`, and what a run needs of it. Raises CorruptFile or
@@ -56,6 +57,10 @@ class UpscalerIndex:
     def execution_modes(self, work: UpscaleParams) -> tuple[ExecutionMode, ...]:
         """Return `work` as requested, then by smaller and smaller tiles, each with its activation bytes."""
         opened = self._of(work.model)
+        if work.vae is not None:
+            counted_bytes = opened.activation_bytes(work.width, work.height, max(1, work.frames))
+            planned_bytes = with_margin(counted_bytes, self._kind)
+            return (ExecutionMode(planned_bytes, counted_bytes=planned_bytes),)
         step = getattr(opened.module, "unshuffle", 1)
 
         def mode_of(tile: int) -> ExecutionMode:

@@ -58,6 +58,7 @@ from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.inference.operations.operate import operate
 from modelpool.pool.inference.operations.own_nodes import NO_NODES, VERSION, OpenedNode
 from modelpool.pool.inference.pixels.latent_pixels import decoded
+from modelpool.pool.inference.upscalers.latent_upsampler import upscale_latents
 from modelpool.pool.inference.upscalers.open_upscaler import OpenUpscaler
 from modelpool.pool.inference.upscalers.upscale import upscale_images
 from modelpool.pool.models.loading.assembled_checkpoint import members_of
@@ -718,7 +719,8 @@ class Engine:
             case EncodeImageParams() | DecodeParams():
                 return (self.patcher(work.model, Role.VAE),)
             case UpscaleParams():
-                return self._upscalers.of((work.model,))
+                own = self._upscalers.of((work.model,))
+                return own if work.vae is None else (*own, self.patcher(work.vae, Role.VAE))
             case OperationParams():
                 return ()
 
@@ -726,6 +728,9 @@ class Engine:
         self, members: Sequence[BatchMember], patchers: Patchers, hooks: RunHooks, division: ExecutionMode | None
     ) -> tuple[Result, ...]:
         works, inputs = [member.work for member in members], [TaskInputs(member.inputs) for member in members]
+        if isinstance(works[0], UpscaleParams) and works[0].vae is not None:
+            facts_of = self._opened(works[0].vae).latent
+            return upscale_latents(_all_of(works, UpscaleParams), inputs, *patchers, facts_of, hooks)
         if isinstance(works[0], UpscaleParams):
             return upscale_images(_all_of(works, UpscaleParams), inputs, patchers[0], hooks, division)
         assert not isinstance(works[0], OperationParams), "operations run without components"

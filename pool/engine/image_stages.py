@@ -1,5 +1,5 @@
-"""Stages that read or write user images: an image to a latent, and a latent to an image that keeps the area outside of
-a mask.
+"""Stages that read or write images of users: an image, a video or audio to a latent, and a latent to an image that
+keeps the area outside of a mask.
 
 Prepares the inputs of `EncodeImageParams` and `DecodeParams`; `pool.engine.stages` runs the VAE.
 """
@@ -16,7 +16,8 @@ from modelpool.pool.engine.stages import (
     vae_encode,
     vae_encode_beginning,
 )
-from modelpool.pool.inference.conditioning.control_video import encode_control_video
+from modelpool.pool.inference.conditioning.control_video import encode_control_video, encode_video
+from modelpool.pool.inference.pixels.audio_latents import encode_audio
 from modelpool.pool.inference.pixels.decode_parts import requested_tiling
 from modelpool.pool.inference.pixels.image_ops import covering, pasted
 from modelpool.pool.inference.pixels.latent_pixels import DROPS_BEFORE
@@ -24,6 +25,7 @@ from modelpool.pool.inference.pixels.tiled import HOST
 from modelpool.pool.inference.sampling.noise import image_noise_seed
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import (
+    AudioSamples,
     DecodedTiles,
     DecodeParams,
     EncodeImageParams,
@@ -34,7 +36,7 @@ from modelpool.pool.values.core.stage_params import (
     RunHooks,
 )
 from modelpool.pool.values.core.stopping import stop_if_asked
-from modelpool.pool.values.core.task_inputs import IMAGE, LAST_IMAGE, LATENT, MASK, TILES, TaskInputs
+from modelpool.pool.values.core.task_inputs import AUDIO, IMAGE, LAST_IMAGE, LATENT, MASK, TILES, TaskInputs
 from modelpool.pool.values.specs.spec import ExecutionMode
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
@@ -67,6 +69,10 @@ def _encoded(
     size = work.width, work.height
     if work.is_control_video:
         return encode_control_video(work, read, vae, latent, hooks, division, follows)
+    if work.seconds:
+        return encode_audio(work.seconds, read.read(AUDIO, AudioSamples), vae, latent, hooks, division)
+    if work.is_video:
+        return encode_video(work, read, vae, latent, hooks, division)
     image = _scaled(read, IMAGE, size)
     hidden = Mask(covering(read.read(MASK, Mask).values_HW, *size)) if work.hides else None
     if work.frames:
@@ -106,7 +112,8 @@ def begin_decode_images(
     lasts = works[0].shape.frame_rate, works[0].shape.seconds, leading * latent.frames_per_cell
     # devices may round the sum of tiles differently: it is always on the host, as in the join of parts
     into = vae.device if is_pending and not works[0].is_tiled else HOST
-    made = begin_decode_batch(latents, vae, latent, hooks, division, *lasts, into, requested_tiling(works[0], latent))
+    tiling, track = requested_tiling(works[0], latent), works[0].track
+    made = begin_decode_batch(latents, vae, latent, hooks, division, *lasts, into, tiling, track)
     return lambda: tuple(_pasted(work, image, read) for work, image, read in zip(works, made(), inputs, strict=True))
 
 

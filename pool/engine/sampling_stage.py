@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.engine.all_run_parts import RUN_PARTS
+from modelpool.pool.families.parts.audio_tracks import SoundTrack
 from modelpool.pool.inference.conditioning.run_parts import (
     NO_RESOURCES,
     CallInputs,
@@ -30,7 +31,8 @@ from modelpool.pool.inference.guidance.guided_steps import ModelCall
 from modelpool.pool.inference.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.inference.guidance.run_texts import prompts_of
 from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
-from modelpool.pool.inference.pixels.latent_pixels import sampled_shape, to_model_scale
+from modelpool.pool.inference.guidance.sound_track_run import with_sounds
+from modelpool.pool.inference.pixels.latent_pixels import latent_shape, sampled_shape, sound_length_of, to_model_scale
 from modelpool.pool.inference.sampling.partial_run import partial_run_of
 from modelpool.pool.inference.sampling.schedules import sigma_table
 from modelpool.pool.values.core.errors import CorruptFile, counted, unusable_field
@@ -110,6 +112,9 @@ def ready_run(
     shape_CHW, cells = sampled_shape(work, latent), latent.sides(work.shape.width, work.shape.height)
     start = start_of(works, inputs, cells)
     _check_start(start, shape_CHW, work)
+    if latent.sound is not None and start.latent_BCHW is not None and start.latent_BCHW.shape[1:] != shape_CHW:
+        found = "x".join(map(str, start.latent_BCHW.shape[2:]))
+        raise unusable_field("latent", f"{found} cells", f"{'x'.join(map(str, shape_CHW[1:]))}: its frames and audio")
     # a model for one of the texts, and another one for the negative text
     max_batch = 1 if facts.has_unconditional or work.gpus else 0 if division is None else division.batch
     run = DenoisingRun(
@@ -209,6 +214,10 @@ def _unsampled(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], late
     found_BCHW = start_of(works, inputs, latent.sides(works[0].shape.width, works[0].shape.height)).latent_BCHW
     if found_BCHW is None:
         found_BCHW = to_model_scale(torch.zeros(len(works), *sampled_shape(works[0], latent)), latent)
+    shape = works[0].shape
+    if latent.sound is not None and shape.frames:
+        cells = latent_shape(shape.width, shape.height, shape.frames, latent)[1]
+        return with_sounds(found_BCHW, SoundTrack(latent.sound, cells, sound_length_of(shape, latent)))
     return _latents(found_BCHW, works[0])
 
 

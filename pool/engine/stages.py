@@ -29,9 +29,11 @@ from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.models.text.embeddings import Embedding
 from modelpool.pool.models.text.encode import AnyTokenizer, ReadText, read_texts
 from modelpool.pool.models.text.image_tokens import ImageStates
-from modelpool.pool.values.core.errors import CorruptFile
+from modelpool.pool.values.core.errors import CorruptFile, UnusableField
 from modelpool.pool.values.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
 from modelpool.pool.values.core.stage_params import (
+    FRAMES,
+    SOUND,
     AudioSamples,
     DecodedTiles,
     DecodeParams,
@@ -173,16 +175,20 @@ def begin_decode_batch(
     leading: int,
     into: torch.device,
     requested: Tiling | None = None,
+    track: str = "",
 ) -> Callable[[], tuple[Output, ...]]:
     """Begin `decode_batch`: images and videos are moved to the device `into`, which may still compute them then; with
-    `requested` tiles they are blended there. Returns a function that moves them on to the host and returns the
-    results."""
+    `requested` tiles they are blended there. `track` as in `DecodeParams`. Returns a function that moves them on to
+    the host and returns the results."""
     scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
     if latent.audio is not None:
         rate, peak = latent.audio.samples_per_second, latent.audio.peak
         samples_BC = decoded(scaled_BC, vae, latent, hooks, division)
         return lambda: tuple(_audio(audio_CS, int(seconds * rate), rate, peak) for audio_CS in samples_BC.unbind())
-    sounds = _sounds(sampled, vae, hooks)
+    sounds = (None,) * len(sampled) if track == FRAMES else _sounds(sampled, vae, hooks)
+    if track == SOUND:
+        hooks.on_step(1, 1)
+        return lambda: tuple(_present(sound, vae) for sound in sounds)
     # bytes are made on the device: a quarter of what float32 is on the bus, and no passes on the CPU
     levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes, into, requested)
 
@@ -206,7 +212,7 @@ def decode_part(
 ) -> DecodedTiles:
     """Compute the tiles that are the part of `work`, and in the first part the audio track. One step for each tile.
     Raises Stopped at a tile or layer."""
-    sound = _sounds((sampled,), vae, hooks)[0] if work.part == 1 else None
+    sound = _sounds((sampled,), vae, hooks)[0] if work.part == 1 and work.track != FRAMES else None
     scaled_BC = torch.from_numpy(sampled.samples_CHW.copy())[None]
     return decoded_part(scaled_BC, vae, latent, hooks, division, work, sound)
 
@@ -288,6 +294,13 @@ def _sounds(sampled: Sequence[Latent], vae: ModelPatcher, hooks: RunHooks) -> tu
         samples_BCS = decoder(torch.stack(latents).to(vae.device), vae.compute_dtype).float().cpu()
         rate = decoder.samples_per_second
     return tuple(_audio(samples_CS, samples_CS.shape[1], rate) for samples_CS in samples_BCS.unbind())
+
+
+def _present(sound: AudioSamples | None, vae: ModelPatcher) -> AudioSamples:
+    """Return an audio track that is asked for alone. Raises UnusableField for none."""
+    if sound is None:
+        raise UnusableField(f"VAE {vae.key}: found none that decodes audio tracks, expected one")
+    return sound
 
 
 def _audio(samples_CS: Tensor, count: int, samples_per_second: int, peak: float = 0.0) -> AudioSamples:

@@ -28,7 +28,7 @@ from modelpool.pool.values.core.stage_params import (
 #: conditions that act on the latent between the calls of the model, and texts of their own
 _OUTSIDE = (StartCondition, MaskCondition, RegionParams)
 #: options that change predictions
-_BETWEEN_CALLS = ("rescale_cfg", "cfg_zero")
+_BETWEEN_CALLS = ("rescale_cfg", "cfg_zero", "apg", "tcfg", "perp_neg", "epsilon_scaling")
 
 
 def text_groups(texts: int, degree: int) -> int:
@@ -76,6 +76,8 @@ def _token_obstacle(plan: SequencePlan, work: SampleParams) -> str:
         if not isinstance(each, _OUTSIDE) and not possible.get(type(each), False):
             name = _NAMES.get(type(each).__name__, "an input image of the model")
             return f"{name} is not supported by GPUs that divide the tokens of this family"
+    if any(control.is_blockwise for control in work.controls):
+        return "a ControlNet behind each block is not supported by GPUs that divide the tokens"
     if any(prompt.masks for prompt in work.image_prompts):
         return "the masks of an image prompt are not supported by GPUs that divide the tokens"
     inside = [name for name in work.options.names if name not in _BETWEEN_CALLS]

@@ -15,7 +15,7 @@ from modelpool.pool.values.core.sampling_facts import CfgRescale, Guidance, Imag
 #: the class of diffusers of UNets that are called without a row of their own
 _UNET = "UNet2DConditionModel"
 #: what needs levels of a UNet
-_UNET_OPTIONS = frozenset({"freeu", "pag", "sag", "hypertile", "deepcache", "attention_scale"})
+_UNET_OPTIONS = frozenset({"freeu", "pag", "sag", "hypertile", "deepcache", "attention_scale", "deep_shrink"})
 #: kinds of guidance by a negative prompt
 _GUIDED = frozenset(
     {
@@ -52,14 +52,28 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
     if guidance in _GUIDED and not has_sound:
         found.add("rescale_cfg")
     if is_plain:
-        found |= {"cfg_norm", "fresca"}
+        found |= {"cfg_norm", "fresca", "apg", "tcfg"}
+        if _reads_empty_text(facts):
+            found.add("perp_neg")
     if facts.audio is None and not has_sound:
         found.add("differential")
+    if facts.prediction in (Prediction.NOISE, Prediction.VELOCITY) and not has_sound:
+        found.add("epsilon_scaling")  # a flow predicts no noise alone
     if own.isolates_sound:
         found.add("isolation")
+    if facts.video is not None and facts.video.sound is not None and facts.video.sound.cfg:
+        found.add("sound")
     if is_plain and facts.prediction is Prediction.FLOW:
         found.add("cfg_zero")
     return frozenset(found)
+
+
+def _reads_empty_text(facts: SamplingFacts) -> bool:
+    """Whether images are made of texts alone, of which one more may be predicted for, as for a region."""
+    of_images = facts.video is None and facts.audio is None and not facts.takes_view and not facts.is_prior_stage
+    plain_image = facts.image_concat is None or facts.image_concat.is_inpaint
+    of_texts = facts.reads_text and not facts.names_images and not facts.learned_negative and not facts.writes_tokens
+    return of_images and plain_image and of_texts
 
 
 def families_with(option: str) -> tuple[str, ...]:

@@ -495,11 +495,19 @@ def ahead_bytes_of(kind: str, vram_bytes: int) -> int:
 
 
 def _modules(catalog: Catalog, graph: JobGraph, key: ComponentKey) -> Sequence[ModuleBytes]:
-    from modelpool.pool.values.core.stage_params import OperationParams, UpscaleParams
+    from modelpool.pool.values.core.stage_params import (
+        DecodeParams,
+        OperationParams,
+        OutputShape,
+        UpscaleParams,
+        upscaler_key,
+    )
 
     task = next(t for t in graph.job.tasks if any(use.component == key for use in t.uses))
     work = graph.works[task.task_id]
     if isinstance(work, UpscaleParams):
+        if work.vae is not None and key != upscaler_key(work.model):
+            return catalog.figures.modules(work.vae, DecodeParams(work.vae, OutputShape(work.width, work.height)))
         return catalog.upscalers.modules(work)
     assert not isinstance(work, OperationParams), "operations use no component"
     return catalog.figures.modules(work.model, work)

@@ -247,12 +247,17 @@ def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[Gene
     get: of rows of one workflow, once."""
     from modelpool.actors.http.comfy.comfy_images import image_size_of
     from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
-    from modelpool.actors.http.read_requests import image_next_to, video_next_to
+    from modelpool.actors.http.read_requests import audio_next_to, image_next_to, video_next_to
 
     def read(name: str) -> Image:
         return image_next_to(place, name)
 
-    names = replace(names, image_size=image_size_of(read), video_facts=lambda name: video_next_to(place, name))
+    names = replace(
+        names,
+        image_size=image_size_of(read),
+        video_facts=lambda name: video_next_to(place, name),
+        audio_facts=lambda name: audio_next_to(place, name),
+    )
     outputs = outputs_of(graph, names)
     for warning in dict.fromkeys(warning for output in outputs for warning in output.warnings):
         warnings.warn(f"{place}: {warning}", UserWarning, stacklevel=2)

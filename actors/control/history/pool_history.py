@@ -386,7 +386,7 @@ class PoolHistory:
             self._noted(WorkerDown(event.at, report.worker_id, report.incarnation, report.error.message))
             return
         found = self._ledger.ended(report.worker_id, report.incarnation, report.task_id, report.attempt, event.at)
-        if found is None:
+        if found is None or self._writer is None:
             return
         task, model, lora, group = found
         charged = self._state.demand.fair_queue.latest_charge
@@ -412,7 +412,7 @@ class PoolHistory:
             self._charge(charge)
 
     def _run_sent(self, command: RunTask, at: float) -> None:
-        self._ledger.sent(command, at)
+        self._ledger.sent(command, at, self._writer is not None)
 
     def _part_sent(self, command: RunInGang, at: float) -> None:
         self._ledger.sent(command.run, at)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import inf
 
 from modelpool.actors.control.history.event_rules import FailedRun
@@ -36,6 +36,34 @@ class _Run:
     began_at: float
 
 
+@dataclass(slots=True)
+class _WorkerRuns:
+    """The runs of one worker in the order in which it begins them, and how many of them have begun."""
+
+    runs: dict[TaskId, _Run] = field(default_factory=dict)
+    begun: int = 0
+
+    def add(self, task_id: TaskId, run: _Run) -> None:
+        """A run is sent."""
+        before, self.runs[task_id] = self.runs.get(task_id), run
+        if before is not None:
+            self.begun -= before.began_at < inf
+        self.begun += run.began_at < inf
+
+    def remove(self, task_id: TaskId) -> _Run | None:
+        """Remove and return a run, if it is known."""
+        run = self.runs.pop(task_id, None)
+        if run is not None:
+            self.begun -= run.began_at < inf
+        return run
+
+    def begin_next(self, at: float) -> None:
+        """The next run begins by itself if none has begun."""
+        if not self.begun and self.runs:
+            next(iter(self.runs.values())).began_at = at
+            self.begun = 1
+
+
 class RunLedger:
     """Follows the runs of one core. Its memory grows with workers, not with jobs."""
 
@@ -43,7 +71,7 @@ class RunLedger:
         """`state` is read only. `model_of` returns the name of the model that a live task runs."""
         self._state = state
         self._model_of = model_of
-        self._runs: dict[WorkerId, dict[TaskId, _Run]] = {}
+        self._workers: dict[WorkerId, _WorkerRuns] = {}
         groups = state.config.groups
         #: money of a GPU-second, by group
         self.prices = {group.name: group.price_per_hour / group.gpus_per_node / 3600.0 for group in groups}
@@ -51,18 +79,20 @@ class RunLedger:
         self.progress: dict[str, float] = {}
         self._most_followed = MOST_FOLLOWED
 
-    def sent(self, command: RunTask, at: float) -> None:
-        """Runs are sent to a worker."""
+    def sent(self, command: RunTask, at: float, is_charged: bool = True) -> None:
+        """Runs are sent to a worker; what they cost is asked for later if they are `is_charged`."""
         table = self._state.worker_table.workers.get(command.worker_id)
         group = "" if table is None else table.group
-        runs = self._runs.setdefault(command.worker_id, {})
+        runs = self._workers.get(command.worker_id)
+        if runs is None:
+            runs = self._workers[command.worker_id] = _WorkerRuns()
         for task_id in (command.task_id, *(mate.task_id for mate in command.batch_mates)):
             task = self._state.demand.tasks.get(task_id)
             if task is None:
                 continue
             began_at = inf if command.queued else at
-            model, lora = self._model_of(task_id), loras_of(task)
-            runs[task_id] = _Run(task, command.incarnation, task.attempt, model, lora, group, began_at)
+            model, lora = (self._model_of(task_id), loras_of(task)) if is_charged else ("", "")
+            runs.add(task_id, _Run(task, command.incarnation, task.attempt, model, lora, group, began_at))
             if task.batch:
                 self.progress[task.batch] = at
         if len(self.progress) > self._most_followed:
@@ -72,30 +102,30 @@ class RunLedger:
         self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int, at: float
     ) -> tuple[Task, str, str, str] | None:
         """A run ended with a report: return its task, model, LoRAs and group; None if it is unknown."""
-        runs = self._runs.get(worker_id)
-        run = None if runs is None else runs.get(task_id)
+        runs = self._workers.get(worker_id)
+        run = None if runs is None else runs.runs.get(task_id)
         if runs is None or run is None or run.incarnation != incarnation or run.attempt != attempt:
             return None
-        del runs[task_id]
+        runs.remove(task_id)
         if run.task.batch:
             self.progress[run.task.batch] = at
-        self._begin_next(runs, at)
+        runs.begin_next(at)
         return run.task, run.model, run.lora, run.group
 
     def revoked(self, worker_id: WorkerId, task_id: TaskId, at: float) -> None:
         """A queued run was taken back."""
-        runs = self._runs.get(worker_id, {})
-        if runs.pop(task_id, None) is not None:
-            self._begin_next(runs, at)
+        runs = self._workers.get(worker_id)
+        if runs is not None and runs.remove(task_id) is not None:
+            runs.begin_next(at)
 
     def lost(self, worker_id: WorkerId, before_incarnation: int, at: float, hour: int) -> tuple[RunCharge, ...]:
         """Processes of a worker before this one are gone: return the costs of the runs that had begun there."""
-        runs = self._runs.get(worker_id, {})
-        lost = {task_id: run for task_id, run in runs.items() if run.incarnation < before_incarnation}
+        runs = self._workers.get(worker_id, _WorkerRuns())
+        lost = {task_id: run for task_id, run in runs.runs.items() if run.incarnation < before_incarnation}
         for task_id in lost:
-            del runs[task_id]
-        if not runs:
-            self._runs.pop(worker_id, None)
+            runs.remove(task_id)
+        if not runs.runs:
+            self._workers.pop(worker_id, None)
         begun = [run for run in lost.values() if run.began_at < inf]
         return tuple(
             RunCharge(
@@ -115,8 +145,8 @@ class RunLedger:
         """Return the submissions with a run that has begun."""
         return {
             run.task.batch
-            for runs in self._runs.values()
-            for run in runs.values()
+            for runs in self._workers.values()
+            for run in runs.runs.values()
             if run.task.batch and run.began_at < inf
         }
 
@@ -136,12 +166,6 @@ class RunLedger:
         # twice as many, so that this stays rare
         self._most_followed = max(MOST_FOLLOWED, 2 * len(self.progress))
         return live
-
-    def _begin_next(self, runs: Mapping[TaskId, _Run], at: float) -> None:
-        if all(run.began_at == inf for run in runs.values()):
-            first = next(iter(runs.values()), None)
-            if first is not None:
-                first.began_at = at
 
 
 def run_end(error: RunErrorKind | None, has_state: bool) -> RunEnd:

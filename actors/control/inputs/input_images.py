@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from modelpool.actors.control.inputs.input_audio import InputAudios
 from modelpool.actors.control.inputs.input_sizes import times_of, wanted_size
 from modelpool.actors.control.inputs.input_videos import InputVideos
 from modelpool.actors.graph.common.input_ids import input_faces_id, input_image_id
@@ -26,7 +27,7 @@ from modelpool.actors.request.image_decoding import open_image, plain_pixels
 from modelpool.actors.request.image_fields import ImageSource, InputImage, Pixels, Region, TaskImage, pixels_digest
 from modelpool.actors.request.image_prompt_fields import ImagePrompt
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.request.workflow_fields import ImageNode, SampleNode, VideoNode, Workflow
+from modelpool.actors.request.workflow_fields import AudioNode, ImageNode, SampleNode, VideoNode, Workflow
 from modelpool.actors.worker.wire.messages import ResultRef
 from modelpool.pool.inference.pixels.image_ops import HALF, covering
 from modelpool.pool.values.core.errors import UserError, unusable_field
@@ -64,7 +65,7 @@ class InputImages:
         self._faces: LruCache[str, ResultRef] = LruCache(REMEMBERED)
         #: an image and a mask only: entries are large
         self._read: LruCache[Hashable, _Read] = LruCache(2)
-        self._videos = InputVideos(put)
+        self._videos, self._audios = InputVideos(put), InputAudios(put)
 
     def bring(self, request: GenerateRequest) -> tuple[GenerateRequest, dict[TaskId, ResultRef]]:
         """Return `request` with its images stored and without labels, which the pool does not need, and the references
@@ -107,6 +108,9 @@ class InputImages:
             elif isinstance(node, VideoNode):
                 brought_video = self._videos.bring_frames(f"workflow node {node_id}", node.video, refs)
                 changed[node_id] = node.model_copy(update={"video": brought_video})
+            elif isinstance(node, AudioNode):
+                brought_audio = self._audios.bring(f"workflow node {node_id}", node.audio, refs)
+                changed[node_id] = node.model_copy(update={"audio": brought_audio})
             elif isinstance(node, SampleNode):
                 brought, own_refs = self.bring(node.request)
                 refs |= own_refs

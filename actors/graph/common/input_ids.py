@@ -1,7 +1,8 @@
-"""The task ids under which the images, videos and masks of a request are in the pool. Pure."""
+"""The task ids under which the images, videos, audio and masks of a request are in the pool. Pure."""
 
 from __future__ import annotations
 
+from modelpool.actors.request.audio_fields import AudioSource, InputAudio
 from modelpool.actors.request.control_video_fields import InputVideo, TaskVideo, VideoSource
 from modelpool.actors.request.face_fields import FaceSource, InputFaces
 from modelpool.actors.request.image_fields import ImageSource, InputImage, TaskImage
@@ -34,3 +35,9 @@ def input_frames_id(source: VideoSource) -> TaskId:
     """Return the task id of the frames of a video of a workflow that is in the pool."""
     assert isinstance(source, InputVideo), f"the client brings videos to the pool, found {source!r}"
     return TaskId(f"given-frames-{source.sha256[:20]}")
+
+
+def input_audio_id(source: AudioSource) -> TaskId:
+    """Return the task id of the audio of a workflow that is in the pool."""
+    assert isinstance(source, InputAudio), f"the client brings audio to the pool, found {source!r}"
+    return TaskId(f"given-audio-{source.sha256[:20]}")

@@ -41,6 +41,7 @@ from modelpool.pool.values.specs.spec import (
     TaskId,
     TaskSpec,
 )
+from modelpool.pool.values.specs.wire_value import WireValue
 
 #: size of a row of a textual inversion: 2,048 numbers of 4 bytes at most, for SDXL
 EMBEDDING_ROW_BYTES = 8192
@@ -52,7 +53,7 @@ OPERATION_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class JobGraph:
+class JobGraph(WireValue):
     """A job for the core, the work of each of its tasks, and the sizes of the components that they name.
 
     warnings      messages for the user
@@ -253,7 +254,11 @@ class TaskCollector:
         if isinstance(work, UpscaleParams):
             spec, use = self._catalog.upscalers.needs(work)
             self._components[spec.key] = spec
-            return (use,)
+            if work.vae is None:
+                return (use,)
+            vae = self._catalog.components(work.vae)[Role.VAE]
+            self._components[vae.key] = vae
+            return use, self._use(work.vae, Role.VAE, (), 1)
         if isinstance(work, DecodeParams) and work.joins:
             return ()
         specs = self._catalog.components(work.model)

@@ -72,10 +72,13 @@ def video_size(request: GenerateRequest, model: ModelRef, defaults: ModelDefault
 
 
 def control_video_task(
-    request: GenerateRequest, model: ModelRef, shape: OutputShape, facts: SamplingFacts
+    request: GenerateRequest, model: ModelRef, shape: OutputShape, facts: SamplingFacts, stops: bool = False
 ) -> StageTask:
     """Return the encoding of the control video of a run that generates `shape`: of the video, its mask, and the
-    reference images, each if it is set."""
+    reference images, each if it is set. It `stops`: nothing follows the last frame of a shorter video. Raises
+    UnusableField for a model that follows none."""
+    if stops and not follows_video(facts):
+        raise unsupported_field("video_stops", request.model, "follows no video as a whole")
     needs: dict[str, TaskId] = {}
     if request.video is not None:
         needs[VIDEO] = input_video_id(request.video)
@@ -83,7 +86,8 @@ def control_video_task(
         needs[VIDEO_MASK] = input_video_id(request.video_mask, is_mask=True)
     needs |= {numbered(REFERENCE, number): input_image_id(each) for number, each in enumerate(request.references)}
     work = EncodeImageParams(model, shape.width, shape.height, frames=shape.frames, is_control_video=True)
-    work = replace(work, animates=takes_face_video(facts))
+    is_shorter = request.video is not None and request.video.frames < shape.frames
+    work = replace(work, animates=takes_face_video(facts), stops=stops and is_shorter)
     return StageTask(work, needs)
 
 

@@ -112,6 +112,7 @@ def _ref(prompt: ImagePrompt, found: FoundImagePrompt) -> ImagePromptRef:
         end=prompt.end,
         blocks=prompt.blocks,
         masks=len(prompt.masks),
+        by_noise=prompt.shares_of == "noise" and (prompt.start, prompt.end) != (0, 1),
     )
 
 
@@ -135,6 +136,7 @@ class RecipeImagePrompt:
     mask_sha256: tuple[str, ...] = field(default=(), metadata=LATER)
     mask_files: tuple[str, ...] = field(default=(), metadata={**LATER, **INFORMATIVE})
     noise: float = field(default=0.0, metadata=LATER)
+    by_noise: bool = field(default=False, metadata=LATER)
 
 
 def _recorded(source: RecipeSource) -> dict[str, Any]:
@@ -164,6 +166,7 @@ def _recorded(source: RecipeSource) -> dict[str, Any]:
                 blocks=ref.blocks,
                 mask_sha256=tuple(mask.sha256 for mask in masks),
                 mask_files=tuple(mask.file for mask in masks),
+                by_noise=ref.by_noise,
             )
         )
     return {"image_prompts": tuple(found)}
@@ -194,6 +197,7 @@ def _restored_prompt(prompt: RecipeImagePrompt, find: FindFile) -> dict[str, Any
     found: dict[str, Any] = {"model": prompt.name, "encoder": prompt.encoder, "strength": prompt.strength}
     found |= {"start": prompt.start, "end": prompt.end, "blocks": dict(prompt.blocks)}
     found |= {"noise": prompt.noise} if prompt.noise else {}
+    found |= {"shares_of": "noise"} if prompt.by_noise else {}
     if prompt.image_files:
         found["image"] = [find_input("image_prompts.image", file, find) for file in prompt.image_files]
     if prompt.faces_sha256:
@@ -206,7 +210,7 @@ def _restored_prompt(prompt: RecipeImagePrompt, find: FindFile) -> dict[str, Any
 def _lines(images: RecipeImages) -> Iterator[Line]:
     for prompt in images.image_prompts:
         parts = [f"strength {prompt.strength:g}", *([f"noise {prompt.noise:g}"] if prompt.noise else [])]
-        if span := span_text(prompt.start, prompt.end, "the steps"):
+        if span := span_text(prompt.start, prompt.end, "the noise" if prompt.by_noise else "the steps"):
             parts.append(span)
         parts += [f"{name} {factor:g}" for name, factor in prompt.blocks]
         parts += [f"encoder {prompt.encoder}"] if prompt.encoder else []

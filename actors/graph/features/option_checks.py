@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from modelpool.actors.graph.features.recipe import Recipe
 
 #: options that combine the predictions with and without guidance
-_GUIDANCE = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
+_GUIDANCE = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg", "sound")
+#: options that compute the guided prediction, and ones that change two predictions before that
+_WHOLE_GUIDANCE, _OF_TWO_PREDICTIONS = ("cfg_zero", "apg", "perp_neg"), ("fresca", "tcfg")
 #: options of which a run has at most one
 _CACHES = ("deepcache", "fbcache", "teacache")
 
@@ -49,6 +51,16 @@ def _problems(request: GenerateRequest, options: RunOptions, facts: SamplingFact
     for name in _GUIDANCE:
         if getattr(options, name) is not None and resolve_guidance(facts.defaults, cfg)[0] == 1:
             yield f"options.{name}: found cfg {cfg:g}, expected guidance: a cfg other than 1"
+    guided = [name for name in _WHOLE_GUIDANCE if getattr(options, name) is not None]
+    if len(guided) > 1:
+        expected = "one of them: each computes the guided prediction"
+        yield f"options.{guided[-1]}: found together with {guided[0]}, expected {expected}"
+    if options.perp_neg is not None:
+        for name in _OF_TWO_PREDICTIONS:
+            if getattr(options, name) is not None:
+                yield f"options.perp_neg: found together with {name}, expected one of them: it is for two predictions"
+    if options.deep_shrink is not None:
+        yield from _other_sizes(request, options)
     caches = [name for name in _CACHES if getattr(options, name) is not None]
     if len(caches) > 1:
         yield f"options.{caches[1]}: found together with {caches[0]}, expected one cache"
@@ -63,6 +75,20 @@ def _problems(request: GenerateRequest, options: RunOptions, facts: SamplingFact
     ):
         if is_set:
             yield f"options.tiled: found together with {name}, which acts on the whole latent, expected one of them"
+
+
+def _other_sizes(request: GenerateRequest, options: RunOptions) -> Iterator[str]:
+    """Yield what expects features of the usual sizes, next to deep shrink."""
+    for name, is_set in (
+        ("controls", bool(request.controls)),
+        ("image_prompts.mask", any(each.masks for each in request.image_prompts)),
+        *((f"options.{name}", getattr(options, name) is not None) for name in ("sag", "hypertile", "deepcache")),
+    ):
+        if is_set:
+            yield (
+                f"options.deep_shrink: found together with {name}, which reads features of the usual sizes, expected "
+                "one of them"
+            )
 
 
 def _recorded(source: RecipeSource) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from modelpool.actors.graph.features.upscale_graph import RecipeUpscale as Recip
 from modelpool.actors.graph.features.video_output_graph import IMAGE_FORMAT as IMAGE_FORMAT
 from modelpool.actors.graph.features.vision_graph import RecipeView as RecipeView
 from modelpool.actors.graph.features.workflow_part import RecipeWorkflow as RecipeWorkflow
+from modelpool.pool.values.specs.wire_value import WireValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class RecipeImages:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(WireValue):
     """Everything needed to generate the same image, video or audio clip again. The marks of fields are in
     `recorded`: new fields are `LATER`."""
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from modelpool.actors.graph.features.recipe import RecipeImages
 
 
+#: an empty text that a run predicts for, besides its prompts: of the complete image, and without weight
+EMPTY_TEXT = RegionParams(0.0, (0.0, 0.0, 1.0, 1.0))
+
+
 def region_params(region: Region, size: tuple[int, int]) -> RegionParams:
     """Return the region of an image of this width and height, before it is scaled up. Raises UnusableField for a box
     that exceeds the image."""

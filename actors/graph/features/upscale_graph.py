@@ -42,6 +42,8 @@ def check_upscale(request: GenerateRequest, facts: SamplingFacts) -> None:
 def upscale_params(upscale: Upscale, upscaler: UpscalerRef, shape: OutputShape) -> UpscaleParams:
     """Return the parameters that enlarge an output of `shape`. Raises UnusableField for a result that is too large,
     also a result of the network itself, which the host holds before it is scaled."""
+    if upscaler.latent_channels:
+        raise unusable_field("upscale.model", f"{upscaler.name!r}, an upscaler of latents", "an upscaler of images")
     scale = upscaler.scale if upscale.scale is None else upscale.scale
     width, height = round(shape.width * scale), round(shape.height * scale)
     if max(width, height) > MAX_SIDE:
@@ -62,6 +64,8 @@ def check_own_size(upscaler: UpscalerRef, width: int, height: int, field: str) -
 
 def enlarged_to(upscaler: UpscalerRef, before: tuple[int, int], after: tuple[int, int]) -> UpscaleParams:
     """Return the parameters that enlarge an image from one size to another. Raises UnusableField."""
+    if upscaler.latent_channels:
+        raise unusable_field("hires.upscaler", f"{upscaler.name!r}, an upscaler of latents", "an upscaler of images")
     check_own_size(upscaler, *before, "hires.upscaler")
     return UpscaleParams(upscaler, *before, *after)
 

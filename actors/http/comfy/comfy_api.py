@@ -34,7 +34,7 @@ from modelpool.actors.http.comfy.comfy_prompts import (
     StatesMessage,
 )
 from modelpool.actors.http.comfy.comfy_server_api import add_server_routes, socket_features
-from modelpool.actors.http.comfy.comfy_value_nodes import SEARCHING_NODES
+from modelpool.actors.http.comfy.comfy_value_nodes import SEARCH_STEPS
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.http.service.access import Caller
@@ -43,6 +43,7 @@ from modelpool.actors.http.service.bodies import FormBody, form_body, json_objec
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import Services, caller_of
 from modelpool.actors.http.service.uploads import Uploads
+from modelpool.actors.request.audio_fields import is_audio
 from modelpool.actors.request.control_video_fields import is_moving
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.requests import GenerateRequest
@@ -153,7 +154,7 @@ def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompt
         path = prompts.output(owner, filename)
         return FileResponse(path, filename=filename, content_disposition_type="inline")
 
-    @router.post("/upload/image", summary="Upload an image for LoadImage, or a video for LoadVideo")
+    @router.post("/upload/image", summary="Upload an image, a video or audio for nodes that load it")
     async def upload_image(request: Request) -> dict[str, Any]:
         form = await form_body(request, max_bytes)
         return await _stored(uploads, caller_of(request).owner, form, *_file_of(form))
@@ -308,7 +309,7 @@ def is_read_quickly(graph: Any) -> bool:
     if not isinstance(graph, dict) or len(graph) > _SMALL_NODES:
         return False
     kinds = [node.get("class_type") for node in graph.values() if isinstance(node, dict)]
-    return "LoadVideo" not in kinds and not any(kind in kinds for kind in SEARCHING_NODES)
+    return not any(kind in kinds for kind in ("LoadVideo", "LoadAudio", *SEARCH_STEPS))
 
 
 def _titles(graph: Mapping[str, Any]) -> dict[str, str]:
@@ -355,13 +356,17 @@ def _requests(
 async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
     listings = await services.listings()
     files = await asyncio.to_thread(uploads.names, owner)
-    images, videos = [name for name in files if not is_moving(name)], [name for name in files if is_moving(name)]
+    audios, videos = ([name for name in files if is_one(name)] for is_one in (is_audio, is_moving))
+    images = [name for name in files if not is_audio(name) and not is_moving(name)]
     models = {each.name: each.family for each in listings.models}
     loras = [each.name for each in listings.loras]
     image_size = image_size_of(lambda name: uploads.image(owner, name))
     kinds = kinds_with(listings.files.nodes)
     facts = lru_cache(_MOST_VIDEOS)(lambda name: uploads.video(owner, name))
-    return PoolNames(models, loras, images, listings.files, kinds, image_size, facts, videos)
+    sounds = lru_cache(_MOST_VIDEOS)(lambda name: uploads.audio(owner, name))
+    # ComfyUI reads the sound of a video, too
+    heard = [*audios, *videos]
+    return PoolNames(models, loras, images, listings.files, kinds, image_size, facts, videos, sounds, heard)
 
 
 def page_of(ended: Sequence[Prompt], most: int, offset: int) -> Sequence[Prompt]:

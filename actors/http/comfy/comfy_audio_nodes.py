@@ -29,11 +29,11 @@ from modelpool.actors.http.comfy.comfy_text_nodes import with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     DecodedImage,
+    DecodedSound,
     NodeAudio,
     NodeImage,
     SavedAs,
     TextValue,
-    UserSound,
     VideoUse,
 )
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
@@ -108,8 +108,8 @@ def _saved(file_format: str) -> Builder:
         if given.get("quality") is not None:
             warn(given, f"quality: {given['quality']} is not read: the file has the quality of the pool")
         audio, saved = given["audio"], SavedAs(file_format)
-        if isinstance(audio, UserSound):
-            raise NodeUnsupported("audio: found the sound of a video of the user, which the pool does not read")
+        if isinstance(audio, DecodedSound):
+            raise NodeUnsupported("audio: the audio of a video without its frames is a part of a workflow")
         if isinstance(audio, NodeAudio):
             return (NodeImage(audio.node, audio.count, audio.sampler, saved),)
         return (replace(audio, saved=saved),)
@@ -127,8 +127,14 @@ def _saved_in_format(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return _saved(given["format"])({**given, "quality": given["format.quality"] or None})
 
 
-def _refused(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    raise NodeUnsupported("the pool reads no audio of users")
+def _loaded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    return (nodes.audio_of_user(given["node_id"], given["audio"]),)
+
+
+def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    nodes: MadeNodes = given["nodes"]
+    return (nodes.encode_audio(given["node_id"], given["audio"], given["vae"].name),)
 
 
 def _edit(operation: str, reads: Mapping[str, str], settings: Mapping[str, str]) -> Builder:
@@ -251,8 +257,8 @@ AUDIO_NODES = (
         ),
         "AUDIO",
     ),
-    _row("LoadAudio", "audio", _refused, (text("audio", choices=AUDIOS),), "AUDIO"),
-    _row("VAEEncodeAudio", "audio", _refused, (_AUDIO, _VAE), "LATENT"),
+    _row("LoadAudio", "audio", only_in_workflows, (text("audio", choices=AUDIOS),), "AUDIO"),
+    _row("VAEEncodeAudio", "audio", only_in_workflows, (_AUDIO, _VAE), "LATENT"),
     _row(
         "TrimAudioDuration",
         "audio",
@@ -297,6 +303,8 @@ AUDIO_NODES = (
 #: what they become in workflows
 AUDIO_BUILDERS: Mapping[str, Builder] = MappingProxyType(
     {
+        "LoadAudio": _loaded,
+        "VAEEncodeAudio": _encoded,
         "VAEDecodeAudio": _decoded_node,
         "VAEDecodeAudioTiled": _decoded_node,
         "TrimAudioDuration": _edit("audio_trim", {"audio": "audio"}, {"start": "start_index", "seconds": "duration"}),

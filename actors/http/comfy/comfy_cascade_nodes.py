@@ -58,6 +58,8 @@ def stage_c_of(latent: SampledLatent, families: Mapping[str, str]) -> SampledLat
             raise NodeUnsupported("latent_image: latents of stage C are decoded by stage B, expected its sampler")
         return latent
     own = families.get(prior.model.name, "")
+    if prior.model.image_prompts or latent.model.image_prompts:
+        raise NodeUnsupported("model: found an IP-Adapter, expected Stable Cascade without one")
     if prior.positive.controls:
         raise NodeUnsupported(NO_CASCADE_CONTROLS)
     blank = prior.start

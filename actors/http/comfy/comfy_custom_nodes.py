@@ -25,6 +25,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     NodeInput,
     NodeType,
     NodeUnsupported,
+    check_parts,
     combo,
     file_stem,
     link,
@@ -48,6 +49,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     VaeValue,
 )
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
+from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
 #: how a loader names no LoRA, and the VAE of the checkpoint
@@ -62,8 +64,9 @@ def _loaded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     uses: tuple[LoraUse, ...] = ()
     if given["lora_name"] != _NONE:
         uses = (LoraUse(file_stem(given["lora_name"]), given["lora_model_strength"], given["lora_clip_strength"]),)
-    if given["token_normalization"] != "none" or given["weight_interpretation"] != "comfy":
-        raise NodeUnsupported("token_normalization, weight_interpretation: expected none, and comfy")
+    uses = (*(given.get("lora_stack") or ()), *uses)
+    check_weights(given)
+    check_parts("loras", "LoRAs", len(uses), MAX_LORAS)
     clip = ClipValue(name, uses, given["clip_skip"])
     latent = BlankLatent(given["empty_latent_width"], given["empty_latent_height"], given["batch_size"])
     is_own = given["vae_name"] == _BAKED
@@ -72,12 +75,24 @@ def _loaded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (ModelValue(name, uses, has_vae=True), *texts, latent, vae, clip, None)
 
 
+def check_weights(given: Mapping[str, Any]) -> None:
+    """Raise NodeUnsupported if the weights of a text are not read as ComfyUI itself does."""
+    found = (given["token_normalization"], given["weight_interpretation"])
+    if found != ("none", "comfy"):
+        shown = " and ".join(each[:40] for each in found)
+        raise NodeUnsupported(f"token_normalization, weight_interpretation: found {shown}, expected none, and comfy")
+
+
 def _sampled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given.get("sampler_state") not in (None, "", "Sample"):
+        raise NodeUnsupported(f"sampler_state: found {str(given['sampler_state'])[:40]}, expected Sample")
     (latent,) = _KSAMPLER(given)
     return _outputs(given, latent, DecodedImage(latent) if isinstance(latent, SampledLatent) else None)
 
 
 def _sampled_node(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given.get("sampler_state") not in (None, "", "Sample"):
+        raise NodeUnsupported(f"sampler_state: found {str(given['sampler_state'])[:40]}, expected Sample")
     (latent,) = WORKFLOW_NODES["KSampler"]({**given, "node_id": f"{given['node_id']}/latent"})
     latent = replace(latent, sampler=given["node_id"])  # progress and errors are of the node of the user
     nodes: MadeNodes = given["nodes"]
@@ -112,7 +127,9 @@ def _outputs(given: Mapping[str, Any], latent: Any, image: Any) -> tuple[Any, ..
     return (*(given[name] for name in ("model", "positive", "negative")), latent, given.get("optional_vae"), image)
 
 
-def _with_loras(model: ModelValue, clip: ClipValue | None, uses: tuple[LoraUse, ...]) -> tuple[Any, ...]:
+def with_loras(model: ModelValue, clip: ClipValue | None, uses: tuple[LoraUse, ...]) -> tuple[Any, ...]:
+    """Return a model, and its text encoder if there is one, with LoRAs. Raises NodeUnsupported for too many."""
+    check_parts("loras", "LoRAs", len(model.loras) + len(uses), MAX_LORAS)
     clip_after = None if clip is None else replace(clip, loras=(*clip.loras, *uses))
     return replace(model, loras=(*model.loras, *uses)), clip_after
 
@@ -133,7 +150,7 @@ def _power_loras(given: Mapping[str, Any]) -> tuple[Any, ...]:
         ):
             raise NodeUnsupported(f"lora_{place}: expected a name and a strength")
         uses.append(LoraUse(file_stem(row["lora"]), float(strength), float(text_strength)))
-    return _with_loras(given["model"], given.get("clip"), tuple(uses))
+    return with_loras(given["model"], given.get("clip"), tuple(uses))
 
 
 def _stacked_loras(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -144,7 +161,7 @@ def _stacked_loras(given: Mapping[str, Any]) -> tuple[Any, ...]:
         for place, name in names.items()
         if name != _NONE
     ]
-    return _with_loras(given["model"], given["clip"], tuple(uses))
+    return with_loras(given["model"], given["clip"], tuple(uses))
 
 
 def _model(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -210,6 +227,7 @@ CUSTOM_NODES = (
             whole("empty_latent_width", 512, 64, MAX_SIDE),
             whole("empty_latent_height", 512, 64, MAX_SIDE),
             whole("batch_size", 1, 1, MAX_BATCH),
+            link("lora_stack", "LORA_STACK", is_required=False),
         ),
         *("MODEL", "CONDITIONING", "CONDITIONING", "LATENT", "VAE", "CLIP", "DEPENDENCIES"),
     ),
@@ -230,6 +248,7 @@ CUSTOM_NODES = (
             text("preview_method", "auto"),
             text("vae_decode", "true", choices=("true", "true (tiled)", "false")),
             link("optional_vae", "VAE", is_required=False),
+            link("sampler_state", ANY, is_required=False),  # a widget of files of 2023
         ),
         *("MODEL", "CONDITIONING", "CONDITIONING", "LATENT", "VAE", "IMAGE"),
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from modelpool.actors.http.comfy.comfy_computing import ComputingWork
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     EDITOR_INPUTS,
@@ -19,6 +20,8 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     converted,
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_ROUTES
+from modelpool.actors.http.comfy.comfy_pack_switches import ROUTES, Bundle
 from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected, link_of
@@ -28,6 +31,8 @@ from modelpool.pool.values.core.errors import UserError
 #: the size of an image of the user, by its name; raises UserError
 ImageSize: TypeAlias = "Callable[[str], Pixels]"
 _LOADERS = ("LoadImage", "LoadImageOutput", "LoadImageMask")
+#: what nodes give before a workflow is compiled: values, links, and pipes of them; others are made then
+_KNOWN = (str, bool, int, float, list, Bundle)
 #: the node that takes a video apart
 _COMPONENTS = "GetVideoComponents"
 #: characters of the texts that the nodes of a workflow compute, all together
@@ -40,10 +45,12 @@ def evaluated(
     kinds: Mapping[str, NodeType] = NODE_TYPES,
     image_size: ImageSize | None = None,
     video_facts: Callable[[str], VideoFile] | None = None,
+    work: ComputingWork | None = None,
 ) -> dict[str, Mapping[str, Any]]:
     """Return the nodes of `order` with the values of nodes without tensors, and of nodes of a size. Each is behind its
     sources in `order`, so that every node is evaluated once, whatever the graph. Raises WorkflowRejected for too much
-    text."""
+    text, and for more `work` than there is room for."""
+    work = work or ComputingWork()
     sizes: dict[str, Pixels] = {}
     videos: dict[str, VideoFile] = {}
     found: dict[str, Mapping[str, Any]] = {}
@@ -62,10 +69,10 @@ def evaluated(
             continue
         if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
             sizes[node_id] = size
-        given = _outputs_of(found[node_id], kind, sizes, sizes.get(node_id)) if is_linked else None
+        given = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None
         if given is None:
             continue
-        outputs[node_id] = given
+        outputs[node_id] = given = tuple(value if isinstance(value, _KNOWN) else None for value in given)
         characters += sum(len(value) for value in given if isinstance(value, str))
         if characters > MAX_COMPUTED_CHARACTERS:
             message = f"prompt: found more than {MAX_COMPUTED_CHARACTERS} characters in the texts that nodes compute"
@@ -140,15 +147,15 @@ def _size_of(
 
 
 def _outputs_of(
-    node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels], own_size: Pixels | None
+    node_id: str, node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels], work: ComputingWork
 ) -> tuple[Any, ...] | None:
-    """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated. `own_size` is of the
-    image that it makes, if it is known."""
+    """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated. `sizes` has that of
+    the image that it makes, if it is known."""
     inputs = node["inputs"]
     if kind.name in SIZE_NODES:
         source, outputs = SIZE_NODES[kind.name]
         link = link_of(node, source)
-        size = own_size or (None if link is None else sizes.get(link[0]))
+        size = sizes.get(node_id) or (None if link is None else sizes.get(link[0]))
         if size is None:
             return None
         width, height = size  # how many images there are is not known
@@ -158,11 +165,18 @@ def _outputs_of(
         there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)
         chosen = None if settings is None else PASSING_NODES[kind.name](settings, there)
         return None if chosen is None or chosen not in inputs else (inputs[chosen],)
+    if (route := ROUTES.get(kind.name) or LOADING_ROUTES.get(kind.name)) is not None:
+        settings = _settings(node, kind, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
+        others = {given.name: inputs[given.name] for given in kind.inputs if given.name in inputs}
+        return None if settings is None else route({**others, **settings})
     if kind.name not in COMPUTED_NODES:
         return None
     settings = _settings(node, kind, kind.inputs)
+    if settings is None:
+        return None
+    work.take(node_id, kind.name, settings)
     try:
-        return None if settings is None else kind.build(settings)
+        return kind.build(settings)
     except (NodeUnsupported, ArithmeticError):
         return None
 

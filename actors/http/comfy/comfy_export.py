@@ -13,9 +13,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from modelpool.actors.http.comfy.comfy_everywhere import with_everywhere
 from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
 from modelpool.actors.http.comfy.comfy_group_nodes import SUBGRAPH_INPUT, SUBGRAPH_OUTPUT, with_subgraphs
-from modelpool.actors.http.comfy.comfy_node_types import IMAGES, VIDEOS, WIDGET_TYPES, NodeInput, NodeType
+from modelpool.actors.http.comfy.comfy_node_types import AUDIOS, IMAGES, VIDEOS, WIDGET_TYPES, NodeInput, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
@@ -24,7 +25,9 @@ from modelpool.pool.values.core.errors import counted
 #: nodes of the editor that do nothing on a server
 _NOTES = (
     *("Note", "MarkdownNote", "Note Plus (mtb)", "Label (rgthree)", "Bookmark (rgthree)"),
-    *("Fast Groups Muter (rgthree)", "Fast Groups Bypasser (rgthree)"),
+    *("Fast Groups Muter (rgthree)", "Fast Groups Bypasser (rgthree)", "Fast Muter (rgthree)"),
+    *("Fast Bypasser (rgthree)", "Fast Actions Button (rgthree)", "Node Collector (rgthree)"),
+    *("Mute / Bypass Repeater (rgthree)", "Mute / Bypass Relay (rgthree)", "Random Unmuter (rgthree)"),
 )
 _REROUTES, _PRIMITIVE = ("Reroute", "Reroute (rgthree)"), "PrimitiveNode"
 #: nodes that pass an input on under a name, and the name is their widget
@@ -34,9 +37,26 @@ _VIRTUAL = (*_NOTES, *_REROUTES, _PRIMITIVE, _SET, _GET)
 _UPLOAD = "image"
 #: a node with a row of values for each LoRA
 _POWER_LORAS = "Power Lora Loader (rgthree)"
+#: nodes with rows of LoRAs or words that the user adds, behind these widgets
+_MANAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        **dict.fromkeys(("Lora Loader (LoraManager)", "Lora Stacker (LoraManager)"), ("loras", ("text",))),
+        "TriggerWord Toggle (LoraManager)": ("toggle_trigger_words", ("group_mode", "default_active")),
+    }
+)
+#: of early 2023; "" are of the editor alone, and what it does with the seed is behind that
+_EARLY_EFFICIENT = (
+    *("sampler_state", "", "seed", "steps", "cfg", "sampler_name", "scheduler", "denoise"),
+    "",
+)
 #: widgets that a node had before, by its type and how many there are
 _EARLIER_WIDGETS: Mapping[tuple[str, int], tuple[str, ...]] = MappingProxyType(
-    {("Text Concatenate", 1): ("linebreak_addition",)}
+    {
+        ("Text Concatenate", 1): ("linebreak_addition",),
+        ("KSampler (Efficient)", 9): _EARLY_EFFICIENT,
+        ("KSampler (Efficient)", 10): _EARLY_EFFICIENT,
+        ("Image Save", 5): ("output_path", "filename_prefix", "extension", "quality", "overwrite_mode"),
+    }
 )
 #: a template in a text: a name or a title of a node, and a widget of it
 _TEMPLATE = re.compile(r"%([^%.]+)\.([^%]+)%")
@@ -237,7 +257,7 @@ def api_format(
     if not is_exported(workflow):
         return workflow
     try:
-        workflow = with_subgraphs(workflow)
+        workflow = with_everywhere(with_subgraphs(workflow))
         nodes, links = workflow["nodes"], workflow["links"]
         definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
         return _converted(_Scope(_Definition(nodes, links), _Definitions(definitions, kinds, may_be_own)))
@@ -347,6 +367,10 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     sets have priority."""
     left: list[Any] = []
     values = node.get("widgets_values") or []
+    if isinstance(values, list):  # what an editor needs to know of its text fields
+        values = [value for value in values if not (isinstance(value, dict) and "textWidgetName" in value)]
+    if node["type"] in _MANAGED and isinstance(values, list):
+        return _managed_widgets(node["type"], values), []
     if node["type"] == _POWER_LORAS:  # its widgets are rows that the user adds, and two that only the editor needs
         rows = [value for value in values if isinstance(value, dict) and "lora" in value]
         return {f"lora_{place}": row for place, row in enumerate(rows, start=1)}, []
@@ -364,12 +388,20 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
         names = _active_names(inputs, values, numbers) if earlier is None else list(earlier)
         names = listed if set(names) <= set(listed) else names
         found, left = _by_name(names, values, numbers)
-    is_loader = any(given.choices in (IMAGES, VIDEOS) for given in inputs)
+        found.pop("", None)
+    is_loader = any(given.choices in (AUDIOS, IMAGES, VIDEOS) for given in inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and _is_upload(value))]
     linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
     is_described = node["type"] in scope.definitions.kinds or bool(names)
     left = [] if is_described and linked.issuperset(names) else left
     return found | {name: set_by_host[own_id, name] for name in names if (own_id, name) in set_by_host}, left
+
+
+def _managed_widgets(kind: str, values: Sequence[Any]) -> dict[str, Any]:
+    """Return the widgets of a node with rows that the user adds: these are a list."""
+    rows, names = _MANAGED[kind]
+    found = dict(zip(names, values, strict=False))
+    return {**found, rows: next((each for each in values if isinstance(each, list)), [])}
 
 
 def _active_names(inputs: Sequence[NodeInput], values: Sequence[Any], numbers: Collection[str]) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from modelpool.actors.http.comfy.comfy_cascade_nodes import decoder_fields, stage_c_of
+from modelpool.actors.http.comfy.comfy_computing import ComputingWork
 from modelpool.actors.http.comfy.comfy_image_nodes import UPSCALED_METHOD
 from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
@@ -21,6 +22,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     PREVIEW_NODES,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
+    SOUND,
     STYLES,
     TEXT_ENCODERS,
     UPSCALERS,
@@ -46,6 +48,8 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
+    image_prompt_fields,
+    image_prompts_of,
     is_one_image,
     lora_fields,
     negative_warnings,
@@ -56,15 +60,19 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     seen_fields,
     seen_warnings,
     shift_of,
+    silent_warnings,
+    sound_fields,
     unread_warnings,
     whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_values import (
+    AUDIO_LATENTS,
     BlankLatent,
     ControlUse,
     DecodedImage,
     EncodedImage,
     ImageFile,
+    ImagePromptUse,
     MaskFile,
     NodeImage,
     NodeMask,
@@ -76,6 +84,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.http.service.shown_names import INPUT_MARK, shown_name
+from modelpool.actors.request.audio_fields import AudioFile
 from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
@@ -125,6 +134,9 @@ class PoolNames:
     video_facts: Callable[[str], VideoFile] | None = field(default=None, repr=False, compare=False)
     #: the names of these videos, which are proposed
     videos: Sequence[str] = ()
+    #: the same of audio of the user
+    audio_facts: Callable[[str], AudioFile] | None = field(default=None, repr=False, compare=False)
+    audios: Sequence[str] = ()
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -146,7 +158,8 @@ class PoolNames:
             UPSCALERS: () if self.files is None else self.files.upscalers,
             STYLES: () if self.files is None else self.files.image_prompts,
             VIDEOS: self.videos,
-            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS, AUDIOS), ()),
+            AUDIOS: self.audios,
+            **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS), ()),
         }
         return lists[given.choices]
 
@@ -244,9 +257,12 @@ class KnownGraph:
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     #: what nodes ask for and do not get, in order
     warnings: dict[str, None] = field(default_factory=dict)
+    #: of the nodes that compute, which failed before and are computed again to name why
+    work: ComputingWork = field(default_factory=ComputingWork, compare=False)
 
     def inputs_of(self, node_id: str) -> dict[str, Any]:
-        """Return the inputs of a node whose sources were evaluated, with its id, and what it warns with."""
+        """Return the inputs of a node whose sources were evaluated, with its id, and what it warns with. Raises
+        WorkflowRejected for too much work."""
         node = self.nodes[node_id]
         name = node["class_type"]
 
@@ -254,6 +270,7 @@ class KnownGraph:
             self.warnings[f"node {node_id} ({name}): {message}"] = None
 
         values = node_values(self, node, self.names.kinds[name])
+        self.work.take(node_id, name, values)
         if unread := _unread_inputs(node, self.names.kinds[name]):
             warn(f"{', '.join(unread)[:1000]}: not read: the node has no such input here")
         if self.names.files is not None:
@@ -293,11 +310,11 @@ def output_nodes(nodes: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, Nod
 
 
 def request_outputs(
-    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames, work: ComputingWork
 ) -> tuple[WorkflowOutput, ...]:
     """Return what these outputs of a workflow of known nodes generate, as far as requests without a workflow can say.
     Raises WorkflowRejected naming every wrong node."""
-    graph = KnownGraph(nodes, names)
+    graph = KnownGraph(nodes, names, work=work)
     errors: list[NodeError] = []
     listed_levels = 0
     for node_id in nodes_in_order(graph, outputs):
@@ -310,6 +327,7 @@ def request_outputs(
                 for value in graph.values[node_id]:
                     if isinstance(value, SampledLatent):
                         check_guidance(value.positive, value.cfg, names.models.get(value.model.name, ""))
+                        _sound_of(value, names)
             except NodeUnsupported as problem:
                 found.append(node_error(node_id, node, "unsupported_value", "not supported by the pool", str(problem)))
             except ArithmeticError:  # powers and quotients of numbers that are permitted each
@@ -532,12 +550,23 @@ def _link_errors(
     if not 0 <= link[1] < len(outputs):
         details = f"{given.name}: node {link[0]} has no output {link[1]}"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
-    elif (made := _type_of(graph, link, outputs[link[1]])) != given.type and ANY not in (made, given.type):
+    elif (made := _type_of(graph, link, outputs[link[1]])) not in (given.type, given.also) and ANY not in (
+        made,
+        given.type,
+    ):
         details = f"{given.name}: found {made}, expected {given.type}"
         yield node_error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
+    elif given.type == "LATENT" and given.also != SOUND and isinstance(_value_of(graph, link), AUDIO_LATENTS):
+        details = f"{given.name}: found latents of audio, expected latents of images or frames: LTXVConcatAVLatent"
+        yield node_error(node_id, node, "unsupported_value", "not supported by the pool", details, given.name)
     elif given.type in _NEEDED and link[0] in graph.values and graph.values[link[0]][link[1]] is None:
         details = f"{given.name}: output {link[1]} of node {link[0]} is empty: that node lacks the optional input"
         yield node_error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
+
+
+def _value_of(graph: KnownGraph, link: tuple[str, int]) -> Any:
+    """Return the value of an output; None if it was not evaluated."""
+    return graph.values[link[0]][link[1]] if link[0] in graph.values else None
 
 
 def _type_of(graph: KnownGraph, link: tuple[str, int], declared: str) -> str:
@@ -614,6 +643,8 @@ def _warnings_of_run(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
     seeing = latent if latent.positive.prior is None else latent.positive.prior
     yield from seen_warnings(seeing.positive, names.models.get(seeing.model.name, ""))
     yield from option_warnings(latent.node_id, latent.model, latent.cfg, family)
+    if getattr(latent.start, "sound", None) is None:
+        yield from silent_warnings(latent.node_id, latent.model.name, family)
     if isinstance(start := latent.start, ScaledLatent) and not _other_in(latent, start):
         method = UPSCALED_METHOD if start.via == "image" else LATENT_METHOD
         if start.method not in ("", method):
@@ -687,13 +718,14 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         fields["cfg"] = positive.guidance
     elif not has_distilled_guidance(family):
         fields["cfg"] = latent.cfg
-    if options := acting_options(latent.model, latent.cfg, family):
+    options = acting_options(latent.model, latent.cfg, family)
+    sound, sound_options = _sound_of(latent, names)
+    fields |= sound
+    options |= sound_options
+    if options:
         fields["options"] = options
-    if positive.image_prompts:
-        fields["image_prompts"] = tuple(
-            {"model": use.model, "image": read_steps(use.image, read_image), "strength": use.strength}
-            for use in positive.image_prompts
-        )
+    if prompts := image_prompts_of(latent.model, positive, family):
+        fields["image_prompts"] = tuple(_image_prompt(use, read_image) for use in prompts)
     check_seen(positive, latent.negative, latent.model.name, family)
     if is_one_image(positive, family):
         fields["image"] = read_steps(positive.seen[0].image, read_image)
@@ -715,6 +747,24 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if latent.model.sampling is not None and (shift := shift_of(latent.model.sampling, family, sides)):
         fields["shift"] = shift
     return fields
+
+
+def _image_prompt(use: ImagePromptUse, read_image: WorkflowImages) -> dict[str, Any]:
+    fields = {**image_prompt_fields(use), "image": read_steps(use.image, read_image)}
+    if use.mask is None:
+        return fields
+    assert isinstance(use.mask, MaskFile), "masks that nodes make are in workflows"
+    return {**fields, "mask": read_mask(use.mask, read_image)}
+
+
+def _sound_of(latent: SampledLatent, names: PoolNames) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields and the options of a run for the audio that it samples with its frames: none without audio.
+    Raises NodeUnsupported."""
+    sound = getattr(latent.start, "sound", None)
+    if sound is None:
+        return {}, {}
+    family = names.models.get(latent.model.name, "")
+    return sound_fields(latent.positive, latent.cfg, latent.sound_cfg, family, sound)
 
 
 def _control_mask(use: ControlUse, read_image: WorkflowImages) -> Any:
@@ -770,7 +820,7 @@ def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
 def _other_in(latent: SampledLatent, start: ScaledLatent) -> str:
     """Return what a second pass has besides its steps that differs from the first one; "" for nothing."""
     first = start.latent
-    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta")
+    same = ("model", "positive", "negative", "cfg", "sampler", "schedule", "sigmas", "beta", "sound_cfg")
     other = [name for name in same if getattr(first, name) != getattr(latent, name)]
     return ", ".join(other) or ("a third pass" if isinstance(first.start, ScaledLatent) else "")
 

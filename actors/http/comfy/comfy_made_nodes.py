@@ -22,8 +22,11 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     guidance_warning,
     has_distilled_guidance,
     image_guidance,
+    image_prompt_fields,
+    image_prompts_of,
     is_one_image,
     lora_fields,
+    makes_videos,
     model_lora_fields,
     negative_warnings,
     option_warnings,
@@ -32,9 +35,12 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     reads_guidance,
     reads_image_instead,
     region_fields,
+    samples_sound,
     seen_fields,
     seen_warnings,
     shift_of,
+    silent_warnings,
+    sound_fields,
     text_lora_fields,
     unread_warnings,
     whole_cells,
@@ -42,6 +48,8 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
 from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value, with_levels
 from modelpool.actors.http.comfy.comfy_text_nodes import combined, with_whole
 from modelpool.actors.http.comfy.comfy_values import (
+    FRAMES,
+    WITH_SOUND,
     WITH_WHOLE,
     AnyImage,
     AnyLatent,
@@ -56,10 +64,11 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeImage,
     NodeLatent,
     NodeMask,
+    NodeSound,
     NoiseLevels,
     TextValue,
-    UserSound,
 )
+from modelpool.actors.request.audio_fields import AudioFile
 from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.workflow_fields import MAX_NODES
@@ -89,8 +98,15 @@ _Value = TypeVar("_Value", NodeImage, NodeLatent)
 class MadeNodes:
     """The nodes of one workflow. `families` are the titles of the families of models, by their names."""
 
-    def __init__(self, families: Mapping[str, str], videos: Callable[[str], VideoFile] | None = None) -> None:
+    def __init__(
+        self,
+        families: Mapping[str, str],
+        videos: Callable[[str], VideoFile] | None = None,
+        audios: Callable[[str], AudioFile] | None = None,
+    ) -> None:
         self._families = families
+        #: the facts of audio of the user, as of videos
+        self._audios = audios
         #: the facts of a video of the user by its name; raises UserError. None: there are no such videos
         self._videos = videos
         #: fields of nodes, with `ImageFile` and `MaskFile` for images of the user
@@ -142,6 +158,27 @@ class MadeNodes:
             self._known[video] = self.add(node_id, "video", {}, video=video)
         return NodeImage(self._known[video], frames=video.frames)
 
+    def audio_of_user(self, node_id: str, name: str) -> NodeAudio:
+        """Return audio of the user, which is added once. Raises NodeUnsupported for one that is not there."""
+        if self._audios is None:
+            raise NodeUnsupported("the pool reads audio of users in workflows over HTTP and in files alone")
+        try:
+            return self.audio_of_file(node_id, self._audios(name))
+        except UserError as problem:
+            raise NodeUnsupported(str(problem)) from None
+
+    def audio_of_file(self, node_id: str, audio: AudioFile) -> NodeAudio:
+        """Return the audio of a file, which is added once."""
+        if audio not in self._known:
+            self._known[audio] = self.add(node_id, "audio", {}, audio=audio)
+        return NodeAudio(self._known[audio])
+
+    def encode_audio(self, node_id: str, audio: NodeAudio, model: str) -> NodeLatent:
+        """Return the latents of audio."""
+        made = self.add(node_id, "encode", {"audio": audio.node}, model=model)
+        self._count(made, audio.count)
+        return NodeLatent(made, model, count=audio.count, sampler=audio.sampler)
+
     def operate(
         self,
         node_id: str,
@@ -161,6 +198,8 @@ class MadeNodes:
         if blank is not None:
             return blank
         values = self._without_blanks(node_id, values)
+        if any(getattr(value, "track", "") == WITH_SOUND for value in values.values()):
+            raise NodeUnsupported("samples: found frames with their audio, expected one of both: LTXVSeparateAVLatent")
         if any(getattr(value, "layers", "") for value in values.values()):
             raise NodeUnsupported(
                 "samples: found the layers of an image, expected LatentCut and LatentCutToBatch alone"
@@ -171,10 +210,8 @@ class MadeNodes:
             if isinstance(value, NodeLatent):
                 inputs[name] = value.node
                 models.append(value.model)
-            elif isinstance(value, NodeAudio):
+            elif isinstance(value, NodeAudio | NodeSound):
                 inputs[name] = value.node
-            elif isinstance(value, UserSound):
-                raise NodeUnsupported(f"{name}: found the sound of a video of a user, which the pool does not read")
             elif isinstance(value, ImageFile | NodeImage):
                 inputs[name] = self.image(value)
             else:
@@ -198,7 +235,8 @@ class MadeNodes:
         mask = next((value.mask for value in latents), None)
         size = _size_after(operation, settings, latents)
         places = next((value.places for value in latents), BatchPlaces())
-        return NodeLatent(made, model, mask, None, count, sampler, max(frames, default=0), size, places)
+        track = next((value.track for value in latents), "")
+        return NodeLatent(made, model, mask, None, count, sampler, max(frames, default=0), size, places, track=track)
 
     def _without_blanks(self, node_id: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return values with zeros for empty latents: those of ComfyUI are zeros in the scale of the VAE, and have the
@@ -292,12 +330,31 @@ class MadeNodes:
 
     def encode(self, node_id: str, image: AnyImage, model: str, hidden: AnyMask | None = None) -> NodeLatent:
         """Return the latents of an image; the part under `hidden` is grey before, and is regenerated."""
+        video = image if isinstance(image, NodeImage) and image.frames and hidden is None else None
         image = self.as_images(node_id, image)
         inputs = {"image": self.image(image)} | ({} if hidden is None else {"mask": self.mask(hidden)})
         made = self.add(node_id, "encode", inputs, model=model)
         count, sampler = (image.count, image.sampler) if isinstance(image, NodeImage) else (1, "")
         self._count(made, count)
-        return NodeLatent(made, model, hidden, image if hidden is None else None, count, sampler)
+        shown = image if hidden is None else None
+        return NodeLatent(made, model, hidden, shown, count, sampler, video=video)
+
+    def _as_video(self, node_id: str, start: AnyLatent, model: ModelValue) -> AnyLatent:
+        """Return the latents that a model starts from: images of a batch are the frames of one video for a model of
+        videos. Raises NodeUnsupported for images that other nodes have changed since they were encoded."""
+        if not isinstance(start, NodeLatent) or start.frames or not makes_videos(self._families.get(model.name, "")):
+            return start
+        if start.video is None:
+            if start.count > 1:
+                found = counted(start.count, "image")
+                raise NodeUnsupported(f"latent_image: found latents of {found}, expected those of VAEEncode: a model "
+                                      "of videos reads them as frames")  # fmt: skip
+            return start
+        if start.mask is not None:
+            raise NodeUnsupported("latent_image: found a mask, expected none with latents of a video")
+        frames = {"video": start.video.node}
+        made = self.add(f"{node_id}/latent", "encode", frames, model=start.model or model.name)
+        return replace(start, node=made, count=start.video.count, frames=start.video.frames, video=None, image=None)
 
     def decode(
         self, node_id: str, latent: AnyLatent, model: str, tiles: Mapping[str, int] = MappingProxyType({})
@@ -311,10 +368,19 @@ class MadeNodes:
             raise NodeUnsupported(
                 "samples: the complete image is not decoded; expected its layers, by LatentCut from 1"
             )
+        if latent.track == WITH_SOUND:
+            raise NodeUnsupported("samples: found frames with their audio, expected one of both: LTXVSeparateAVLatent")
         self.settle(latent.node, model)
-        made = self.add(node_id, "decode", {"latent": latent.node}, model=model, **tiles)
+        track = {"track": "frames"} if latent.track == FRAMES else {}
+        made = self.add(node_id, "decode", {"latent": latent.node}, model=model, **tiles, **track)
         self._count(made, latent.count)
         return NodeImage(made, latent.count, latent.sampler, frames=latent.frames)
+
+    def decode_sound(self, node_id: str, sound: NodeSound, model: str) -> NodeAudio:
+        """Return the audio of latents of a video, by the VAE of a model, "" for their own."""
+        made = self.add(node_id, "decode", {"latent": sound.node}, model=model or sound.model, track="sound")
+        self._count(made, sound.count)
+        return NodeAudio(made, sound.count, sound.sampler)
 
     def upscale(self, node_id: str, image: AnyImage, upscaler: str) -> NodeImage:
         """Return images that an upscaler enlarges."""
@@ -323,6 +389,12 @@ class MadeNodes:
             return NodeImage(made)
         self._count(made, image.count)
         return replace(image, node=made, saved=None)
+
+    def upscale_latent(self, node_id: str, latent: NodeLatent, upscaler: str) -> NodeLatent:
+        """Return latents that an upscaler enlarges; the size of the result is known when they are made."""
+        made = self.add(node_id, "upscale", {"latent": latent.node}, upscale={"model": upscaler})
+        self._count(made, latent.count)
+        return replace(latent, node=made, mask=None, image=None, size=(0, 0))
 
     def settle(self, node: str, model: str) -> None:
         """Have the images that latents are encoded from encoded by the VAE of a model, where none is named."""
@@ -377,6 +449,7 @@ class MadeNodes:
         Raises NodeUnsupported."""
         model = self._model_of(given["model"], levels)
         positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
+        start = self._as_video(node_id, start, model)
         _check_texts(positive, negative, given["cfg"])
         if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
             if positive.controls or (positive.prior is not None and positive.prior.positive.controls):
@@ -415,16 +488,36 @@ class MadeNodes:
                 inputs["mask"] = self.mask(start.mask)
         is_guided = given["cfg"] != 1 or chosen.name.endswith(UNGUIDED_SAMPLERS)
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
-        controls = controls_of(model, positive, self._families.get(model.name, ""))
-        self._add_images(fields, inputs, replace(positive, controls=controls), size)
+        controls, prompts = controls_of(model, positive, family), image_prompts_of(model, positive, family)
+        self._add_images(fields, inputs, replace(positive, controls=controls, image_prompts=prompts), size)
+        if positive.video is not None and positive.video.video_stops:
+            stops = {**stops, "video_stops": True}
         first = levels.steps - levels.run_steps
+        track = self._add_sound(given, fields, model, start)
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
         self._count(made, start.count)
         self.places[made] = start.places
-        found = NodeLatent(made, model.name, count=start.count, sampler=node_id, places=start.places)
+        found = NodeLatent(made, model.name, count=start.count, sampler=node_id, places=start.places, track=track)
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
         layers = WITH_WHOLE if isinstance(start, BlankLatent) and start.layers else ""
         return replace(found, frames=start.frames, size=size, layers=layers)
+
+    def _add_sound(self, given: Mapping[str, Any], fields: dict[str, Any], model: ModelValue, start: AnyLatent) -> str:
+        """Add what a run of frames with audio has besides; return the track of its latents. Raises NodeUnsupported."""
+        family, blank = self._families.get(model.name, ""), getattr(start, "sound", None)
+        if blank is None and getattr(start, "track", "") != WITH_SOUND:
+            if isinstance(start, NodeLatent) and samples_sound(family):
+                raise NodeUnsupported("latent_image: found frames without audio, which the model samples with them: "
+                                      "expected both, by LTXVConcatAVLatent")  # fmt: skip
+            self.warnings |= dict.fromkeys(silent_warnings(given["node_id"], model.name, family))
+            return ""
+        if isinstance(start, NodeLatent) and start.mask is not None:
+            raise NodeUnsupported("latent_image: found frames with audio and a noise mask, expected no mask")
+        more, options = sound_fields(given["positive"], given["cfg"], given.get("sound_cfg"), family, blank)
+        fields |= more
+        if options:
+            fields["options"] = {**fields.get("options", {}), **options}
+        return WITH_SOUND
 
     def _model_of(self, model: ModelValue, levels: NoiseLevels) -> ModelValue:
         """Return a model with the noise levels of a run. Raises NodeUnsupported for levels of another family."""
@@ -554,8 +647,10 @@ class MadeNodes:
             ]
         for number, prompt in enumerate(text.image_prompts):
             inputs[f"image_prompts.{number}"] = self.image(prompt.image)
+            if prompt.mask is not None:
+                inputs[f"image_prompts.{number}.mask"] = self.mask(prompt.mask)
         if text.image_prompts:
-            fields["image_prompts"] = [{"model": use.model, "strength": use.strength} for use in text.image_prompts]
+            fields["image_prompts"] = list(map(image_prompt_fields, text.image_prompts))
         family = self._families.get(fields["model"], "")
         if is_one_image(text, family):
             inputs["image"] = self.image(text.seen[0].image)

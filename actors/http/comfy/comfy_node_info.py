@@ -41,7 +41,8 @@ def described_input(given: NodeInput, names: PoolNames) -> list[Any]:
         found = names.choices(given)
         return [list(found), {} if given.default not in found else {"default": given.default}]
     if given.type in ("INT", "FLOAT"):
-        return [given.type, {"default": given.default, "min": given.least, "max": given.most}]
+        kinds = f"{given.type},{given.also}" if given.also else given.type
+        return [kinds, {"default": given.default, "min": given.least, "max": given.most}]
     if given.type in ("STRING", "BOOLEAN"):
         return [given.type, {"default": given.default}]
     return [given.type]

@@ -26,6 +26,8 @@ PREVIEW_NODES = frozenset(("PreviewImage", "MaskPreview", "MaskPreview+"))
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 #: the type of inputs and outputs that take every value
 ANY = "*"
+#: latents of audio that belongs to a video, which inputs of latents name as another type if they take them
+SOUND = "SOUND"
 MAX_SIDE, MAX_BATCH, MAX_SEED, MOST_GROWN = 16384, 64, 2**64 - 1, 64
 #: what the editor writes next to the inputs of a node, and the server does not read
 EDITOR_INPUTS = frozenset(
@@ -49,6 +51,7 @@ class NodeInput:
     is_required  as ComfyUI lists it
     only_with  another input of the node and its values with which the editor shows this one: its value is in files of
                the editor with these alone
+    also     another type of outputs that it may be linked to
     """
 
     name: str
@@ -59,6 +62,7 @@ class NodeInput:
     choices: str | tuple[str, ...] = ()
     is_required: bool = True
     only_with: tuple[str, tuple[str, ...]] | None = None
+    also: str = ""
 
     @property
     def may_be_missing(self) -> bool:

@@ -10,11 +10,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_adapter_nodes import ADAPTER_NODES
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_NODES
 from modelpool.actors.http.comfy.comfy_cascade_nodes import CASCADE_NODES
 from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_NODES
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_NODES
 from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
+from modelpool.actors.http.comfy.comfy_ltx_nodes import LTX_NODES
 from modelpool.actors.http.comfy.comfy_merge_nodes import MERGE_NODES
 from modelpool.actors.http.comfy.comfy_node_types import (
     CONTROLNETS,
@@ -34,6 +36,8 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
+from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_NODES
+from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_NODES
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_NODES
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
@@ -213,9 +217,13 @@ _ROWS = (
     *OPERATION_NODES,
     *RESIZE_NODES,
     *PATCH_NODES,
+    *ADAPTER_NODES,
     *VIDEO_NODES,
+    *LTX_NODES,
     *AUDIO_NODES,
     *CUSTOM_NODES,
+    *LOADING_NODES,
+    *SAVING_NODES,
 )
 #: nodes by name
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

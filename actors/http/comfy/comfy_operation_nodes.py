@@ -41,6 +41,7 @@ from modelpool.pool.inference.operations.image_detail import COLOURS, DIRECTIONS
 from modelpool.pool.inference.operations.image_edits import BLEND_MODES, FLIPS, TURNS
 from modelpool.pool.inference.operations.image_filters import DITHERS, MAX_RADIUS
 from modelpool.pool.inference.operations.mask_edits import COMPOSITIONS, MOST_GROWN
+from modelpool.pool.inference.operations.resampling import ALIGNED_METHODS
 from modelpool.pool.values.core.errors import counted
 
 _KINDS = {"IMAGE": NodeImage, "MASK": NodeMask, "LATENT": NodeLatent}
@@ -57,10 +58,6 @@ _SAMPLES = {"samples": "samples"}
 _CELLS_OF_SIDES = 8
 _BY_SIDES = (_LATENT, combo("upscale_method", ("nearest-exact", "bilinear", "area")))
 _CROP = combo("crop", ("disabled", "center"))
-
-
-#: modes of a custom node in which it makes a difference whether corners are aligned
-_ALIGNED = ("bilinear", "bicubic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +123,12 @@ def _given(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scaled_latent(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    factor = given["factor"]
-    if given["align"] == "true" and given["mode"] in _ALIGNED and not isinstance(given["samples"], BlankLatent):
-        raise NodeUnsupported(
-            f"align: found true with the mode {given['mode']}, expected false: corners are not aligned"
-        )
-    latent = given["samples"]
+    factor, latent = given["factor"], given["samples"]
     if isinstance(latent, BlankLatent):
         width, height = (round(side * factor) for side in (latent.width, latent.height))
         return (BlankLatent(width, height, latent.count),)
-    method = "nearest" if given["mode"] == "nearest" else given["mode"]
+    aligned = f"{given['mode']}-aligned"
+    method = aligned if given["align"] == "true" and aligned in ALIGNED_METHODS else given["mode"]
     return (_operate(given, NodeLatent, "latent_upscale_by", _given(given), factor=factor, method=method),)
 
 

@@ -117,6 +117,37 @@ def _by_frequency(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return "fresca", {name: given[source] for name, source in names.items()}
 
 
+def _projected(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "apg", {"eta": given["eta"], "norm": given["norm_threshold"], "momentum": given["momentum"]}
+
+
+def _damped(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "tcfg", {"strength": 1.0}
+
+
+def _less_noise(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return "epsilon_scaling", {"factor": given["scaling_factor"]}
+
+
+def _shrunk(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    factor = given["downscale_factor"]
+    if factor < 1:
+        raise NodeUnsupported(f"downscale_factor: found {factor:g}, expected 1 or more: features are made smaller")
+    for name in ("downscale_method", "upscale_method"):
+        if given[name] == "bislerp":
+            raise NodeUnsupported(f"{name}: found bislerp, expected one of {', '.join(_FEATURE_SCALING)}")
+    return "deep_shrink", {
+        "block": given["block_number"],
+        "factor": factor,
+        "after_skip": int(given["downscale_after_skip"]),
+        "down": given["downscale_method"],
+        "up": given["upscale_method"],
+        "shares_of": "noise",
+        "start": given["start_percent"],
+        "end": given["end_percent"],
+    }
+
+
 def _as_it_is(name: str, reason: str, *inputs: NodeInput) -> NodeType:
     """Return a node that changes how fast a model runs, or what the pool does by itself: the model stays as it is."""
 
@@ -219,6 +250,7 @@ _SPEED_NODES = (
 )
 
 
+_FEATURE_SCALING = ("bicubic", "nearest-exact", "bilinear", "area")
 _SKIPPED_SPAN = (number("start_percent", 0.01, 0.0, 1.0), number("end_percent", 0.15, 0.0, 1.0))
 
 OPTION_NODES = (
@@ -271,6 +303,28 @@ OPTION_NODES = (
         number("scale_low", 1.0, 0.0, 10.0),
         number("scale_high", 1.25, 0.0, 10.0),
         whole("freq_cutoff", 20, 1, 10_000),
+    ),
+    _row(
+        "APG",
+        _projected,
+        number("eta", 1.0, -10.0, 10.0),
+        number("norm_threshold", 5.0, 0.0, 50.0),
+        number("momentum", 0.0, -5.0, 1.0),
+    ),
+    _row("TCFG", _damped),
+    _row(
+        "PatchModelAddDownscale",
+        _shrunk,
+        whole("block_number", 3, 1, 32),
+        number("downscale_factor", 2.0, 0.1, 9.0),
+        number("start_percent", 0.0, 0.0, 1.0),
+        number("end_percent", 0.35, 0.0, 1.0),
+        NodeInput("downscale_after_skip", "BOOLEAN", True),
+        *(combo(name, (*_FEATURE_SCALING, "bislerp")) for name in ("downscale_method", "upscale_method")),
+    ),
+    *(
+        _row(name, _less_noise, number("scaling_factor", 1.005, 0.5, 1.5))
+        for name in ("EpsilonScaling", "Epsilon Scaling")
     ),
     _row("DifferentialDiffusion", _differential, number("strength", 1.0, 0.0, 1.0, is_required=False)),
     *_SPEED_NODES,

@@ -44,13 +44,11 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "the pool has no GLIGEN; regions with texts are ConditioningSetArea and ConditioningSetMask",
         ),
         "HypernetworkLoader": "the pool reads no hypernetworks; LoRAs have replaced them",
-        "PerpNegGuider": "the pool has no guidance by a perpendicular negative text; CFGGuider has guidance",
-        "PerpNeg": "the pool has no guidance by a perpendicular negative text",
-        "PatchModelAddDownscale": "the pool does not scale the features inside of a model; use a second pass",
+        "PerpNeg": "PerpNegGuider has replaced it",
         **dict.fromkeys(
             ("PhotoMakerLoader", "PhotoMakerEncode"), "the pool has no PhotoMaker; IP-Adapters are image prompts"
         ),
-        **dict.fromkeys(("NAGuidance", "TCFG", "Mahiro", "APG", "EpsilonScaling", "ScaleROPE2"), (
+        **dict.fromkeys(("NAGuidance", "Mahiro", "ScaleROPE2"), (
             "the pool does not have this kind of guidance"
         )),
         **dict.fromkeys(
@@ -87,7 +85,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(
             ("USOStyleReference", "SUPIRApply", "WanUni3CControlnetApply", "MiniMaxH3FunControlNetApply"),
-            "the pool reads no patches of models in a file of their own but LoRAs and ControlNets",
+            "the pool reads no patches of models in a file of their own but LoRAs, and ControlNets of Z-Image and "
+            "Qwen-Image",
         ),
         "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
         **dict.fromkeys(
@@ -124,16 +123,11 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "the pool has images of LTX as first frames alone, by LTXVImgToVideo, and no guides in latents",
         ),
         **dict.fromkeys(
-            ("Kandinsky5ImageToVideo", "NormalizeVideoLatentStart", "ReplaceVideoLatentFrames"),
-            "the pool makes videos of Kandinsky 5 from texts alone",
-        ),
-        **dict.fromkeys(
             ("ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows"),
             "the pool samples a video in one piece, and not in windows of frames",
         ),
         **dict.fromkeys(
-            ("LTXVLatentUpsampler", "LatentUpscaleModelLoader", "HunyuanVideoLatentUpscaleWithModel"),
-            "the pool has no upscalers of latents",
+            ("HunyuanVideoLatentUpscaleWithModel",), "the pool has upscalers of the latents of LTX alone",
         ),
         **dict.fromkeys(("SAM3_Detect", "SAM2", "LoadBackgroundRemovalModel", "RemoveBackground"), _DETECTION),
     }
@@ -146,7 +140,8 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
     ("CLIPSubtract", _MERGING),
     ("ModelAdd", _MERGING),
     ("ModelSubtract", _MERGING),
-    ("IPAdapter", "the pool's image prompts are IP-Adapters: the field image_prompts of its own requests"),
+    ("IPAdapter", "the pool has IPAdapter, IPAdapterAdvanced, IPAdapterApply and their loaders; FaceID, embeddings and "
+                  "weights over time are in the field image_prompts of its own requests, or not there"),
     *((prefix, _3D) for prefix in (
         "Hunyuan3D", "Trellis", "EmptyTrellis", "VaeDecodeShapeTrellis", "VaeDecodeStructureTrellis",
         "VaeDecodeTextureTrellis", "Pixal3D", "TripoSG", "TripoSplat", "Save3D", "SaveGLB", "Load3D", "Preview3D",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, file_stem
 from modelpool.actors.http.comfy.comfy_values import (
+    AdapterValue,
+    BlankSound,
     ClipValue,
     ControlUse,
+    ImagePromptUse,
     LoraUse,
     ModelSampling,
     ModelValue,
@@ -22,6 +26,8 @@ from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
 #: families that read CLIP one layer before the last by default, by the beginning of their title
 _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
+#: families with the blocks of Stable Diffusion XL
+_XL = ("SDXL", "SD XL", "Stable Diffusion XL")
 #: families with text encoders of CLIP only, by the beginning of their title
 _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
 #: pixels of a side of a cell, in ComfyUI and in the fields of requests
@@ -34,7 +40,10 @@ _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 _SEES_STATES = "Stable Cascade C"
 _SEES_NEXT_TO_TEXT = (_SEES_STATES, "Stable Diffusion XL")
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
-GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca")
+GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
+#: families that sample the audio of a video with its frames, and the frame rate that ComfyUI's models of them read
+#: without LTXVConditioning
+_WITH_SOUND, _USUAL_RATE = ("LTX-2",), 25.0
 _NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
 #: families with a vision encoder for the images that a video begins and ends with
 _SEES_FIRST_IMAGE = ("Wan 2.1 image-to-video", "Wan 2.1 first-and-last")
@@ -49,8 +58,13 @@ _OTHER_ATTENTION = ("Wan ", "Hunyuan Video", "Flux ", "Qwen-Image", "Mochi")
 _BLOCKS_OF_ONE_KIND = ("Wan ", "Qwen-Image", "Stable Diffusion 3", "LTX", "Mochi")
 #: the family that reads the words of T5 and one padding token, and the least padding and length that mean that
 _UNPADDED, _OWN_PADDING = "Chroma", (1, 0)
+#: families with autoencoders that read the frames of a video as one latent, by the beginning of their title
+_OF_VIDEOS = (
+    *("Allegro", "CogVideoX", "Cosmos image-to-video", "Cosmos text-to-video", "Cosmos Predict 2 video", "SkyReels"),
+    *("Hunyuan Video", "Kandinsky 5 video", "Kandinsky 6", "LTX-", "Mochi", "Wan "),
+)
 #: families with ControlNets that ComfyUI loads as patches of the model
-_PATCHED = ("Z-Image",)
+_PATCHED = ("Z-Image", "Qwen-Image")
 #: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
 _DISTILLED = ("Flux dev", "Flux fill", "Flux control")
 #: all families with guidance as an input of the model
@@ -207,6 +221,37 @@ def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]
     return found
 
 
+def samples_sound(family: str) -> bool:
+    """Whether models of a family sample the audio of a video with its frames."""
+    return family in _WITH_SOUND
+
+
+def sound_fields(
+    text: TextValue, cfg: float, sound_cfg: float | None, family: str, blank: BlankSound | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields and the options of a run whose latents have audio: the frame rate, on which its length depends,
+    and its guidance: as that of the frames, or with the scale `sound_cfg`. `blank`: the empty audio that it starts
+    from. Raises NodeUnsupported."""
+    if not samples_sound(family):
+        raise NodeUnsupported("latent_image: found frames with audio, which the model does not sample together")
+    rate = _USUAL_RATE if text.video is None else text.video.fields().get("frame_rate", _USUAL_RATE)
+    if blank is not None and blank.rate != rate:
+        found = f"{blank.rate:g} of the empty audio, and {rate:g} of the text"
+        raise NodeUnsupported(f"frame_rate: found {found}, expected one rate: the audio is as long as the frames")
+    scale = cfg if sound_cfg is None else sound_cfg
+    if cfg == 1 and scale != 1:
+        raise NodeUnsupported(f"video_cfg, audio_cfg: found 1 and {scale:g}, expected no guidance, or that of frames")
+    # ComfyUI scales guided predictions by nothing
+    return {"frame_rate": rate}, {} if cfg == 1 else {"sound": {"cfg": scale, "rescale": 0.0}}
+
+
+def silent_warnings(node_id: str, model: str, family: str) -> Iterator[str]:
+    """Yield what a run of frames without audio has besides, by a model that samples both."""
+    if samples_sound(family):
+        yield (f"node {node_id}: latent_image: found frames without audio: model {model!r} samples them with audio, "
+               "which the video has; LTXVConcatAVLatent adds it")  # fmt: skip
+
+
 def option_warnings(node_id: str, model: ModelValue, cfg: float, family: str) -> Iterator[str]:
     """Yield what options ask for that a family does by itself, or that needs guidance, and is not read."""
     strength = dict(model.options).get("cfg_norm", {}).get("strength", 1.0)
@@ -236,9 +281,40 @@ def controls_of(model: ModelValue, text: TextValue, family: str) -> tuple[Contro
     if model.controls and not family.startswith(_PATCHED):
         found = f"found {model.controls[0].net.name!r} on {family or 'this model'}"
         raise NodeUnsupported(
-            f"model_patch: {found}, expected a ControlNet of Z-Image: the pool reads no other patches"
+            f"model_patch: {found}, expected a ControlNet of {' or '.join(_PATCHED)}: the pool reads no other patches"
         )
     return (*model.controls, *text.controls)
+
+
+def image_prompts_of(model: ModelValue, text: TextValue, family: str) -> tuple[ImagePromptUse, ...]:
+    """Return the image prompts of a run: of its model, and of its text, with the names of their files. Raises
+    NodeUnsupported for a preset that models of the family do not have, and for blocks of another one."""
+    return (*(_named(use, family) for use in model.image_prompts), *text.image_prompts)
+
+
+def _named(use: ImagePromptUse, family: str) -> ImagePromptUse:
+    is_xl = family.startswith(_XL)
+    if use.blocks and not is_xl:
+        found = ", ".join(name for name, _ in use.blocks)
+        raise NodeUnsupported(f"weight_type: found one of block {found} of Stable Diffusion XL, expected linear for "
+                              f"{family or 'this model'}")  # fmt: skip
+    adapter = use.model
+    assert isinstance(adapter, AdapterValue), "image prompts of models are IP-Adapters"
+    if adapter.for_xl is None:
+        return replace(use, model=adapter.name)
+    name = adapter.for_xl if is_xl else adapter.name if family.startswith("Stable Diffusion 1") else ""
+    if not name:
+        raise NodeUnsupported(f"preset: found one without a file for {family or 'this model'}, expected "
+                              "IPAdapterModelLoader with the name of a file")  # fmt: skip
+    return replace(use, model=name)
+
+
+def image_prompt_fields(use: ImagePromptUse) -> dict[str, Any]:
+    """Return an image prompt of a request without its image and mask."""
+    found: dict[str, Any] = {"model": use.model, "strength": use.strength}
+    if (use.start, use.end) != (0, 1):
+        found |= {"start": use.start, "end": use.end, "shares_of": "noise"}
+    return found | ({"blocks": dict(use.blocks)} if use.blocks else {})
 
 
 def clip_skip(text: TextValue, family: str) -> int:
@@ -250,6 +326,11 @@ def clip_skip(text: TextValue, family: str) -> int:
     if skipped < 0:
         raise NodeUnsupported(f"stop_at_clip_layer: found {text.clip.last_layer}, expected {-1 - by_family} or less")
     return skipped
+
+
+def makes_videos(family: str) -> bool:
+    """Whether models of this family read the frames of a video as one latent."""
+    return family.startswith(_OF_VIDEOS)
 
 
 def reads_guidance(family: str) -> bool:

@@ -241,11 +241,30 @@ def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (GuiderValue(given["model"], with_video(first, others), replace(second, video=None), cfg),)
 
 
+def _perpendicular_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Guidance from an empty text. What is applied to the other texts is not applied to it: they are texts alone."""
+    model, empty = given["model"], given["empty_conditioning"]
+    if empty.text.strip() or empty != TextValue(empty.text, empty.clip):
+        raise NodeUnsupported("empty_conditioning: expected an empty text of CLIPTextEncode")
+    for name in ("positive", "negative"):
+        found: TextValue = given[name]
+        if found != TextValue(found.text, empty.clip, regions=found.regions, appended=found.appended):
+            expected = "a text of the same text encoder as empty_conditioning, with regions or another text behind it"
+            raise NodeUnsupported(f"{name}: expected {expected}: what else is applied to it would act on all three")
+    if given["cfg"] == 1:
+        raise NodeUnsupported("cfg: found 1, expected another one: the pool reads one text then")
+    if "perp_neg" in dict(model.options):
+        raise NodeUnsupported("model: perp_neg is set by a node before this one")
+    model = replace(model, options=(*model.options, ("perp_neg", {"scale": given["neg_scale"]})))
+    return (GuiderValue(model, given["positive"], given["negative"], given["cfg"]),)
+
+
 def _sampled_by_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     guider: GuiderValue = given["guider"]
     of_guider = {"model": guider.model, "positive": guider.positive, "negative": guider.negative, "cfg": guider.cfg}
+    known = {"node_id": given["node_id"], "warn": given.get("warn"), "sound_cfg": guider.sound_cfg}
     sampled = _sampled(
-        {**of_guider, "sampler_name": given["sampler"], "node_id": given["node_id"], "warn": given.get("warn")},
+        {**of_guider, **known, "sampler_name": given["sampler"]},
         given["noise"],
         given["sigmas"],
         given["latent_image"],
@@ -311,6 +330,7 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         node_id=given["node_id"],
         sigmas=levels.sigmas,
         beta=levels.beta,
+        sound_cfg=given.get("sound_cfg"),
     )
 
 
@@ -527,6 +547,18 @@ SAMPLING_NODES = (
         "GUIDER",
     ),
     _row("CFGGuider", (_MODEL, *_TEXTS, _CFG), _cfg_guider, "GUIDER"),
+    _row(
+        "PerpNegGuider",
+        (
+            _MODEL,
+            *_TEXTS,
+            link("empty_conditioning", "CONDITIONING"),
+            _CFG,
+            number("neg_scale", 1.0, 0.0, 100.0),
+        ),
+        _perpendicular_guider,
+        "GUIDER",
+    ),
     _row(
         "SamplerCustomAdvanced",
         (

@@ -10,11 +10,13 @@ from typing import Any
 
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
-from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_video
-from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeMask, UserSound, VideoUse
+from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
+from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeLatent, NodeMask, VideoUse
 from modelpool.actors.http.comfy.comfy_video_nodes import blank_video, vace_texts_and_latent
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
+from modelpool.actors.request.audio_fields import AudioFile, audio_facts
 from modelpool.actors.request.control_video_fields import VideoFile
+from modelpool.pool.values.core.errors import UserError
 
 #: of a video of a single image, which nothing reads
 _RATE = 16.0
@@ -30,8 +32,16 @@ def _components(given: Mapping[str, Any]) -> tuple[Any, ...]:
     video, nodes = given["video"], given["nodes"]
     if not isinstance(video, VideoFile):
         raise NodeUnsupported("video: found one that a node makes; its images are an output of that node")
-    sound = UserSound(video) if video.has_sound else None
+    sound = nodes.audio_of_file(f"{given['node_id']}/audio", _sound_of(video)) if video.has_sound else None
     return nodes.frames_of_user(given["node_id"], video), sound, video.frame_rate, "8", "sRGB"
+
+
+def _sound_of(video: VideoFile) -> AudioFile:
+    """Return the facts of the sound of a video. Raises NodeUnsupported."""
+    try:
+        return audio_facts("video", video.path)
+    except UserError as problem:
+        raise NodeUnsupported(str(problem)) from None
 
 
 def _frames(given: Mapping[str, Any], name: str) -> NodeImage | None:
@@ -53,17 +63,33 @@ def _as_long(given: Mapping[str, Any], name: str, frames: NodeImage | None) -> N
     return frames
 
 
+def _masks_of_frames(given: Mapping[str, Any], frames: int) -> NodeMask:
+    """Return the masks of so many frames of a control video. Masks that are too few are followed by white ones: what
+    they do not show is regenerated."""
+    nodes, node_id, masks = given["nodes"], given["node_id"], given["control_masks"]
+    count = max(1, getattr(masks, "frames", 0))
+    if count >= frames and count > 1:
+        return NodeMask(nodes.mask(masks), frames=count)
+    shown = nodes.operate(f"{node_id}/masks/shown", "mask_to_image", NodeImage, {"mask": masks}, {})
+    size = {"width": given["width"], "height": given["height"], "colour": 0xFFFFFF}
+    white = nodes.operate(
+        f"{node_id}/masks/white", "image_solid", NodeImage, {}, {**size, "count": max(1, frames - count)}
+    )
+    joined = nodes.operate(f"{node_id}/masks/all", "image_batch", NodeImage, {"first": shown, "second": white}, {})
+    found = nodes.operate(f"{node_id}/masks", "mask_from_image", NodeMask, {"image": joined}, {"channel": "red"})
+    assert isinstance(found, NodeMask), "the result of an operation on masks"
+    return found
+
+
 def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """A video after a control video, of which the mask regenerates the white parts, and after a reference image. A
-    control video that is too short is followed by grey."""
+    control video that is too short is followed by grey, which is regenerated."""
     positive, negative, latent, trimmed = vace_texts_and_latent(given)
     masks, control = given.get("control_masks"), _frames(given, "control_video")
     if masks is not None:
         if control is None:
             raise NodeUnsupported("control_masks: found masks, expected them with a control_video")
-        _as_long(given, "control_video", control)
-        nodes: MadeNodes = given["nodes"]
-        masks = NodeMask(nodes.mask(masks))
+        masks = _masks_of_frames(given, min(control.frames, given["length"]))
     if control is None:
         return positive, negative, latent, trimmed
     use = VideoUse(video=control, video_mask=masks)
@@ -71,8 +97,10 @@ def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _fun_control(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    control = _as_long(given, "control_video", _frames(given, "control_video"))
-    use = VideoUse(image=of_user("start_image", given.get("start_image")), video=control)
+    """A video that follows a control video as long as that is; nothing follows its last frame."""
+    control = _frames(given, "control_video")
+    stops = control is not None and control.frames < given["length"]
+    use = VideoUse(image=of_user("start_image", given.get("start_image")), video=control, video_stops=stops)
     return with_video(given["positive"], use), with_video(given["negative"], use), blank_video(given)
 
 
@@ -103,6 +131,43 @@ def _animated(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*texts, blank_video(given), 0, 0, given["length"])
 
 
+def _kandinsky(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A video of Kandinsky 5, and the latent of its first image, scaled to the size of the video."""
+    nodes, node_id, image = given["nodes"], given["node_id"], of_user("start_image", given.get("start_image"))
+    texts = [with_unread(given[name], given, "vae") for name in ("positive", "negative")]
+    if image is None:
+        return *texts, blank_video(given), None
+    settings = {"width": given["width"], "height": given["height"], "method": "bilinear", "crop": True}
+    shown = nodes.operate(f"{node_id}/image", "image_scale", NodeImage, {"image": image}, settings)
+    encoded = nodes.encode(f"{node_id}/cond_latent", shown, given["vae"].name)
+    use = VideoUse(image=shown)
+    return *(with_video(each, use) for each in texts), blank_video(given), encoded
+
+
+def _with_cells(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Latents of a video with other latents in the place of some of its own."""
+    destination, source = given["destination"], given.get("source")
+    if source is None:
+        return (destination,)
+    for name, latent in (("destination", destination), ("source", source)):
+        if not isinstance(latent, NodeLatent):
+            raise NodeUnsupported(f"{name}: found empty latents, expected those of a sampler or of an image")
+    nodes: MadeNodes = given["nodes"]
+    values, settings = {"destination": destination, "source": source}, {"index": given["index"]}
+    made = nodes.operate(given["node_id"], "latent_replace_frames", NodeLatent, values, settings)
+    assert isinstance(made, NodeLatent), "the result of an operation on latents"
+    return (replace(made, mask=destination.mask),)
+
+
+def _normalized(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not isinstance(given["latent"], NodeLatent):
+        raise NodeUnsupported("latent: found empty latents, expected latents of a sampler")
+    nodes: MadeNodes = given["nodes"]
+    settings = {"start": given["start_frame_count"], "reference": given["reference_frame_count"]}
+    values = {"samples": given["latent"]}
+    return (nodes.operate(given["node_id"], "latent_normalize_start", NodeLatent, values, settings),)
+
+
 #: what nodes become in workflows, by their kind
 USER_VIDEO_BUILDERS: Mapping[str, Builder] = MappingProxyType(
     {
@@ -111,5 +176,8 @@ USER_VIDEO_BUILDERS: Mapping[str, Builder] = MappingProxyType(
         "WanVaceToVideo": _vace,
         "WanFunControlToVideo": _fun_control,
         "WanAnimateToVideo": _animated,
+        "Kandinsky5ImageToVideo": _kandinsky,
+        "ReplaceVideoLatentFrames": _with_cells,
+        "NormalizeVideoLatentStart": _normalized,
     }
 )

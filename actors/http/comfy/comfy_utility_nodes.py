@@ -77,6 +77,12 @@ def _of_json(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (shown,)
 
 
+def json_steps(given: Mapping[str, Any]) -> int:
+    """Return about how many characters are read to find an object: all of them from each brace on."""
+    whole_text = given["json_string"]
+    return min(_MOST_READ, min(_MOST_STARTS, whole_text.count("{")) * len(whole_text))
+
+
 def _first_object(whole_text: str) -> dict[str, Any]:
     need_room(len(whole_text))
     decoder, place, starts = json.JSONDecoder(), whole_text.find("{"), 0

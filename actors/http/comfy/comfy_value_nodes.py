@@ -7,7 +7,6 @@ them.
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -28,7 +27,19 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     text,
     whole,
 )
-from modelpool.actors.http.comfy.comfy_utility_nodes import UTILITY_NODES, WRITING_NODES, need_room
+from modelpool.actors.http.comfy.comfy_pack_numbers import PACK_NUMBERS
+from modelpool.actors.http.comfy.comfy_pack_switches import PACK_SWITCHES, unknown_route
+from modelpool.actors.http.comfy.comfy_pack_texts import PACK_SEARCH_STEPS, PACK_TEXTS
+from modelpool.actors.http.comfy.comfy_searches import (
+    joined,
+    regex_extracted,
+    regex_matched,
+    regex_replacement,
+    regex_steps,
+    replaced,
+)
+from modelpool.actors.http.comfy.comfy_tokens import TOKEN_DEFINITIONS, TOKEN_NODES
+from modelpool.actors.http.comfy.comfy_utility_nodes import UTILITY_NODES, WRITING_NODES, json_steps, need_room
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     DecodedImage,
@@ -37,31 +48,16 @@ from modelpool.actors.http.comfy.comfy_values import (
     ScaledLatent,
     UnknownSize,
 )
-from modelpool.pool.values.core.errors import counted
 
 _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
 #: the input that a node passes on, from its settings and the names of its inputs that are there
 Choice: TypeAlias = Callable[[Mapping[str, Any], tuple[str, ...]], str | None]
 _PARTS_OF_TEXT = ("text_a", "text_b", "text_c", "text_d")
 _SWITCHED = 10
-#: nodes that pass a value on, and free memory of the server, which the pool does by itself
-_CLEANING = ("easy cleanGpuUsed", "easy clearCacheAll")
-#: nodes that search a text, each for a part of a second at most
-SEARCHING_NODES = ("RegexReplace", "RegexExtract", "RegexMatch", "JsonExtractString")
+#: regular expressions of names by which a node of the editor chooses what it is linked to
+_PATTERNS = ("title_regex", "input_regex", "group_regex")
 #: names of the values of an expression
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-#: characters of a regular expression, and steps of a search
-_MOST_PATTERN, _MOST_SEARCH_STEPS = 200, 10**7
-#: parts of a template times the matches that it replaces; a part may be an empty group
-_MOST_PARTS = 10**6
-#: an escape of a template: of a group by its name or number, or else of a character; three octal digits are one
-_ESCAPE = re.compile(r"\\(?:g<([^>]*)>|(?![0-7]{3})([1-9][0-9]?)|.)", re.DOTALL)
-#: repetitions; repetitions of a group, references, conditions, and flags, which change what a space is
-_REPETITION = re.compile(r"[*+?{]")
-_UNBOUNDED = re.compile(r"\)[*+?{]|\\[1-9]|\(\?P=|\(\?(?![:=!]|<[=!]|P<)")
-#: flags for the whole of a regular expression, which do not change what a space is
-_FLAGS_FIRST = re.compile(r"\(\?([ims]+)\)")
-_INLINE = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL}
 
 
 def _value(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -73,13 +69,8 @@ def _written(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (next(value for name, value in given.items() if name != "node_id"),)
 
 
-def _joined(delimiter: str, parts: list[str]) -> str:
-    need_room(sum(map(len, parts)) + len(delimiter) * max(0, len(parts) - 1))
-    return delimiter.join(parts)
-
-
 def _concatenated(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_joined(given["delimiter"], [given["string_a"], given["string_b"]]),)
+    return (joined(given["delimiter"], [given["string_a"], given["string_b"]]),)
 
 
 def _substring(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -107,12 +98,7 @@ def _trimmed(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _replacement(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_replaced(given["string"], given["find"], given["replace"]),)
-
-
-def _replaced(whole_text: str, find: str, new: str) -> str:
-    need_room(len(whole_text) + whole_text.count(find) * (len(new) - len(find)))
-    return whole_text.replace(find, new)
+    return (replaced(given["string"], given["find"], given["replace"]),)
 
 
 def _contains(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -140,10 +126,10 @@ def _concatenated_parts(given: Mapping[str, Any]) -> tuple[Any, ...]:
     node of early 2023 has lines or nothing between them."""
     parts = [given[name] for name in _PARTS_OF_TEXT if given.get(name) is not None]
     if given.get("linebreak_addition"):
-        return (_joined("\n" if given["linebreak_addition"] == "true" else "", parts),)
+        return (joined("\n" if given["linebreak_addition"] == "true" else "", parts),)
     if given["clean_whitespace"] == "true":
         parts = [part.strip() for part in parts if part.strip()]
-    return (_joined(given["delimiter"].replace("\\n", "\n"), parts),)
+    return (joined(given["delimiter"].replace("\\n", "\n"), parts),)
 
 
 def _shown(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -151,102 +137,12 @@ def _shown(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _found_and_replaced(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_replaced(given["text"], given["find"], given["replace"]),)
+    return (replaced(given["text"], given["find"], given["replace"]),)
 
 
 def _random_line(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the line that Python's random numbers choose for the seed."""
     return (random.Random(given["seed"]).choice(given["text"].split("\n")),)
-
-
-def _pattern(given: Mapping[str, Any]) -> re.Pattern[str]:
-    """Return a pattern that takes no time without end. Raises NodeUnsupported.
-
-    With n repetitions and k alternatives, none of a group repeated and without references, a search takes about
-    characters ** (n + 1) * 2 ** k steps."""
-    whole_pattern, characters = given["regex_pattern"], len(given["string"])
-    first = _FLAGS_FIRST.match(whole_pattern)
-    pattern = whole_pattern if first is None else whole_pattern[first.end() :]
-    inline = sum(_INLINE[flag] for flag in set("" if first is None else first[1]))
-    repetitions = len(_REPETITION.findall(pattern))
-    alternatives = pattern.count("|")
-    steps = max(characters, 2) ** (1 + repetitions) * 2**alternatives
-    if len(pattern) > _MOST_PATTERN or _UNBOUNDED.search(pattern) or steps > _MOST_SEARCH_STEPS:
-        raise NodeUnsupported(
-            f"regex_pattern: found {whole_pattern[:100]!r} with {counted(repetitions, 'repetition')} and "
-            f"{counted(alternatives, 'alternative')} for {counted(characters, 'character')}; expected up to "
-            f"{_MOST_PATTERN} characters, no repetition of a group, no reference, no flags, and characters to the "
-            f"power of repetitions + 1, times 2 for each alternative, up to {_MOST_SEARCH_STEPS}"
-        )
-    names = (("case_insensitive", re.IGNORECASE), ("multiline", re.MULTILINE), ("dotall", re.DOTALL))
-    try:
-        return re.compile(pattern, inline | sum(flag for name, flag in names if given[name]))
-    except (re.error, RecursionError, OverflowError):
-        raise NodeUnsupported(f"regex_pattern: found {pattern[:100]!r}, expected a regular expression") from None
-
-
-def _regex_replaced(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A text in which matches are replaced, as `re.sub` does, but with no more text than there is room for."""
-    whole_text, new = given["string"], given["replace"]
-    need_room(len(whole_text))
-    need_room(len(new))
-    pattern = _pattern(given)
-    parts = _template_parts(pattern, new)
-    found: list[str] = []
-    end = characters = steps = 0
-    for match in itertools.islice(pattern.finditer(whole_text), given["count"] or None):
-        steps += len(parts)
-        if steps > _MOST_PARTS:
-            raise NodeUnsupported(f"replace: expected up to {_MOST_PARTS} parts of its template in all matches")
-        before, end = whole_text[end : match.start()], match.end()
-        for part in (before, *(each if isinstance(each, str) else match[each[0]] or "" for each in parts)):
-            characters += len(part)
-            need_room(characters)
-            found.append(part)
-    need_room(characters + len(whole_text) - end)
-    return ("".join((*found, whole_text[end:])),)
-
-
-def _template_parts(pattern: re.Pattern[str], template: str) -> list[str | tuple[str | int]]:
-    """Return the texts of a template, and between them its groups. Raises NodeUnsupported for a wrong template."""
-    try:
-        pattern.sub(template, "")  # reads the whole template, also if nothing matches
-        empty = re.compile("").match("")
-        assert empty is not None, "an empty pattern matches"
-        parts: list[str | tuple[str | int]] = []
-        end = 0
-        for escape in _ESCAPE.finditer(template):
-            name, place = escape.groups()
-            if name is None and place is None:
-                continue
-            parts.append(empty.expand(template[end : escape.start()]))
-            parts.append((name if name is not None and name.isidentifier() else int(name or place),))
-            end = escape.end()
-        return [part for part in (*parts, empty.expand(template[end:])) if part]
-    except (re.error, IndexError):
-        raise NodeUnsupported(f"replace: found {template[:100]!r}, expected a template") from None
-
-
-def _regex_matched(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_pattern(given).search(given["string"]) is not None,)
-
-
-def _regex_extracted(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The first match, or one of its groups, or of each match the whole or a group, one a line; "" for none. Of all
-    matches with groups, the first group stands for the whole."""
-    pattern, mode, group = _pattern(given), given["mode"], given["group_index"]
-    first = pattern.search(given["string"])
-    if first is None or (group > pattern.groups and mode.endswith(("Group", "Groups"))):
-        return ("",)
-    if mode == "First Match":
-        return (first[0],)
-    if mode == "First Group":
-        return (first[group] or "",)
-    if mode == "All Groups" and not pattern.groups:
-        return ("",)
-    wanted = group if mode == "All Groups" else min(pattern.groups, 1)
-    found = [match[wanted] or "" for match in pattern.finditer(given["string"])]
-    return (_joined("\n", found),)
 
 
 def _calculated_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -320,14 +216,6 @@ def _numbers(given: Mapping[str, Any], names: str) -> dict[str, Any]:
     return found
 
 
-def _passed_on(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A node that is still there when the workflow is compiled: its choice failed."""
-    raise NodeUnsupported(
-        "its choice is not known: expected settings that are written, or computed from written values, and a link "
-        "to what they choose"
-    )
-
-
 def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str) -> NodeType:
     return NodeType(name, "values", inputs, outputs, build)
 
@@ -388,7 +276,7 @@ _LATER = (
             *_FLAGS,
             whole("count", 0, 0, 100, is_required=False),
         ),
-        _regex_replaced,
+        regex_replacement,
         "STRING",
     ),
     _row(
@@ -400,10 +288,10 @@ _LATER = (
             *_FLAGS,
             whole("group_index", 1, 0, 100, is_required=False),
         ),
-        _regex_extracted,
+        regex_extracted,
         "STRING",
     ),
-    _row("RegexMatch", (text("string"), text("regex_pattern"), *_FLAGS), _regex_matched, "BOOLEAN"),
+    _row("RegexMatch", (text("string"), text("regex_pattern"), *_FLAGS), regex_matched, "BOOLEAN"),
     _row(
         "ComfyMathExpression",
         (text("expression", "a + b"), *_any(*(f"values.{name}" for name in _LETTERS))),
@@ -420,9 +308,14 @@ _SHOWING = (
     _row("ImageCompare", _any("image_a", "image_b"), _nothing),
     _row("ImageHistogram", _any("image"), _nothing),
     _row("Display Any (rgthree)", _any("source"), _nothing),
-    _row("easy showAnything", _any("anything"), _nothing),
-    # in the API format, the links that the editor adds for it are there
+    # in the API format, the links that the editor adds for these are there
     _row("Anything Everywhere", _any("anything"), _nothing),
+    _row("Anything Everywhere3", _any("anything", "anything2", "anything3"), _nothing),
+    _row("Anything Everywhere?", (*_any("anything"), *(text(name, ".*", False) for name in _PATTERNS)), _nothing),
+    _row("Prompts Everywhere", _any("+ve", "-ve", "anything", "anything2"), _nothing),
+    _row("Display Int (rgthree)", _any("input"), _nothing),
+    _row("LayerUtility: PurgeVRAM", (*_any("anything"), _flag("purge_cache"), _flag("purge_models")), _nothing),
+    _row("Show any [Crystools]", _any("any_value"), _nothing),
     _row("DisplayAny", _any("input"), _nothing),
 )
 _CUSTOM = (
@@ -469,23 +362,10 @@ _CUSTOM = (
     _row("SimpleMath+", (text("value"), *_any("a", "b")), _rounded, "INT", "FLOAT"),
 )
 _PASSING = (
-    _row("ComfySwitchNode", (_flag("switch"), *_any("on_false", "on_true")), _passed_on, ANY),
-    _row("LazySwitchKJ", (_flag("switch"), *_any("on_false", "on_true")), _passed_on, ANY),
-    _row("Switch any [Crystools]", (_flag("boolean", True), *_any("on_true", "on_false")), _passed_on, ANY),
-    _row("Any Switch (rgthree)", _any(*(f"any_{place:02}" for place in range(1, _SWITCHED + 1))), _passed_on, ANY),
-    _row(
-        "ImpactSwitch",
-        (
-            whole("select", 1, 1, 999),
-            NodeInput("sel_mode", "BOOLEAN", False, is_required=False),
-            *_any(*(f"input{place}" for place in range(1, _SWITCHED + 1))),
-        ),
-        _passed_on,
-        ANY,
-    ),
-    *(_row(name, _any("anything"), _passed_on, ANY) for name in _CLEANING),
-    _row("CR Image Input Switch", (whole("Input", 1, 1, 2), *_any("image1", "image2")), _passed_on, ANY),
-    _row("CR Text Input Switch", (whole("Input", 1, 1, 2), *_any("text1", "text2")), _passed_on, ANY),
+    _row("ComfySwitchNode", (_flag("switch"), *_any("on_false", "on_true")), unknown_route, ANY),
+    _row("LazySwitchKJ", (_flag("switch"), *_any("on_false", "on_true")), unknown_route, ANY),
+    _row("Switch any [Crystools]", (_flag("boolean", True), *_any("on_true", "on_false")), unknown_route, ANY),
+    _row("Any Switch (rgthree)", _any(*(f"any_{place:02}" for place in range(1, _SWITCHED + 1))), unknown_route, ANY),
 )
 
 
@@ -497,10 +377,6 @@ def _by_flag(name: str) -> Choice:
     return lambda given, there: "on_true" if given[name] else "on_false"
 
 
-def _by_number(name: str, prefix: str) -> Choice:
-    return lambda given, there: f"{prefix}{given[name]}"
-
-
 #: the nodes that pass one of their inputs on
 PASSING_NODES: Mapping[str, Choice] = MappingProxyType(
     {
@@ -508,10 +384,6 @@ PASSING_NODES: Mapping[str, Choice] = MappingProxyType(
         "LazySwitchKJ": _by_flag("switch"),
         "Switch any [Crystools]": _by_flag("boolean"),
         "Any Switch (rgthree)": _only,
-        "ImpactSwitch": _by_number("select", "input"),
-        **dict.fromkeys(_CLEANING, _only),
-        "CR Image Input Switch": _by_number("Input", "image"),
-        "CR Text Input Switch": _by_number("Input", "text"),
     }
 )
 _LATENTS = (
@@ -536,7 +408,15 @@ _SIZES = (
     ),
     _row("easy imageSize", (link("image", "IMAGE"),), _unknown_size, "INT", "INT"),
 )
-_COMPUTED = (*_CORE, *_LATER, *UTILITY_NODES, *_CUSTOM)
-VALUE_NODES = (*_COMPUTED, *_PASSING, *_SHOWING, *_LATENTS, *_SIZES, *WRITING_NODES)
+_COMPUTED = (*_CORE, *_LATER, *UTILITY_NODES, *_CUSTOM, *PACK_TEXTS, *PACK_NUMBERS, *TOKEN_NODES)
+VALUE_NODES = (*_COMPUTED, *_PASSING, *PACK_SWITCHES, *TOKEN_DEFINITIONS, *_SHOWING, *_LATENTS, *_SIZES, *WRITING_NODES)
 #: names of the nodes that are computed from written values
 COMPUTED_NODES = frozenset(row.name for row in _COMPUTED)
+#: steps of nodes that search a text, from their settings, besides reading it: each takes a part of a second at most
+SEARCH_STEPS: Mapping[str, Callable[[Mapping[str, Any]], int]] = MappingProxyType(
+    {
+        **dict.fromkeys(("RegexReplace", "RegexExtract", "RegexMatch"), regex_steps),
+        "JsonExtractString": json_steps,
+        **PACK_SEARCH_STEPS,
+    }
+)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from modelpool.actors.request.control_video_fields import VideoFile
-
 #: latents of the layers of an image, with the complete image before them, and without
 WITH_WHOLE, LAYERS = "with the complete image", "layers"
+#: latents of frames with their audio, and of the frames alone
+WITH_SOUND, FRAMES = "with sound", "frames"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class ModelSampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelValue:
-    """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets that patch
-    it. `has_vae`: its file has the VAE that it was published with."""
+    """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets and image
+    prompts that patch it. `has_vae`: its file has the VAE that it was published with."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
@@ -45,6 +45,7 @@ class ModelValue:
     sampling: ModelSampling | None = None
     has_vae: bool = field(default=False, compare=False)
     controls: tuple[ControlUse, ...] = ()
+    image_prompts: tuple[ImagePromptUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +179,26 @@ class RegionUse:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePromptUse:
-    """A style model of the pool (Redux), the image that it reads, and the factor of its tokens."""
+class AdapterValue:
+    """An IP-Adapter of the pool; with `for_xl`, the one of models of Stable Diffusion XL, and `name` is for ones of
+    Stable Diffusion 1."""
 
-    model: str
+    name: str
+    for_xl: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePromptUse:
+    """A style model of the pool (Redux) or an IP-Adapter, the image that it reads, its strength, and for an IP-Adapter
+    the part of the noise levels, the factors of blocks and the mask of the part of the picture in which it acts."""
+
+    model: str | AdapterValue
     image: AnyImage
     strength: float
+    start: float = 0.0
+    end: float = 1.0
+    blocks: tuple[tuple[str, float], ...] = ()
+    mask: AnyMask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,13 +339,6 @@ class NodeAudio:
 
 
 @dataclass(frozen=True, slots=True)
-class UserSound:
-    """The sound of a video of the user, which the pool does not read."""
-
-    video: VideoFile
-
-
-@dataclass(frozen=True, slots=True)
 class NodeLatent:
     """Latents that a node of the workflow makes.
 
@@ -339,7 +347,9 @@ class NodeLatent:
     image  that they are encoded from, if nothing has changed them since
     count, sampler, frames  as of `NodeImage`
     layers  whether they are the layers of an image: behind the complete image (WITH_WHOLE), or without it (LAYERS)
+    video  the frames that they are encoded from, each as an image; a model of videos reads them as one latent
     size   width and height in pixels; (0, 0) if they are known when they are made
+    track  of a video with audio: frames and audio as one latent (WITH_SOUND), or the frames of such a latent (FRAMES)
     """
 
     node: str
@@ -352,12 +362,35 @@ class NodeLatent:
     size: tuple[int, int] = (0, 0)
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: str = ""
+    video: NodeImage | None = None
+    track: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSound:
+    """The audio of latents of a video that a node of the workflow makes. `model`, `count`, `sampler` as of
+    `NodeLatent`."""
+
+    node: str
+    model: str
+    count: int = 1
+    sampler: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlankSound:
+    """Empty latents of the audio of a video of so many frames, at so many frames per second."""
+
+    frames: int
+    rate: float
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class VideoUse:
     """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
-    other fields of a request, by name, and videos that it follows; None where a node says nothing."""
+    other fields of a request, by name, and videos that it follows; None where a node says nothing. `video_stops`:
+    nothing follows the last frame of its video."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
@@ -365,6 +398,7 @@ class VideoUse:
     video: NodeImage | None = None
     video_mask: NodeMask | None = None
     face_video: NodeImage | None = None
+    video_stops: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -380,6 +414,7 @@ class VideoUse:
             more.video or self.video,
             more.video_mask or self.video_mask,
             more.face_video or self.face_video,
+            more.video_stops or (self.video_stops and more.video is None),
         )
 
     def images(self) -> dict[str, AnyImage]:
@@ -452,12 +487,13 @@ class NoiseLevels:
 
 @dataclass(frozen=True, slots=True)
 class GuiderValue:
-    """A model with its texts and the scale of the guidance."""
+    """A model with its texts and the scale of the guidance; `sound_cfg` is the one of audio, None for the same."""
 
     model: ModelValue
     positive: TextValue
     negative: TextValue
     cfg: float
+    sound_cfg: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +501,8 @@ class BlankLatent:
     """Empty latents of the size of `width` x `height` pixels, of a video of `frames`; 0 for images, and for sizes that
     follow from an image that conditions the run. `image` is the one that a video begins with, if the latents have it;
     `seconds` are of audio, 0 for images. `layers`: the frames are layers of an image, behind the complete image.
-    `stage` is the one of Stable Cascade that reads them, "" for other models."""
+    `stage` is the one of Stable Cascade that reads them, "" for other models. `sound` is the audio that is sampled with
+    the frames."""
 
     width: int
     height: int
@@ -476,6 +513,7 @@ class BlankLatent:
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: bool = False
     stage: str = ""
+    sound: BlankSound | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +536,7 @@ class SampledLatent:
     sigmas     noise levels instead of a schedule
     beta       alpha and beta of schedule beta; None for the usual ones
     stopped_at  the step before which it stopped, with the noise that is left; None if it ran to the end
+    sound_cfg  the scale of the guidance of audio; None for `cfg`
     """
 
     model: ModelValue
@@ -514,6 +553,25 @@ class SampledLatent:
     sigmas: tuple[float, ...] = ()
     beta: tuple[float, float] | None = None
     stopped_at: int | None = None
+    sound_cfg: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSound:
+    """The audio of sampled latents of a video."""
+
+    latent: SampledLatent
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedSound:
+    """The decoded audio of sampled latents of a video."""
+
+    latent: SampledLatent
+
+
+#: latents of audio that belongs to a video
+AUDIO_LATENTS = (BlankSound, NodeSound, SampledSound)
 
 
 @dataclass(frozen=True, slots=True)

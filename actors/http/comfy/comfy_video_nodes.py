@@ -5,7 +5,6 @@ A video is one image of the pool with frames: batches of images that are put tog
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -37,27 +36,22 @@ from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     ClipValue,
     DecodedImage,
-    ModelSampling,
+    DecodedSound,
     ModelValue,
     NodeImage,
-    NoiseLevels,
     SavedAs,
     TextValue,
-    UserSound,
     VaeValue,
     VideoUse,
 )
 from modelpool.actors.request.control_video_fields import VideoFile
-from modelpool.actors.request.video_output_fields import MAX_QUALITY
-from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
+from modelpool.actors.request.video_output_fields import MAX_QUALITY, VIDEO_FORMATS
 
 _POSITIVE, _NEGATIVE, _VAE = link("positive", "CONDITIONING"), link("negative", "CONDITIONING"), link("vae", "VAE")
 #: frames of a video that a node may ask for
 _MOST_FRAMES = 4096
 #: inputs of nodes that name a VAE, and images that were seen by a vision encoder: the model has its own
 _SEEN_BY_MODEL = ("vae", "clip_vision_output", "clip_vision_start_image", "clip_vision_end_image")
-#: patches of LTX: pixels of a side, and frames; and the numbers of patches between which its shift is interpolated
-_LTX_SIDE, _LTX_FRAMES, _LTX_TOKENS = 32, 8, (1024, 4096)
 #: file formats of VHS_VideoCombine, by the pool's names
 _COMBINED: Mapping[str, str] = MappingProxyType(
     {
@@ -82,7 +76,8 @@ _COLOURS = "sRGB"
 _USUAL_FACTORS: Mapping[str, float] = MappingProxyType({"h264": 23.0, "av1": 30.0})
 
 
-def _sizes(width: int, height: int, length: int, frames: str = "length") -> tuple[NodeInput, ...]:
+def sizes(width: int, height: int, length: int, frames: str = "length") -> tuple[NodeInput, ...]:
+    """Return the inputs of a node for the size and the frames of a video, with these defaults."""
     return (
         whole("width", width, 16, MAX_SIDE),
         whole("height", height, 16, MAX_SIDE),
@@ -104,27 +99,20 @@ def _empty(cell: int) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
 def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Images and empty latents; the images condition both texts."""
     use = VideoUse(*(of_user(name, given.get(name)) for name in ("start_image", "end_image")))
-    return *_with_images(given, use), _blank(given)
+    return *with_images(given, use), _blank(given)
 
 
-def _with_images(given: Mapping[str, Any], use: VideoUse) -> tuple[TextValue, TextValue]:
+def _kandinsky(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Images, empty latents, and the latent of the first image, which only a workflow has."""
+    return *_from_image(given), None
+
+
+def with_images(given: Mapping[str, Any], use: VideoUse) -> tuple[TextValue, TextValue]:
     """Return both texts with the images that condition a video."""
     positive, negative = (
         with_unread(with_video(given[name], use), given, *_SEEN_BY_MODEL) for name in ("positive", "negative")
     )
     return positive, negative
-
-
-def _with_frame_rate(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    use = VideoUse(others=(("frame_rate", given["frame_rate"]),))
-    return with_video(given["positive"], use), with_video(given["negative"], use)
-
-
-def _ltx_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    if not is_one(given["strength"]):
-        raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1: the image is the first frame")
-    use = VideoUse(of_user("image", given["image"]))
-    return *_with_images(given, use), _blank(given, cell=8)
 
 
 def _latent_from_image(cell: int) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
@@ -179,31 +167,6 @@ def _linear_guidance(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (given["model"],)
 
 
-def _ltx_shift(given: Mapping[str, Any]) -> float:
-    """Return the shift for the patches of a video, between the shifts for few and for many. Raises NodeUnsupported."""
-    latent = given.get("latent")
-    tokens = _LTX_TOKENS[1]
-    if isinstance(latent, BlankLatent):
-        cells = (1 + (latent.frames - 1) // _LTX_FRAMES) if latent.frames else 1
-        tokens = cells * (latent.width // _LTX_SIDE) * (latent.height // _LTX_SIDE)
-    elif latent is not None:
-        raise NodeUnsupported("latent: expected empty latents")
-    few, many = _LTX_TOKENS
-    slope = (given["max_shift"] - given["base_shift"]) / (many - few)
-    return math.exp(tokens * slope + given["base_shift"] - slope * few)
-
-
-def _ltx_levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return levels that are shifted by the number of patches, and stretched so that the last one is `terminal`."""
-    shift = _ltx_shift(given)
-    steps = given["steps"]
-    levels = [shift / (shift + 1 / (1 - place / steps) - 1) for place in range(steps)]
-    if given["stretch"] and levels[-1] < 1:
-        scale = (1 - levels[-1]) / (1 - given["terminal"])
-        levels = [1 - (1 - level) / scale for level in levels]
-    return (NoiseLevels("", steps, steps, tuple(levels)),)
-
-
 def _orbit(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """An orbit around an object."""
     use = VideoUse(of_user("init_image", given["init_image"]), None, (("elevation", given["elevation"]),))
@@ -231,9 +194,9 @@ def vace_texts_and_latent(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*texts, _blank(given), 0)
 
 
-def blank_video(given: Mapping[str, Any]) -> BlankLatent:
-    """Return empty latents of the size and the frames of a node."""
-    return _blank(given)
+def blank_video(given: Mapping[str, Any], cell: int = 4) -> BlankLatent:
+    """Return empty latents of the size and the frames of a node, with `cell` frames in a cell after the first."""
+    return _blank(given, cell=cell)
 
 
 def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -250,49 +213,32 @@ def _trimmed(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (given["samples"],)
 
 
-def _ltx_guide(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    if given["frame_idx"] or not is_one(given["strength"]):
-        found = f"{given['frame_idx']} and {given['strength']:g}"
-        raise NodeUnsupported(f"frame_idx, strength: found {found}, expected 0 and 1: the image is the first frame")
-    use = VideoUse(of_user("image", given["image"]))
-    return *_with_images(given, use), given["latent"]
-
-
-def _ltx_cropped(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Latents of the pool have no frames of guides."""
-    return given["positive"], given["negative"], given["latent"]
-
-
-def _ltx_compressed(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    if given["img_compression"]:
-        warn(given, f"img_compression: found {given['img_compression']}, which is not done: the image is as it is")
-    return (given["image"],)
-
-
-def _ltx_shifted(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (replace(given["model"], sampling=ModelSampling(_ltx_shift(given))),)
-
-
 def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[Any, ...]:
     """Return images that are saved as a video: as they were decoded, or of a node of a workflow."""
     image = given[images]
     nodes: MadeNodes | None = given.get("nodes")
     if nodes is None:
-        if given.get("audio") is not None:
-            raise NodeUnsupported("audio: a video with the audio of a node is a part of a workflow of several steps")
+        _check_sound(image, given.get("audio"), saved)
         if not isinstance(image, DecodedImage) or image.scale != 1 or image.upscaler:
             raise NodeUnsupported(f"{images}: expected images as they were decoded")
         if (count := getattr(image.latent.start, "count", 1)) > 1:
             raise NodeUnsupported(f"{images}: found a batch of {count}, which are as many files; expected one")
         return (replace(image, saved=saved),)
     audio = given.get("audio")
-    if isinstance(audio, UserSound):
-        warn(given, "audio: the sound of a video of a user is left out: the pool does not read it")
-        audio = None
     values = {"image": image} | ({} if audio is None else {"sound": audio})
     made = nodes.operate(given["node_id"], "video_of_images", NodeImage, values, {"rate": saved.frame_rate})
     assert isinstance(made, NodeImage), "the result of an operation on images"
     return (replace(made, saved=saved),)
+
+
+def _check_sound(image: Any, audio: Any, saved: SavedAs) -> None:
+    """Raise NodeUnsupported for a file with another audio than that of its frames, which a request makes with them."""
+    latent = getattr(image, "latent", None)
+    if audio is not None and not (isinstance(audio, DecodedSound) and audio.latent is latent):
+        raise NodeUnsupported("audio: a video with the audio of a node is a part of a workflow of several steps")
+    has_sound = getattr(getattr(latent, "start", None), "sound", None) is not None
+    if audio is None and has_sound and saved.format in VIDEO_FORMATS:
+        raise NodeUnsupported("audio: frames without their audio are a part of a workflow of several steps")
 
 
 def _webp(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -397,15 +343,14 @@ _SEEN = link("clip_vision_output", "CLIP_VISION_OUTPUT", is_required=False)
 _AUDIO = link("audio", "AUDIO", is_required=False)
 _IMAGES, _PREFIX = link("images", "IMAGE"), text("filename_prefix", "ComfyUI")
 VIDEO_NODES = (
-    _row("EmptyHunyuanLatentVideo", _sizes(848, 480, 25), _empty(4), "LATENT"),
-    _row("EmptyLTXVLatentVideo", _sizes(768, 512, 97), _empty(8), "LATENT"),
-    _row("EmptyMochiLatentVideo", _sizes(848, 480, 25), _empty(6), "LATENT"),
-    _row("EmptyCosmosLatentVideo", _sizes(1280, 704, 121), _empty(8), "LATENT"),
-    _row("EmptyHunyuanVideo15Latent", _sizes(848, 480, 25), _empty(4), "LATENT"),
+    _row("EmptyHunyuanLatentVideo", sizes(848, 480, 25), _empty(4), "LATENT"),
+    _row("EmptyMochiLatentVideo", sizes(848, 480, 25), _empty(6), "LATENT"),
+    _row("EmptyCosmosLatentVideo", sizes(1280, 704, 121), _empty(8), "LATENT"),
+    _row("EmptyHunyuanVideo15Latent", sizes(848, 480, 25), _empty(4), "LATENT"),
     *(
         _row(
             name,
-            (_VAE, *_sizes(*size), _image("start_image"), _image("end_image")),
+            (_VAE, *sizes(*size), _image("start_image"), _image("end_image")),
             _latent_from_image(cell),
             "LATENT",
         )
@@ -416,13 +361,13 @@ VIDEO_NODES = (
     ),
     _row(
         "WanFunInpaintToVideo",
-        (_POSITIVE, _NEGATIVE, _VAE, *_sizes(832, 480, 81), _SEEN, _image("start_image"), _image("end_image")),
+        (_POSITIVE, _NEGATIVE, _VAE, *sizes(832, 480, 81), _SEEN, _image("start_image"), _image("end_image")),
         _from_image,
         *_TEXTS_AND_LATENT,
     ),
     _row(
         "HunyuanVideo15ImageToVideo",
-        (_POSITIVE, _NEGATIVE, _VAE, *_sizes(848, 480, 33), _image("start_image"), _SEEN),
+        (_POSITIVE, _NEGATIVE, _VAE, *sizes(848, 480, 33), _image("start_image"), _SEEN),
         _from_image,
         *_TEXTS_AND_LATENT,
     ),
@@ -432,7 +377,7 @@ VIDEO_NODES = (
             _POSITIVE,
             _NEGATIVE,
             _VAE,
-            *_sizes(832, 480, 81),
+            *sizes(832, 480, 81),
             number("strength", 1.0, 0.0, 1000.0),
             _image("control_video"),
             link("control_masks", "MASK", is_required=False),
@@ -444,44 +389,12 @@ VIDEO_NODES = (
     ),
     _row("TrimVideoLatent", (link("samples", "LATENT"), whole("trim_amount", 0, 0, 99999)), _trimmed, "LATENT"),
     _row(
-        "LTXVAddGuide",
-        (
-            _POSITIVE,
-            _NEGATIVE,
-            _VAE,
-            link("latent", "LATENT"),
-            _image("image", is_required=True),
-            whole("frame_idx", 0, -9999, 9999),
-            number("strength", 1.0, 0.0, 1.0),
-        ),
-        _ltx_guide,
-        *_TEXTS_AND_LATENT,
-    ),
-    _row("LTXVCropGuides", (_POSITIVE, _NEGATIVE, link("latent", "LATENT")), _ltx_cropped, *_TEXTS_AND_LATENT),
-    _row(
-        "LTXVPreprocess",
-        (_image("image", is_required=True), whole("img_compression", 35, 0, 100)),
-        _ltx_compressed,
-        "IMAGE",
-    ),
-    _row(
-        "ModelSamplingLTXV",
-        (
-            link("model", "MODEL"),
-            number("max_shift", 2.05, 0.0, 100.0),
-            number("base_shift", 0.95, 0.0, 100.0),
-            link("latent", "LATENT", is_required=False),
-        ),
-        _ltx_shifted,
-        "MODEL",
-    ),
-    _row(
         "SV3D_Conditioning",
         (
             link("clip_vision", "CLIP_VISION"),
             _image("init_image", is_required=True),
             _VAE,
-            *_sizes(576, 576, 21, "video_frames")[:3],
+            *sizes(576, 576, 21, "video_frames")[:3],
             number("elevation", 0.0, -90.0, 90.0),
         ),
         _orbit,
@@ -493,13 +406,40 @@ VIDEO_NODES = (
             link("clip_vision", "CLIP_VISION"),
             _image("init_image", is_required=True),
             _VAE,
-            *_sizes(256, 256, 1)[:2],
+            *sizes(256, 256, 1)[:2],
             whole("batch_size", 1, 1, MAX_BATCH),
             number("elevation", 0.0, -180.0, 180.0),
             number("azimuth", 0.0, -180.0, 180.0),
         ),
         _view,
         *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "Kandinsky5ImageToVideo",
+        (_POSITIVE, _NEGATIVE, _VAE, *sizes(768, 512, 121), _image("start_image")),
+        _kandinsky,
+        *_TEXTS_AND_LATENT,
+        "LATENT",
+    ),
+    _row(
+        "ReplaceVideoLatentFrames",
+        (
+            link("destination", "LATENT"),
+            link("source", "LATENT", is_required=False),
+            whole("index", 0, -MAX_SIDE, MAX_SIDE),
+        ),
+        only_in_workflows,
+        "LATENT",
+    ),
+    _row(
+        "NormalizeVideoLatentStart",
+        (
+            link("latent", "LATENT"),
+            whole("start_frame_count", 4, 1, MAX_SIDE),
+            whole("reference_frame_count", 5, 1, MAX_SIDE),
+        ),
+        only_in_workflows,
+        "LATENT",
     ),
     _row("LoadVideo", (text("file", choices=VIDEOS),), only_in_workflows, "VIDEO"),
     _row("GetVideoComponents", (link("video", "VIDEO"),), only_in_workflows, "IMAGE", "AUDIO", "FLOAT", ANY, ANY),
@@ -509,7 +449,7 @@ VIDEO_NODES = (
             _POSITIVE,
             _NEGATIVE,
             _VAE,
-            *_sizes(832, 480, 81),
+            *sizes(832, 480, 81),
             _SEEN,
             _image("start_image"),
             _image("control_video"),
@@ -523,7 +463,7 @@ VIDEO_NODES = (
             _POSITIVE,
             _NEGATIVE,
             _VAE,
-            *_sizes(832, 480, 77),
+            *sizes(832, 480, 77),
             _SEEN,
             _image("reference_image"),
             _image("face_video"),
@@ -541,41 +481,8 @@ VIDEO_NODES = (
         "INT",
     ),
     _row(
-        "LTXVConditioning",
-        (_POSITIVE, _NEGATIVE, number("frame_rate", 25.0, 0.1, 1000.0)),
-        _with_frame_rate,
-        "CONDITIONING",
-        "CONDITIONING",
-    ),
-    _row(
-        "LTXVImgToVideo",
-        (
-            _POSITIVE,
-            _NEGATIVE,
-            _VAE,
-            _image("image", is_required=True),
-            *_sizes(768, 512, 97),
-            number("strength", 1.0, 0.0, 1.0, is_required=False),
-        ),
-        _ltx_from_image,
-        *_TEXTS_AND_LATENT,
-    ),
-    _row(
-        "LTXVScheduler",
-        (
-            whole("steps", 20, 1, MAX_STEPS),
-            number("max_shift", 2.05, 0.0, 100.0),
-            number("base_shift", 0.95, 0.0, 100.0),
-            NodeInput("stretch", "BOOLEAN", True),
-            number("terminal", 0.1, 0.0, 0.99),
-            link("latent", "LATENT", is_required=False),
-        ),
-        _ltx_levels,
-        "SIGMAS",
-    ),
-    _row(
         "WanImageToVideo",
-        (_POSITIVE, _NEGATIVE, _VAE, *_sizes(832, 480, 81), _SEEN, _image("start_image")),
+        (_POSITIVE, _NEGATIVE, _VAE, *sizes(832, 480, 81), _SEEN, _image("start_image")),
         _from_image,
         *_TEXTS_AND_LATENT,
     ),
@@ -585,7 +492,7 @@ VIDEO_NODES = (
             _POSITIVE,
             _NEGATIVE,
             _VAE,
-            *_sizes(832, 480, 81),
+            *sizes(832, 480, 81),
             *(link(f"clip_vision_{one}_image", "CLIP_VISION_OUTPUT", is_required=False) for one in ("start", "end")),
             _image("start_image"),
             _image("end_image"),
@@ -595,7 +502,7 @@ VIDEO_NODES = (
     ),
     _row(
         "Wan22ImageToVideoLatent",
-        (_VAE, *_sizes(1280, 704, 49), _image("start_image")),
+        (_VAE, *sizes(1280, 704, 49), _image("start_image")),
         _latent_from_image(4),
         "LATENT",
     ),
@@ -604,7 +511,7 @@ VIDEO_NODES = (
         (
             _POSITIVE,
             _VAE,
-            *_sizes(848, 480, 53),
+            *sizes(848, 480, 53),
             text("guidance_type", "v1 (concat)", choices=("v1 (concat)", "v2 (replace)", "custom")),
             _image("start_image"),
         ),
@@ -629,7 +536,7 @@ VIDEO_NODES = (
             link("clip_vision", "CLIP_VISION"),
             _image("init_image", is_required=True),
             _VAE,
-            *_sizes(1024, 576, 14, "video_frames")[:3],
+            *sizes(1024, 576, 14, "video_frames")[:3],
             whole("motion_bucket_id", 127, 1, 255),
             whole("fps", 6, 1, 1024),
             number("augmentation_level", 0.0, 0.0, 10.0),

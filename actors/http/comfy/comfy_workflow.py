@@ -5,13 +5,16 @@ Both are one walk over the nodes, with other values. Pure: images are read by a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_adapter_nodes import ADAPTER_BUILDERS
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_BUILDERS
+from modelpool.actors.http.comfy.comfy_computing import ComputingWork
 from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_BUILDERS
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_BUILDERS
 from modelpool.actors.http.comfy.comfy_evaluation import evaluated
@@ -32,15 +35,20 @@ from modelpool.actors.http.comfy.comfy_graph import (
     sources_of,
 )
 from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, is_black, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_ltx_nodes import LTX_BUILDERS
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
+from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_BUILDERS
+from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_BUILDERS
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_BUILDERS
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
+from modelpool.actors.http.comfy.comfy_tokens import with_tokens
 from modelpool.actors.http.comfy.comfy_user_videos import USER_VIDEO_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
+from modelpool.actors.request.audio_fields import MAX_AUDIO_SAMPLES, AudioFile
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.workflow_fields import MAX_NODES, Workflow
@@ -51,12 +59,16 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **WORKFLOW_NODES,
         **ENCODER_BUILDERS,
         **AUDIO_BUILDERS,
+        **LTX_BUILDERS,
         **CUSTOM_BUILDERS,
         **PASSED_BUILDERS,
         **OPERATION_BUILDERS,
         **RESIZE_BUILDERS,
         **PATCH_BUILDERS,
+        **ADAPTER_BUILDERS,
         **USER_VIDEO_BUILDERS,
+        **LOADING_BUILDERS,
+        **SAVING_BUILDERS,
     }
 )
 #: seeds are below this, and continue at 0
@@ -99,33 +111,34 @@ class GraphOutput:
 
 def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
-    nodes = known_nodes(prompt, names.kinds)
+    nodes = with_tokens(known_nodes(prompt, names.kinds))
     outputs = output_nodes(nodes, names.kinds)
     order = nodes_in_order(KnownGraph(nodes, names), outputs)
     outputs, incomplete = complete_outputs(nodes, outputs, order, names.kinds)
     if incomplete:  # what only they need is not computed
         order = nodes_in_order(KnownGraph(nodes, names), outputs)
-    nodes = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts)
+    work = ComputingWork()
+    nodes = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts, work)
     left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete)
-    return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in _outputs(nodes, outputs, names))
+    return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in _outputs(nodes, outputs, names, work))
 
 
 def _outputs(
-    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames, work: ComputingWork
 ) -> tuple[WorkflowOutput | GraphOutput, ...]:
     """Return what evaluated nodes generate: requests without a workflow where these can say it. Raises
     WorkflowRejected."""
 
     def plain(wanted: Sequence[str]) -> tuple[WorkflowOutput, ...]:
-        found = request_outputs(nodes, wanted, names)
-        return tuple(replace(each, as_graph=partial(_graph_output, nodes, each.node_id, names)) for each in found)
+        found = request_outputs(nodes, wanted, names, work)
+        return tuple(replace(each, as_graph=partial(_graph_output, nodes, each.node_id, names, work)) for each in found)
 
     try:
         return plain(outputs)
     except WorkflowRejected as rejected:
         if not rejected.errors:
             raise
-    graphs = {each.node_id: each for each in _graph_outputs(nodes, outputs, names)}
+    graphs = {each.node_id: each for each in _graph_outputs(nodes, outputs, names, work)}
     if len(outputs) == 1:
         return tuple(graphs.values())
     found: list[WorkflowOutput | GraphOutput] = []
@@ -154,16 +167,19 @@ def requests_of(output: OutputNode, names: PoolNames, read_image: ReadImage | Wo
     return _workflow_requests(output, images)
 
 
-def _graph_output(nodes: Mapping[str, Mapping[str, Any]], output: str, names: PoolNames) -> GraphOutput:
+def _graph_output(
+    nodes: Mapping[str, Mapping[str, Any]], output: str, names: PoolNames, work: ComputingWork
+) -> GraphOutput:
     """Return what one output of a workflow generates. Raises WorkflowRejected."""
-    return _graph_outputs(nodes, [output], names)[0]
+    return _graph_outputs(nodes, [output], names, work)[0]
 
 
 def _graph_outputs(
-    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames
+    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames, work: ComputingWork
 ) -> tuple[GraphOutput, ...]:
     """Return what outputs of a workflow generate, as workflows of the pool. Raises WorkflowRejected."""
-    graph, made = KnownGraph(nodes, names), MadeNodes(names.models, names.video_facts)
+    graph = KnownGraph(nodes, names, work=work)
+    made = MadeNodes(names.models, names.video_facts, names.audio_facts)
     errors: list[NodeError] = []
     for node_id in nodes_in_order(graph, outputs):
         node = nodes[node_id]
@@ -251,6 +267,9 @@ def _with_images(value: Any, images: WorkflowImages, read: dict[Any, Any]) -> An
             return {"kind": "operation", "name": "mask_solid", "settings": settings, "inputs": {}}
         case VideoFile():
             images.take((value.width, value.height * value.frames))
+            return value.path
+        case AudioFile():
+            images.take((min(MAX_AUDIO_SAMPLES, math.ceil(value.seconds * value.rate * value.channels)), 1))
             return value.path
         case ImageFile() | MaskFile():
             if value not in read:

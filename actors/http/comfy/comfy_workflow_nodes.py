@@ -89,7 +89,7 @@ def _sampled_advanced(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _sampled_by_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     guider = given["guider"]
     of_guider = {"model": guider.model, "positive": guider.positive, "negative": guider.negative, "cfg": guider.cfg}
-    known = {**of_guider, "sampler_name": given["sampler"]}
+    known = {**of_guider, "sampler_name": given["sampler"], "sound_cfg": guider.sound_cfg}
     known |= {name: given.get(name) for name in ("node_id", "nodes", "warn")}
     return _custom(known, given["noise"], given["sigmas"], given["latent_image"])
 

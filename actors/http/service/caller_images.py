@@ -15,7 +15,7 @@ from modelpool.actors.outputs.atomic_write import make_private_folder, write_ato
 from modelpool.actors.request.bounds import over_bound
 from modelpool.actors.request.image_decoding import UprightImage, image_of_bytes, plain_pixels, upright_image
 from modelpool.actors.request.image_fields import pixels_digest
-from modelpool.actors.request.workflow_fields import MAX_NODES
+from modelpool.actors.request.workflow_fields import MAX_NODE_ID, MAX_NODES
 from modelpool.pool.values.core.errors import UserError, counted, unusable_field
 
 if TYPE_CHECKING:
@@ -136,6 +136,9 @@ class CallerImages:
             if not isinstance(node, Mapping):
                 decoded[node_id] = node
                 continue
+            if "audio" in node:  # a caller names no files
+                expected = "none: audio is uploaded, and read by a workflow in the format of ComfyUI"
+                raise unusable_field(f"node {str(node_id)[:MAX_NODE_ID]}: audio", "a file or samples", expected)
             decoded[node_id] = self.in_fields(node, folder)
             if isinstance(node.get("request"), Mapping):
                 decoded[node_id]["request"] = self.in_fields(node["request"], folder)

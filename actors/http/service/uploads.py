@@ -1,4 +1,5 @@
-"""`Uploads`: images and videos that callers upload and name in later calls, in a bounded folder, each owner apart."""
+"""`Uploads`: images, videos and audio that callers upload and name in later calls, in a bounded folder, each
+owner apart."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from modelpool.actors.outputs.atomic_write import (
     remove_leftovers,
     write_atomically,
 )
+from modelpool.actors.request.audio_fields import AudioFile, audio_facts, check_audio_content, is_audio
 from modelpool.actors.request.control_video_fields import VideoFile, check_video_content, is_moving, video_facts
 from modelpool.actors.request.image_decoding import image_of_bytes
 from modelpool.pool.values.core.errors import UserError, counted, unusable_field
@@ -54,12 +56,14 @@ class Uploads:
         self._bytes: Counter[str] = Counter()
 
     def add(self, owner: str, name: str, content: bytes, subfolder: str = "", overwrite: bool = False) -> str:
-        """Store an image or a video, and return its name, which has a number if another file has that name. Raises
-        UserError."""
+        """Store an image, a video or audio, and return its name, which has a number if another file has that name.
+        Raises UserError."""
         name = shown_name(name)
         path = self._path(owner, name, subfolder)
         if is_moving(name):
             check_video_content("image", name, content)
+        elif is_audio(name):
+            check_audio_content("image", name, content)
         else:
             image_of_bytes("image", content)
         most_bytes = self._most_bytes_of(owner)
@@ -79,7 +83,7 @@ class Uploads:
         return stored
 
     def names(self, owner: str) -> tuple[str, ...]:
-        """Return the names of an owner's images and videos, with their subfolders."""
+        """Return the names of an owner's files, with their subfolders."""
         root = self._root(owner)
         return tuple(sorted("/".join(map(name_of_disk, path.relative_to(root).parts)) for path in _files(root)))
 
@@ -105,6 +109,18 @@ class Uploads:
             return video_facts("video", str(path))
         except UserError:
             raise UserError(f"video: {name[:200]} cannot be read as a video") from None
+
+    def audio(self, owner: str, name: str) -> AudioFile:
+        """Return the facts of an audio file, with its place. Raises UserError."""
+        subfolder, _, file = name.removesuffix(INPUT_MARK).rpartition("/")
+        path = self._path(owner, file, subfolder)
+        if not path.is_file():
+            raise UserError(f"audio: {name[:200]} was not uploaded, or was removed since")
+        try:
+            return audio_facts("audio", str(path))
+        except UserError as problem:
+            # the caller does not know the place of the file
+            raise UserError(str(problem).replace(str(path), name[:200])) from None
 
     def _root(self, owner: str) -> Path:
         return self._folder / hashlib.sha256(owner.encode()).hexdigest()[:16]

@@ -19,6 +19,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import SHARED_FORMATS
 from modelpool.pool.values.core.stage_params import AudioSamples, FloatArray, PixelArray
 from modelpool.pool.values.specs.spec import JobId, RunErrorKind, Stage, WorkerId
+from modelpool.pool.values.specs.wire_value import WireValue
 from modelpool.scheduler.model.placement_record import Why
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSummary:
+class TaskSummary(WireValue):
     """One task of one job.
 
     seconds          loading weights and running, together

@@ -50,7 +50,7 @@ ResultRef: TypeAlias = object
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedFile:
+class ExpectedFile(WireValue):
     """A file as the controller's machine has it; `fingerprint` as in `pool.models.loading.file_fingerprint`."""
 
     component: ComponentKey
@@ -59,7 +59,7 @@ class ExpectedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchOrder:
+class FetchOrder(WireValue):
     """Files of sources that a run reads; the worker brings them to its node first.
 
     sets         the files of each model, LoRA, ControlNet and embedding
@@ -154,7 +154,7 @@ class RunEnds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRequest:
+class LoadRequest(WireValue):
     """A load of weights on an idle worker, outside of runs.
 
     run    identifies it among the runs that a controller sent
@@ -174,7 +174,7 @@ class LoadRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadReport:
+class LoadReport(WireValue):
     """The end of a load, complete or not, and the weights on the GPU after it."""
 
     residency: Residency
@@ -182,7 +182,7 @@ class LoadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class StartedWorker:
+class StartedWorker(WireValue):
     """A worker that is up.
 
     residency  the weights on its GPU if it was taken over from an earlier controller; None if it has started
@@ -195,7 +195,7 @@ class StartedWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSaved:
+class StateSaved(WireValue):
     """A worker saved the state of a sampling run after `step` of `steps`, and continues it. The state is part of the
     message: an object that the worker stored would be lost with the worker.
 
@@ -214,7 +214,7 @@ class StateSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(WireValue):
     """A worker has done `step` of `steps` of a run."""
 
     worker_id: WorkerId
@@ -226,7 +226,7 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
-class PreviewMade:
+class PreviewMade(WireValue):
     """A worker has made a preview of a run. It is part of the message, some KiB."""
 
     worker_id: WorkerId
@@ -237,7 +237,7 @@ class PreviewMade:
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(WireValue):
     """Requests of a driver; one chunk of a submission, as long ones are split.
 
     first_index  index of the first request in the whole submission
@@ -260,7 +260,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class StageSubmission:
+class StageSubmission(WireValue):
     """One stage for a driver, with the existing results that it reads; nothing is run for those."""
 
     client_id: ClientId
@@ -272,7 +272,7 @@ class StageSubmission:
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(WireValue):
     """The end of a job, for its driver. `result` is set if it succeeded, `error` if it failed.
 
     wanted  the task that makes the result of the job
@@ -293,7 +293,7 @@ class JobEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskProgress:
+class TaskProgress(WireValue):
     """A task on a worker, named by one of the jobs that need it. Steps are 0 before the first one is done. `nodes` are
     those of the job that it serves, see `JobGraph.nodes_of`."""
 
@@ -308,7 +308,7 @@ class TaskProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesEnded:
+class NodesEnded(WireValue):
     """A task of a job has ended, and with it the work that it does for nodes; the job may go on.
 
     nodes     see `JobGraph.nodes_of`
@@ -332,7 +332,7 @@ class NodesEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPreview:
+class JobPreview(WireValue):
     """A preview of a running task, named by one of the jobs that need it."""
 
     submission_id: SubmissionId
@@ -342,7 +342,7 @@ class JobPreview:
 
 
 @dataclass(frozen=True, slots=True)
-class DriverEvents:
+class DriverEvents(WireValue):
     """The pending events of a driver. Calling again with `cursor` acknowledges all of them.
 
     running   all running tasks of the driver: a level, not a change

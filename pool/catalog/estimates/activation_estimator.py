@@ -30,6 +30,7 @@ from modelpool.pool.catalog.estimates.stage_peak_bytes import (
     TextShape,
     TextStage,
     decode_bytes,
+    encode_audio_bytes,
     encode_bytes,
     encode_image_bytes,
     sample_bytes,
@@ -51,6 +52,7 @@ from modelpool.pool.inference.controlnets.controlnet_bytes import ControlStage
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.inference.image_prompts.layouts import BlockReading
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
+from modelpool.pool.inference.pixels.audio_latents import samples_encoded
 from modelpool.pool.inference.pixels.decode_parts import largest_tile
 from modelpool.pool.inference.pixels.latent_pixels import sampled_shape, sound_length_of
 from modelpool.pool.models.components.text.lengths import ReadLength, context_tokens, empty_text_kwargs, length_read
@@ -66,6 +68,8 @@ from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.prompt_tokens import NO_TOKENS, ClipTokens, PromptTokens, TokenizedPrompt
 from modelpool.pool.values.core.sampling_facts import VideoFacts, VisionEncoderUse
 from modelpool.pool.values.core.stage_params import (
+    FRAMES,
+    SOUND,
     ControlRef,
     DecodeParams,
     EncodeImageParams,
@@ -214,7 +218,7 @@ class ActivationEstimator:
         """Execution modes that may need less, without sizes."""
         if isinstance(work, SampleParams) and (work.reads_negative or work.regions):
             yield ExecutionMode(0, batch=1, slowdown=APART_SLOWDOWN)
-        if isinstance(work, (EncodeImageParams, DecodeParams)):
+        if isinstance(work, (EncodeImageParams, DecodeParams)) and not _is_sound(work):
             shape, latent = work.shape if isinstance(work, DecodeParams) else work, self._open(model).latent
             cells: tuple[int, ...] = latent.sides(shape.width, shape.height)
             if isinstance(work, DecodeParams) and work.is_tiled:
@@ -254,10 +258,10 @@ class ActivationEstimator:
 
     def _audio_cells(self, model: ModelRef, work: ModelStageParams) -> int:
         """The cells of an audio latent; 0 for other work."""
-        if not isinstance(work, SampleParams | DecodeParams) or not work.shape.seconds:
-            return 0
+        seconds = work.shape.seconds if isinstance(work, SampleParams | DecodeParams) else 0.0
+        seconds = work.seconds if isinstance(work, EncodeImageParams) else seconds
         latent = self._open(model).latent
-        return 0 if latent.audio is None else latent.audio.cells_of(work.shape.seconds, latent.downscale)
+        return latent.audio.cells_of(seconds, latent.downscale) if seconds and latent.audio is not None else 0
 
     def _structure_read(self, model: ModelRef, work: ModelStageParams) -> str:
         """A digest of everything of `model` that a dry run of `work` reads; the file's hash where that is unknown."""
@@ -315,12 +319,15 @@ class ActivationEstimator:
             case VisionEncodeParams():
                 facts = replace(family.sampling, vision_use=use_of(work, family.sampling))
                 return vision_encode_bytes(self._module(opened, role_of(work)), facts, (work.width, work.height))
+            case EncodeImageParams() if work.seconds:
+                samples = samples_encoded(work.seconds, latent)
+                return encode_audio_bytes(self._module(opened, role_of(work)), samples, latent, mode.tile)
             case EncodeImageParams():
                 cells = latent.sides(work.width, work.height)
                 return encode_image_bytes(self._module(opened, role_of(work)), cells, latent, mode.tile, work.frames)
             case DecodeParams():
-                length = sound_length_of(work.shape, latent) if work.part <= 1 else 0
-                shape = largest_tile(work, latent)
+                length = 0 if work.part > 1 or work.track == FRAMES else sound_length_of(work.shape, latent)
+                shape = () if _is_sound(work) else largest_tile(work, latent)
                 return decode_bytes(self._module(opened, role_of(work)), shape, latent, mode.tile, length)
 
     def _module(self, opened: OpenModel, role: Role) -> StageModule:
@@ -510,6 +517,11 @@ def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) 
     return tuple(ImageStates(torch.empty((states, width), device=META), 0, 0) for _ in seen)
 
 
+def _is_sound(work: ModelStageParams) -> bool:
+    """Whether `work` decodes an audio track alone."""
+    return isinstance(work, DecodeParams) and work.track == SOUND
+
+
 def _size_of(work: ModelStageParams) -> tuple[object, ...]:
     """Everything that the activations of `work` depend on besides the model and the ControlNets."""
     match work:
@@ -533,6 +545,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
         case DecodeParams():
             sizes = (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)
             # only the first part of a decode has the audio track
+            sizes = (*sizes, work.track) if work.track else sizes
             return (*sizes, work.tile, work.tile_frames, work.part <= 1) if work.is_tiled else sizes
 
 

@@ -69,7 +69,8 @@ class CountedOptions:
     @classmethod
     def of(cls, work: SampleParams, module: nn.Module, row: str, track: SoundTrack | None = None) -> CountedOptions:
         """Return the counted options of a run of `module`, a model of the row `row`. Raises UnusableField."""
-        options = replace(counted_options(work.options), fbcache=None, teacache=None)
+        # features are no larger in any step
+        options = replace(counted_options(work.options), fbcache=None, teacache=None, deep_shrink=None)
         if options.is_empty:
             return cls(work)
         clock = StepClock(work.schedule, PartialRun())

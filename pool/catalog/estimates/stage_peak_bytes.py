@@ -51,6 +51,7 @@ from modelpool.pool.inference.guidance.call_model import call_model, number_inpu
 from modelpool.pool.inference.guidance.guided_steps import ModelCall
 from modelpool.pool.inference.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
+from modelpool.pool.inference.pixels.audio_latents import CHANNELS, audio_codec, cell_samples, samples_encoded
 from modelpool.pool.inference.pixels.latent_pixels import KL, codec_of, sampled_shape, sound_length_of
 from modelpool.pool.inference.pixels.tiled_vae import Tiling, decode_latent, encode_moments, frame_by_frame
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
@@ -277,7 +278,7 @@ def decode_bytes(
     vae: StageModule, shape: tuple[int, ...], latent: LatentFacts, tile: int = 0, sound_length: int = 0
 ) -> int:
     """Return the device memory of decoding a latent of `shape` (without a batch), without weights; by tiles of `tile`
-    cells unless 0. Before it, its audio track of `sound_length` positions is decoded.
+    cells unless 0. Before it, its audio track of `sound_length` positions is decoded; with the shape (), that alone.
 
     The tiles are merged on the host.
     """
@@ -291,12 +292,28 @@ def decode_bytes(
         return _decode(module, latent_BC, latent, vae.compute_dtype)
 
     if not sound_length:
-        return vae.peak_bytes(decode)
+        return vae.peak_bytes(decode) if shape else 0
 
     def decode_sound(module: nn.Module) -> object:
         return _decode_sound(module, 1, sound_length, latent, vae.compute_dtype)
 
-    return max(vae.peak_bytes(decode), vae.peak_bytes(decode_sound))
+    sound_bytes = vae.peak_bytes(decode_sound)
+    return max(vae.peak_bytes(decode), sound_bytes) if shape else sound_bytes
+
+
+def encode_audio_bytes(vae: StageModule, samples: int, latent: LatentFacts, tile: int = 0) -> int:
+    """Return the device memory of encoding so many samples of each channel, without weights; by tiles of `tile` cells
+    unless 0. The latent is merged on the host."""
+    cell = cell_samples(latent)
+    cells = samples // cell
+    if tile:
+        cells = min(cells, Tiling(tile).edges((cells,))[0][0])
+
+    def encode(module: nn.Module) -> object:
+        samples_1CS = torch.empty((1, CHANNELS, cells * cell), dtype=torch.float32, device=META)
+        return audio_codec(module, latent).encode(samples_1CS.to(vae.compute_dtype))
+
+    return vae.peak_bytes(encode)
 
 
 def encode_image_bytes(
@@ -388,6 +405,10 @@ def stage_call(
             ).call_model(facts, module, compute_dtype)
         case VisionEncodeParams():
             return lambda module: _see(module, facts, images, compute_dtype, (work.width, work.height))
+        case EncodeImageParams() if work.seconds:
+            return lambda module: audio_codec(module, latent).encode(
+                empty(images, CHANNELS, samples_encoded(work.seconds, latent))
+            )
         case EncodeImageParams():
             return lambda module: _encode(
                 module, empty(images, 3, *([work.frames] if work.frames else []), work.height, work.width), latent

@@ -41,6 +41,7 @@ FOLDER_KINDS: Mapping[str, FileKind] = {
     "style_models": FileKind.IMAGE_PROMPT,
     "embeddings": FileKind.EMBEDDING,
     "upscale_models": FileKind.UPSCALER,
+    "latent_upscale_models": FileKind.UPSCALER,
     "hypernetworks": FileKind.HYPERNETWORK,
     # A1111 and Forge
     "stable_diffusion": FileKind.CHECKPOINT,

@@ -1,8 +1,10 @@
-"""Kandinsky 5 for text-to-video: the architecture of its image model, over frames, with room for a given frame that is
-left empty. Torch-free.
+"""Kandinsky 5 for video: the architecture of its image model, over frames, with a mask of a given first frame, which
+takes the place of the latent there. Torch-free.
 
 Models of longer videos were trained with sparse attention ("nabla"), which is a selection of the attention that this
-project computes: all of it. Source: diffusers' Kandinsky5T2VPipeline and kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s.
+project computes: all of it. Sources: diffusers' Kandinsky5T2VPipeline and Kandinsky5I2VPipeline, and
+kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s. The latter pipeline also moves mean and deviation of the first cells towards
+those after them; here that is operation `latent_normalize_start`, which a workflow may have.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from modelpool.pool.families.definitions import kandinsky5_image
 from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import one_length_at_a_time
+from modelpool.pool.families.parts.video_calls import towards_image, with_image
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,8 +64,17 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 
 def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
-    """Predict noise - clean. The model has no mask: texts of different lengths run one after the other."""
-    return one_length_at_a_time(_forward_one_length, module, x_BCTHW, level_B, kwargs)
+    """Predict noise - clean. A given first frame ("image") is read in the place of the latent, and marked. The model
+    has no mask of texts: texts of different lengths run one after the other."""
+    import torch
+
+    shown_BCTHW = with_image(x_BCTHW, kwargs)
+    if fam.config_of(module).visual_cond:
+        marks = kwargs.get("image_mask")
+        marks = x_BCTHW.new_zeros((len(x_BCTHW), 1, *x_BCTHW.shape[2:])) if marks is None else marks.to(x_BCTHW.dtype)
+        shown_BCTHW = torch.cat((shown_BCTHW, torch.zeros_like(x_BCTHW), marks), dim=1)
+    predicted = one_length_at_a_time(_forward_one_length, module, shown_BCTHW, level_B, kwargs)
+    return towards_image(predicted, x_BCTHW, level_B, kwargs)
 
 
 def _forward_one_length(
@@ -71,10 +83,7 @@ def _forward_one_length(
     import torch
 
     x_BTHWC = x_BCTHW.movedim(1, -1)
-    _, frames, rows, columns, channels = x_BTHWC.shape
-    if fam.config_of(module).visual_cond:  # no frame is given
-        empty = x_BTHWC.new_zeros((*x_BTHWC.shape[:-1], channels + 1))
-        x_BTHWC = torch.cat((x_BTHWC, empty), dim=-1)
+    _, frames, rows, columns, _ = x_BTHWC.shape
     is_small = all(_SMALL_SIDES[0] <= side * _CELL <= _SMALL_SIDES[1] for side in (rows, columns))
     out_BTHWC = fam.sample_of(
         (
@@ -104,7 +113,12 @@ FAMILIES = (
         name="kandinsky5_video",
         title="Kandinsky 5 video",
         detect=replace(_IMAGE.detect, when=is_for_video, comfyui="Kandinsky5"),
-        build=replace(_IMAGE.build, config=config, forward=forward),
+        build=replace(
+            _IMAGE.build,
+            config=config,
+            forward=forward,
+            optional_inputs=_IMAGE.build.optional_inputs | {"image", "image_mask"},
+        ),
         text=replace(
             _IMAGE.text, readings=(_IMAGE.text.readings[0], _reading(_IMAGE.text.readings[1])), set_name="kandinsky5"
         ),
@@ -112,16 +126,16 @@ FAMILIES = (
         sampling=fam.SamplingFacts(
             fam.Prediction.FLOW,
             noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=10.0),
-            reads=frozenset({"context", "pooled", "context_mask"}),
+            reads=frozenset({"context", "pooled", "context_mask", "image", "image_mask"}),
             side_multiple=16,
-            video=fam.VideoFacts(frames=121, multiple=4, rate=24.0),
+            video=fam.VideoFacts(frames=121, multiple=4, rate=24.0, begins=fam.FirstFrameMode.KEPT),
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
             sequence=sequence_plans.KANDINSKY5,
         ),
         size=(768, 512),
-        sources="diffusers' Kandinsky5T2VPipeline; the shift is that of ComfyUI",
+        sources="diffusers' Kandinsky5T2VPipeline and Kandinsky5I2VPipeline; the shift is that of ComfyUI",
         folder=replace(_IMAGE.folder, pipeline="Kandinsky5T2VPipeline"),
     ),
 )

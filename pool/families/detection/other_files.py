@@ -105,6 +105,10 @@ CONTROL_SIGNS: Mapping[str, ControlSigns] = {
         "Qwen-Image", (_BLOCKS, "controlnet_x_embedder.weight", "img_in.weight", "txt_in.weight"),
         without=("input_hint_block.",),
     ),
+    "qwen_image_blockwise": _signs(
+        "Qwen-Image, of DiffSynth",
+        ("img_in.weight", "controlnet_blocks.0.x_rms.weight", "controlnet_blocks.0.y_rms.weight"),
+    ),
     "hunyuan_dit": _signs("HunyuanDiT", (_BLOCKS, "input_block.weight", "text_embedding_padding")),
     "z_image": _signs("Z-Image", ("control_all_x_embedder.2-1.weight", "control_layers.0.before_proj.weight")),
     "sdxl_union": _signs(
@@ -235,10 +239,6 @@ OTHER_FILES: tuple[OtherFile, ...] = (
         ),
         FileKind.CONTROLNET,
     ),
-    _not_running(
-        "a ControlNet for Qwen-Image, of DiffSynth",
-        _any("controlnet_blocks.0.y_rms.", "controlnet_blocks.0.x_rms."), FileKind.CONTROLNET,
-    ),
     _not_running("a Fun ControlNet for Qwen-Image", _any("control_img_in."), FileKind.CONTROLNET),
     _not_running("a ControlNet for Wan", _any("controlnet_patch_embedding."), FileKind.CONTROLNET),
     _not_running(
@@ -287,7 +287,7 @@ OTHER_FILES: tuple[OtherFile, ...] = (
     # images to images, and what sees them
     OtherFile("an upscaler", FileKind.UPSCALER, _any(*_UPSCALER, without=_T2I)),
     _not_running("the safety checker of Stable Diffusion", _all("concept_embeds", "vision_model.")),
-    _not_running("an upscaler of latents", _all("initial_conv.", "upsampler.", "final_conv.")),
+    OtherFile("an upscaler of latents", FileKind.UPSCALER, _all("initial_conv.", "upsampler.", "final_conv.")),
     _not_running("a SAM 3 segmentation model", _any("detector.backbone.vision_backbone.trunk.")),
     _not_running("an RT-DETR v4 detector", _any("encoder.pan_blocks.")),
     _not_running("a Depth Anything 3 model", _any("backbone.embeddings.patch_embeddings.projection.")),

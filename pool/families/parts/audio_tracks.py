@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from modelpool.pool.values.core.run_options import SoundScale
 from modelpool.pool.values.core.sampling_facts import SoundFacts, VideoFacts
 
 if TYPE_CHECKING:
@@ -75,6 +76,13 @@ class SoundTrack:
     def rest(self, x_BCTHW: Tensor) -> Tensor:
         """Return the numbers behind the audio, [B, ...]."""
         return x_BCTHW[:, :, self.cells :].flatten(1)[:, self.length * self.facts.width :]
+
+
+def guided_track(track: SoundTrack, option: SoundScale | None) -> SoundTrack:
+    """Return the track with the guidance that an option of a run has for it."""
+    if option is None:
+        return track
+    return replace(track, facts=replace(track.facts, cfg=option.cfg, rescale=option.rescale))
 
 
 def joined(video_BCTHW: Tensor, sound_BLA: Tensor, rest_BN: Tensor | None = None) -> Tensor:

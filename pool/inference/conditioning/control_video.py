@@ -46,13 +46,14 @@ def encode_control_video(
 ) -> Latent:
     """Return the model input of the control video in `read`, for a video of `work.frames`. A shorter video is padded
     with grey that is regenerated; without a video, all frames are. Reference images precede it, the last one first.
-    One that the model `follows` as a whole, without a mask, goes back and forth if it is shorter.
+    One that the model `follows` as a whole, without a mask, goes back and forth if it is shorter, or `work.stops`:
+    zeros follow its last complete cell.
 
     Reports the steps of `vae_encode`, for one part after the other. Raises CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
     """
     if follows:
-        return _finite(encoded(_back_and_forth(work, read), vae, latent, hooks, None, division)[0], vae)
+        return _finite(_followed(work, read, vae, latent, hooks, division), vae)
     images = read.read_all(REFERENCE, ImagePixels)
     if work.animates:
         return _animated(work, read, images[0], vae, latent, hooks, division)
@@ -70,6 +71,37 @@ def encode_control_video(
     video_CTHW = torch.cat([kept_CTHW, anew_CTHW, _mask_cells(mask_THW, latent.downscale, kept_CTHW.shape[1])])
     references = [torch.cat([one, one.new_zeros(len(video_CTHW) - len(one), *one.shape[1:])]) for one in before]
     return _finite(torch.cat([*references, video_CTHW], dim=1), vae)
+
+
+def encode_video(
+    work: EncodeImageParams,
+    read: TaskInputs,
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None = None,
+) -> Latent:
+    """Return the latent of the first frames of the video in `read`. As `encode_control_video`."""
+    return _finite(encoded(_back_and_forth(work, read), vae, latent, hooks, None, division)[0], vae)
+
+
+def _followed(
+    work: EncodeImageParams,
+    read: TaskInputs,
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: ExecutionMode | None,
+) -> Tensor:
+    """Return the latent of a video that is followed as a whole. As `encode_control_video`."""
+    frames, cell = work.frames, latent.frames_per_cell
+    if work.stops:
+        known = len(read.read(VIDEO, VideoFrames).frames_THWC)
+        frames = min(frames, 1 + (known - 1) // cell * cell)
+    found_CTHW: Tensor = encoded(
+        _back_and_forth(replace(work, frames=frames), read), vae, latent, hooks, None, division
+    )[0]
+    return functional.pad(found_CTHW, (0, 0, 0, 0, 0, (work.frames - frames) // cell))
 
 
 def _animated(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from modelpool.pool.families.parts.audio_tracks import joined
 from modelpool.pool.inference.conditioning.inpainting import Inpainting
 from modelpool.pool.inference.pixels.image_ops import covering
 from modelpool.pool.values.core.stage_params import (
@@ -45,13 +46,13 @@ NOISE_ONLY = StartLatent()
 
 def start_of(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], cells: tuple[int, int]) -> StartLatent:
     """Return the start of the run of these works, for latents of `cells` (height, width). A latent of another size is
-    scaled, as in the second pass of hires."""
+    scaled, as in the second pass of hires. The latent of an audio track is behind the frames."""
     work = works[0]
     if not work.has(StartCondition):
         assert not work.has(MaskCondition), f"{work} keeps a latent that it does not start from"
         return NOISE_ONLY
     firsts = [read.read(START, Latent) for read in inputs]
-    latent = torch.cat([scaled_latent(_tensor(first), cells) for first in firsts])
+    latent = torch.cat([_with_sound(scaled_latent(_tensor(first), cells), first) for first in firsts])
     if not work.has(MaskCondition):
         return StartLatent(latent)
     masks = [covering(read.read(MASK, Mask).values_HW, work.shape.width, work.shape.height) for read in inputs]
@@ -59,8 +60,8 @@ def start_of(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], cells:
 
 
 def scaled_latent(latent_BCHW: Tensor, cells: tuple[int, int]) -> Tensor:
-    """Scale a latent to another size (height, width), bilinearly; unchanged if it has that size."""
-    if tuple(latent_BCHW.shape[-2:]) == cells:
+    """Scale a latent to another size (height, width), bilinearly; unchanged if it has that size, or is of audio."""
+    if latent_BCHW.dim() == 3 or tuple(latent_BCHW.shape[-2:]) == cells:
         return latent_BCHW
     return functional.interpolate(latent_BCHW, size=cells, mode="bilinear", align_corners=False)
 
@@ -69,6 +70,12 @@ def cell_shares(mask_HW: PixelArray, cells: tuple[int, int]) -> Tensor:
     """Return the regenerated fraction of each latent position, [H, W] from 0 to 1: the mean of the mask's pixels."""
     whole = torch.from_numpy(mask_HW.astype(np.float32) / 255)[None, None]
     return functional.adaptive_avg_pool2d(whole, cells)[0, 0]
+
+
+def _with_sound(samples_BCTHW: Tensor, latent: Latent) -> Tensor:
+    if latent.sound_LA is None:
+        return samples_BCTHW
+    return joined(samples_BCTHW, torch.from_numpy(latent.sound_LA.copy())[None])
 
 
 def _tensor(latent: Latent) -> Tensor:

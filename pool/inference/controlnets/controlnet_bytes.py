@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.inference.conditioning.micro_conditioning import GUIDANCE, POOLED, Residuals
 from modelpool.pool.inference.controlnets.block_samples import ControlResiduals, blocks_of
+from modelpool.pool.inference.controlnets.blockwise import all_layers
 from modelpool.pool.inference.controlnets.calls import ControlInputs
 from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind, kind_of
 from modelpool.pool.inference.guidance.controlled_transformer import RepeatedResiduals
@@ -93,13 +94,19 @@ def control_bytes(controls: Sequence[ControlStage], model: StageModule, control_
             called_bytes = max(called_bytes, made.held_bytes + made_bytes)
         # during its call, its image exists once for each text; then its residuals are added to the others
         made = made.to(dtype)
+        if kind.is_blockwise:  # a block needs less than the model's, behind which it runs
+            images_bytes += image_bytes + made_bytes
+            peak_bytes = max(peak_bytes, called_bytes)
+            continue
         total = made if total is None else total.plus(made, blocks_of(kind, model.module))
         added_bytes = said_bytes + made_bytes + total.held_bytes if said_bytes else 0
         rows = 1 if kind.reads_image_only else batch
         peak_bytes = max(peak_bytes, said_bytes + rows * image_bytes + called_bytes, added_bytes)
         images_bytes += image_bytes
-    assert total is not None
-    to_prompt, blocks = reads_prompt_only(controls), blocks_of(kind_of(controls[0].stage.module), model.module)
+    if total is None:
+        return ControlBytes(images_bytes + peak_bytes, images_bytes)
+    residual_kinds = [found for each in controls if not (found := kind_of(each.stage.module)).is_blockwise]
+    to_prompt, blocks = reads_prompt_only(controls), blocks_of(residual_kinds[0], model.module)
     held_bytes = images_bytes + (_prompt_bytes(control_inputs) if to_prompt else 0)
     return ControlBytes(held_bytes + peak_bytes, held_bytes + total.held_bytes, total, blocks, to_prompt)
 
@@ -118,7 +125,7 @@ def _called(
     """Return the peak of one call in addition to its inputs, and the residuals."""
     made: list[ControlResiduals] = []
     control = used.stage
-    rows = 1 if kind.reads_image_only else len(control_inputs.x_BC)
+    rows = 1 if kind.reads_image_only or kind.is_blockwise else len(control_inputs.x_BC)
     images = _empty_images(kind, control.module, cells, rows, used.has_hole).to(control.compute_dtype)
     inputs = replace(control_inputs, images_BC=images, mode=_first_mode(kind, control.module))
     if kind.reads_rows(control.module):
@@ -169,6 +176,9 @@ def typical_call(control: nn.Module, dtype: torch.dtype) -> Callable[[nn.Module]
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=META)
 
+    if kind.is_blockwise:
+        image = _empty_images(kind, control, USUAL_CELLS, 1).to(dtype)
+        return lambda module: all_layers(module, image)
     if kind.borrows:
         return partial(_own_layers, dtype=dtype)
 

@@ -27,10 +27,12 @@ from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.families.parts.family import BFLOAT16_FIRST, HALF_FIRST, NO_FLOAT16
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.inference.controlnets import calls
+from modelpool.pool.inference.controlnets.blockwise import BlockwiseControlNet, call_blockwise_control
 from modelpool.pool.inference.controlnets.config import Config, controlnet_config, union_config
 from modelpool.pool.inference.controlnets.controlnet_names import sd35_to_diffusers, xlabs_to_diffusers
 from modelpool.pool.inference.controlnets.t2i_adapters import call_t2i_adapter, t2i_adapter_config, t2i_names
 from modelpool.pool.inference.controlnets.transformer_configs import (
+    blockwise_control_config,
     flux_control_config,
     hunyuan_dit_control_config,
     qwen_image_control_config,
@@ -81,6 +83,8 @@ class ControlKind:
     channels  latent channels, if its configuration does not have them
     borrows   it uses layers of the diffusion model, and cannot be called without it
     reads_image_only  its residuals depend on nothing but its image: it is called once in a run
+    is_blockwise  its blocks run behind the blocks of the model (`pool.inference.controlnets.blockwise`); a call returns
+              what they read
     """
 
     name: str
@@ -99,6 +103,7 @@ class ControlKind:
     channels: int = 0
     borrows: bool = False
     reads_image_only: bool = False
+    is_blockwise: bool = False
 
     @property
     def title(self) -> str:
@@ -224,6 +229,18 @@ KINDS: tuple[ControlKind, ...] = (
         blocks={calls.DOUBLE: "transformer_blocks"},
         dtypes=NO_FLOAT16,
         patch=PATCH,
+    ),
+    ControlKind(
+        name="qwen_image_blockwise",
+        models=_models("qwen_image"),
+        module=BlockwiseControlNet,
+        config=blockwise_control_config,
+        convert=_as_it_is,
+        call=call_blockwise_control,
+        blocks={calls.DOUBLE: "transformer_blocks"},
+        dtypes=NO_FLOAT16,
+        patch=PATCH,
+        is_blockwise=True,
     ),
     ControlKind(
         name="hunyuan_dit",

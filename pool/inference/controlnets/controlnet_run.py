@@ -8,8 +8,8 @@ Shape legend: B batch, C channels, H W height and width of a latent, L tokens, D
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +21,13 @@ from modelpool.pool.inference.conditioning.conditions import Condition
 from modelpool.pool.inference.conditioning.micro_conditioning import ModelKwargs, Residuals
 from modelpool.pool.inference.conditioning.run_parts import CallInputs, DenoisingRun, RunPart
 from modelpool.pool.inference.controlnets.block_samples import ControlResiduals, blocks_of
+from modelpool.pool.inference.controlnets.blockwise import TOKENS, behind_blocks
 from modelpool.pool.inference.controlnets.calls import ControlInputs
 from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind, kind_of
 from modelpool.pool.inference.controlnets.inpainting_controlnets import with_mask, with_masked_pixels
 from modelpool.pool.inference.guidance.controlled_transformer import RepeatedResiduals
 from modelpool.pool.inference.pixels.image_ops import covering
+from modelpool.pool.inference.sampling.noise_shares import levels_between
 from modelpool.pool.inference.sampling.schedules import SigmaTable
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import (
@@ -66,18 +68,7 @@ class RunControlNet:
 def levels_of(ref: ControlRef, table: SigmaTable) -> tuple[float, float] | None:
     """Return the lowest and the highest time input with which a ControlNet is active, both in it; None if it counts
     steps."""
-    if not ref.by_noise:
-        return None
-    low, high = (
-        # as time inputs are in a call
-        float(np.float32(table.time_input(table.sigma_at_percent(share))))
-        if 0 < share < 1
-        else -math.inf
-        if share
-        else math.inf
-        for share in (ref.end, ref.start)
-    )
-    return low, high
+    return levels_between(ref.start, ref.end, table) if ref.by_noise else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,12 +96,17 @@ class RunControlNets:
     ) -> None:
         """`interrupt` is as in `ModelPatcher.running`. `prompt` is for ControlNets that read only the prompt. `done`
         steps were done before."""
-        self._controls, self._steps, self._interrupt = tuple(controls), steps, interrupt
+        self._controls = tuple(control for control in controls if not control.kind.is_blockwise)
+        self._blockwise = tuple(control for control in controls if control.kind.is_blockwise)
+        self._steps, self._interrupt = steps, interrupt
         self._prompt = prompt if any(control.kind.reads_prompt_only for control in controls) else None
         self._done = done
         self._last: _Last | None = None
         #: residuals of those that read only their image, by position
         self._constant: dict[int, ControlResiduals] = {}
+        #: tokens of the images of blockwise ones, by position, and those that act in this call
+        self._tokens: dict[int, Tensor] = {}
+        self._acting: tuple[int, ...] = ()
 
     def counting(self, hooks: RunHooks) -> RunHooks:
         """Return `hooks` that also count steps here."""
@@ -125,7 +121,12 @@ class RunControlNets:
         self, model: nn.Module, x_BCHW: Tensor, level_B: Tensor, context_BLD: Tensor, model_kwargs: ModelKwargs
     ) -> Residuals | None:
         """Return the residuals for `model`, which runs, of the ControlNets that are active in this step, in the dtype
-        of `x_BCHW`; None if none is active."""
+        of `x_BCHW`; None if none is active. Blockwise ones act inside of the call that follows."""
+        self._acting = tuple(
+            place for place, one in enumerate(self._blockwise) if one.is_on(self._done, self._steps, level_B)
+        )
+        if not self._controls:
+            return None
         if self._prompt is None:
             residuals = self._sum_residuals(model, ControlInputs(x_BCHW, level_B, context_BLD, x_BCHW, model_kwargs))
             return None if residuals is None else self._spread(residuals, model)
@@ -146,6 +147,37 @@ class RunControlNets:
         return {
             name: RepeatedResiduals(queue, texts) for name, queue in self._spread(self._last.residuals, model).items()
         }
+
+    @contextmanager
+    def installed(self, model: nn.Module) -> Iterator[None]:
+        """Have the blocks of blockwise ControlNets run behind the blocks of `model`, which runs, inside of the block of
+        code."""
+        if not self._blockwise:
+            yield
+            return
+        (attribute,) = self._blockwise[0].kind.blocks.values()
+        with behind_blocks(model, getattr(model, attribute), self._added):
+            yield
+
+    def _added(self, block: int, image_BND: Tensor) -> Tensor | None:
+        """Return what blockwise ControlNets add to the tokens of an image behind a block of the model."""
+        total: Tensor | None = None
+        for place in self._acting:
+            control = self._blockwise[place]
+            patcher, dtype = control.patcher, control.patcher.compute_dtype
+            with patcher.running(self._interrupt) as module:
+                if place not in self._tokens:
+                    images = control.images_BCHW.to(patcher.device).to(dtype)
+                    (self._tokens[place],) = control.kind.call(
+                        module, ControlInputs(images, images, images, images, {})
+                    )[TOKENS]
+                tokens = self._tokens[place]
+                tokens = tokens if len(tokens) == 1 else tokens.repeat(len(image_BND) // len(tokens), 1, 1)
+                blockwise: Any = module
+                found = blockwise.added(block, image_BND[:, : tokens.shape[1]].to(dtype), tokens)
+            found = found.to(image_BND.dtype) * control.ref.strength
+            total = found if total is None else total + found
+        return total
 
     def _spread(self, residuals: ControlResiduals, model: nn.Module) -> Residuals:
         return residuals.spread(blocks_of(self._controls[0].kind, model))
@@ -221,7 +253,7 @@ def controlnets_part(run: DenoisingRun) -> RunPart | None:
     def add_residuals(call: CallInputs) -> None:
         call.residuals = found.residuals(call.module, call.x_BCHW, call.level_B, call.context_BLD, call.model_kwargs)
 
-    return RunPart(before_call=add_residuals)
+    return RunPart(before_call=add_residuals, around=found.installed)
 
 
 def controls_of(

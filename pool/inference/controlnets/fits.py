@@ -32,6 +32,9 @@ def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenMode
         found = f"ControlNet {name!r} for {kind.title}"
         raise unusable_field("controls", found, f"a ControlNet for models like {model.ref.name!r} ({family.title})")
     built = model.component(Role.DIFFUSION_MODEL).built.module
+    if kind.is_blockwise:
+        _check_blocks(name, kind, control, model)
+        return
     if kind.reads_image_only:
         _check_features(name, control, built, model)
         return
@@ -55,6 +58,24 @@ def _check_features(name: str, adapter: Any, unet: Any, model: OpenModel) -> Non
         sizes = [", ".join(f"{width} channels at 1/{cells}" for width, cells in each) for each in (found, read)]
         what = f"a T2I-Adapter for models like {model.ref.name!r} ({model.checkpoint.family.title}: {sizes[1]})"
         raise unusable_field("controls", f"T2I-Adapter {name!r} for {title_of(adapter.config)} ({sizes[0]})", what)
+
+
+def _check_blocks(name: str, kind: ControlKind, control: Any, model: OpenModel) -> None:
+    """Raise UnusableField unless a ControlNet has a block for each block of `model`, of their width."""
+    built: Any = model.component(Role.DIFFUSION_MODEL).built.module
+    config, (attribute,) = built.config, kind.blocks.values()
+    found = {"blocks": control.config.num_layers, "width": control.config.dim}
+    expected = {
+        "blocks": len(getattr(built, attribute)),
+        "width": config["num_attention_heads"] * config["attention_head_dim"],
+    }
+    extra = kind.extra_channels(control)
+    if found == expected and extra in (0, kind.patch):
+        return
+    found[_MASK_CHANNELS], expected[_MASK_CHANNELS] = extra, kind.patch if extra else 0
+    words = [", ".join(f"{key} {value}" for key, value in traits.items()) for traits in (found, expected)]
+    what = f"a ControlNet for models like {model.ref.name!r} ({words[1]})"
+    raise unusable_field("controls", f"ControlNet {name!r} ({words[0]})", what)
 
 
 def mode_of(name: str, kind: ControlKind, control: nn.Module, requested: str | int | None) -> int | None:

@@ -22,6 +22,8 @@ Shapes: TypeAlias = Mapping[str, Shape]
 #: latent channels of models with 2x2 patches and the model's patch embedding. Source: the configuration of
 #: stabilityai/stable-diffusion-3.5-large
 SD3_CHANNELS = 16
+#: latent channels of Qwen-Image
+QWEN_CHANNELS = 16
 #: Z-Image: layers, and refiner layers before them that read only the latent. Source: Tongyi-MAI/Z-Image-Turbo
 Z_IMAGE_LAYERS, Z_IMAGE_REFINERS = 30, 2
 #: patch size after the last convolution over pixels. Source: XLabs-AI/flux-controlnet-canny
@@ -94,6 +96,17 @@ def qwen_image_control_config(shapes: Shapes) -> Config:
         "joint_attention_dim": _shape(shapes, "txt_in.weight", 2)[1],
         "axes_dims_rope": rope_axes(head),
         "extra_condition_channels": _shape(shapes, "controlnet_x_embedder.weight", 2)[1] - channels,
+    }
+
+
+def blockwise_control_config(shapes: Shapes) -> Config:
+    """Return the arguments of `pool.inference.controlnets.blockwise.BlockwiseControlNet`; as `flux_control_config`."""
+    dim, channels = _shape(shapes, "img_in.weight", 2)
+    return {
+        "in_channels": QWEN_CHANNELS * PATCH,
+        "num_layers": len(ShapeReader(shapes).numbers("controlnet_blocks.")),
+        "dim": dim,
+        "extra_condition_channels": channels - QWEN_CHANNELS * PATCH,
     }
 
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from modelpool.pool.families.parts.audio_tracks import SoundTrack
+from modelpool.pool.families.parts.audio_tracks import SoundTrack, guided_track
 from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.extensions.block_factors import check_block_factors, with_block_factors
 from modelpool.pool.inference.extensions.block_runs import check_published, unknown_blocks, with_block_runs
 from modelpool.pool.inference.extensions.deep_cache import DeepLayers, check_layers
+from modelpool.pool.inference.extensions.deep_shrink import ShrunkFeatures, check_block
 from modelpool.pool.inference.extensions.differential_mask import mask_of_level
+from modelpool.pool.inference.extensions.epsilon_scaling import epsilon_scaling
 from modelpool.pool.inference.extensions.freeu import freeu_patch
 from modelpool.pool.inference.extensions.perturbed_guidance import (
     isolated_call,
@@ -25,6 +27,7 @@ from modelpool.pool.inference.extensions.perturbed_guidance import (
 )
 from modelpool.pool.inference.extensions.tiled_diffusion import tiled_model
 from modelpool.pool.inference.extensions.unet_attention import AttendedTokens, check_attention, with_unet_attention
+from modelpool.pool.inference.sampling.schedules import SigmaTable
 from modelpool.pool.inference.sampling.step_clock import StepClock
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.run_options import RotaryPositions, RunOptions
@@ -46,6 +49,7 @@ class RunExtension:
     model_options  the patcher's options with these
     deep_layers    of DeepCache
     attended       the tokens that SAG reads
+    shrunk         features of deep shrink
     """
 
     options: RunOptions
@@ -53,6 +57,7 @@ class RunExtension:
     model_options: ModelOptions
     deep_layers: DeepLayers | None = None
     attended: AttendedTokens | None = None
+    shrunk: ShrunkFeatures | None = None
 
     @property
     def texts_apart(self) -> bool:
@@ -84,16 +89,19 @@ class RunExtension:
         """Install all but the options of the model on `module` inside the block; enter it inside of the run. Raises
         UnusableField."""
         run = current_run(module)
-        if self.deep_layers is None or run is None:
+        if (self.deep_layers is None and self.shrunk is None) or run is None:
             yield
             return
         overlays = Overlays(run)
         try:
-            self.deep_layers.install(overlays, module)
+            for part in (self.deep_layers, self.shrunk):
+                if part is not None:
+                    part.install(overlays, module)
             yield
         finally:
             overlays.remove()
-            self.deep_layers.features.clear()
+            if self.deep_layers is not None:
+                self.deep_layers.features.clear()
 
 
 def check_fits(options: RunOptions, module: nn.Module, row: str) -> None:
@@ -105,6 +113,8 @@ def check_fits(options: RunOptions, module: nn.Module, row: str) -> None:
         raise unusable_field("options.slg", unknown[0], f"a block of this {type(module).__name__}")
     if options.deepcache is not None:
         check_layers(options.deepcache, module)
+    if options.deep_shrink is not None:
+        check_block(options.deep_shrink, module)
     if options.rope is not None:
         check_rope(options.rope, module)
     check_block_factors(options, module)
@@ -126,7 +136,7 @@ def run_options_part(run: DenoisingRun) -> RunPart | None:
     if work.options.is_empty:
         return None
     track = SoundTrack.of(run.facts.video, work.shape.frames, work.shape.frame_rate)
-    extension = run_extension(work.options, run.options, run.model.module, run.facts.model, run.clock, track)
+    extension = run_extension(work.options, run.options, run.model.module, run.facts.model, run.clock, track, run.table)
     run.hooks, run.options = extension.limited(run.hooks), extension.model_options
     if extension.texts_apart:
         run.max_batch = 1
@@ -143,9 +153,11 @@ def run_extension(
     row: str,
     clock: StepClock,
     track: SoundTrack | None = None,
+    table: SigmaTable | None = None,
 ) -> RunExtension:
     """Return `options` for a run of `module`, a model of the row `row` with `model_options`. `track` is the audio of
-    its videos. The caller has checked that the family supports them. Raises UnusableField as `check_fits` does."""
+    its videos, `table` the noise levels of its training. The caller has checked that the family supports them. Raises
+    UnusableField as `check_fits` does."""
     attended, found = AttendedTokens(), model_options
     check_fits(options, module, row)
     if options.attention_scale is not None or options.block_scale is not None:
@@ -168,12 +180,19 @@ def run_extension(
         found = found.with_sampler_post_cfg_function(self_attention_guidance(options.sag, clock, attended))
     if options.isolation is not None:
         assert track is not None, "the family has sound"
-        found = found.with_sampler_post_cfg_function(isolation_guidance(options.isolation, track, clock))
+        own = guided_track(track, options.sound)
+        found = found.with_sampler_post_cfg_function(isolation_guidance(options.isolation, own, clock))
         found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, isolated_call, _KEY)
+    if options.epsilon_scaling is not None:  # of the guided prediction
+        found = found.with_sampler_post_cfg_function(epsilon_scaling(options.epsilon_scaling))
     if options.tiled is not None:
         found = found.with_wrapper(WrapperPoint.APPLY_MODEL, tiled_model(options.tiled), _KEY)
+    shrunk = None
+    if options.deep_shrink is not None:
+        shrunk = ShrunkFeatures(options.deep_shrink, clock, table)
+        found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, shrunk.around_call, _KEY)
     if options.deepcache is None:
-        return RunExtension(options, clock, found, attended=attended)
+        return RunExtension(options, clock, found, attended=attended, shrunk=shrunk)
     deep_layers = DeepLayers(options.deepcache, clock)
     found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, deep_layers.around_call, _KEY)
     return RunExtension(options, clock, found, deep_layers, attended)

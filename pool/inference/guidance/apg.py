@@ -64,7 +64,7 @@ def orthogonal_part(cond_BCHW: Tensor, differences_BCHW: Tensor, dims: tuple[int
     return part_BCHW
 
 
-def _accumulated(memory: GuidanceMemory, predicted: Predictions, sigma: float, momentum: float) -> Tensor:
+def accumulated(memory: GuidanceMemory, predicted: Predictions, sigma: float, momentum: float) -> Tensor:
     """Return the difference of the predictions at `sigma` plus `momentum` times the earlier levels', and keep it in
     `memory`."""
     if sigma != memory.level:
@@ -94,7 +94,7 @@ class AdaptiveProjectedGuidance(Guider):
     def combine(self, predicted: Predictions, sigma: float) -> Tensor:
         """Return the guided prediction at `sigma`."""
         memory, cond_BCHW, uncond_BCHW = self._memory, predicted.cond, predicted.uncond
-        difference_BCHW = _accumulated(memory, predicted, sigma, MOMENTUM)
+        difference_BCHW = accumulated(memory, predicted, sigma, MOMENTUM)
         plain = [self._first_step + memory.levels - 1 < steps for steps in self._plain]
         if all(plain):
             return classifier_free_guidance(cond_BCHW, uncond_BCHW, self.scale)
@@ -115,6 +115,6 @@ class ChannelProjectedGuidance(Guider):
 
     def combine(self, predicted: Predictions, sigma: float) -> Tensor:
         """Return the guided prediction at `sigma`."""
-        difference_BCL = _accumulated(self._memory, predicted, sigma, CHANNEL_MOMENTUM)
+        difference_BCL = accumulated(self._memory, predicted, sigma, CHANNEL_MOMENTUM)
         part_BCL = orthogonal_part(predicted.cond, difference_BCL, (-1,), CHANNEL_MAX_NORM)
         return predicted.cond + part_BCL * (self.scale - 1.0)

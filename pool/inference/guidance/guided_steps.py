@@ -7,7 +7,7 @@ Shape legend: B batch, C latent channels, H W latent height and width, L tokens,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -26,6 +26,7 @@ from modelpool.pool.inference.conditioning.conditions import (
 )
 from modelpool.pool.inference.conditioning.micro_conditioning import ModelKwargs
 from modelpool.pool.inference.conditioning.prompts import Prompts
+from modelpool.pool.inference.conditioning.regions import FIRST_PLACE
 from modelpool.pool.inference.guidance.guiders import Guider, Predictions
 from modelpool.pool.inference.sampling.predictions import clean_latent, input_scale
 from modelpool.pool.inference.sampling.samplers import Denoise
@@ -157,7 +158,8 @@ class _GuidedStep:
             self._unconditional.clean_BCHW = self._clean(x_BCHW, noises.get(UNCOND, cond_BCHW), sigma)
         if UNCOND not in noises:
             return self._clean(x_BCHW, cond_BCHW, sigma)
-        guided_BCHW = self._guider.combine_at(x_BCHW, Predictions(cond_BCHW, noises[UNCOND]), sigma)
+        predicted = Predictions(cond_BCHW, noises[UNCOND], self._base_of(noises))
+        guided_BCHW = self._guider.combine_at(x_BCHW, predicted, sigma)
         if self._without_image in noises:
             guided_BCHW = self._guider.guide_by_image(guided_BCHW, noises[UNCOND], noises[self._without_image])
         return self._clean(x_BCHW, guided_BCHW, sigma)
@@ -192,7 +194,8 @@ class _GuidedStep:
             self._unconditional.clean_BCHW = cond if self._conditions[UNCOND] is None else uncond
         clean: Args = {**common, "cond_denoised": cond, "uncond_denoised": uncond}
         if options.sampler_cfg_function is None:
-            denoised_BCHW = self._guider.combine_clean(x_BCHW, Predictions(cond, uncond), sigma)
+            both = Predictions(cond, uncond, self._base_of(all_predictions))
+            denoised_BCHW = self._guider.combine_clean(x_BCHW, both, sigma)
         else:
             texts = {"input_cond": self._conditions[COND], "input_uncond": self._conditions[UNCOND]}
             differences = {"cond": x_BCHW - cond, "uncond": x_BCHW - uncond}
@@ -204,6 +207,10 @@ class _GuidedStep:
             args = {"cond": self._conditions[COND], "uncond": self._conditions[UNCOND], "denoised": denoised_BCHW}
             denoised_BCHW = post_cfg({**clean, **args})
         return denoised_BCHW
+
+    def _base_of(self, predictions: Mapping[int, Tensor] | Sequence[Tensor]) -> Tensor | None:
+        """Return the prediction for an empty text, if the guider reads one: it is the last region's."""
+        return predictions[FIRST_PLACE + len(self._regions.conditions) - 1] if self._guider.reads_base else None
 
     def _calculated(self, conditions: Conditions, x_BCHW: Tensor, sigma: float) -> list[Tensor]:
         calc = self._options.wrappers.around(WrapperPoint.CALC_COND_BATCH, self._calc_cond_batch)
@@ -316,7 +323,11 @@ class _GuidedStep:
         sigmas_B = torch.full((count,), sigma, dtype=torch.float32, device=device)
         has_negative = self._conditions[UNCOND] is not None
         with call_facts(
-            sigmas=sigmas_B, cond_or_uncond=self._sides(batch), members=tuple(batch.members), has_negative=has_negative
+            sigmas=sigmas_B,
+            level=sigma,
+            cond_or_uncond=self._sides(batch),
+            members=tuple(batch.members),
+            has_negative=has_negative,
         ):
             return self._call.predict(scaled_BCHW, timestep_B, context_BLD, **batch.model_kwargs).to(scaled_BCHW.dtype)
 

@@ -28,10 +28,11 @@ _SMALLEST_SQUARE = 1e-8
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictions:
     """The predictions of one step for the prompt and the negative prompt, [B, C, H, W], both in the model's prediction
-    type or both as clean latents."""
+    type or both as clean latents. `base`: the one for an empty text, for guiders that read it."""
 
     cond: Tensor
     uncond: Tensor
+    base: Tensor | None = None
 
 
 class Guider(ABC):
@@ -39,6 +40,8 @@ class Guider(ABC):
 
     #: the guidance scale: 1 evaluates the model for the prompt only
     scale: float
+    #: whether it reads the prediction for an empty text, the last of the regions of its run
+    reads_base: bool = False
 
     @abstractmethod
     def combine(self, predicted: Predictions, sigma: float) -> Tensor:
@@ -137,11 +140,16 @@ class DeviationRescaledGuidance(Guider):
         """Return the guided prediction, scaled."""
         return rescale_to_deviation(self._inner.combine(predicted, sigma), predicted.cond, self._factor)
 
+    def combine_at(self, x_BCHW: Tensor, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction for `x_BCHW`, scaled."""
+        return rescale_to_deviation(self._inner.combine_at(x_BCHW, predicted, sigma), predicted.cond, self._factor)
+
     def combine_clean(self, x_BCHW: Tensor, clean: Predictions, sigma: float) -> Tensor:
         """The same on the predictions that `clean` follow from."""
         how = self._prediction, x_BCHW
         predicted = (prediction_of(*how, each, sigma, self._sigma_data) for each in (clean.cond, clean.uncond))
-        return clean_latent(*how, self.combine(Predictions(*predicted), sigma), sigma, self._sigma_data)
+        guided_BCHW = self.combine_at(x_BCHW, Predictions(*predicted), sigma)
+        return clean_latent(*how, guided_BCHW, sigma, self._sigma_data)
 
 
 class NormedGuidance(Guider):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from modelpool.pool.families.parts.audio_tracks import SoundTrack
+from modelpool.pool.families.parts.audio_tracks import SoundTrack, guided_track
 from modelpool.pool.inference.conditioning.conditions import Condition
 from modelpool.pool.inference.conditioning.first_frame import (
     IMAGE_MASK,
@@ -20,6 +20,11 @@ from modelpool.pool.inference.conditioning.first_frame import (
 )
 from modelpool.pool.inference.conditioning.micro_conditioning import IMAGE, ModelKwargs
 from modelpool.pool.inference.guidance.apg import AdaptiveProjectedGuidance, ChannelProjectedGuidance, cfg_steps
+from modelpool.pool.inference.guidance.direction_guiders import (
+    DirectionalGuidance,
+    PerpendicularGuidance,
+    TangentialGuidance,
+)
 from modelpool.pool.inference.guidance.guiders import (
     LAST_STEPS_SHARE,
     PER_FRAME,
@@ -57,9 +62,15 @@ def guider_of(
     guider = _guider_of_model(facts, work, cond, shape_BC, device, memory, step)
     if zero is not None:
         guider = ZeroStarGuidance(work.guidance.cfg, lambda: step() < zero.zero_steps)
+    kind = facts.prediction, facts.noise.sigma_data
+    if (projected := work.options.apg) is not None:
+        guider = DirectionalGuidance(work.guidance.cfg, projected, *kind, memory)
+    if (negative := work.options.perp_neg) is not None:
+        guider = PerpendicularGuidance(work.guidance.cfg, negative.scale)
+    if (damping := work.options.tcfg) is not None:
+        guider = TangentialGuidance(guider, damping.strength, *kind)
     if (frequencies := work.options.fresca) is not None:
         guider = FrequencyGuidance(guider, frequencies.low, frequencies.high, frequencies.cutoff)
-    kind = facts.prediction, facts.noise.sigma_data
     if rescaled is not None:
         guider = DeviationRescaledGuidance(guider, rescaled.factor, *kind)
     if (norm := work.options.cfg_norm) is not None:
@@ -89,8 +100,9 @@ def _guider_of_model(
     track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
     if track is not None and track.facts.cfg:  # 0: guided as the frames are
         # without guidance of frames there is none of audio; with isolation, it is scaled after that
-        cfg = track.facts.cfg if work.guidance.cfg != 1 else 1.0
-        rescaled = track.facts.rescale if work.options.isolation is None else 0.0
+        own = guided_track(track, work.options.sound).facts
+        cfg = own.cfg if work.guidance.cfg != 1 else 1.0
+        rescaled = own.rescale if work.options.isolation is None else 0.0
         return SoundGuidance(work.guidance.cfg, replace(track, facts=replace(track.facts, cfg=cfg, rescale=rescaled)))
     if facts.cfg_rescale is not CfgRescale.NOTHING:
         return RescaledGuidance(work.guidance.cfg, facts.cfg_rescale)

@@ -17,9 +17,11 @@ def sound_track_part(run: DenoisingRun) -> RunPart | None:
         return None
     run.cells = track.cells
 
-    def latents_with_sound(samples_BCTHW: Tensor) -> RunResults:
-        video_BCTHW, sound_BLA = (part.contiguous() for part in track.parted(samples_BCTHW))
-        pairs = zip(video_BCTHW.unbind(), sound_BLA.unbind(), strict=True)
-        return tuple(Latent(video_CTHW.numpy(), sound_LA.numpy()) for video_CTHW, sound_LA in pairs)
+    return RunPart(results=lambda samples_BCTHW: with_sounds(samples_BCTHW, track), captures=True)
 
-    return RunPart(results=latents_with_sound, captures=True)
+
+def with_sounds(samples_BCTHW: Tensor, track: SoundTrack) -> RunResults:
+    """Return the latents of frames with the audio track behind them apart."""
+    video_BCTHW, sound_BLA = (part.contiguous() for part in track.parted(samples_BCTHW))
+    pairs = zip(video_BCTHW.unbind(), sound_BLA.unbind(), strict=True)
+    return tuple(Latent(video_CTHW.numpy(), sound_LA.numpy()) for video_CTHW, sound_LA in pairs)

@@ -22,10 +22,12 @@ from torch import Tensor, nn
 
 from modelpool.pool.inference.conditioning.conditions import Condition
 from modelpool.pool.inference.conditioning.prompts import Prompts
-from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
+from modelpool.pool.inference.conditioning.run_parts import CallInputs, DenoisingRun, RunPart
 from modelpool.pool.inference.image_prompts.adapter import ImagePromptAdapter
 from modelpool.pool.inference.image_prompts.layouts import BlockReading
 from modelpool.pool.inference.pixels.image_ops import stretched
+from modelpool.pool.inference.sampling.noise_shares import levels_between
+from modelpool.pool.inference.sampling.schedules import SigmaTable
 from modelpool.pool.values.core.image_prompt_blocks import block_factor
 from modelpool.pool.values.core.stage_params import ImageEmbeds, ImagePromptRef, Mask, SampleParams
 from modelpool.pool.values.core.stopping import stop_check
@@ -53,12 +55,21 @@ _KEY_EPS = 1e-5
 class _Attended:
     """An image prompt with attended tokens: keys and values [R, T, D] of each layer of its file, and its masks
     in the size of the output; None if it acts everywhere. `blocks`: where the blocks of Flux read them; None for
-    cross-attentions."""
+    cross-attentions. `levels`: the lowest and the highest time input of the model with which it acts; None if it counts
+    steps."""
 
     ref: ImagePromptRef
     layers: Sequence[tuple[Tensor, Tensor]]
     masks_JMHW: Tensor | None = None
     blocks: BlockReading | None = None
+    levels: tuple[float, float] | None = None
+
+    def is_on(self, step: int, steps: int, level: float) -> bool:
+        """Whether it acts in this step, of the ones that are run, or with this time input."""
+        if self.levels is None:
+            return self.ref.is_on(step, steps)
+        low, high = self.levels
+        return low <= level <= high
 
     def shares(self, rows: int, picture: tuple[int, int]) -> Tensor | None:
         """Return how far it acts in each row of an attention over a latent of height and width `picture`,
@@ -75,7 +86,7 @@ class RunImagePrompts:
 
     def __init__(self, attended: Sequence[_Attended], appended_BTD: Sequence[Tensor], steps: int) -> None:
         self._attended, self._appended, self._steps = tuple(attended), tuple(appended_BTD), steps
-        self._step = 0
+        self._step, self._level = 0, 0.0
         self._rows_B2: Tensor | None = None
         #: of the image prompt with this number, at this resolution: one for each level of the model
         self._shares: dict[tuple[int, int], Tensor | None] = {}
@@ -115,11 +126,13 @@ class RunImagePrompts:
             options = options.with_dit_attention_addition(self._attend_in_attention)
         return options
 
-    def begin_call(self, step: int, model_kwargs: dict[str, Tensor]) -> None:
-        """Note the step, and the rows of the texts of the next call of the model, which are removed from its
-        inputs."""
+    def begin_call(self, step: int, call: CallInputs) -> None:
+        """Note the step, and the level and the rows of the texts of the next call of the model. The rows are removed
+        from its inputs."""
         if self._attended:
-            self._step, self._rows_B2 = step, model_kwargs.pop(ROWS)
+            self._step, self._rows_B2 = step, call.model_kwargs.pop(ROWS)
+            if any(each.levels is not None for each in self._attended):
+                self._level = float(call.level_B.max())
 
     def _attend_after_block(self, q_BLD: Tensor, extra: Extra) -> Tensor | None:
         """The same for a double block of Flux. Source: FluxIPAdapterAttnProcessor of diffusers."""
@@ -138,7 +151,7 @@ class RunImagePrompts:
         rows_B, tasks_B = self._rows_B2.unbind(1)
         for number, (prompt, factor) in enumerate(zip(self._attended, factors, strict=True)):
             scale = prompt.ref.strength * factor
-            if prompt.blocks is not blocks or scale == 0 or not prompt.ref.is_on(self._step, self._steps):
+            if prompt.blocks is not blocks or scale == 0 or not prompt.is_on(self._step, self._steps, self._level):
                 continue
             key_RTD, value_RTD = prompt.layers[layer]
             shares_JML1 = self._shares_of(number, q_BLD, extra)
@@ -170,10 +183,10 @@ def image_prompts_part(run: DenoisingRun) -> RunPart | None:
     if not run.work.image_prompts:
         return None
     partial_run = run.partial_run
-    found = image_prompts_of(run.works, run.inputs, run.resources.adapters, stop_check(run.hooks))
+    found = image_prompts_of(run.works, run.inputs, run.resources.adapters, stop_check(run.hooks), run.table)
     run.prompts = found.added_to(run.prompts)
     run.options = found.added_to_options(run.options, run.model.module)
-    return RunPart(before_call=lambda call: found.begin_call(partial_run.done, call.model_kwargs))
+    return RunPart(before_call=lambda call: found.begin_call(partial_run.done, call))
 
 
 def image_prompts_of(
@@ -181,9 +194,10 @@ def image_prompts_of(
     inputs: Sequence[TaskInputs],
     patchers: Sequence[ModelPatcher],
     interrupt: Callable[[], None],
+    table: SigmaTable,
 ) -> RunImagePrompts:
-    """Return the image prompts of the run of these works, with adapters `patchers`: calls each adapter. Raises
-    Stopped at a layer."""
+    """Return the image prompts of the run of these works, with adapters `patchers`: calls each adapter. `table`: the
+    noise levels of the model's training. Raises Stopped at a layer."""
     attended: list[_Attended] = []
     appended: list[Tensor] = []
     for number, (ref, patcher) in enumerate(zip(works[0].image_prompts, patchers, strict=True)):
@@ -196,7 +210,8 @@ def image_prompts_of(
                 continue
             rows = [found.negative_tokens(inputs[0], tokens[0]), *tokens]
             masks = _masks(ref, number, works[0], inputs) if ref.masks else None
-            attended.append(_Attended(ref, module.keys_and_values(torch.cat(rows)), masks, module.blocks))
+            levels = levels_between(ref.start, ref.end, table) if ref.by_noise else None
+            attended.append(_Attended(ref, module.keys_and_values(torch.cat(rows)), masks, module.blocks, levels))
     return RunImagePrompts(attended, appended, works[0].steps_run)
 
 

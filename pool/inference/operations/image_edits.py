@@ -53,6 +53,7 @@ from modelpool.pool.values.core.stage_params import (
 GREY = 128
 BLEND_MODES = ("normal", "multiply", "screen", "overlay", "soft_light", "difference")
 TURNS = ("none", "90 degrees", "180 degrees", "270 degrees")
+SQUARES = ("center", "top", "bottom", "left", "right")
 FLIPS = ("x-axis: vertically", "y-axis: horizontally")
 
 
@@ -69,6 +70,13 @@ class Crop:
     y: int
     width: int
     height: int
+
+
+@dataclass(frozen=True, slots=True)
+class CropSquare:
+    """Crop to the largest square at one side of the image, or at its centre."""
+
+    position: str = "center"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,26 @@ def _cropped(params: Crop, inputs: Inputs) -> ImagePixels | VideoFrames:
     frames_THWC = frames_of(inputs["image"])
     left, top, size = crop_size(params, Size(frames_THWC.shape[2], frames_THWC.shape[1]))
     return image_like(inputs["image"], frames_THWC[:, top : top + size.height, left : left + size.width])
+
+
+def _square_box(params: CropSquare, size: Size) -> tuple[int, int, int]:
+    """Return left, top and side of the largest square of an image of `size`. Raises UnusableField."""
+    need_one_of("position", params.position, SQUARES)
+    side = min(size.width, size.height)
+    left = {"left": 0, "right": size.width - side}.get(params.position, (size.width - side) // 2)
+    top = {"top": 0, "bottom": size.height - side}.get(params.position, (size.height - side) // 2)
+    return left, top, side
+
+
+def _square_size(params: CropSquare, sizes: Sizes) -> Size:
+    side = _square_box(params, sizes["image"])[2]
+    return Size(side, side, sizes["image"].frames)
+
+
+def _square(params: CropSquare, inputs: Inputs) -> ImagePixels | VideoFrames:
+    frames_THWC = frames_of(inputs["image"])
+    left, top, side = _square_box(params, Size(frames_THWC.shape[2], frames_THWC.shape[1]))
+    return image_like(inputs["image"], frames_THWC[:, top : top + side, left : left + side])
 
 
 def _pad_size(params: Pad, sizes: Sizes) -> Size:
@@ -455,6 +483,7 @@ def _row(
 _ONE, _TWO = {"image": IMAGE}, {"first": IMAGE, "second": IMAGE}
 IMAGE_EDITS = (
     _row("image_crop", Crop, _ONE, _cropped, _crop_size),
+    _row("image_crop_square", CropSquare, _ONE, _square, _square_size),
     _row("image_pad", Pad, _ONE, _padded, _pad_size),
     _row("image_pad_mask", Pad, _ONE, _pad_mask, _pad_mask_size, MASK),
     _row("image_invert", NoSettings, _ONE, _negative, same_as("image")),

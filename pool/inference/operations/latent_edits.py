@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from modelpool.pool.families.parts.audio_tracks import MOST_SOUND
 from modelpool.pool.inference.operations.image_edits import FLIPS, TURNS, Flip, Turn, placed, turned_size
 from modelpool.pool.inference.operations.operation import (
     LATENT,
@@ -36,7 +37,7 @@ from modelpool.pool.inference.operations.operation import (
 )
 from modelpool.pool.inference.operations.pixel_levels import levels, masks_of
 from modelpool.pool.inference.operations.resampling import LATENT_METHODS, SLERP, centre_box, resampled, slerped
-from modelpool.pool.values.core.errors import UnusableField, counted
+from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import FloatArray, Latent
 
@@ -55,6 +56,8 @@ DOWNSCALE = 8
 _MOST = 1e12
 #: least side of a latent that was scaled to a size, in pixels
 _LEAST_SIDE = 64
+#: how far the mean, and the deviation, of a cell moves: down, and up
+_MOST_MEAN, _MOST_DEVIATION = (0.3, 0.35), (0.35, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +223,31 @@ class LatentFrames:
 
     start: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentPlace:
+    """The cell in time at which other cells are put; from the end if it is negative."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentStart:
+    """Cells in time at the start that become like those behind them, and how many of those are read."""
+
+    start: int
+    reference: int
+    scale: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SoundTrackOf:
+    """The latent of an empty audio track, which takes the place of "sound" where that is missing: zeros in the
+    diffusion model's scale, `length` positions of `width` numbers. The pool fills both in."""
+
+    length: int = 0
+    width: int = 0
 
 
 def _empty_size(params: EmptyLatent, sizes: Sizes) -> Size:
@@ -468,6 +496,82 @@ def _some_frames(params: LatentFrames, inputs: Inputs) -> Latent:
     return _moved(inputs["samples"], inputs["samples"].samples_CHW[:, params.start : params.start + params.length])
 
 
+def _first_cell(params: LatentPlace, sizes: Sizes) -> int:
+    """Return the first cell that is replaced. Raises UnusableField."""
+    size, source = sizes["destination"], sizes["source"]
+    if not size.frames:
+        raise UnusableField("destination: found the latent of an image, expected the latent of a video")
+    need("index", params.index, -size.frames, size.frames - 1)
+    first = params.index % size.frames
+    if (source.width, source.height) != (size.width, size.height):
+        expected = f"{size.width}x{size.height} cells, as of destination"
+        raise unusable_field("source", f"{source.width}x{source.height} cells", expected)
+    if first + source.count > size.frames:
+        found = f"{source.count} behind the first {first}"
+        raise unusable_field("source", found, f"latent frames that fit into {size.frames}")
+    return first
+
+
+def _replaced_size(params: LatentPlace, sizes: Sizes) -> Size:
+    _first_cell(params, sizes)
+    return sizes["destination"]
+
+
+def _replaced(params: LatentPlace, inputs: Inputs) -> Latent:
+    """Return the destination with the cells of the source in the place of its own."""
+    destination, source = inputs["destination"], inputs["source"]
+    under, over = destination.samples_CHW, source.samples_CHW
+    over = over[:, None] if over.ndim < under.ndim else over
+    if (under.shape[0], *under.shape[2:]) != (over.shape[0], *over.shape[2:]):
+        raise UnusableField(f"source: found a latent of {over.shape}, expected one like {under.shape}")
+    first = params.index % under.shape[1]
+    found = under.copy()
+    found[:, first : first + over.shape[1]] = over
+    return _moved(destination, found)
+
+
+def _normalized_size(params: LatentStart, sizes: Sizes) -> Size:
+    need("start", params.start, 1, MAX_FRAMES)
+    need("reference", params.reference, 1, MAX_FRAMES)
+    if not sizes["samples"].frames:
+        raise UnusableField("samples: found the latent of an image, expected the latent of a video")
+    return sizes["samples"]
+
+
+def _normalized(params: LatentStart, inputs: Inputs) -> Latent:
+    """Return a video of which the first cells have the mean and the deviation of those behind them, as far as each
+    cell's may move (`_MOST_MEAN`, `_MOST_DEVIATION`), in the VAE's scale. A video without cells behind them stays."""
+    latent: Latent = inputs["samples"]
+    scale = VaeScale.of_numbers(params.scale)
+    found_CTHW = scale.to_vae(latent.samples_CHW)
+    like_CTHW = found_CTHW[:, params.start : params.start + params.reference]
+    if not like_CTHW.size:
+        return latent
+    first_CTHW = found_CTHW[:, : params.start]
+    over_cells = {"axis": (0, 2, 3), "keepdims": True}
+    mean_T, deviation_T = first_CTHW.mean(**over_cells), first_CTHW.std(ddof=1, **over_cells)
+    mean = np.clip(like_CTHW.mean(), mean_T - _MOST_MEAN[0], mean_T + _MOST_MEAN[1])
+    deviation = np.clip(like_CTHW.std(ddof=1), deviation_T - _MOST_DEVIATION[0], deviation_T + _MOST_DEVIATION[1])
+    found_CTHW[:, : params.start] = _divided(first_CTHW - mean_T, deviation_T) * deviation + mean
+    return _moved(latent, scale.to_model(found_CTHW))
+
+
+def _sound_track_size(params: SoundTrackOf, sizes: Sizes) -> Size:
+    need("length", params.length, 0, MOST_SOUND)
+    need("width", params.width, 0, MAX_SIDE)
+    return sizes["samples"]
+
+
+def _with_sound_track(params: SoundTrackOf, inputs: Inputs) -> Latent:
+    sound_LA = np.zeros((params.length, params.width), np.float32)
+    if "sound" in inputs:
+        found: Latent = inputs["sound"]
+        if found.sound_LA is None:
+            raise UnusableField("sound: found a latent without audio, expected one with it")
+        sound_LA = found.sound_LA
+    return replace(inputs["samples"], sound_LA=sound_LA)
+
+
 def _row(
     name: str,
     params: type[Any],
@@ -485,6 +589,7 @@ def _row(
 
 _TWO = MappingProxyType({"first": LATENT, "second": LATENT})
 _PASTE = MappingProxyType({"destination": LATENT, "source": LATENT, "mask": MASK})
+_CELLS = MappingProxyType({"destination": LATENT, "source": LATENT})
 LATENT_EDITS = (
     _row("latent_empty", EmptyLatent, _empty, _empty_size, MappingProxyType({})),
     _row("latent_upscale", LatentToCells, _scaled_to(_to_cells), _to_cells),
@@ -501,4 +606,14 @@ LATENT_EDITS = (
     _row("latent_interpolate", LatentRatio, _interpolated, _ratio_size, _TWO),
     _row("latent_blend", LatentRatio, _blended, _ratio_size, _TWO),
     _row("latent_frames", LatentFrames, _some_frames, _frames_size),
+    _row("latent_replace_frames", LatentPlace, _replaced, _replaced_size, _CELLS),
+    _row("latent_normalize_start", LatentStart, _normalized, _normalized_size),
+    _row(
+        "latent_sound_track",
+        SoundTrackOf,
+        _with_sound_track,
+        _sound_track_size,
+        MappingProxyType({"samples": LATENT, "sound": LATENT}),
+        ("sound",),
+    ),
 )

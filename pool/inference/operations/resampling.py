@@ -18,7 +18,9 @@ from modelpool.pool.values.core.stage_params import FloatArray
 PLAIN_METHODS = ("nearest", "nearest-exact", "bilinear", "area", "bicubic")
 IMAGE_METHODS = (*PLAIN_METHODS, "lanczos")
 SLERP = "bislerp"
-LATENT_METHODS = (*PLAIN_METHODS, SLERP)
+#: methods by which the first and the last value of a side stay in place: output i is at i * (in - 1) / (out - 1)
+ALIGNED_METHODS = ("bilinear-aligned", "bicubic-aligned")
+LATENT_METHODS = (*PLAIN_METHODS, SLERP, *ALIGNED_METHODS)
 #: the coefficient of the cubic kernel
 _CUBIC = -0.75
 #: cosine above which two directions are one, and below whose negative they are opposite
@@ -26,7 +28,8 @@ _PARALLEL = 1 - 1e-5
 
 
 def resampled(values_NHW: FloatArray, width: int, height: int, method: str) -> FloatArray:
-    """Return values with another height and width; `method` is one of `PLAIN_METHODS`. Unchanged at the same size.
+    """Return values with another height and width; `method` is one of `PLAIN_METHODS` or `ALIGNED_METHODS`. Unchanged
+    at the same size.
 
     nearest        the input pixel with the index floor(i * in / out)
     nearest-exact  the input pixel with the index floor((2i + 1) * in / (2 * out))
@@ -60,9 +63,13 @@ def _along_first(values_L: npt.NDArray[np.floating], count: int, method: str) ->
 def taps(
     length: int, count: int, method: str
 ) -> tuple[tuple[npt.NDArray[np.int64], ...], tuple[npt.NDArray[np.float64], ...]]:
-    """Return the input indexes that each output reads, and their weights, for "bilinear" and "bicubic"."""
-    at = (np.arange(count) + 0.5) * (length / count) - 0.5
-    if method == "bilinear":
+    """Return the input indexes that each output reads, and their weights, for "bilinear" and "bicubic", also
+    aligned."""
+    if method in ALIGNED_METHODS:
+        at = np.arange(count) * ((length - 1) / max(1, count - 1))
+    else:
+        at = (np.arange(count) + 0.5) * (length / count) - 0.5
+    if method.startswith("bilinear"):
         at = np.maximum(at, 0.0)
         first = np.minimum(np.floor(at).astype(np.int64), length - 1)
         share = at - first

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -79,14 +80,16 @@ class UpscalerPlan:
     names    parameter -> key in the file
     scale    factor of both sides of an image
     unused   keys of the file that the network does not have
+    latent_channels  of the latents that it enlarges; 0 for images
     """
 
     title: str
     network: type[nn.Module]
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Any]
     names: Mapping[str, str]
     scale: int
     unused: tuple[str, ...] = ()
+    latent_channels: int = 0
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors`, in evaluation mode, without gradients. Raises UnknownArchitecture if their
@@ -111,7 +114,9 @@ def plan_upscaler(shapes: Mapping[str, Shape]) -> UpscalerPlan:
         return _rrdbnet(own, prefix)
     if "body.0.weight" in own and "body.1.weight" in own:
         return _compact(own, prefix)
-    names = "ESRGAN, ESRGAN+, BSRGAN, Real-ESRGAN, or its compact networks"
+    if "initial_conv.weight" in own and "final_conv.weight" in own:
+        return _of_latents(own, prefix)
+    names = "ESRGAN, ESRGAN+, BSRGAN, Real-ESRGAN, its compact networks, or an upscaler of the latents of LTX"
     unknown = f"no upscaler that this version runs, expected {names}"
     raise UnknownArchitecture(mistaken(shapes, f"an upscaler that this version runs: {names}", unknown))
 
@@ -176,10 +181,21 @@ def _compact(shapes: Mapping[str, Shape], prefix: str) -> UpscalerPlan:
     return _plan(f"Real-ESRGAN compact {scale}x", CompactNet, sizes, names, scale, shapes, prefix)
 
 
+def _of_latents(shapes: Mapping[str, Shape], prefix: str) -> UpscalerPlan:
+    from modelpool.pool.inference.upscalers.latent_upsampler import FIRST, KERNEL, LatentUpsampler, upsampler_sizes
+
+    sizes, scale = upsampler_sizes(shapes)
+    known = empty_module(LatentUpsampler, sizes).state_dict()
+    names = {key: key for key in shapes if key in known}
+    plan = _plan(f"LTX latents {scale}x", LatentUpsampler, sizes, names, scale, shapes, prefix)
+    unused = tuple(key for key in plan.unused if key != prefix + KERNEL)
+    return replace(plan, unused=unused, latent_channels=shapes[FIRST][1])
+
+
 def _plan(
     title: str,
     network: type[nn.Module],
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, Any],
     names: Mapping[str, str],
     scale: int,
     shapes: Mapping[str, Shape],

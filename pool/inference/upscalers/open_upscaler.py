@@ -25,6 +25,8 @@ from modelpool.pool.weights.tracing.dry_run import META
 
 #: edge of the image of a dry run: a multiple of every `RRDBNet.unshuffle`
 _DRY_RUN_EDGE = 32
+#: frames and edge of its latent
+_DRY_RUN_FRAMES, _DRY_RUN_CELLS = 2, 8
 
 
 class OpenUpscaler:
@@ -42,6 +44,7 @@ class OpenUpscaler:
             weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
         check_extra_tensors(weights, "upscaler", plan.unused)
+        self._latent_channels = plan.latent_channels
         self.key = upscaler_key(ref)
         self.weights = tuple(module_weights(self.module))
         self.form = form_of(Role.UPSCALER, self.weights, capabilities_of(device))
@@ -57,17 +60,21 @@ class OpenUpscaler:
 
     def typical_call(self) -> Callable[[nn.Module], object]:
         """Return one call of typical size, with an input on the meta device, for dry runs."""
-        dtype = self.form.compute_dtype
-        return lambda module: module(torch.empty((1, 3, _DRY_RUN_EDGE, _DRY_RUN_EDGE), dtype=dtype, device=META))
+        dtype, shape = self.form.compute_dtype, (1, 3, _DRY_RUN_EDGE, _DRY_RUN_EDGE)
+        if self._latent_channels:
+            shape = (1, self._latent_channels, _DRY_RUN_FRAMES, *[_DRY_RUN_CELLS] * 2)
+        return lambda module: module(torch.empty(shape, dtype=dtype, device=META))
 
-    def activation_bytes(self, width: int, height: int) -> int:
-        """Return the device memory of enlarging a tile of this size, without weights. Every tensor of such a network
-        has a number of values for each pixel, so one dry run tells the memory of all sizes."""
+    def activation_bytes(self, width: int, height: int, frames: int = 1) -> int:
+        """Return the device memory of enlarging a tile of this size, or a latent of so many cells, without weights.
+        Every tensor of such a network has a number of values for each pixel, so one dry run tells the memory of all
+        sizes."""
+        pixels = _DRY_RUN_FRAMES * _DRY_RUN_CELLS**2 if self._latent_channels else _DRY_RUN_EDGE**2
         if self._pixel_bytes is None:
             counted = peak_bytes(self.module, self.form.compute_dtype, self.typical_call())
-            self._pixel_bytes = counted / _DRY_RUN_EDGE**2
+            self._pixel_bytes = counted / pixels
         step = getattr(self.module, "unshuffle", 1)
-        return int(self._pixel_bytes * (width + -width % step) * (height + -height % step))
+        return int(self._pixel_bytes * (width + -width % step) * (height + -height % step) * frames)
 
 
 def upscaler_plan_of(path: str, *, allow_pickle: bool) -> UpscalerPlan:

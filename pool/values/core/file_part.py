@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from modelpool.pool.values.core.assembly import Assembly
 from modelpool.pool.values.core.remote_file import RemoteFile
 from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.values.specs.wire_value import WireValue
 
 
 @dataclass(frozen=True, slots=True)
-class FilePart:
+class FilePart(WireValue):
     """The file that contains a component, or the file that lists the files that do. `role` is None if the component is
     the complete file, such as a LoRA; `assembly` has the files of its model if a configuration specifies them; `files`
     are those to fetch first, if it is of a source; `sha256` is of all of the files, as a reference to them names it."""

@@ -173,6 +173,7 @@ class ControlRef:
     config_overrides  settings of the configuration in its folder that differ from those derived from shapes, by name
     mask_mode     in a task, how it gets the mask; in a catalog result, how it can. None: no mask
     files         as of a model
+    is_blockwise  its blocks run behind the blocks of the model
     """
 
     name: str
@@ -188,6 +189,7 @@ class ControlRef:
     mask_mode: ControlMaskMode | None = None
     by_noise: bool = False
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
+    is_blockwise: bool = field(default=False, repr=False)
 
     @property
     def content(self) -> tuple[str, tuple[tuple[str, bool], ...]]:
@@ -197,13 +199,15 @@ class ControlRef:
 
 @dataclass(frozen=True, slots=True)
 class UpscalerRef:
-    """A file of an upscaler, which enlarges both sides of an image by `scale`; `files` as of a model."""
+    """A file of an upscaler, which enlarges both sides of an image by `scale`; `files` as of a model.
+    `latent_channels`: of the latents that it enlarges instead; 0 for images."""
 
     name: str
     path: str
     sha256: str
     scale: int
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
+    latent_channels: int = 0
 
     @property
     def content(self) -> str:
@@ -215,6 +219,7 @@ class UpscalerRef:
 class ImagePromptRef(WireValue):
     """An image prompt adapter (IP-Adapter, Redux) and its use: strength, and start and end as fractions of the steps.
 
+    by_noise as of a ControlNet
     images   number of its images; 0 if it reads only faces
     face_version  it reads the embeddings of faces: 1, or 2 for FaceID Plus of version 2; 0 if it reads none
     blank    it reads the states of no image for the negative prompt
@@ -236,6 +241,7 @@ class ImagePromptRef(WireValue):
     blocks: tuple[tuple[str, float], ...] = ()
     appended: int = 0
     masks: int = 0
+    by_noise: bool = False
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
 
     @property
@@ -244,7 +250,7 @@ class ImagePromptRef(WireValue):
         return self.sha256
 
     def is_on(self, step: int, steps: int) -> bool:
-        """Whether it acts in the step after `step` of `steps` that are run are done."""
+        """Whether it acts in the step after `step` of `steps` that are run are done, if it counts steps."""
         return begins_within(step, steps, self.start, self.end)
 
 

@@ -181,6 +181,42 @@ class FrequencyScale(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectedGuidance(WireValue):
+    """Adaptive projected guidance (APG): the prediction for the prompt plus cfg - 1 times its difference to the one for
+    the negative prompt, in which the part along the prediction for the prompt has a factor, as clean latents. Source:
+    Sadat et al. 2024 ("Eliminating Oversaturation and Artifacts of High Guidance Scales in Diffusion Models")."""
+
+    eta: float = _number(0.0, -10.0, 10.0, "factor of the parallel part; 1 is guidance without projection")
+    norm: float = _number(15.0, 0.0, 10_000.0, "largest norm of the difference; 0: any")
+    momentum: float = _number(-0.5, -5.0, 1.0, "factor of earlier differences, which are added; 0: none")
+
+
+@dataclass(frozen=True, slots=True)
+class TangentialDamping(WireValue):
+    """Guides from the part of the negative prediction along the main direction of both predictions (TCFG). Source: Kwon
+    et al. 2025 ("TCFG: Tangential Damping Classifier-free Guidance")."""
+
+    strength: float = _number(1.0, 0.0, 1.0, "share of the other part that is removed")
+
+
+@dataclass(frozen=True, slots=True)
+class PerpendicularNegative(WireValue):
+    """Guides from the prediction for an empty text: to the prompt, and away from the part of the negative prompt that
+    is perpendicular to it. Source: Armandpour et al. 2023 ("Re-imagine the Negative Prompt Algorithm")."""
+
+    scale: float = _number(1.0, 0.0, 100.0, "weight of the negative prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class EpsilonScaling(WireValue):
+    """Divides the noise that a step predicts by a factor, against the growing error of predictions for latents that are
+    predictions themselves. Source: Ning et al. 2024 ("Elucidating the Exposure Bias in Diffusion Models"), uniform
+    schedule."""
+
+    factor: float = _number(1.005, 0.5, 1.5, "divisor of the noise: above 1 predicts less of it")
+
+
+@dataclass(frozen=True, slots=True)
 class DifferentialMask(WireValue):
     """Regenerates each part of a soft mask from another step on: at the first step where the mask is white, at the last
     one wherever it is not black. Source: Levin and Fried 2023 ("Differential Diffusion")."""
@@ -216,6 +252,25 @@ class HyperTile(WireValue):
 
     tile: int = _whole(256, 32, _MAX_SIDE, "least side of a tile, in pixels")
     depth: int = _whole(0, 0, 3, "levels of the UNet with tiles below the first")
+
+
+#: how features are scaled
+_SCALING = ("bicubic", "nearest-exact", "bilinear", "area")
+
+
+@dataclass(frozen=True, slots=True)
+class DeepShrink(_Timed, WireValue):
+    """Computes the deep layers of a UNet on smaller features in the first steps, against repeated objects in large
+    images. Source: Kohya 2023 ("Deep Shrink Hires.fix")."""
+
+    block: int = _whole(3, 1, 32, "input block behind which features are smaller")
+    factor: float = _number(2.0, 1.0, 9.0, "divisor of their height and width")
+    after_skip: int = _whole(1, 0, 1, "1: the skip connection of the block keeps its size; 0: it is smaller too")
+    down: str = _name("bicubic", _SCALING, "how features are made smaller")
+    up: str = _name("bicubic", _SCALING, "how they get the size of a skip connection")
+    shares_of: str = _name("steps", ("steps", "noise"), "what start and end are shares of: the steps, or noise levels")
+    start: float = _start()
+    end: float = _end(0.35)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +355,18 @@ class Isolation(_Timed, WireValue):
     end: float = _end()
 
 
+@dataclass(frozen=True, slots=True)
+class SoundScale(WireValue):
+    """The guidance of the audio of a video, where it has a scale of its own, and how much of guided predictions, of
+    frames and audio, is scaled to the standard deviation of those for the prompt.
+
+    Source: `audio_guidance_scale`, `guidance_rescale` and `audio_guidance_rescale` of diffusers' LTX2Pipeline.
+    """
+
+    cfg: float = _number(7.0, 0.0, 100.0, "guidance scale of the audio")
+    rescale: float = _number(0.7, 0.0, 1.0, "share of the rescaled predictions in the result")
+
+
 RunOption: TypeAlias = (
     FreeU
     | PerturbedAttention
@@ -319,6 +386,12 @@ RunOption: TypeAlias = (
     | CfgNorm
     | DifferentialMask
     | FrequencyScale
+    | ProjectedGuidance
+    | TangentialDamping
+    | EpsilonScaling
+    | PerpendicularNegative
+    | DeepShrink
+    | SoundScale
 )
 
 
@@ -344,6 +417,12 @@ class RunOptions(WireValue):
     cfg_norm: CfgNorm | None = field(default=None, metadata=_LATER)
     differential: DifferentialMask | None = field(default=None, metadata=_LATER)
     fresca: FrequencyScale | None = field(default=None, metadata=_LATER, repr=False)
+    apg: ProjectedGuidance | None = field(default=None, metadata=_LATER, repr=False)
+    tcfg: TangentialDamping | None = field(default=None, metadata=_LATER, repr=False)
+    epsilon_scaling: EpsilonScaling | None = field(default=None, metadata=_LATER, repr=False)
+    perp_neg: PerpendicularNegative | None = field(default=None, metadata=_LATER, repr=False)
+    deep_shrink: DeepShrink | None = field(default=None, metadata=_LATER, repr=False)
+    sound: SoundScale | None = field(default=None, metadata=_LATER, repr=False)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -424,6 +503,12 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "cfg_norm": CfgNorm,
         "differential": DifferentialMask,
         "fresca": FrequencyScale,
+        "apg": ProjectedGuidance,
+        "tcfg": TangentialDamping,
+        "epsilon_scaling": EpsilonScaling,
+        "perp_neg": PerpendicularNegative,
+        "deep_shrink": DeepShrink,
+        "sound": SoundScale,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`
@@ -433,11 +518,17 @@ MAIN_SETTING: Mapping[str, str] = MappingProxyType(
         "sag": "scale",
         "slg": "scale",
         "isolation": "scale",
+        "sound": "cfg",
         "cfg_zero": "zero_steps",
         "rescale_cfg": "factor",
         "cfg_norm": "strength",
         "differential": "strength",
+        "apg": "eta",
+        "tcfg": "strength",
+        "perp_neg": "scale",
+        "epsilon_scaling": "factor",
         "hypertile": "tile",
+        "deep_shrink": "factor",
         "tiled": "tile",
         "deepcache": "interval",
         "fbcache": "threshold",

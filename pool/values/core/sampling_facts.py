@@ -293,6 +293,15 @@ class AudioFacts:
         # the length of a latent is not rounded up to one cell more
         return self.cells or max(1, math.ceil(round(samples / (self.cell_samples or downscale), 6)))
 
+    def whole_seconds(self, seconds: float, downscale: int) -> float:
+        """Return the length of the audio that a latent of audio of `seconds` has: its whole cells; all, if latents have
+        one length."""
+        if self.cells:
+            return seconds
+        samples = self.cell_samples or downscale
+        cells = math.floor(round(seconds * self.samples_per_second / samples, 6))
+        return cells * samples / self.samples_per_second
+
     def seconds_of(self, cells: int, downscale: int) -> float:
         """Return the length of the audio of a latent of `cells`, of `downscale` samples each by the VAE; 0 if there is
         no such latent."""

@@ -4,6 +4,8 @@ Names, with the values read under them. `N` counts from 0.
 
 encode a text      image.N: `ImageEmbeds` of a reference image
 encode an image    image, last_image: `ImagePixels`; mask: `Mask`
+encode a video,    video: `VideoFrames`; audio: `AudioSamples`
+or audio
 encode a control   video: `VideoFrames`; video_mask: `VideoMask`; reference.N: `ImagePixels`
 video
 embed images       image.N: `ImagePixels`
@@ -38,7 +40,7 @@ REGION_MASK, CONTROL, CONTROL_MASK = "region_mask", "control", "control_mask"
 IMAGE_PROMPT, IMAGE_PROMPT_BLANK, IMAGE_PROMPT_FACE = "image_prompt", "image_prompt_blank", "image_prompt_face"
 IMAGE_PROMPT_MASK = "image_prompt_mask"
 CONTROL_MASKED_IMAGE, PRIOR, SAMPLER_STATE, LATENT = "control_masked_image", "prior", "sampler_state", "latent"
-TILES = "tiles"
+TILES, AUDIO = "tiles", "audio"
 
 _Kind = TypeVar("_Kind", bound=Result)
 

@@ -146,6 +146,32 @@ def test_a_video_that_begins_with_an_image_follows_another(tmp_path: Path) -> No
     model.close()
 
 
+def test_nothing_follows_the_last_frame_of_a_shorter_video(tmp_path: Path) -> None:
+    """In a workflow, zeros follow the complete cells of a video, as in ComfyUI; in a request it goes back and forth."""
+    model, frames = TinyFamilyModel(tmp_path, FOLLOWING), FRAMES + 4
+    video, first = np.stack([np.asarray(image(seed)) for seed in range(20, 20 + FRAMES + 1)]), image(4)
+    fields = {**FIELDS, "frames": frames, "model": "tiny", "prompt": "a photo of a red cube", "seed": SEED}
+
+    def made(**more: Any) -> Any:
+        nodes = {
+            "first": {"kind": "image", "image": first},
+            "video": {"kind": "video", "video": video},
+            "s": {"kind": "sample", "request": fields, "inputs": {"image": "first", "video": "video"}, **more},
+            "d": {"kind": "decode", "model": "tiny", "inputs": {"latent": "s"}},
+        }
+        return model.made(workflow={"nodes": nodes, "output": "d"})
+
+    stopped, turned = made(video_stops=True), made()
+    (work,) = (each for each in stopped.works.values() if getattr(each, "stops", False))
+    (control,) = (stopped.results[task] for task, each in stopped.works.items() if each is work)
+    expected = torch.nn.functional.pad(_latent_of(model, video[:FRAMES]), (0, 0, 0, 0, 0, 1))
+    np.testing.assert_allclose(control.samples_CHW, expected[0], atol=1e-5)
+    assert not np.allclose(stopped.latents[0], turned.latents[0], atol=1e-3)
+    plain = model.made(image=first, video=video, **{**FIELDS, "frames": frames}, seed=SEED)
+    np.testing.assert_array_equal(turned.latents[0], plain.latents[0])
+    model.close()
+
+
 def test_a_video_may_end_as_it_begins(tmp_path: Path) -> None:
     """Found: one image in two places is one input, which is read in both."""
     model = TinyFamilyModel(tmp_path, BOTH)

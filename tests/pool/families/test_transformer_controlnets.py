@@ -19,10 +19,12 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import functional
 
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.inference.controlnets.blockwise import BlockwiseControlNet
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import BatchMember, Encoded, EncodeImageParams, Latent
 from modelpool.pool.values.specs.spec import Stage
@@ -56,6 +58,7 @@ CONTROLS: Mapping[str, tuple[str, Callable[[], Any], Any]] = {
     "sd35_large": ("sd35_large", tiny_controls.sd35_large, tiny_controls.sd35_file),
     "sd35_large, edges": ("sd35_large", tiny_controls.sd35_large, partial(tiny_controls.sd35_file, images=1)),
     "qwen_image": ("qwen_image", tiny_controls.qwen_image, tiny_controls.as_it_is),
+    "qwen_image, blockwise": ("qwen_image", tiny_controls.qwen_blockwise, tiny_controls.as_it_is),
     "hunyuan_dit": ("hunyuan_dit", tiny_controls.hunyuan_dit, tiny_controls.as_it_is),
     "z_image": ("z_image", tiny_controls.z_image, tiny_controls.as_it_is),
     "z_image 2.0": (
@@ -131,10 +134,76 @@ def qwen_latent(tiny: TinyFamilyModel, made: Made, controls: Sequence[Any], call
         use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
     )
     own = controls[0]
+    if isinstance(own, BlockwiseControlNet):
+        return blockwise_latent(tiny, made, controls, call, scheduler)
     if isinstance(call["control_image"], list):
         own = diffusers.QwenImageMultiControlNetModel([own])
     pipeline = diffusers.QwenImageControlNetPipeline(scheduler, vae, None, None, model, own)
     found = pipeline(**texts_of(made, "prompt_embeds_mask"), **call, true_cfg_scale=CFG).images
+    unpacked: Tensor = pipeline._unpack_latents(found, HEIGHT, WIDTH, pipeline.vae_scale_factor)
+    return unpacked[:, :, 0]
+
+
+class BehindBlocks:
+    """The formulas of DiffSynth-Studio behind each block of a model: the tokens of a control image and of the latent,
+    each normed, are added and read by two layers. `uses` has for each ControlNet its weights, the latent of its image,
+    its strength, and its share of the steps."""
+
+    def __init__(self, uses: Sequence[tuple[Mapping[str, Tensor], Tensor, float, float, float]]) -> None:
+        self.uses, self.step = uses, 0
+
+    def hook(self, number: int) -> Callable[..., Any]:
+        def behind(block: Any, args: Any, out: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            text, x = out
+            for state, latent, strength, start, end in self.uses:
+                if start <= self.step / STEPS and (self.step + 1) / STEPS <= end:
+                    x = x + strength * self.added(state, latent, out[1], number)
+            return text, x
+
+        return behind
+
+    def added(self, state: Mapping[str, Tensor], latent: Tensor, x: Tensor, number: int) -> Tensor:
+        patches = functional.unfold(latent, 2, stride=2).transpose(1, 2)
+        shown = functional.linear(patches, state["img_in.weight"], state["img_in.bias"])
+        beginning = f"controlnet_blocks.{number}."
+        own = {key.removeprefix(beginning): value for key, value in state.items() if key.startswith(beginning)}
+        x, shown = (
+            one * torch.rsqrt(one.square().mean(-1, keepdim=True) + 1e-6) * own[f"{name}_rms.weight"]
+            for name, one in (("x", x), ("y", shown))
+        )
+        h = functional.gelu(functional.linear(x + shown, own["input_proj.weight"], own["input_proj.bias"]))
+        return functional.linear(h, own["output_proj.weight"], own["output_proj.bias"])
+
+    def count(self, pipeline: Any, step: int, *_: Any) -> dict[str, Any]:
+        self.step = step + 1
+        return {}
+
+
+def blockwise_latent(
+    tiny: TinyFamilyModel, made: Made, controls: Sequence[Any], call: dict[str, Any], scheduler: Any
+) -> Tensor:
+    """By the pipeline without ControlNets, with `BehindBlocks`."""
+    vae, model = parts_of(tiny)
+    names = "control_image", "controlnet_conditioning_scale", "control_guidance_start", "control_guidance_end"
+    given = [call.pop(name) for name in names]
+    columns = given if isinstance(given[0], list) else [[one] for one in given]
+    pipeline = diffusers.QwenImagePipeline(scheduler, vae, None, None, model)
+    mean, deviation = (
+        torch.tensor(one).view(1, -1, 1, 1, 1) for one in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    uses = []
+    for module, picture, *others in zip(controls * len(columns[0]), *columns, strict=False):
+        pixels = pipeline.image_processor.preprocess(picture, HEIGHT, WIDTH)[:, :, None]
+        latent = (vae.encode(pixels).latent_dist.mode() - mean) / deviation
+        uses.append((module.state_dict(), latent[:, :, 0], *others))
+    behind = BehindBlocks(uses)
+    hooks = [block.register_forward_hook(behind.hook(place)) for place, block in enumerate(model.transformer_blocks)]
+    try:
+        texts = texts_of(made, "prompt_embeds_mask")
+        found = pipeline(**texts, **call, true_cfg_scale=CFG, callback_on_step_end=behind.count).images
+    finally:
+        for hook in hooks:
+            hook.remove()
     unpacked: Tensor = pipeline._unpack_latents(found, HEIGHT, WIDTH, pipeline.vae_scale_factor)
     return unpacked[:, :, 0]
 
@@ -330,6 +399,25 @@ def test_one_that_speaks_of_two_images_is_that_of_diffusers(tmp_path: Path) -> N
     tiny.close()
 
 
+def test_two_blockwise_ones_are_added(tmp_path: Path) -> None:
+    tiny, modules = model_with(tmp_path, "qwen_image, blockwise", ("canny", "depth"))
+    own = [control(), control("depth", image=negative(), strength=0.4, start=0.0, end=0.6)]
+    made = tiny.made(controls=own, **FIELDS)
+    assert_equal(made.latents[0], expected_of(tiny, made, modules, own))
+    tiny.close()
+
+
+def test_a_blockwise_one_acts_next_to_another_kind(tmp_path: Path) -> None:
+    tiny_controls.write(tmp_path / "controlnet" / "union.safetensors", tiny_controls.qwen_image, 9)
+    tiny, _ = model_with(tmp_path, "qwen_image, blockwise")
+    alone, other, both = (
+        tiny.made(controls=own, **FIELDS).latents[0]
+        for own in ([control()], [control("union")], [control(), control("union")])
+    )
+    assert not any(torch.allclose(both, one, atol=0.01) for one in (alone, other))
+    tiny.close()
+
+
 def test_two_that_say_different_numbers_of_samples_are_both_heard_behind_every_block(tmp_path: Path) -> None:
     """One with a sample for all blocks is as one that has it for each of them; diffusers would drop samples."""
     folder = tmp_path / "controlnet"
@@ -400,7 +488,7 @@ def test_both_passes_hear_it_each_at_its_size(tmp_path: Path) -> None:
     tiny.close()
 
 
-@pytest.mark.parametrize("case", ["flux", "sd35_large", "qwen_image", "z_image 2.1"])
+@pytest.mark.parametrize("case", ["flux", "sd35_large", "qwen_image", "qwen_image, blockwise", "z_image 2.1"])
 def test_what_streams_gives_the_same_image(case: str, tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, case)
     fields = {"controls": [control()], **FIELDS}

@@ -67,7 +67,7 @@ class VaeCodec:
             z = z.squeeze(2)
         if is_video:
             z = z.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
-        return self._from_vae(z)
+        return self.from_vae(z)
 
     def decode(
         self, latents: Tensor, generator: torch.Generator | None = None, dtype: torch.dtype | None = None
@@ -76,7 +76,7 @@ class VaeCodec:
 
         LTX-Video since 0.9.1 adds noise if `generator`, a CPU generator, is passed.
         """
-        z = self._to_vae(latents).to(dtype or latents.dtype)
+        z = self.to_vae(latents).to(dtype or latents.dtype)
         match self.facts.name:
             case "kl_temporal":
                 decoded = self.module.decode(_frames_as_batch(z), num_frames=z.shape[2 if z.dim() == 5 else 0])
@@ -116,7 +116,7 @@ class VaeCodec:
             x = x.narrow(side, (x.shape[side] - whole) // 2, whole)
         return x
 
-    def _to_vae(self, latents: Tensor) -> Tensor:
+    def to_vae(self, latents: Tensor) -> Tensor:
         """Return latents as the VAE's decoder reads them."""
         match self.facts.name:
             case "taesd":  # it was distilled to read the model's latents directly
@@ -137,8 +137,8 @@ class VaeCodec:
                 mean, std = _as_tensor(self.latent.mean, latents), _as_tensor(self.latent.std, latents)
                 return latents * std / self.latent.scale + mean
 
-    def _from_vae(self, z: Tensor) -> Tensor:
-        """Convert the encoder's output to the diffusion model's latents: the inverse of `_to_vae`."""
+    def from_vae(self, z: Tensor) -> Tensor:
+        """Convert the encoder's output to the diffusion model's latents: the inverse of `to_vae`."""
         match self.facts.name:
             case "taesd":
                 return z

@@ -183,6 +183,7 @@ PROVIDERS: Mapping[str, Callable[[Maker, int], list[Any]]] = {
     "NOISE": lambda make, place: make.add("RandomNoise", noise_seed=place),
     "SAMPLER": lambda make, place: make.add("KSamplerSelect", sampler_name=NAMED[SAMPLER_NAMES][place]),
     "LATENT_OPERATION": lambda make, place: make.add("LatentOperationTonemapReinhard", multiplier=1.0 + place),
+    "IPADAPTER": lambda make, place: make.add("IPAdapterModelLoader", ipadapter_file=NAMED[STYLES][place]),
     "MODEL_PATCH": lambda make, place: make.add("ModelPatchLoader", name=NAMED[CONTROLNETS][place]),
     ANY: lambda make, place: make.add("PrimitiveFloat", value=2.0 + place),
 }  # fmt: skip
@@ -244,6 +245,9 @@ def _consume(make: Maker, made: str, source: list[Any]) -> None:
         case "MODEL_PATCH":
             use = {"model": [make.model(), 0], "model_patch": source, "vae": [make.model(), 2], "strength": 1.0}
             _consume(make, "MODEL", make.add("ZImageFunControlnet", **use, image=make.image()))
+        case "IPADAPTER":
+            use = {"model": [make.model(), 0], "ipadapter": source, "image": make.image()}
+            _consume(make, "MODEL", make.add("IPAdapter", **use, weight=1.0, start_at=0.0, end_at=1.0))
         case "DEPENDENCIES":  # of nodes that are not here
             pass
         case _:

@@ -64,6 +64,7 @@ PROVIDERS = {
     "SAMPLER": ("KSamplerSelect", 0), "SIGMAS": ("BasicScheduler", 0), ANY: ("PrimitiveFloat", 0),
     "VIDEO": ("CreateVideo", 0), "AUDIO": ("VAEDecodeAudio", 0),
     "LATENT_OPERATION": ("LatentOperationTonemapReinhard", 0), "MODEL_PATCH": ("ModelPatchLoader", 0),
+    "IPADAPTER": ("IPAdapterModelLoader", 0),
 }  # fmt: skip
 #: a node and its input that lead from a type of link to an image
 CONSUMERS = {
@@ -77,7 +78,7 @@ CONSUMERS = {
     "INT": ("KSampler", "steps"), "FLOAT": ("KSampler", "cfg"), "STRING": ("CLIPTextEncode", "text"),
     "BOOLEAN": ("SamplerCustom", "add_noise"), ANY: ("KSampler", "cfg"), "VIDEO": ("SaveVideo", "video"),
     "AUDIO": ("SaveAudio", "audio"), "LATENT_OPERATION": ("LatentApplyOperationCFG", "operation"),
-    "MODEL_PATCH": ("ZImageFunControlnet", "model_patch"),
+    "MODEL_PATCH": ("ZImageFunControlnet", "model_patch"), "IPADAPTER": ("IPAdapter", "ipadapter"),
 }  # fmt: skip
 #: nodes that make something: others show it in the editor, and are not read
 MAKING = [kind for kind in NODE_TYPES.values() if kind.outputs or kind.is_output]

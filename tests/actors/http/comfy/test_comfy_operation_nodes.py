@@ -141,7 +141,6 @@ def test_what_a_node_cannot_do_is_refused_by_its_setting() -> None:
     cases = {
         "ImageResize+": ({"condition": "upscale if smaller"}, "condition, multiple_of: found upscale if smaller, 0"),
         "GrowMaskWithBlur": ({"lerp_alpha": 0.5}, "lerp_alpha: expected 1.0"),
-        "Latent Upscale by Factor (WAS)": ({"align": "true", "mode": "bicubic"}, "align: found true with the mode"),
     }
     for name, (settings, message) in cases.items():
         graph = graph_of(name)

@@ -18,7 +18,7 @@ from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
 
 TITLES = {"shapes": "Stable Diffusion 1", "z": "Z-Image", "lotus": "Lotus D (depth and normals)", "joy": "JoyImage",
-          "qwen": "Qwen-Image 2.1"}  # fmt: skip
+          "qwen": "Qwen-Image 2.1", "qwen_image": "Qwen-Image"}  # fmt: skip
 NAMES = PoolNames(TITLES, [], image_size=lambda name: (96, 64))
 
 
@@ -50,25 +50,28 @@ def patched(model: str, image: str = "loaded", **inputs: Any) -> Graph:
     return graph
 
 
-def test_a_patch_is_a_controlnet_of_every_run_of_its_model() -> None:
-    (plain,) = requests(patched("z", start_percent=0.25))
+@pytest.mark.parametrize("model", ["z", "qwen_image"])
+def test_a_patch_is_a_controlnet_of_every_run_of_its_model(model: str) -> None:
+    (plain,) = requests(patched(model, start_percent=0.25))
     (control,) = plain.controls
     assert plain.workflow is None
     assert (control.model, control.strength, control.start, control.end) == ("union", 0.75, 0.25, 1.0)
     assert control.image.pixels.shape == (64, 96, 3)
-    (request,) = requests(patched("z", "drawn"))
+    (request,) = requests(patched(model, "drawn"))
     assert request.workflow is not None
     (run,) = [each for each in request.workflow.nodes.values() if isinstance(each, SampleNode)]
     assert run.inputs == {"controls.0": "drawn"}
     assert [(each.model, each.strength) for each in run.request.controls] == [("union", 0.75)]
-    (request,) = requests(patched("z", strength=0.0))
+    (request,) = requests(patched(model, strength=0.0))
     assert not request.controls, "as ComfyUI, a patch of strength 0 is none"
 
 
 def test_patches_that_the_pool_does_not_have_are_refused_by_their_file() -> None:
     for image in ("loaded", "drawn"):
         found = problem(patched("shapes", image))
-        assert "model_patch: found 'union' on Stable Diffusion 1, expected a ControlNet of Z-Image" in found, image
+        assert (
+            "model_patch: found 'union' on Stable Diffusion 1, expected a ControlNet of Z-Image or Qwen-Image" in found
+        ), image
     found = problem(patched("z", mask=["loaded", 1]))
     assert "mask: expected none" in found
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from modelpool.actors.http.comfy.comfy_pack_numbers import PACK_NUMBERS
+from modelpool.actors.http.comfy.comfy_pack_switches import PACK_SWITCHES
+from modelpool.actors.http.comfy.comfy_pack_texts import PACK_TEXTS
 from tests.actors.http.comfy.every_setting import (
     MAKING,
     PROVIDERS,
@@ -34,6 +37,10 @@ def _instructed(make: Maker, place: int, has_image: bool = True) -> list[Any]:
         return text
     given = {"positive": text, "negative": text, "vae": [make.model(), 2], "pixels": make.image()}
     return make.add("InstructPixToPixConditioning", **given)
+
+
+def _empty(make: Maker, place: int) -> list[Any]:
+    return make.add("CLIPTextEncode", clip=[make.model(place), 1], text="")
 
 
 def _row(make: Maker, place: int) -> Any:
@@ -73,6 +80,8 @@ BASE: Mapping[str, Mapping[str, Any]] = {
     "SDXL Empty Latent Image (rgthree)": {"dimensions": "1024 x 512"},
     **_each(("SplitSigmas", "SplitSigmasDenoise"), {"step": 3, "denoise": 0.5}),
     "ManualSigmas": {"sigmas": "1, 0.5, 0"},
+    "IPAdapterAdvanced": {"image_negative": None},
+    "PerpNegGuider": {"empty_conditioning": _empty},
     "DualCFGGuider": {
         "cond1": _instructed, "cond2": _instructed,
         "negative": lambda make, place: _instructed(make, place, has_image=False),
@@ -113,6 +122,7 @@ TOLD_AS_A_WHOLE = (
 REFUSED = ("LoadAudio", "VAEEncodeAudio", "TextGenerate", "TextGenerateLTX2Prompt")
 #: nodes that compute texts and numbers: their own tests compare them with formulas
 COMPUTED = (
+    *(kind.name for kind in (*PACK_TEXTS, *PACK_NUMBERS)),
     "ReplaceText",
     "RegexExtract",
     "ComfyMathExpression",
@@ -134,9 +144,9 @@ NOT_TRIED = (
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (
-    "ComfySwitchNode", "LazySwitchKJ", "Switch any [Crystools]", "Any Switch (rgthree)", "ImpactSwitch",
-    "CR Image Input Switch", "CR Text Input Switch",
-)  # fmt: skip
+    *("ComfySwitchNode", "LazySwitchKJ", "Switch any [Crystools]", "Any Switch (rgthree)"),
+    *(kind.name for kind in PACK_SWITCHES),
+)
 #: nodes that give the size, or the number, of images: with a loaded image they are values, and read nothing later
 SIZES = ("GetImageSize", "GetImageSize+", "GetImageSizeAndCount")
 #: inputs that cannot matter, by the reason: of a kind of node, or of all ("*"), and the values, or all
@@ -153,7 +163,6 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
     ),
     "the ControlNet is the one of the model that is sampled": (("DiffControlNetLoader", "model", ()),),
     "these levels and samplers are of no model": (("SDTurboScheduler", "model", ()), ("SamplerSASolver", "model", ())),
-    "the node is asked when its choice is made": (("ImpactSwitch", "sel_mode", ()),),
     "a warning calls it cfg": (("DualCFGGuider", "cfg_conds", ()),),
     "another setting switches it off": (
         ("HyperTile", "scale_depth", ()), ("Image Resize", "resize_width", ()), ("Image Resize", "resize_height", ()),
@@ -178,6 +187,8 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("Latent Upscale by Factor (WAS)", "mode", ()), ("Latent Upscale by Factor (WAS)", "align", ()),
         ("LatentBatch", "samples2", ()),
     ),
+    "one image is put together with nothing": (("IPAdapterAdvanced", "combine_embeds", ()),),
+    "the adapter is found by its preset": (("IPAdapterUnifiedLoader", "ipadapter", ()),),
     "an image that fits into one tile has none": (
         ("VAEDecodeTiled", "tile_size", ()), ("VAEDecodeTiled", "overlap", ()),
     ),

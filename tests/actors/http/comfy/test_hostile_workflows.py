@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.http.comfy.comfy_computing import MAX_COMPUTED_STEPS, ComputingWork
 from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
@@ -94,6 +95,18 @@ def with_chain(place: tuple[str, str], *arguments: Any, **settings: Any) -> Grap
     return {**graph, **nodes}
 
 
+def searches(count: int) -> Graph:
+    """Nodes that search one long text, for a fraction of a second each, and fail: the replacement has no such group."""
+    graph: Graph = {**basic(), "t": node("PrimitiveString", value="a" * 3000)}
+    search = {"string": ["t", 0], "regex_pattern": "a*b", "replace": "\\9"}
+    found = {f"r{place}": node("RegexReplace", **search) for place in range(count)}
+    joined = {f"j{place}": node("StringConcatenate", string_a=[f"j{place - 1}", 0], string_b=[f"r{place}", 0])
+              for place in range(1, count)}  # fmt: skip
+    graph |= {**found, "j0": node("StringTrim", string=["r0", 0], mode="Both"), **joined}
+    graph["positive"]["inputs"]["text"] = [f"j{count - 1}", 0]
+    return graph
+
+
 def comfy_workflows() -> Iterator[tuple[str, Any]]:
     """Workflows of ComfyUI that are refused."""
     yield "100,000 nodes", {**basic(), **{f"n{place}": node("VAELoader", vae_name="x") for place in range(100_000)}}
@@ -130,6 +143,7 @@ def comfy_workflows() -> Iterator[tuple[str, Any]]:
         "round(2,-9**9)",
     ):
         yield expression[:20], {**basic(steps=["m", 0]), "m": node("MathExpression|pysssss", expression=expression)}
+    yield "searches of nodes that fail", searches(400)
     yield "images that double", with_chain(("saved", "images"), "ImageBatch", ("image1", "image2"), "decoded", 900)
     yield "images repeated", with_chain(("saved", "images"), "RepeatImageBatch", ("image",), "decoded", 60, amount=64)
     yield (
@@ -297,6 +311,26 @@ def test_hostile_workflows_are_refused_at_once(
         except (Exception, TooMuch) as problem:
             wrong.append(f"{name}: {type(problem).__name__}: {str(problem)[:200]}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_work_of_nodes_that_fail_counts() -> None:
+    """Before: only the texts of nodes that succeed counted, so that hundreds of searches that fail held a thread of
+    the server for a minute. Now the work is counted before it is done, over all nodes, and again when it is done
+    again."""
+    work, (few, many) = ComputingWork(), (searches(1), searches(400))
+    settings = {**many["r0"]["inputs"], "string": "a" * 3000}
+    most = MAX_COMPUTED_STEPS // 3000**2
+    for _ in range(most):
+        work.take("r", "RegexReplace", settings)
+    with pytest.raises(WorkflowRejected, match=rf"node r \(RegexReplace\): too much .*{MAX_COMPUTED_STEPS} steps"):
+        work.take("r", "RegexReplace", settings)
+    with pytest.raises(WorkflowRejected, match="replace: found") as found:
+        of_comfy(few)
+    assert not found.value.is_over_bound
+    with pytest.raises(WorkflowRejected) as found:
+        of_comfy(many)
+    assert found.value.is_over_bound
+    assert [error.class_type for error in found.value.errors] == ["RegexReplace"]
 
 
 def test_graphs_with_exponentially_many_paths_are_built_node_by_node() -> None:

@@ -58,8 +58,6 @@ TITLES = {
 #: workflows with what the pool does not have, besides those that are marked: the nodes that are named
 NOT_THERE = {
     "flux_true_cfg_api": {"7"},
-    "model_patches_editor": {"11"},
-    "perp_neg_api": {"9"},
 }
 #: tiny models for the models of the workflows; others have no tiny one here
 TINY = {

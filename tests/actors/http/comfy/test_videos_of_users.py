@@ -18,12 +18,15 @@ from PIL import Image
 from modelpool import GenerateRequest, PoolConfig
 from modelpool.actors.cli.run.run_workflow import read_workflow, workflow_requests
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
+from modelpool.actors.http.comfy.comfy_request_fields import makes_videos
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.http.read_requests import video_next_to
 from modelpool.actors.http.service.uploads import Uploads
 from modelpool.actors.request.control_video_fields import read_frames
+from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.sampling_facts import FirstFrameMode
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
 from tests.actors.loop_connection import open_real_pool
 from tests.actors.unchanged_outputs import write_transformer
@@ -128,9 +131,9 @@ def test_what_a_workflow_cannot_say_of_a_video_is_refused_by_its_node(tmp_path: 
     graph["heard"] = node("AudioAdjustVolume", audio=["parts", 1], volume=3)
     graph["made"]["inputs"]["audio"] = ["heard", 0]
     cases: list[tuple[Graph, str, str]] = [(graph, "heard", "the sound of a video of a user")]
-    graph = following("WanFunControlToVideo", "fun", control_video=["parts", 0])
+    graph = following("WanAnimateToVideo", "animate", pose_video=["parts", 0], face_video=["parts", 0])
     graph["blank"]["inputs"]["length"] = 13
-    cases.append((graph, "blank", "control_video: found 9, expected at least length, 13"))
+    cases.append((graph, "blank", "pose_video: found 9, expected at least length, 13"))
     graph = following(control_masks=["mask", 0], strength=1.0)
     graph["mask"] = node("SolidMask", value=1.0, width=WIDTH, height=HEIGHT)
     cases.append((graph, "blank", "control_masks: found masks, expected them with a control_video"))
@@ -169,6 +172,36 @@ def test_an_animated_character_has_the_poses_and_the_face_of_videos(tmp_path: Pa
         assert nodes[first.inputs["image"]].kind == "video"
     shown = nodes[sampled["reference.0"]]
     assert (shown.name, shown.settings["width"], shown.settings["crop"]) == ("image_scale", WIDTH, True)
+
+
+def test_control_videos_that_are_shorter_than_the_output(tmp_path: Path) -> None:
+    """Fun control: nothing follows the last frame. VACE: white masks follow the masks of the user, up to the last frame
+    of the video, behind which all is regenerated anyway."""
+    uploads = Uploads(tmp_path)
+    uploads.add("", "clip.mp4", clip())
+    for length, stops in ((13, True), (9, False), (5, False)):
+        graph = following("WanFunControlToVideo", "fun", control_video=["parts", 0])
+        graph["blank"]["inputs"]["length"] = length
+        (request,) = requests_for(graph, uploads)[0]
+        assert request.workflow is not None
+        assert request.workflow.nodes["sampler"].video_stops is stops, length
+    sides = {"left": 0, "top": 0, "right": 0, "bottom": 16, "feathering": 0}
+    graph = following(strength=1.0, control_video=["padded", 0], control_masks=["padded", 1])
+    graph["padded"] = node("ImagePadForOutpaint", image=["parts", 0], **sides)
+    for length, joined in ((13, False), (9, False)):
+        graph["blank"]["inputs"]["length"] = length
+        (request,) = requests_for(graph, uploads)[0]
+        assert request.workflow is not None
+        assert ("blank/masks/all" in request.workflow.nodes) is joined, length
+    graph["first"] = node("ImageFromBatch", image=["padded", 0], batch_index=0, length=1)
+    graph["one"] = node("ImageToMask", image=["first", 0], channel="red")
+    graph["blank"]["inputs"]["control_masks"] = ["one", 0]
+    (request,) = requests_for(graph, uploads)[0]
+    assert request.workflow is not None
+    nodes = request.workflow.nodes
+    assert nodes["blank/masks/white"].settings == {"width": WIDTH, "height": HEIGHT, "colour": 0xFFFFFF, "count": 8}
+    assert (nodes["blank/masks/all"].name, nodes["blank/masks"].name) == ("image_batch", "mask_from_image")
+    assert nodes["sampler"].inputs["video_mask"] == "blank/masks"
 
 
 def test_uploads_of_videos_are_checked(tmp_path: Path) -> None:
@@ -245,3 +278,51 @@ class NamesOnly:
 
     def file_names(self) -> SimpleNamespace:
         return SimpleNamespace(nodes=())
+
+
+def test_a_video_is_sampled_again_as_one_latent(tmp_path: Path) -> None:
+    """Found: each frame was a video of one frame, sampled on its own. Latents that other nodes have changed are refused
+    for a model of videos, and frames are a batch of images for a model of images."""
+    uploads = Uploads(tmp_path / "uploads")
+    uploads.add("", "clip.mp4", clip())
+    write_transformer(tmp_path / "models", "wan_t2v")
+    graph = following(strength=1.0)
+    graph["latent"] = node("VAEEncode", pixels=["parts", 0], vae=["model", 2])
+    graph["model"]["inputs"]["ckpt_name"] = "wan_t2v"
+    sampler = graph["sampler"]["inputs"]
+    sampler |= {"positive": ["positive", 0], "negative": ["negative", 0], "latent_image": ["latent", 0], "denoise": 0.5}
+    del graph["blank"]
+    known = PoolNames(
+        {"wan_t2v": "Wan text-to-video", "sd": "Stable Diffusion 1"}, [],
+        video_facts=lambda name: uploads.video("", name),
+    )  # fmt: skip
+
+    def made() -> list[GenerateRequest]:
+        (output,) = outputs_of(graph, known)
+        return requests_of(output, known, lambda name: Image.new("RGB", (64, 48)))
+
+    (request,) = made()
+    assert request.workflow is not None
+    (encode,) = (each for each in request.workflow.nodes.values() if each.kind == "encode")
+    assert encode.inputs.keys() == {"video"}
+    config = PoolConfig.load(CONFIG).override(device="cpu", models=[tmp_path / "models"], workers=1)
+    with open_real_pool(config) as pool:
+        (found,) = pool.submit([request]).videos()
+    assert found.frames.shape == (FRAMES, HEIGHT, WIDTH, 3)
+    graph["flipped"] = node("LatentFlip", samples=["latent", 0], flip_method="x-axis: vertically")
+    sampler["latent_image"] = ["flipped", 0]
+    with pytest.raises(WorkflowRejected) as refused:
+        made()
+    assert "a model of videos reads them as frames" in refused.value.errors[0].details
+    graph["model"]["inputs"]["ckpt_name"], sampler["latent_image"] = "sd", ["latent", 0]
+    del graph["made"], graph["saved"]
+    graph["saved"] = node("SaveImage", images=["decoded", 0], filename_prefix="i")
+    assert len(made()) == FRAMES
+
+
+def test_families_of_videos_are_known_by_their_titles() -> None:
+    for family in defined_families():
+        video = family.sampling.video
+        titles = [family.title] + ([] if family.two_experts is None else [family.two_experts.title])
+        one_latent = video is not None and not video.layers and video.begins is not FirstFrameMode.REPEATED
+        assert all(makes_videos(title) is one_latent for title in titles), titles

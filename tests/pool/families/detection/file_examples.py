@@ -138,6 +138,7 @@ def others() -> dict[str, Example]:
         ),
         "control tiny qwen": _control(tiny_controls.qwen_image(), "Qwen-Image"),
         "control qwen inpaint": _control(tiny_controls.qwen_image(extra_condition_channels=4), "Qwen-Image"),
+        "control qwen blockwise": _control(tiny_controls.qwen_blockwise(), "Qwen-Image, of DiffSynth"),
         "control tiny hunyuan": _control(tiny_controls.hunyuan_dit(), "HunyuanDiT"),
         **{f"control z {each}": _control(tiny_controls.z_image(each), "Z-Image") for each in ("1", "2.0", "2.1")},
         **{f"t2i {kind}": Example(shapes(state), "a T2I-Adapter", CONTROLNET) for kind, state in t2i.items()},
@@ -155,7 +156,7 @@ def others() -> dict[str, Example]:
         ),
         "upscaler of latents": Example(
             named("initial_conv.weight", "res_blocks.0.conv1.weight", "upsampler.0.weight", "final_conv.weight"),
-            "an upscaler of latents", None, False,
+            "an upscaler of latents", UPSCALER,
         ),
         "motion module": Example(motion, "an AnimateDiff motion module", None, False),
         "motion unet": Example(moving, "a UNet with the motion modules of AnimateDiff", None, False),
@@ -197,9 +198,6 @@ def _unused_controls() -> dict[str, Example]:
     listed = {
         "a ControlNet-LLLite": named("lllite_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q.down.0.weight"),
         "a ControlNet for PixArt": named("controlnet.0.copied_block.attn.qkv.weight"),
-        "a ControlNet for Qwen-Image, of DiffSynth": named(
-            "controlnet_blocks.0.x_rms.weight", "controlnet_blocks.0.y_rms.weight", "img_in.weight",
-        ),
         "a Fun ControlNet for Qwen-Image": named("control_img_in.weight", "control_blocks.0.after_proj.weight"),
         "a ControlNet for Wan": named(
             "controlnet_patch_embedding.weight", "controlnet_blocks.0.weight", "blocks.0.attn1.to_q.weight"

@@ -40,6 +40,12 @@ CASES: Mapping[str, tuple[str, Make, Callable[[Mapping[str, Any]], dict[str, Any
     "sd35 large": ("Stable Diffusion 3", tiny_controls.sd35_large, tiny_controls.sd35_file),
     "sd35 large in diffusers' naming": ("Stable Diffusion 3", tiny_controls.sd35_large, tiny_controls.as_it_is),
     "qwen_image": ("Qwen-Image", tiny_controls.qwen_image, tiny_controls.as_it_is),
+    "qwen_image, blockwise": ("Qwen-Image, of DiffSynth", tiny_controls.qwen_blockwise, tiny_controls.as_it_is),
+    "qwen_image, blockwise with a mask": (
+        "Qwen-Image, of DiffSynth",
+        lambda: tiny_controls.qwen_blockwise(extra_condition_channels=4),
+        tiny_controls.as_it_is,
+    ),
     "hunyuan_dit": ("HunyuanDiT", tiny_controls.hunyuan_dit, tiny_controls.as_it_is),
     "z_image": ("Z-Image", tiny_controls.z_image, tiny_controls.as_it_is),
     "z_image 2.1": ("Z-Image", lambda: tiny_controls.z_image("2.1"), tiny_controls.as_it_is),

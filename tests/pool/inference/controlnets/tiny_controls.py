@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from modelpool.pool.inference.controlnets.blockwise import BlockwiseControlNet
 from tests.pool.families.tiny_transformers import WIDTH, seeded
 from tests.pool.models.components.diffusion import image_published
 from tests.pool.zoo.case import quiet_libraries
@@ -58,6 +59,13 @@ def qwen_image(**more: Any) -> Any:
     }  # fmt: skip
     with quiet_libraries():
         return diffusers.QwenImageControlNetModel(**sizes)
+
+
+def qwen_blockwise(**more: Any) -> Any:
+    """As DiffSynth-Studio publishes them: a block for each of the model's."""
+    sizes = {"in_channels": 64, "num_layers": 2, "dim": 64, **more}
+    with quiet_libraries():
+        return BlockwiseControlNet(**sizes)
 
 
 def hunyuan_dit(**more: Any) -> Any:

@@ -26,8 +26,9 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.registry.folder_scan import WeightsFile
 from modelpool.pool.catalog.registry.registry import Registry
 from modelpool.pool.inference.image_prompts.prompt_run import attention_grid
+from modelpool.pool.inference.sampling.schedules import levels_of, sigma_table
 from modelpool.pool.values.core.errors import UnusableField
-from modelpool.pool.values.core.stage_params import BatchMember, Latent, VisionEncodeParams
+from modelpool.pool.values.core.stage_params import BatchMember, Latent, SamplingSchedule, VisionEncodeParams
 from modelpool.pool.values.specs.spec import JobId, Role, Stage
 from tests.pool.families.test_controlnets import CFG, FIELDS, IMAGES, SEED, SIZE, STEPS
 from tests.pool.families.tiny_model import QUIET, Made, TinyModel, euler
@@ -243,6 +244,26 @@ def test_in_a_part_of_the_steps_it_is_that_of_diffusers(sd1: Adapted) -> None:
     assert_close(made.latents[0], sd1.latent(made, ("base",), [0.8], **more))
 
 
+def test_shares_of_the_noise_are_the_levels_of_those_steps(sd1: Adapted) -> None:
+    """A part of the noise acts in the steps with its levels: here other ones than the same part of the steps."""
+    fields: dict[str, Any] = {**SIZE, **FIELDS, "schedule": "karras", "steps": STEPS}
+
+    def latent(**more: Any) -> Tensor:
+        return sd1.tiny.made(image_prompts=[used("base", strength=0.8, **more)], **fields).latents[0]
+
+    table = sigma_table()
+    schedule = SamplingSchedule(STEPS, "euler", "karras")
+    levels = [table.time_input(float(sigma)) for sigma in levels_of(schedule, table)[:-1]]
+    share = 0.8
+    least = table.time_input(table.sigma_at_percent(share))
+    acting = sum(level >= least for level in levels)
+    assert 0 < acting < STEPS * share - 1e-6, "in steps, it is another part"
+    found = latent(end=share, shares_of="noise")
+    assert torch.equal(found, latent(end=acting / STEPS))
+    assert not torch.equal(found, latent(end=share))
+    assert torch.equal(latent(shares_of="noise"), latent()), "all levels are all steps"
+
+
 def test_face_id_reads_the_embedding_of_a_face(sd1: Adapted, tmp_path: Path) -> None:
     """From an array, or from a file; there is no vision encoder among its tasks."""
     face = np.random.default_rng(3).standard_normal((1, FACE)).astype(np.float32)
@@ -337,6 +358,11 @@ def test_its_recipe_leads_to_the_same_output(sd1: Adapted, tmp_path: Path) -> No
     assert (used_prompt.name, used_prompt.encoder) == ("base", "image_encoder/model")
     again = {of_request(request).digest for request in requests_of(read, lambda file: str(tmp_path / file))}
     assert found.digest in again
-    changes = ({"strength": 0.6}, {"image": IMAGES["depth"]}, {"mask": halves()[1]}, {"mask": None})
+    changes: tuple[dict[str, Any], ...]
+    changes = ({"end": 0.5}, {"end": 0.5, "shares_of": "noise"}, {"strength": 0.6}, {"image": IMAGES["depth"]})
+    changes = (*changes, {"mask": halves()[1]}, {"mask": None})
     others = {recipe(**{**prompt, **change}).digest for change in changes}
     assert len({found.digest, *others}) == 1 + len(changes)
+    timed = recipe(**{**prompt, **changes[1]})
+    again = {of_request(request).digest for request in requests_of(timed, lambda file: str(tmp_path / file))}
+    assert again == {timed.digest}, "what shares are of is part of the recipe"

@@ -29,7 +29,7 @@ from modelpool.pool.inference.operations.latent_edits import NOT_LATENT_EDITS, V
 from modelpool.pool.inference.operations.operate import OPERATIONS, operate, operation_named
 from modelpool.pool.inference.operations.operation import Size, size_of_result
 from modelpool.pool.inference.operations.pixel_levels import STILL_RATE
-from modelpool.pool.inference.operations.resampling import PLAIN_METHODS, centre_box, resampled
+from modelpool.pool.inference.operations.resampling import ALIGNED_METHODS, PLAIN_METHODS, centre_box, resampled
 from modelpool.pool.values.core.errors import UnknownName, UnusableField
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
@@ -111,6 +111,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "latent_interpolate": ({"ratio": 0.25}, {"ratio": 1.1}),
     "latent_blend": ({"ratio": 0.25}, {"ratio": -0.1}),
     "latent_frames": ({"start": 1, "length": 1}, {"start": 9}),
+    "latent_replace_frames": ({"index": -3}, {"index": 1}),
+    "latent_normalize_start": ({"start": 1, "reference": 5}, {"start": 0}),
     "encoded_zero": ({}, {"x": 1}),
     "encoded_concat": ({}, {"x": 1}),
     "encoded_pooled_of": ({}, {"x": 1}),
@@ -164,15 +166,22 @@ def timing_of(result: Any) -> float:
     return result.frame_rate if isinstance(result, VideoFrames) else 0.0
 
 
+#: operations on videos alone, and operations on inputs of one size
+_OF_VIDEOS = ("latent_frames", "latent_replace_frames", "latent_normalize_start")
+_OF_ONE_SIZE = ("latent_replace_frames",)
+
+
 @each_case("name", OPERATIONS)
 def test_an_operation_predicts_its_size_and_timing_and_changes_no_input(name: str) -> None:
     assert sorted(CASES) == sorted(OPERATIONS), "each has a case here"
     found = operation_named(name)
     settings, refused = CASES[name]
     for frames in (0, 3):
-        if name == "latent_frames" and not frames:
+        if name in _OF_VIDEOS and not frames:
             continue
-        inputs = {one: example(kind, place, frames) for place, (one, kind) in enumerate(found.inputs.items())}
+        places = [0 if name in _OF_ONE_SIZE else place for place in range(len(found.inputs))]
+        inputs = {one: example(kind, place, frames)
+                  for place, (one, kind) in zip(places, found.inputs.items(), strict=True)}  # fmt: skip
         before = [one.copy() for value in inputs.values() for one in arrays(value)]
         params = found.params_of(settings)
         result = found(params, inputs)
@@ -196,14 +205,14 @@ def test_an_operation_predicts_its_size_and_timing_and_changes_no_input(name: st
             found(params, {})
 
 
-@each_case("method", PLAIN_METHODS)
+@each_case("method", (*PLAIN_METHODS, *ALIGNED_METHODS))
 @each_case("size", [(5, 31), (40, 9), (20, 14), (1, 1), (60, 42)])
 def test_methods_are_those_of_interpolate(method: str, size: tuple[int, int]) -> None:
     values = drawn(3, 14, 20)
     width, height = size
-    options: dict[str, Any] = {"align_corners": False} if method in ("bilinear", "bicubic") else {}
+    options: dict[str, Any] = {"align_corners": method in ALIGNED_METHODS} if method.startswith("bi") else {}
     wanted = torch.nn.functional.interpolate(
-        torch.from_numpy(values)[None], size=(height, width), mode=method, **options
+        torch.from_numpy(values)[None], size=(height, width), mode=method.removesuffix("-aligned"), **options
     )[0].numpy()
     np.testing.assert_allclose(resampled(values, width, height, method), wanted, atol=2e-5)
 
@@ -563,3 +572,31 @@ def test_a_process_that_plans_needs_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_cells_of_a_video_are_replaced_and_made_like_those_behind_them() -> None:
+    """The cells at the start get the mean and the deviation of those behind them, as far as each may move: the formula
+    in 64 bits, in the scale of the VAE."""
+    video, image = Latent(drawn(4, 6, 5, 3) * 2 + 1), Latent(drawn(4, 5, 3, seed=1))
+    replaced = run("latent_replace_frames", video, image, index=-4).samples_CHW
+    np.testing.assert_array_equal(replaced[:, 2], image.samples_CHW)
+    kept = [0, 1, 3, 4, 5]
+    np.testing.assert_array_equal(replaced[:, kept], video.samples_CHW[:, kept])
+    for source, index in ((Latent(drawn(4, 2, 5, 3)), 5), (Latent(drawn(4, 5, 4)), 0)):
+        with pytest.raises(UnusableField, match="source"):
+            run("latent_replace_frames", video, source, index=index)
+    factor = 0.5
+    changed = run("latent_normalize_start", video, start=2, reference=3, scale=(factor, 0.0)).samples_CHW
+    own = video.samples_CHW.astype(np.float64) / factor
+    like = own[:, 2:5]
+    for cell in range(2):
+        one = own[:, cell]
+        mean = np.clip(like.mean(), one.mean() - 0.3, one.mean() + 0.35)
+        deviation = np.clip(like.std(ddof=1), one.std(ddof=1) - 0.35, one.std(ddof=1) + 0.5)
+        expected = ((one - one.mean()) / one.std(ddof=1) * deviation + mean) * factor
+        np.testing.assert_allclose(changed[:, cell], expected, atol=1e-5)
+    np.testing.assert_allclose(changed[:, 2:], video.samples_CHW[:, 2:], atol=1e-6)
+    alone = Latent(drawn(4, 1, 5, 3))
+    np.testing.assert_array_equal(
+        run("latent_normalize_start", alone, start=4, reference=5).samples_CHW, alone.samples_CHW
+    )

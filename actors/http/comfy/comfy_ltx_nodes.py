@@ -1,0 +1,375 @@
+"""ComfyUI nodes of LTX-Video and LTX-2: latents of frames and of audio, images that guide a video, and noise levels.
+Pure.
+
+Frames and audio of LTX-2 are one latent while they are sampled, here as in ComfyUI: a run starts from both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
+from modelpool.actors.http.comfy.comfy_node_types import (
+    MAX_BATCH,
+    MODELS,
+    SOUND,
+    TEXT_ENCODERS,
+    UPSCALERS,
+    NodeInput,
+    NodeType,
+    NodeUnsupported,
+    combo,
+    is_one,
+    link,
+    number,
+    only_in_workflows,
+    text,
+    warn,
+    whole,
+)
+from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_video
+from modelpool.actors.http.comfy.comfy_values import (
+    FRAMES,
+    WITH_SOUND,
+    BlankLatent,
+    BlankSound,
+    ClipValue,
+    DecodedSound,
+    GuiderValue,
+    ModelSampling,
+    NodeLatent,
+    NodeSound,
+    NoiseLevels,
+    SampledLatent,
+    SampledSound,
+    VaeValue,
+    VideoUse,
+)
+from modelpool.actors.http.comfy.comfy_video_nodes import blank_video, sizes, with_images
+from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
+from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
+
+_POSITIVE, _NEGATIVE, _VAE = link("positive", "CONDITIONING"), link("negative", "CONDITIONING"), link("vae", "VAE")
+_LATENT, _IMAGE = link("latent", "LATENT"), link("image", "IMAGE")
+_TEXTS_AND_LATENT = ("CONDITIONING", "CONDITIONING", "LATENT")
+#: patches of LTX: pixels of a side, and frames; and the numbers of patches between which its shift is interpolated
+_SIDE, _CELL_FRAMES, _TOKENS = 32, 8, (1024, 4096)
+#: frames of a video that a node may ask for
+_MOST_FRAMES = 4096
+
+
+def _blank(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (blank_video(given, _CELL_FRAMES),)
+
+
+def _with_frame_rate(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    use = VideoUse(others=(("frame_rate", given["frame_rate"]),))
+    return with_video(given["positive"], use), with_video(given["negative"], use)
+
+
+def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not is_one(given["strength"]):
+        raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1: the image is the first frame")
+    use = VideoUse(of_user("image", given["image"]))
+    return *with_images(given, use), blank_video(given, _CELL_FRAMES)
+
+
+def _guide(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["frame_idx"] or not is_one(given["strength"]):
+        found = f"{given['frame_idx']} and {given['strength']:g}"
+        raise NodeUnsupported(f"frame_idx, strength: found {found}, expected 0 and 1: the image is the first frame")
+    use = VideoUse(of_user("image", given["image"]))
+    return *with_images(given, use), given["latent"]
+
+
+def _cropped(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Latents of the pool have no frames of guides."""
+    return given["positive"], given["negative"], given["latent"]
+
+
+def _compressed(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if given["img_compression"]:
+        warn(given, f"img_compression: found {given['img_compression']}, which is not done: the image is as it is")
+    return (given["image"],)
+
+
+def _shift(given: Mapping[str, Any]) -> float:
+    """Return the shift for the patches of a video, between the shifts for few and for many. Raises NodeUnsupported."""
+    latent = given.get("latent")
+    tokens = _TOKENS[1]
+    if latent is not None:
+        size = (latent.width, latent.height) if isinstance(latent, BlankLatent) else getattr(latent, "size", (0, 0))
+        if not all(size):
+            raise NodeUnsupported("latent: expected empty latents, or latents of a known size")
+        cells = (1 + (latent.frames - 1) // _CELL_FRAMES) if latent.frames else 1
+        tokens = cells * (size[0] // _SIDE) * (size[1] // _SIDE)
+    few, many = _TOKENS
+    slope = (given["max_shift"] - given["base_shift"]) / (many - few)
+    return math.exp(tokens * slope + given["base_shift"] - slope * few)
+
+
+def _levels(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return levels that are shifted by the number of patches, and stretched so that the last one is `terminal`."""
+    shift = _shift(given)
+    steps = given["steps"]
+    levels = [shift / (shift + 1 / (1 - place / steps) - 1) for place in range(steps)]
+    if given["stretch"] and levels[-1] < 1:
+        scale = (1 - levels[-1]) / (1 - given["terminal"])
+        levels = [1 - (1 - level) / scale for level in levels]
+    return (NoiseLevels("", steps, steps, tuple(levels)),)
+
+
+def _shifted(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (replace(given["model"], sampling=ModelSampling(_shift(given))),)
+
+
+def _text_encoder(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The text encoder of a checkpoint, which has what joins the states of the file of the text encoder."""
+    return (ClipValue(given["ckpt_name"]),)
+
+
+def _sound_vae(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The VAE of a checkpoint; the part for audio belongs to it."""
+    return (VaeValue(given["ckpt_name"]),)
+
+
+def _blank_sound(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (BlankSound(given["frames_number"], float(given["frame_rate"]), given.get("batch_size") or 1),)
+
+
+def _joined(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Empty latents of frames and of audio. Raises NodeUnsupported for others."""
+    video, sound = given["video_latent"], given["audio_latent"]
+    if not isinstance(video, BlankLatent) or not isinstance(sound, BlankSound):
+        raise NodeUnsupported("video_latent, audio_latent: expected empty latents of a video, and of its audio")
+    if not video.frames or video.sound is not None:
+        raise NodeUnsupported("video_latent: expected the frames of a video alone")
+    if video.count != sound.count:
+        raise NodeUnsupported(f"audio_latent: found a batch of {sound.count}, expected {video.count} like the video")
+    cells = 1 + (sound.frames - 1) // _CELL_FRAMES * _CELL_FRAMES
+    if video.frames not in (sound.frames, cells):
+        found = f"the audio of {sound.frames} frames for a video of {video.frames}"
+        raise NodeUnsupported(
+            f"audio_latent: found {found}, expected that of the video: the pool samples both together"
+        )
+    if sound.frames != video.frames:
+        warn(given, f"audio_latent: found the audio of {sound.frames} frames; it is as long as the {video.frames} "
+             "frames of the video")  # fmt: skip
+    return (replace(video, sound=sound),)
+
+
+def _joined_nodes(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Frames and audio, of samplers or empty."""
+    video, sound, nodes = given["video_latent"], given["audio_latent"], given["nodes"]
+    if isinstance(video, BlankLatent) and isinstance(sound, BlankSound):
+        return _joined(given)
+    if not isinstance(video, NodeLatent) or video.track == WITH_SOUND or not video.frames:
+        raise NodeUnsupported(
+            "video_latent: expected the frames of a video of a sampler, or empty ones with empty audio"
+        )
+    if not isinstance(sound, NodeSound | BlankSound):
+        raise NodeUnsupported("audio_latent: expected the audio of LTXVSeparateAVLatent or of LTXVEmptyLatentAudio")
+    if isinstance(sound, NodeSound) and sound.node == video.node:
+        return (replace(video, track=WITH_SOUND),)
+    values: dict[str, Any] = {"samples": video}
+    if isinstance(sound, NodeSound):
+        values["sound"] = sound
+    elif sound.frames != video.frames:
+        found = f"the empty audio of {sound.frames} frames for a video of {video.frames}"
+        raise NodeUnsupported(f"audio_latent: found {found}, expected that of the video")
+    made = nodes.operate(given["node_id"], "latent_sound_track", NodeLatent, values, {})
+    assert isinstance(made, NodeLatent), "the result of an operation on latents"
+    return (replace(made, track=WITH_SOUND, image=None),)
+
+
+def _parted(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Frames and audio apart: each is a part of the same latent."""
+    latent = given["av_latent"]
+    if isinstance(latent, BlankLatent) and latent.sound is not None:
+        return replace(latent, sound=None), latent.sound
+    if isinstance(latent, SampledLatent) and getattr(latent.start, "sound", None) is not None:
+        return latent, SampledSound(latent)
+    if isinstance(latent, NodeLatent) and latent.track == WITH_SOUND:
+        return replace(latent, track=FRAMES), NodeSound(latent.node, latent.model, latent.count, latent.sampler)
+    raise NodeUnsupported("av_latent: expected frames with their audio, of a run that LTXVConcatAVLatent begins")
+
+
+def _sound_decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    sound, vae = given["samples"], given["audio_vae"]
+    if not isinstance(sound, SampledSound):
+        raise NodeUnsupported("samples: expected the audio of a sampler, of LTXVSeparateAVLatent")
+    if vae.name not in ("", sound.latent.model.name):
+        raise NodeUnsupported(f"audio_vae: it is of {vae.name}, expected that of {sound.latent.model.name}")
+    _warn_of_file(given, sound.latent.model.name)
+    return (DecodedSound(sound.latent),)
+
+
+def _sound_decoded_node(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    sound, nodes = given["samples"], given["nodes"]
+    assert isinstance(nodes, MadeNodes), "the nodes of a workflow"
+    if not isinstance(sound, NodeSound):
+        raise NodeUnsupported("samples: expected the audio of a sampler, of LTXVSeparateAVLatent")
+    if sound.model in nodes.with_vae:
+        _warn_of_file(given, sound.model)
+    return (nodes.decode_sound(given["node_id"], sound, given["audio_vae"].name),)
+
+
+def _warn_of_file(given: Mapping[str, Any], model: str) -> None:
+    if given["audio_vae"].file:
+        name = given["audio_vae"].file[:100]
+        warn(given, f"audio_vae: found vae_name {name}, which is not read: the VAE of model {model!r} is")
+
+
+def _upscaler(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["model_name"],)
+
+
+def _upscaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Frames of a sampler with larger sides; the statistics of their latents are those of the VAE of their model."""
+    latent, vae, nodes = given["samples"], given["vae"], given["nodes"]
+    if not isinstance(latent, NodeLatent) or latent.track == WITH_SOUND or not latent.frames:
+        raise NodeUnsupported("samples: expected the frames of a video of a sampler, without audio")
+    if vae.name not in ("", latent.model):
+        raise NodeUnsupported(f"vae: it is of {vae.name}, expected that of {latent.model}, of which the latents are")
+    if vae.file and latent.model in nodes.with_vae:
+        warn(given, f"vae: found vae_name {vae.file[:100]}, which is not read: the VAE of model {latent.model!r} is")
+    return (nodes.upscale_latent(given["node_id"], latent, given["upscale_model"]),)
+
+
+def _guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    scales = given["video_cfg"], given["audio_cfg"]
+    return (GuiderValue(given["model"], given["positive"], given["negative"], *scales),)
+
+
+def _row(
+    name: str,
+    inputs: tuple[NodeInput, ...],
+    build: Callable[[Mapping[str, Any]], tuple[Any, ...]],
+    *outputs: str,
+    category: str = "video",
+) -> NodeType:
+    return NodeType(name, category, inputs, outputs, build)
+
+
+def _sound(name: str) -> NodeInput:
+    return replace(link(name, "LATENT"), also=SOUND)
+
+
+_SHIFTS = (number("max_shift", 2.05, 0.0, 100.0), number("base_shift", 0.95, 0.0, 100.0))
+_ANY_LATENT = link("latent", "LATENT", is_required=False)
+LTX_NODES = (
+    _row("EmptyLTXVLatentVideo", sizes(768, 512, 97), _blank, "LATENT"),
+    _row(
+        "LTXVEmptyLatentAudio",
+        (
+            link("audio_vae", "VAE"),
+            whole("frames_number", 97, 1, _MOST_FRAMES),
+            replace(number("frame_rate", 25.0, 0.1, 1000.0), also="INT"),
+            whole("batch_size", 1, 1, MAX_BATCH, is_required=False),
+        ),
+        _blank_sound,
+        "LATENT",
+    ),
+    _row("LTXVConcatAVLatent", (link("video_latent", "LATENT"), _sound("audio_latent")), _joined, "LATENT"),
+    _row("LTXVSeparateAVLatent", (link("av_latent", "LATENT"),), _parted, "LATENT", "LATENT"),
+    _row("LTXVAudioVAEDecode", (_sound("samples"), link("audio_vae", "VAE")), _sound_decoded, "AUDIO"),
+    _row("LTXVAudioVAELoader", (combo("ckpt_name", MODELS),), _sound_vae, "VAE", category="loaders"),
+    _row(
+        "LTXAVTextEncoderLoader",
+        (
+            text("text_encoder", choices=TEXT_ENCODERS),
+            combo("ckpt_name", MODELS),
+            combo("device", ("default", "cpu"), is_required=False),
+        ),
+        _text_encoder,
+        "CLIP",
+        category="loaders",
+    ),
+    _row(
+        "LatentUpscaleModelLoader",
+        (text("model_name", choices=UPSCALERS),),
+        _upscaler,
+        "LATENT_UPSCALE_MODEL",
+        category="loaders",
+    ),
+    _row(
+        "LTXVLatentUpsampler",
+        (link("samples", "LATENT"), link("upscale_model", "LATENT_UPSCALE_MODEL"), _VAE),
+        only_in_workflows,
+        "LATENT",
+    ),
+    _row(
+        "LTXVDualCFGGuider",
+        (
+            link("model", "MODEL"),
+            _POSITIVE,
+            _NEGATIVE,
+            number("video_cfg", 3.0, 0.0, 100.0),
+            number("audio_cfg", 7.0, 0.0, 100.0),
+        ),
+        _guider,
+        "GUIDER",
+        category="sampling",
+    ),
+    _row(
+        "LTXVAddGuide",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            _LATENT,
+            _IMAGE,
+            whole("frame_idx", 0, -9999, 9999),
+            number("strength", 1.0, 0.0, 1.0),
+        ),
+        _guide,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row("LTXVCropGuides", (_POSITIVE, _NEGATIVE, _LATENT), _cropped, *_TEXTS_AND_LATENT),
+    _row("LTXVPreprocess", (_IMAGE, whole("img_compression", 35, 0, 100)), _compressed, "IMAGE"),
+    _row("ModelSamplingLTXV", (link("model", "MODEL"), *_SHIFTS, _ANY_LATENT), _shifted, "MODEL"),
+    _row(
+        "LTXVConditioning",
+        (_POSITIVE, _NEGATIVE, number("frame_rate", 25.0, 0.1, 1000.0)),
+        _with_frame_rate,
+        "CONDITIONING",
+        "CONDITIONING",
+    ),
+    _row(
+        "LTXVImgToVideo",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            _IMAGE,
+            *sizes(768, 512, 97),
+            number("strength", 1.0, 0.0, 1.0, is_required=False),
+        ),
+        _from_image,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "LTXVScheduler",
+        (
+            whole("steps", 20, 1, MAX_STEPS),
+            *_SHIFTS,
+            NodeInput("stretch", "BOOLEAN", True),
+            number("terminal", 0.1, 0.0, 0.99),
+            _ANY_LATENT,
+        ),
+        _levels,
+        "SIGMAS",
+    ),
+)
+#: what they become in workflows
+LTX_BUILDERS: Mapping[str, Builder] = MappingProxyType(
+    {
+        "LTXVConcatAVLatent": _joined_nodes,
+        "LTXVAudioVAEDecode": _sound_decoded_node,
+        "LTXVLatentUpsampler": _upscaled,
+    }
+)

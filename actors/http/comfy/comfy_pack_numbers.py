@@ -1,0 +1,626 @@
+"""Custom nodes of numbers: arithmetic, comparisons, seeds, settings of samplers, sizes by name. Pure.
+
+They are here under their own names, with what their public descriptions say. As those of `comfy_value_nodes`, they are
+computed before a workflow is compiled; empty latents are made when it is.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from modelpool.actors.http.comfy.comfy_expressions import number_of
+from modelpool.actors.http.comfy.comfy_node_types import (
+    ANY,
+    MAX_BATCH,
+    MAX_SEED,
+    MAX_SIDE,
+    NodeInput,
+    NodeType,
+    NodeUnsupported,
+    combo,
+    link,
+    number,
+    text,
+    whole,
+)
+from modelpool.actors.http.comfy.comfy_pack_texts import Build, any_of, passed, row
+from modelpool.actors.http.comfy.comfy_values import BlankLatent
+from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
+
+_INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
+#: largest result of an operation, and largest exponent
+_MOST, _MOST_EXPONENT = 2.0**64, 256
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_SIDES = re.compile(r"(\d{2,5})\s*[xX\u00d7]\s*(\d{2,5})")
+#: sizes that are a node's own, and not those of a name
+_CUSTOM = "custom"
+_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        **dict.fromkeys(("==", "=", "a == b", "a = b"), operator.eq),
+        **dict.fromkeys(("!=", "a != b", "a <> b"), operator.ne),
+        **dict.fromkeys(("<", "a < b"), operator.lt),
+        **dict.fromkeys(("<=", "a <= b"), operator.le),
+        **dict.fromkeys((">", "a > b"), operator.gt),
+        **dict.fromkeys((">=", "a >= b"), operator.ge),
+        "tt": lambda a, b: True,
+        "ff": lambda a, b: False,
+    }
+)
+_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        **dict.fromkeys(("add", "+", "Add", "addition"), operator.add),
+        **dict.fromkeys(("subtract", "-", "Sub", "subtraction"), operator.sub),
+        **dict.fromkeys(("multiply", "*", "Mul", "multiplication"), operator.mul),
+        **dict.fromkeys(("divide", "/", "division"), operator.truediv),
+        **dict.fromkeys(("//", "FloorDiv", "floor division"), operator.floordiv),
+        **dict.fromkeys(("modulo", "%", "Mod", "modulus"), operator.mod),
+        **{name: lambda a, b: _power(a, b) for name in ("power", "**", "Pow", "exponentiation")},
+        "Max": max,
+        "Min": min,
+    }
+)
+_ROUNDED: Mapping[str, Callable[[float], int]] = MappingProxyType(
+    {"round": round, "floor": math.floor, "ceil": math.ceil, "ceiling": math.ceil}
+)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if abs(exponent) > _MOST_EXPONENT:
+        raise NodeUnsupported(f"b: found the exponent {exponent:g}, expected up to {_MOST_EXPONENT}")
+    return operator.pow(base, exponent)
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, complex) or not abs(value) <= _MOST:
+        raise NodeUnsupported("its result is no number up to 2**64")
+    return value
+
+
+def _numbers(given: Mapping[str, Any], *names: str) -> list[Any]:
+    """Return inputs that are numbers. Raises NodeUnsupported."""
+    found = [given.get(name) for name in names]
+    for name, value in zip(names, found, strict=True):
+        if not isinstance(value, bool | int | float):
+            raise NodeUnsupported(f"{name}: found {str(value)[:100]!r}, expected a number")
+    return found
+
+
+def _computed(how: str, *kinds: type, names: tuple[str, str] = ("a", "b"), whole_division: bool = False) -> Build:
+    """Return what computes a number from two of them, in the types of its outputs: `whole_division` of whole numbers
+    cuts the fraction of a quotient off."""
+
+    def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        one, other = _numbers(given, *names)
+        name = "//" if whole_division and given[how] in ("divide", "Div") else given[how]
+        found = _bounded(_ARITHMETIC["/" if name == "Div" else name](one, other))
+        return tuple(kind(found) for kind in kinds)
+
+    return build
+
+
+def _simple(name: str, kind: type) -> Build:
+    """Return what computes a fixed operation."""
+    return lambda given: (kind(_bounded(_ARITHMETIC[name](*_numbers(given, "a", "b")))),)
+
+
+def _compared(how: str) -> Build:
+    def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        one, other = given.get("a"), given.get("b")
+        try:
+            return (bool(_COMPARISONS[given[how]](one, other)),)
+        except TypeError:
+            raise NodeUnsupported(f"a, b: found {str(one)[:40]!r} and {str(other)[:40]!r}, expected numbers, or "
+                                  "texts") from None  # fmt: skip
+
+    return build
+
+
+def _by_boole(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    one, other = bool(given["bool_a"]), bool(given["bool_b"])
+    return ({"and": one and other, "or": one or other, "xor": one is not other}[given["operator"]],)
+
+
+def _by_operator(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What two values are together, as a truth value."""
+    one, other = given.get("a"), given.get("b")
+    how = given["operator"]
+    if how in _COMPARISONS:
+        return _compared("operator")(given)
+    if how == "not":
+        return (not one,)
+    return ({"and": bool(one and other), "or": bool(one or other), "xor": bool(one) is not bool(other)}[how],)
+
+
+def _evaluated(expression: str, names: Mapping[str, str], *kinds: type) -> Build:
+    """Return what computes the expression of an input, with the numbers of others by their names in it; missing ones
+    are not known to it."""
+
+    def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        there = {name: _numbers(given, source)[0] for name, source in names.items() if given.get(source) is not None}
+        found = number_of(given[expression], there)
+        return tuple(kind(found) for kind in kinds)
+
+    return build
+
+
+def _calculated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = {letter: letter for letter in "ab" if given.get(letter) is not None}
+    names |= {letter: f"variables.{letter}" for letter in _LETTERS if given.get(f"variables.{letter}") is not None}
+    return _evaluated("expression", names, float, int, bool)(given)
+
+
+def _typed(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A number of a type: a whole number, one with a fraction, or 1 or 0."""
+    kinds: Mapping[str, Callable[[Any], Any]] = {"integer": int, "float": float, "bool": lambda value: int(value > 0)}
+    found = kinds[given["number_type"]](given["number"])
+    return found, float(found), int(found)
+
+
+def _operated(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Two numbers together: also compared, as 1 or 0."""
+    one, other = _numbers(given, "number_a", "number_b")
+    how = given["operation"]
+    names = {
+        "greater-than": ">",
+        "greater-than or equals": ">=",
+        "less-than": "<",
+        "less-than or equals": "<=",
+        "equals": "==",
+        "does not equal": "!=",
+    }
+    if how in names:
+        found: Any = int(_COMPARISONS[names[how]](one, other))
+    else:
+        found = _bounded(_ARITHMETIC[how](one, other))
+    return found, float(found), int(found)
+
+
+def _drawn(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The number that Python's random numbers draw for the seed."""
+    least, most = given["minimum"], given["maximum"]
+    if least > most:
+        raise NodeUnsupported(f"minimum, maximum: found {least:g} and {most:g}, expected the smaller one first")
+    numbers = random.Random(given["seed"])
+    found: Any
+    match given["number_type"]:
+        case "integer":
+            found = numbers.randint(int(least), int(most))
+        case "float":
+            found = numbers.uniform(least, most)
+        case _:
+            found = round(numbers.random())
+    return found, float(found), int(found)
+
+
+def _cast(name: str, kind: Callable[[Any], Any]) -> Build:
+    return lambda given: (kind(_numbers(given, name)[0]),)
+
+
+def _parsed(name: str, kind: Callable[[Any], Any]) -> Build:
+    def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        try:
+            found = float(given[name])
+            return (_bounded(kind(found)),)
+        except (ValueError, OverflowError):
+            raise NodeUnsupported(f"{name}: found {given[name][:100]!r}, expected a number") from None
+
+    return build
+
+
+def _rounded(name: str, how: str) -> Build:
+    return lambda given: (_ROUNDED[given[how]](given[name]),)
+
+
+def _slid(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["Xf"] if given["isfloatX"] else given["Xi"],)
+
+
+def _slid_twice(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(given[f"{side}f"] if given[f"isfloat{side}"] else given[f"{side}i"] for side in "XY")
+
+
+def _all(*names: str) -> Build:
+    return lambda given: tuple(given[name] for name in names)
+
+
+def _twice(name: str) -> Build:
+    return lambda given: (given[name], given[name])
+
+
+def _sides_of(name: str, found: str) -> tuple[int, int]:
+    """Return the sides that a choice names, as in "3:4 portrait 896x1152". Raises NodeUnsupported."""
+    sides = _SIDES.findall(found)
+    if not sides:
+        raise NodeUnsupported(f"{name}: found {found[:100]!r}, expected a name with WIDTHxHEIGHT")
+    width, height = sides[-1]
+    return int(width), int(height)
+
+
+def _size_by_name(name: str) -> Build:
+    return lambda given: _sides_of(name, given[name])
+
+
+def _in_cells(width: int, height: int, count: int) -> BlankLatent:
+    return BlankLatent(width // 8 * 8, height // 8 * 8, count)
+
+
+def _ratio(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The sides of a named ratio, or the node's own; turned round; times a scale; what else is passed on; and empty
+    latents."""
+    own = given["aspect_ratio"].strip().lower() == _CUSTOM
+    width, height = (given["width"], given["height"]) if own else _sides_of("aspect_ratio", given["aspect_ratio"])
+    if given["swap_dimensions"] == "On":
+        width, height = height, width
+    scale = given.get("prescale_factor")
+    passed_on = [given["upscale_factor"]]
+    if scale is not None:
+        width, height = int(width * scale), int(height * scale)
+        passed_on.append(scale)
+    count = given["batch_size"]
+    return width, height, *passed_on, count, _in_cells(width, height, count), ""
+
+
+def _picked(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Empty latents of a named size, of which a side may be another."""
+    sides = _sides_of("resolution", given["resolution"])
+    width, height = (
+        own or side for own, side in zip((given["width_override"], given["height_override"]), sides, strict=True)
+    )
+    return _in_cells(width, height, given["batch_size"]), width, height
+
+
+def _preset(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    width, height = _sides_of("dimensions", given["dimensions"])
+    if given["invert"]:
+        width, height = height, width
+    return _in_cells(width, height, given["batch_size"]), width, height
+
+
+def _flag(name: str, default: bool = False) -> NodeInput:
+    return NodeInput(name, "BOOLEAN", default)
+
+
+_A_B_INT, _A_B_FLOAT = (tuple(number_of_kind(name) for name in "ab") for number_of_kind in (
+    lambda name: whole(name, 0, *_INT), lambda name: number(name, 0.0, *_FLOAT)))  # fmt: skip
+_SEED = whole("seed", 0, 0, MAX_SEED)
+_OPERATIONS = ("add", "subtract", "multiply", "divide", "modulo", "power")
+_COMPARED = ("==", "!=", "<", "<=", ">", ">=")
+_IMPACT = (
+    row("ImpactInt", (whole("value", 0, *_INT),), passed("value"), "INT"),
+    row("ImpactFloat", (number("value", 1.0, *_FLOAT),), passed("value"), "FLOAT"),
+    row("ImpactBoolean", (_flag("value"),), passed("value"), "BOOLEAN"),
+    row(
+        "ImpactCompare",
+        (
+            combo("cmp", ("a = b", "a <> b", "a > b", "a < b", "a >= b", "a <= b", "tt", "ff")),
+            link("a", ANY),
+            link("b", ANY),
+        ),
+        _compared("cmp"),
+        "BOOLEAN",
+    ),
+    row(
+        "ImpactLogicalOperators",
+        (combo("operator", ("and", "or", "xor")), _flag("bool_a"), _flag("bool_b")),
+        _by_boole,
+        "BOOLEAN",
+    ),
+    row("ImpactNeg", (_flag("value"),), lambda given: (not given["value"],), "BOOLEAN"),
+    row(
+        "ImpactMinMax",
+        (_flag("mode", True), *any_of("a", "b")),
+        lambda given: ((max if given["mode"] else min)(*_numbers(given, "a", "b")),),
+        "INT",
+    ),
+)
+_EASY = (
+    row("easy seed", (_SEED,), passed("seed"), "INT"),
+    row(
+        "easy mathInt",
+        (*_A_B_INT, combo("operation", _OPERATIONS)),
+        _computed("operation", int, whole_division=True),
+        "INT",
+    ),
+    row("easy mathFloat", (*_A_B_FLOAT, combo("operation", _OPERATIONS)), _computed("operation", float), "FLOAT"),
+    row(
+        "easy compare",
+        (*any_of("a", "b"), combo("comparison", ("a == b", "a != b", "a < b", "a > b", "a <= b", "a >= b"))),
+        _compared("comparison"),
+        "BOOLEAN",
+    ),
+    row(
+        "easy simpleMath",
+        (text("value"), *any_of("a", "b", "c")),
+        _evaluated("value", {name: name for name in "abc"}, round, float, bool),
+        *("INT", "FLOAT", "BOOLEAN"),
+    ),
+)
+_ESSENTIALS = (
+    row("SimpleMathInt+", (whole("value", 0, *_INT),), passed("value"), "INT"),
+    row("SimpleMathFloat+", (number("value", 0.0, *_FLOAT),), passed("value"), "FLOAT"),
+    row(
+        "SimpleMathBoolean+",
+        (_flag("value"),),
+        lambda given: (given["value"], int(given["value"])),
+        "BOOLEAN",
+        "INT",
+    ),
+    row("SimpleComparison+", (*any_of("a", "b"), combo("comparison", _COMPARED)), _compared("comparison"), "BOOLEAN"),
+)
+_KJ = (
+    row("BOOLConstant", (_flag("value", True),), passed("value"), "BOOLEAN"),
+    row(
+        "SimpleCalculatorKJ",
+        (text("expression", "a + b"), *any_of("a", "b", *(f"variables.{letter}" for letter in _LETTERS))),
+        _calculated,
+        *("FLOAT", "INT", "BOOLEAN"),
+    ),
+    row(
+        "FL_FloatToInt",
+        (number("float_value", 0.0, *_FLOAT), combo("rounding_method", ("round", "floor", "ceil"))),
+        _rounded("float_value", "rounding_method"),
+        "INT",
+    ),
+)
+_JW = (
+    row("JWIntegerToFloat", (whole("value", 0, *_INT),), _cast("value", float), "FLOAT"),
+    row("JWIntegerToString", (whole("value", 0, *_INT),), lambda given: (str(given["value"]),), "STRING"),
+    row("JWFloatToString", (number("value", 0.0, *_FLOAT),), lambda given: (str(given["value"]),), "STRING"),
+    row("JWStringToInteger", (text("text", "0"),), _parsed("text", int), "INT"),
+    row("JWStringToFloat", (text("text", "0"),), _parsed("text", float), "FLOAT"),
+    row(
+        "JWFloatToInteger",
+        (number("value", 0.0, *_FLOAT), combo("mode", ("round", "floor", "ceiling"))),
+        _rounded("value", "mode"),
+        "INT",
+    ),
+    *(
+        row(f"JW{kind}{name}", inputs, _simple("//" if (kind, name) == ("Integer", "Div") else operation, of), made)
+        for kind, inputs, of, made in (
+            ("Integer", _A_B_INT, int, "INT"),
+            ("Float", _A_B_FLOAT, float, "FLOAT"),
+        )
+        for name, operation in (("Add", "+"), ("Sub", "-"), ("Mul", "*"), ("Div", "/"), ("Max", "Max"), ("Min", "Min"))
+    ),
+)
+_MATH = (
+    row("CM_FloatToInt", (number("a", 0.0, *_FLOAT),), _cast("a", int), "INT"),
+    row("CM_IntToFloat", (whole("a", 0, *_INT),), _cast("a", float), "FLOAT"),
+    row(
+        "CM_IntBinaryOperation",
+        (combo("op", ("Add", "Sub", "Mul", "Div", "Mod", "Pow")), *_A_B_INT),
+        _computed("op", int, whole_division=True),
+        "INT",
+    ),
+    row(
+        "CM_FloatBinaryOperation",
+        (combo("op", ("Add", "Sub", "Mul", "Div", "Mod", "Pow", "FloorDiv", "Max", "Min")), *_A_B_FLOAT),
+        _computed("op", float),
+        "FLOAT",
+    ),
+    row("mxSeed", (_SEED,), passed("seed"), "INT"),
+    row(
+        "mxSlider",
+        (whole("Xi", 20, *_INT), number("Xf", 20.0, *_FLOAT), whole("isfloatX", 0, 0, 1)),
+        _slid,
+        ANY,
+    ),
+    row(
+        "mxSlider2D",
+        (
+            whole("Xi", 512, *_INT),
+            number("Xf", 512.0, *_FLOAT),
+            whole("Yi", 512, *_INT),
+            number("Yf", 512.0, *_FLOAT),
+            whole("isfloatX", 0, 0, 1),
+            whole("isfloatY", 0, 0, 1),
+        ),
+        _slid_twice,
+        ANY,
+        ANY,
+    ),
+    row("Int", (text("Number", "0"),), _parsed("Number", int), "INT"),
+    row("Float", (text("Number", "0"),), _parsed("Number", float), "FLOAT"),
+    *(
+        row(
+            f"Evaluate {kind}",
+            (text("python_expression"), text("print_to_console", "False", False), *inputs),
+            _evaluated("python_expression", {name: name for name in "abc"}, int, float, str),
+            *("INT", "FLOAT", "STRING"),
+        )
+        for kind, inputs in (
+            ("Integers", tuple(whole(name, 0, *_INT, False) for name in "abc")),
+            ("Floats", tuple(number(name, 0.0, *_FLOAT, False) for name in "abc")),
+        )
+    ),
+)
+_COMFYROLL = (
+    row(
+        "CR Value",
+        (number("value", 1.0, *_FLOAT),),
+        lambda given: (given["value"], int(given["value"]), ""),
+        *("FLOAT", "INT", "STRING"),
+    ),
+    row(
+        "CR Float To Integer",
+        (number("_float", 1.0, *_FLOAT),),
+        lambda given: (int(given["_float"]), ""),
+        *("INT", "STRING"),
+    ),
+    row(
+        "CR Integer Multiple",
+        (whole("integer", 1, *_INT), number("multiple", 8.0, 0.0, 1e9)),
+        lambda given: (int(_bounded(given["integer"] * given["multiple"])), ""),
+        *("INT", "STRING"),
+    ),
+    row(
+        "CR Set Value On Boolean",
+        (_flag("boolean"), number("value_if_true", 1.0, *_FLOAT), number("value_if_false", 0.0, *_FLOAT)),
+        lambda given: _value_of_both(given["value_if_true" if given["boolean"] else "value_if_false"]),
+        *("INT", "FLOAT", "STRING"),
+    ),
+    row(
+        "CR Image Size",
+        (*(whole(name, 512, 64, 8192) for name in ("width", "height")), number("upscale_factor", 1.0, 1.0, 2000.0)),
+        lambda given: (*_all("width", "height", "upscale_factor")(given), ""),
+        *("INT", "INT", "FLOAT", "STRING"),
+    ),
+)
+
+
+def _value_of_both(value: float) -> tuple[Any, ...]:
+    return int(value), float(value), ""
+
+
+def _ratio_row(name: str, has_scale: bool) -> NodeType:
+    scale = (number("prescale_factor", 1.0, 0.1, 8.0),) if has_scale else ()
+    return row(
+        name,
+        (
+            *(whole(side, 1024, 64, 8192) for side in ("width", "height")),
+            text("aspect_ratio", _CUSTOM),
+            combo("swap_dimensions", ("Off", "On")),
+            number("upscale_factor", 1.0, 0.1, 100.0),
+            *scale,
+            whole("batch_size", 1, 1, MAX_BATCH),
+        ),
+        _ratio,
+        *("INT", "INT", "FLOAT", *(("FLOAT",) if has_scale else ()), "INT", "LATENT", "STRING"),
+    )
+
+
+_SIZES = (
+    _ratio_row("CR SDXL Aspect Ratio", has_scale=False),
+    _ratio_row("CR SD1.5 Aspect Ratio", has_scale=False),
+    _ratio_row("CR Aspect Ratio", has_scale=True),
+    _ratio_row("CR Aspect Ratio Social Media", has_scale=True),
+    row(
+        "SDXLEmptyLatentSizePicker+",
+        (
+            text("resolution", "1024x1024 (1.0)"),
+            whole("batch_size", 1, 1, MAX_BATCH),
+            *(whole(f"{side}_override", 0, 0, MAX_SIDE) for side in ("width", "height")),
+        ),
+        _picked,
+        *("LATENT", "INT", "INT"),
+    ),
+    row(
+        "EmptyLatentImagePresets",
+        (text("dimensions", "512 x 512 (1:1)"), _flag("invert"), whole("batch_size", 1, 1, MAX_BATCH)),
+        _preset,
+        *("LATENT", "INT", "INT"),
+    ),
+    row("SDXL Resolutions (JPS)", (text("resolution", "square - 1024x1024 (1:1)"),), _size_by_name("resolution"),
+        "INT", "INT"),
+    row("CM_SDXLResolution", (text("resolution", "1024x1024"),), _size_by_name("resolution"), "INT", "INT"),
+)  # fmt: skip
+_LAYERS = (
+    row("LayerUtility: Integer", (whole("int_value", 0, *_INT),), passed("int_value"), "INT"),
+    row("LayerUtility: Float", (number("float_value", 0.0, *_FLOAT),), passed("float_value"), "FLOAT"),
+    row("LayerUtility: Boolean", (_flag("bool_value", True),), passed("bool_value"), "BOOLEAN"),
+    row("LayerUtility: Seed", (_SEED,), passed("seed"), "INT"),
+    row(
+        "LayerUtility: NumberCalculator",
+        (link("a", ANY), link("b", ANY), combo("operator", ("+", "-", "*", "/", "**", "//", "%"))),
+        _computed("operator", int, float),
+        *("INT", "FLOAT"),
+    ),
+    row(
+        "LayerUtility: BooleanOperator",
+        (link("a", ANY), link("b", ANY), combo("operator", ("==", "!=", "and", "or", "xor", "not"))),
+        _by_operator,
+        "BOOLEAN",
+    ),
+    row("Primitive integer [Crystools]", (whole("int", 1, *_INT),), passed("int"), "INT"),
+    row("Primitive float [Crystools]", (number("float", 1.0, *_FLOAT),), passed("float"), "FLOAT"),
+    row("Primitive boolean [Crystools]", (_flag("boolean", True),), passed("boolean"), "BOOLEAN"),
+)
+_WAS = (
+    row("Seed", (_SEED,), lambda given: (given["seed"], given["seed"], float(given["seed"]), given["seed"]),
+        ANY, ANY, "FLOAT", "INT"),
+    row(
+        "Constant Number",
+        (combo("number_type", ("integer", "float", "bool")), number("number", 0.0, *_FLOAT)),
+        _typed,
+        *(ANY, "FLOAT", "INT"),
+    ),
+    row(
+        "Random Number",
+        (combo("number_type", ("integer", "float", "bool")), number("minimum", 0.0, *_FLOAT),
+         number("maximum", 0.0, *_FLOAT), _SEED),
+        _drawn,
+        *(ANY, "FLOAT", "INT"),
+    ),
+    row(
+        "Number Operation",
+        (
+            link("number_a", ANY), link("number_b", ANY),
+            combo("operation", ("addition", "subtraction", "division", "floor division", "multiplication",
+                                "exponentiation", "modulus", "greater-than", "greater-than or equals", "less-than",
+                                "less-than or equals", "equals", "does not equal")),
+        ),
+        _operated,
+        *(ANY, "FLOAT", "INT"),
+    ),
+    row("Number to Int", (link("number", ANY),), _cast("number", int), "INT"),
+    row("Number to Float", (link("number", ANY),), _cast("number", float), "FLOAT"),
+    row("Number to Text", (link("number", ANY),), _cast("number", str), "STRING"),
+    row("Text to Number", (text("text"),), _parsed("text", lambda found: int(found) if found == int(found) else found),
+        ANY),
+)  # fmt: skip
+_SETTINGS = (
+    row(
+        "KSampler Config (rgthree)",
+        (
+            whole("steps_total", 30, 1, MAX_STEPS),
+            whole("refiner_step", 24, 1, MAX_STEPS),
+            number("cfg", 8.0, 0.0, 100.0),
+            text("sampler_name", "euler"),
+            text("scheduler", "normal"),
+        ),
+        _all("steps_total", "refiner_step", "cfg", "sampler_name", "scheduler"),
+        *("INT", "INT", "FLOAT", ANY, ANY),
+    ),
+    row(
+        "Input Parameters (Image Saver)",
+        (
+            _SEED,
+            whole("steps", 20, 1, MAX_STEPS),
+            number("cfg", 7.0, 0.0, 100.0),
+            text("sampler", "euler"),
+            text("scheduler", "normal"),
+            number("denoise", 1.0, 0.0, 1.0),
+        ),
+        _all("seed", "steps", "cfg", "sampler", "scheduler", "denoise"),
+        *("INT", "INT", "FLOAT", ANY, ANY, "FLOAT"),
+    ),
+    *(
+        row(f"{name}{ending}", (given,), build, *outputs)
+        for ending in ("", " (Image Saver)")
+        for name, given, build, outputs in (
+            ("Sampler Selector", text("sampler_name", "euler"), _twice("sampler_name"), (ANY, "STRING")),
+            ("Scheduler Selector", text("scheduler", "normal"), _twice("scheduler"), (ANY, "STRING")),
+            ("Seed Generator", _SEED, passed("seed"), ("INT",)),
+            ("Int Literal", whole("int", 0, *_INT), passed("int"), ("INT",)),
+            ("Float Literal", number("float", 1.0, *_FLOAT), passed("float"), ("FLOAT",)),
+            ("Cfg Literal", number("cfg", 8.0, 0.0, 100.0), passed("cfg"), ("FLOAT",)),
+            ("String Literal", text("string"), passed("string"), ("STRING",)),
+        )
+    ),
+    row("SamplerSelector", (text("sampler", "euler"),), passed("sampler"), ANY),
+    row("SchedulerSelector", (text("scheduler", "normal"),), passed("scheduler"), ANY),
+    row("ttN seed", (_SEED,), passed("seed"), "INT"),
+    row("ttN int", (whole("int", 0, *_INT),), lambda given: (given["int"], float(given["int"]), str(given["int"])),
+        *("INT", "FLOAT", "STRING")),
+    row("ttN float", (number("float", 0.0, *_FLOAT),),
+        lambda given: (given["float"], int(given["float"]), str(given["float"])), *("FLOAT", "INT", "STRING")),
+)  # fmt: skip
+PACK_NUMBERS = (
+    *_IMPACT, *_EASY, *_ESSENTIALS, *_KJ, *_JW, *_MATH, *_COMFYROLL, *_SIZES, *_LAYERS, *_WAS, *_SETTINGS,
+)  # fmt: skip

@@ -1,0 +1,69 @@
+"""`PACKED_CALLS`: the calls of a driver that are made for each image, or have something for each, as bytes.
+
+Ray looks up the class of every value in a message again, in Python; see `actors.worker.wire.packing`. References of
+results are not packed: Ray must see them, so that the results stay. Knows no Ray and no controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.worker.wire.messages import DriverEvents, JobEnded, ResultRef, Submission
+from modelpool.actors.worker.wire.packing import packed, unpacked
+
+#: packed events, and the references of the results of the jobs that have ended, in order
+PackedEvents: TypeAlias = tuple[bytes, tuple[ResultRef | None, ...]]
+
+#: the place of the reference in the end of a job
+_RESULT = JobEnded.__match_args__.index("result")
+_before_result = attrgetter(*JobEnded.__match_args__[:_RESULT])
+_after_result = attrgetter(*JobEnded.__match_args__[_RESULT + 1 :])
+
+
+class PackedCall(NamedTuple):
+    """How a call is made in packed form.
+
+    method   of the controller's actor
+    pack     returns its arguments; None if these arguments travel as they are
+    unpack   returns the answer
+    """
+
+    method: str
+    pack: Callable[..., tuple[Any, ...] | None]
+    unpack: Callable[[Any], Any]
+
+
+def packed_events(events: DriverEvents) -> PackedEvents:
+    """Pack the events of a driver."""
+    ends = [(_before_result(job), _after_result(job)) for job in events.ended]
+    rest = events.cursor, events.running, events.previews, events.nodes
+    return packed((ends, rest)), tuple([job.result for job in events.ended])
+
+
+def unpacked_events(answer: PackedEvents) -> DriverEvents:
+    """Invert `packed_events`."""
+    content, results = answer
+    ends, (cursor, *rest) = unpacked(content)
+    ended = [JobEnded(*before, result, *after) for (before, after), result in zip(ends, results, strict=True)]
+    return DriverEvents(cursor, tuple(ended), *rest)
+
+
+def _submission(submission: Submission) -> tuple[bytes] | None:
+    """Pack requests, unless there are references of results among their inputs, or classes of the user's program, which
+    the controller cannot import: Ray sends such a class along."""
+    if submission.given or any(type(request) is not GenerateRequest for request in submission.requests):
+        return None
+    return (packed(submission),)
+
+
+PACKED_CALLS: Mapping[str, PackedCall] = MappingProxyType(
+    {
+        "events": PackedCall("events_packed", lambda *arguments: arguments, unpacked_events),
+        "submit": PackedCall("submit_packed", _submission, unpacked),
+        "check_each": PackedCall("check_each_packed", _submission, unpacked),
+    }
+)
