@@ -39,14 +39,14 @@ _BLOCK_FORMS = 'factors by names such as "down.2", "mid" or "up.0.1"'
 
 
 class ImagePrompt(Strict):
-    """An image prompt: an adapter (IP-Adapter, Redux) and the images that it reads; or, for models that vary an image
-    (unCLIP), the name of the model itself and images besides the field `image`. Accepts "NAME=FILE",
+    """An image prompt: an adapter (IP-Adapter, Redux) and the images that it reads; or, for models that read images
+    by themselves (unCLIP, Stable Cascade, Stable Diffusion XL), the name of the model and images. Accepts "NAME=FILE",
     "NAME=FILE:STRENGTH", "NAME=FILE:STRENGTH:START:END", each also with ",mask=FILE" at the end, and {"model":,
     "image":, "faces":, "encoder":, "strength":, "start":, "end":, "blocks":, "mask":, "noise":}.
 
     image       an image, or a list of several that are read together
     faces       embeddings of faces, for FaceID: a file (.npy, .safetensors, .json), a list of numbers or an array
-    encoder     name of the vision encoder; default: the only one that fits the adapter
+    encoder     name of the vision encoder; default: the one in the model's file, or the only one that fits
     strength    0 disables it
     start, end  the part of the schedule in which it is active, as fractions from 0 to 1
     shares_of   "steps": of the steps that are run; "noise": of the noise levels that the model was trained with, as of

@@ -191,6 +191,9 @@ class FakeImagePrompts:
     def find(self, name: str, images: int, encoder: str = "") -> FoundImagePrompt:
         raise unknown_name("image prompt adapter", name, ())
 
+    def encoder_for(self, model: ModelRef, encoder: str = "") -> ModelRef:
+        return ModelRef(encoder or "vision", "/vision.safetensors", sha(encoder or "vision"))
+
     def use_with(self, model: ModelRef, prompt: ImagePromptRef) -> tuple[ComponentSpec, ComponentUse]:
         raise AssertionError(f"asked for {prompt}")
 

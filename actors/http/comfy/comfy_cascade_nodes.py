@@ -19,6 +19,11 @@ from modelpool.actors.http.comfy.comfy_sampling_nodes import complete_latent
 from modelpool.actors.http.comfy.comfy_values import BlankLatent, SampledLatent, TextValue
 from modelpool.pool.families.parts.two_stages import PRIOR_PIXELS, prior_cells
 
+#: why graphs with ControlNets of stage C are refused
+NO_CASCADE_CONTROLS = (
+    "positive: found a ControlNet of stage C, expected texts and images of unCLIPConditioning: the pool does not run "
+    "ControlNets of Stable Cascade"
+)
 #: the families of both stages, by the beginning of their titles, and the shift of the levels of stage C in ComfyUI
 _STAGE_C, _STAGE_B, _SHIFT = "Stable Cascade C", "Stable Cascade B", 2.0
 
@@ -56,8 +61,7 @@ def stage_c_of(latent: SampledLatent, families: Mapping[str, str]) -> SampledLat
     if prior.model.image_prompts or latent.model.image_prompts:
         raise NodeUnsupported("model: found an IP-Adapter, expected Stable Cascade without one")
     if prior.positive.controls:
-        raise NodeUnsupported("positive: found a ControlNet of stage C, expected texts and images of "
-                              "unCLIPConditioning: the pool does not run ControlNets of Stable Cascade")  # fmt: skip
+        raise NodeUnsupported(NO_CASCADE_CONTROLS)
     blank = prior.start
     if not own.startswith(_STAGE_C) or not family.startswith(_STAGE_B):
         raise NodeUnsupported(f"model: found {own} and {family}, expected {_STAGE_C} and {_STAGE_B}")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from modelpool.actors.http.comfy.comfy_cascade_nodes import NO_CASCADE_CONTROLS
 from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsupported, check_parts, file_stem
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
@@ -451,6 +452,8 @@ class MadeNodes:
         start = self._as_video(node_id, start, model)
         _check_texts(positive, negative, given["cfg"])
         if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
+            if positive.controls or (positive.prior is not None and positive.prior.positive.controls):
+                raise NodeUnsupported(NO_CASCADE_CONTROLS)
             raise NodeUnsupported("Stable Cascade is one request: found more than its two samplers and their texts")
         check_seen(positive, negative, model.name, self._families.get(model.name, ""))
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)

@@ -65,7 +65,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(
             ("StableCascade_StageC_VAEEncode", "StableCascade_SuperResolutionControlnet"),
-            "Stable Cascade generates images from texts here: the encoder of stage C is not run",
+            "Stable Cascade begins without an image here: the encoder of stage C is not run; unCLIPConditioning has "
+            "images that it reads next to the text",
         ),
         **dict.fromkeys(
             ("SaveLatent", "LoadLatent", "CheckpointSave", "CLIPSave", "VAESave", "ModelSave", "LoraSave",

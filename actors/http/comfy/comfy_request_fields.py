@@ -42,7 +42,7 @@ _SEES_NEXT_TO_TEXT = (_SEES_STATES, "Stable Diffusion XL")
 #: the family of models that a second one guides, which is a part of them
 _GUIDED_BY_SECOND = "Ideogram 4"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
-_GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
+GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
 #: families that sample the audio of a video with its frames, and the frame rate that ComfyUI's models of them read
 #: without LTXVConditioning
 _WITH_SOUND, _USUAL_RATE = ("LTX-2",), 25.0
@@ -211,7 +211,7 @@ def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]
             f"model_negative: found {model.guided_by!r} next to {family or 'this model'}, expected the second model of "
             f"{_GUIDED_BY_SECOND}"
         )
-    for name in _GUIDANCE_OPTIONS if cfg == 1 else ():
+    for name in GUIDANCE_OPTIONS if cfg == 1 else ():
         found.pop(name, None)
     norm = found.get("cfg_norm", {})
     if norm.get("pre_cfg") and not (family.startswith(_NORMED) and norm["strength"] == 1):

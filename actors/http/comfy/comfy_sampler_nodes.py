@@ -154,6 +154,13 @@ def _with_own(name: str, **own: Any) -> Callable[[Mapping[str, Any]], tuple[Samp
     return build
 
 
+def _lcm(given: Mapping[str, Any]) -> tuple[SamplerValue]:
+    """The factor of the noise is the same in all steps here."""
+    if given["s_noise_end"] != given["s_noise"]:
+        raise NodeUnsupported(f"s_noise_end: found {given['s_noise_end']:g}, expected s_noise, {given['s_noise']:g}")
+    return _with_own("lcm", noise_clip_std=0.0)(given)
+
+
 def _sa_solver(given: Mapping[str, Any]) -> tuple[SamplerValue]:
     _expect(given, **_SA_SOLVER)
     return _noisy("sa_solver_pece" if given["use_pece"] else "sa_solver", given)
@@ -264,6 +271,14 @@ SAMPLER_NODES = (
         NodeInput("simple_order_2", "BOOLEAN", False),
     ),
     _row("SamplerDPMPP_2S_Ancestral", "SAMPLER", _sampler("dpmpp_2s_ancestral"), *_noise()),
+    _row(
+        "SamplerLCM",
+        "SAMPLER",
+        _lcm,
+        number("s_noise", 1.0, 0.0, 64.0),
+        number("s_noise_end", 1.0, 0.0, 64.0),
+        number("noise_clip_std", 0.0, 0.0, 10.0),
+    ),
     _row("SamplerLMS", "SAMPLER", _with_own("lms", order=4), whole("order", 4, 1, 100)),
     _row(
         "SamplerDPMAdaptative",

@@ -142,6 +142,7 @@ def test_samplers_with_settings_become_fields() -> None:
         (node("SamplerDPMPP_SDE", eta=1.0, s_noise=1.2, r=0.5, noise_device="gpu"), ("dpmpp_sde", None, 1.2)),
         (node("SamplerDPMPP_2S_Ancestral", eta=0.2, s_noise=1.0), ("dpmpp_2s_ancestral", 0.2, 1.0)),
         (node("SamplerLMS", order=4), ("lms", None, 1.0)),
+        (node("SamplerLCM", s_noise=1.2, s_noise_end=1.2, noise_clip_std=0.0), ("lcm", None, 1.2)),
         (
             node("SamplerDPMAdaptative", **adaptive, accept_safety=0.81, eta=0.0, s_noise=1.0),
             ("dpm_adaptive", None, 1.0),
@@ -161,6 +162,14 @@ def test_samplers_with_settings_become_fields() -> None:
         (node("SamplerEulerCFGpp", version="alternative"), "version: found alternative, expected regular"),
         (node("SamplerDPMPP_SDE", eta=1.0, s_noise=1.0, r=0.3, noise_device="gpu"), "r: found 0.3, expected 0.5"),
         (node("SamplerLMS", order=2), "order: found 2, expected 4"),
+        (
+            node("SamplerLCM", s_noise=1.0, s_noise_end=0.5, noise_clip_std=0.0),
+            "s_noise_end: found 0.5, expected s_noise, 1",
+        ),
+        (
+            node("SamplerLCM", s_noise=1.0, s_noise_end=1.0, noise_clip_std=2.0),
+            "noise_clip_std: found 2.0, expected 0.0",
+        ),
         (node("SamplerER_SDE", solver_type="ODE", max_stage=3, eta=1.0, s_noise=1.0), "solver_type: found ODE"),
         (
             node("SamplerSASolver", **{**solver, "predictor_order": 2}, eta=1.0, s_noise=1.0, use_pece=False),
