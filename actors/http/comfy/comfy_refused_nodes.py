@@ -156,7 +156,7 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
         ("WanSCAIL", "Wan SCAIL"), ("SCAIL", "Wan SCAIL"), ("WanSound", "Wan S2V"), ("WanTrack", "Wan ATI"),
         ("WanMove", "Wan Move"), ("GenerateTracks", "Wan Move"), ("WanDancer", "Wan Dancer"),
         ("WanCamera", "Wan Fun camera"), ("WanPhantom", "Phantom"), ("WanHuMo", "HuMo"), ("Bernini", "Bernini"),
-        ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"), ("Wan22FunControl", "Wan 2.2 Fun control"),
+        ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"),
         ("AudioEncoder", "an encoder of audio that conditions videos"), ("FrameInterpolat", "frame interpolation"),
         ("OpticalFlow", "optical flow"), ("VOID", "VOID"), ("SUPIR", "SUPIR"), ("ARVideo", "autoregressive video"),
         ("EmptyARVideo", "autoregressive video"), ("SamplerARVideo", "autoregressive video"), ("YuE2", "YuE 2"),

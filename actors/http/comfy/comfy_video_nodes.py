@@ -54,7 +54,7 @@ _POSITIVE, _NEGATIVE, _VAE = link("positive", "CONDITIONING"), link("negative", 
 #: frames of a video that a node may ask for
 _MOST_FRAMES = 4096
 #: inputs of nodes that name a VAE, and images that were seen by a vision encoder: the model has its own
-_SEEN_BY_MODEL = ("vae", "clip_vision_output", "clip_vision_start_image", "clip_vision_end_image")
+SEEN_BY_MODEL = ("vae", "clip_vision_output", "clip_vision_start_image", "clip_vision_end_image")
 #: patches of LTX: pixels of a side, and frames; and the numbers of patches between which its shift is interpolated
 _LTX_SIDE, _LTX_FRAMES, _LTX_TOKENS = 32, 8, (1024, 4096)
 #: file formats of VHS_VideoCombine, by the pool's names
@@ -114,7 +114,7 @@ def _kandinsky(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _with_images(given: Mapping[str, Any], use: VideoUse) -> tuple[TextValue, TextValue]:
     """Return both texts with the images that condition a video."""
     positive, negative = (
-        with_unread(with_video(given[name], use), given, *_SEEN_BY_MODEL) for name in ("positive", "negative")
+        with_unread(with_video(given[name], use), given, *SEEN_BY_MODEL) for name in ("positive", "negative")
     )
     return positive, negative
 
@@ -151,13 +151,13 @@ def _warn_of_own_vae(given: Mapping[str, Any]) -> None:
 def _hunyuan_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     warn_unread(given, "guidance_type", "the model's file says how it reads the image", own="v1 (concat)")
     use = VideoUse(of_user("start_image", given.get("start_image")))
-    return with_unread(with_video(given["positive"], use), given, *_SEEN_BY_MODEL), _blank(given)
+    return with_unread(with_video(given["positive"], use), given, *SEEN_BY_MODEL), _blank(given)
 
 
 def _hunyuan_text(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The text; the model of the pool reads the image that the video begins with, too."""
     warn_unread(given, "image_interleave", "the model reads the image as it was published", own=2)
-    return (with_unread(TextValue(given["prompt"], given["clip"]), given, *_SEEN_BY_MODEL),)
+    return (with_unread(TextValue(given["prompt"], given["clip"]), given, *SEEN_BY_MODEL),)
 
 
 def _svd(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -540,6 +540,19 @@ VIDEO_NODES = (
             *_sizes(832, 480, 81),
             _SEEN,
             _image("start_image"),
+            _image("control_video"),
+        ),
+        only_in_workflows,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "Wan22FunControlToVideo",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            *_sizes(832, 480, 81),
+            _image("ref_image"),
             _image("control_video"),
         ),
         only_in_workflows,

@@ -70,6 +70,8 @@ def first_frame_inputs(
             return {IMAGE: torch.cat([led, _first_cell(led, 1)], dim=1)}
         case FirstFrameMode.APPENDED:
             return {IMAGE: image_BC.unsqueeze(2)}
+        case FirstFrameMode.REFERENCE:
+            return {IMAGE: image_BC}
         case FirstFrameMode.REPEATED | None:
             raise AssertionError("this model reads no first frame")
 

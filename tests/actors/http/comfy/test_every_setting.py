@@ -110,7 +110,7 @@ TOLD_AS_A_WHOLE = (
     "LatentOperationTonemapReinhard", "LatentOperationSharpen", "QwenImage21Cache", "ModelAttentionBackend",
 )  # fmt: skip
 #: nodes that need what the pool does not have: refused, whatever their settings are
-REFUSED = ("LoadAudio", "VAEEncodeAudio", "TextGenerate", "TextGenerateLTX2Prompt")
+REFUSED = ("TextGenerate", "TextGenerateLTX2Prompt")
 #: nodes that compute texts and numbers: their own tests compare them with formulas
 COMPUTED = (
     "ReplaceText",
@@ -130,7 +130,7 @@ NOT_TRIED = (
     "LatentCut", "LatentCutToBatch", "SetFirstSigma", "StableCascade_EmptyLatentImage",
     "StableCascade_StageB_Conditioning", "ResizeImageMaskNode", "SaveImageAdvanced", "ModelPatchLoader",
     "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "WanFunControlToVideo", "WanAnimateToVideo",
-    "SaveAudioAdvanced", "LoadVideo", "GetVideoComponents",
+    "SaveAudioAdvanced", "LoadVideo", "GetVideoComponents", "LoadAudio", "Wan22FunControlToVideo",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (
