@@ -34,6 +34,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import (
+    AnyImage,
     BlankLatent,
     ClipValue,
     DecodedImage,
@@ -102,8 +103,27 @@ def _empty(cell: int) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
 
 def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Images and empty latents; the images condition both texts."""
-    use = VideoUse(*(of_user(name, given.get(name)) for name in ("start_image", "end_image")))
+    first, frames = _first_frames(given)
+    use = VideoUse(first, of_user("end_image", given.get("end_image")), first_frames=frames)
     return *_with_images(given, use), _blank(given)
+
+
+def _first_frames(given: Mapping[str, Any]) -> tuple[AnyImage | None, NodeImage | None]:
+    """Return the image that a video begins with; of several frames the first one, and those that the node reads. Raises
+    NodeUnsupported."""
+    image, nodes = given.get("start_image"), given.get("nodes")
+    if nodes is None or not isinstance(image, NodeImage) or not image.frames or image.count > 1:
+        return of_user("start_image", image), None
+    node_id, values = given["node_id"], {"image": image}
+    first = nodes.operate(f"{node_id}/first", "image_from_batch", NodeImage, values, {"start": 0, "length": 1})
+    assert isinstance(first, NodeImage), "the result of an operation on images"
+    count = min(image.frames, given["length"])
+    if count == 1:
+        return first, None
+    if count < image.frames:
+        settings = {"start": 0, "length": count}
+        image = nodes.operate(f"{node_id}/begins", "image_from_batch", NodeImage, values, settings)
+    return first, image
 
 
 def _kandinsky(given: Mapping[str, Any]) -> tuple[Any, ...]:

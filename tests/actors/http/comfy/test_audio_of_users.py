@@ -37,7 +37,9 @@ def tone(rate: int = RATE, channels: int = 2, seconds: float = SECONDS) -> npt.N
     return np.stack(found, 1).astype(np.float32)
 
 
-def sound_file(samples: npt.NDArray[np.float32], rate: int = RATE, kind: str = "wav", codec: str = "pcm_s16le") -> bytes:
+def sound_file(
+    samples: npt.NDArray[np.float32], rate: int = RATE, kind: str = "wav", codec: str = "pcm_s16le"
+) -> bytes:
     """An audio file."""
     content = io.BytesIO()
     with av.open(content, "w", format=kind) as file:
