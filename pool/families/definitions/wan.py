@@ -115,8 +115,8 @@ def forward_vace(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fa
 
 
 def forward_fun_control(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
-    """Predict noise - clean. The video to follow ("followed") is concatenated, and then a mask and the latent of a first
-    frame, which are zero. The reference image ("image") is zero if there is none, as in training."""
+    """Predict noise - clean. The video to follow ("followed") is concatenated, and then a mask and the latent of a
+    first frame, which are zero. The reference image ("image") is zero if there is none, as in training."""
     import torch
 
     image_BCHW = kwargs.get("image")

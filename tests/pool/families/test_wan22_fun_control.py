@@ -33,6 +33,10 @@ def _model(channels: int = 16) -> Any:
     )  # fmt: skip
 
 
+NOT_COMPARED = {
+    "wan22_fun_control": "diffusers has no class and no pipeline for it: compared with the formula of its authors",
+    "wan22_fun_control_5b": "the same as wan22_fun_control, with the autoencoder of Wan 2.2",
+}
 FUN = TinyFamily(
     "wan22_fun_control", _model, CONCATENATED.publish, CONCATENATED.encoders, CONCATENATED.vae, CONCATENATED.vae_file
 )
