@@ -14,7 +14,7 @@ _REMOTE = "it calls a paid service of another company, which the pool does not d
 _HOOKS = "LoRAs over the steps are written as name:0.8@0-0.5 in the pool's own requests"
 _FILES = "the pool writes outputs, and no files of weights or latents"
 _TRAINING = "the pool trains no models"
-_USER_MEDIA = "the pool reads videos and audio of users in its own requests alone"
+_USER_MEDIA = "videos and audio of users are uploaded, and read as a whole by LoadVideo and LoadAudio"
 _DETECTION = "the pool has no model that detects or segments, or that finds depth and poses in images"
 _SOUND = (
     "the pool samples frames and sound of LTX-2 as one latent, in its own requests, and has no nodes for parts of it"
@@ -78,7 +78,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
              "LoadImageTextSetFromFolderNode", "LoadTrainingDataset", "SaveTrainingDataset", "MakeTrainingDataset"),
             _TRAINING,
         ),
-        **dict.fromkeys(("RecordAudio", "LoadVideo", "Video Slice", "VHS_LoadVideo", "VHS_LoadVideoPath",
+        **dict.fromkeys(("RecordAudio", "Video Slice", "VHS_LoadVideo", "VHS_LoadVideoPath",
                          "VHS_LoadAudio", "VHS_LoadImagesPath"), _USER_MEDIA),
         **dict.fromkeys(("WebcamCapture", "Painter"), "it needs the editor's page"),
         **dict.fromkeys(
@@ -154,7 +154,7 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
         ("WanSCAIL", "Wan SCAIL"), ("SCAIL", "Wan SCAIL"), ("WanSound", "Wan S2V"), ("WanTrack", "Wan ATI"),
         ("WanMove", "Wan Move"), ("GenerateTracks", "Wan Move"), ("WanDancer", "Wan Dancer"),
         ("WanCamera", "Wan Fun camera"), ("WanPhantom", "Phantom"), ("WanHuMo", "HuMo"), ("Bernini", "Bernini"),
-        ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"), ("Wan22FunControl", "Wan 2.2 Fun control"),
+        ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"),
         ("AudioEncoder", "an encoder of audio that conditions videos"), ("FrameInterpolat", "frame interpolation"),
         ("OpticalFlow", "optical flow"), ("VOID", "VOID"), ("SUPIR", "SUPIR"), ("ARVideo", "autoregressive video"),
         ("EmptyARVideo", "autoregressive video"), ("SamplerARVideo", "autoregressive video"), ("YuE2", "YuE 2"),

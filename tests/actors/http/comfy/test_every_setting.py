@@ -119,7 +119,7 @@ TOLD_AS_A_WHOLE = (
     "LatentOperationTonemapReinhard", "LatentOperationSharpen", "QwenImage21Cache", "ModelAttentionBackend",
 )  # fmt: skip
 #: nodes that need what the pool does not have: refused, whatever their settings are
-REFUSED = ("LoadAudio", "VAEEncodeAudio", "TextGenerate", "TextGenerateLTX2Prompt")
+REFUSED = ("TextGenerate", "TextGenerateLTX2Prompt")
 #: nodes that compute texts and numbers: their own tests compare them with formulas
 COMPUTED = (
     *(kind.name for kind in (*PACK_TEXTS, *PACK_NUMBERS)),
@@ -142,7 +142,7 @@ NOT_TRIED = (
     "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "WanFunControlToVideo", "WanAnimateToVideo",
     "SaveAudioAdvanced", "LoadVideo", "GetVideoComponents", "DualModelGuider", "ConditioningTimestepsRange",
     "ConditioningSetProperties", "ConditioningSetPropertiesAndCombine", "PairConditioningSetProperties",
-    "PairConditioningSetPropertiesAndCombine",
+    "PairConditioningSetPropertiesAndCombine", "LoadAudio", "Wan22FunControlToVideo",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (
