@@ -65,9 +65,7 @@ def _with_links(workflow: Mapping[str, Any], added: Sequence[tuple[str, int, str
     return {**workflow, "nodes": list(nodes.values()), "links": links}
 
 
-def _by_type(
-    workflow: Mapping[str, Any], senders: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, int, str, int]]:
+def _by_type(workflow: Mapping[str, Any], senders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, str, int]]:
     """Yield links from what is linked to the nodes to all inputs of its type that nothing is linked to. Raises
     WorkflowRejected for patterns, and for two nodes with one type."""
     links = {each[0]: each for each in workflow["links"] if isinstance(each, list)}

@@ -300,7 +300,8 @@ LOADING_NODES = (
         _model,
         (
             combo("model_name", MODELS), *_DTYPES, _flag("patch_cublaslinear"),
-            text("sage_attention", "disabled", False), _flag("enable_fp16_accumulation"), link("extra_state_dict", ANY, is_required=False),
+            text("sage_attention", "disabled", False), _flag("enable_fp16_accumulation"),
+            link("extra_state_dict", ANY, is_required=False),
         ),
         "MODEL",
     ),
