@@ -68,7 +68,8 @@ def evaluated(
                 outputs[node_id] = (None, None, video.frame_rate, "8", "sRGB")
             continue
         if is_linked and (settings := settled(kind.name, inputs, _sizes_of(found[node_id], sizes))):
-            found[node_id] = {"class_type": node["class_type"], "inputs": {**inputs, **settings}}
+            inputs = {name: value for name, value in {**inputs, **settings}.items() if value is not None}
+            found[node_id] = {"class_type": node["class_type"], "inputs": inputs}
         if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
             sizes[node_id] = size
         given = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None

@@ -20,7 +20,6 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     combo,
     link,
     only_in_workflows,
-    text,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_values import ImageFile, NodeImage, NodeMask
@@ -160,6 +159,9 @@ def _cropped(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """An image of a size, and this: `comfy_sizes.settled` has computed a size in proportion where that of the image is
     known."""
+    others = ("width_input", "height_input", "get_image_size")
+    if wrong := [name for name in others if given.get(name) is not None]:
+        raise NodeUnsupported(f"{', '.join(wrong)}: the sizes are not known before an image is made; expected none")
     if given["keep_proportion"] or not given["width"] or not given["height"]:
         raise NodeUnsupported(
             "keep_proportion, width, height: the size of the image is not known before it is made; expected false, and "
@@ -213,7 +215,8 @@ _ROWS: tuple[tuple[NodeType, Builder], ...] = (
                 combo("upscale_method", _METHODS), NodeInput("keep_proportion", "BOOLEAN", False),
                 whole("divisible_by", 2, 0, 512), *(link(f"{name}_input", ANY, is_required=False)
                                                     for name in ("width", "height")),
-                link("get_image_size", "IMAGE", is_required=False), text("crop", "disabled", False),
+                link("get_image_size", "IMAGE", is_required=False),
+                combo("crop", ("disabled", "center"), is_required=False),
             ),
             *("IMAGE", "INT", "INT"),
         ),

@@ -191,7 +191,8 @@ def _resized_whole(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pix
 
 def settled(kind: str, given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> dict[str, Any]:
     """Return the settings of a node that follow from the size of its image, where that is known: the width and height
-    of one that resizes in proportion, or to the size of another image. {} for all other nodes."""
+    of one that resizes in proportion, or to the size of another image; None for what is used up. {} for all other
+    nodes."""
     if kind not in ("ImageResizeKJ", "ImageResizeKJv2") or "image" not in sizes:
         return {}
     (wide, high), how = sizes["image"], given.get("keep_proportion")
@@ -211,7 +212,8 @@ def settled(kind: str, given: Mapping[str, Any], sizes: Mapping[str, Pixels]) ->
         width, height = width or wide, height or high
     else:
         return {}
-    return {"width": width, "height": height, "keep_proportion": how}
+    given_before = ("width_input", "height_input", "get_image_size") if kind == "ImageResizeKJ" else ()
+    return {"width": width, "height": height, "keep_proportion": how, **dict.fromkeys(given_before)}
 
 
 #: what the sizes of nodes follow from, by their kind
@@ -235,7 +237,8 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
         **dict.fromkeys(("ImageResizeKJ", "ImageResizeKJv2"), _resized_whole),
     }
 )
-#: nodes of a size, each with the input of which it is, unless they make one of their own, and what its outputs are: "image" is passed on
+#: nodes of a size, each with the input of which it is, unless they make one of their own, and what its outputs are:
+#: "image" is passed on
 SIZE_NODES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "GetImageSize": ("image", ("width", "height", "count")),
