@@ -19,11 +19,14 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     NodeUnsupported,
     combo,
     link,
+    number,
     only_in_workflows,
+    text,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_values import ImageFile, NodeImage, NodeMask
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
+from modelpool.pool.inference.operations.image_colours import COLOUR_METHODS
 from modelpool.pool.values.core.errors import counted
 
 _JOINED = 100
@@ -173,6 +176,15 @@ def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return _operate(given, given["node_id"], "image_scale", {"image": given["image"]}, **how), wide, high
 
 
+def _matched(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """An image with the colours of another one. Raises NodeUnsupported."""
+    if given["method"] not in COLOUR_METHODS:
+        raise NodeUnsupported(f"method: found {given['method'][:40]}, expected {', '.join(COLOUR_METHODS)}")
+    values = {"image": given["image_target"], "reference": given["image_ref"]}
+    how = {name: given[name] for name in ("method", "strength")}
+    return (_operate(given, given["node_id"], "image_match_colours", values, **how),)
+
+
 def _of_mask(operation: str, source: str) -> Builder:
     return lambda given: (_operate(given, given["node_id"], operation, {"mask": given[source]}),)
 
@@ -221,6 +233,19 @@ _ROWS: tuple[tuple[NodeType, Builder], ...] = (
             *("IMAGE", "INT", "INT"),
         ),
         _resized,
+    ),
+    (
+        _row(
+            "ColorMatch",
+            (
+                link("image_ref", "IMAGE"), link("image_target", "IMAGE"),
+                text("method", "mkl", choices=COLOUR_METHODS),
+                number("strength", 1.0, 0.0, 10.0, is_required=False),
+                NodeInput("multithread", "BOOLEAN", True, is_required=False),
+            ),
+            "IMAGE",
+        ),
+        _matched,
     ),
     (_row("Convert Masks to Images", (link("masks", "MASK"),), "IMAGE"), _of_mask("mask_to_image", "masks")),
     (_row("LayerMask: MaskInvert", (link("mask", "MASK"),), "MASK"), _of_mask("mask_invert", "mask")),

@@ -31,6 +31,7 @@ _AS_LARGE = {
     ),
     "images": ("RebatchImages", "GetImageRangeFromBatch", "Image Flip"),
     "image1": ("ImageBatch", "ImageBlend"),
+    "image_target": ("ColorMatch",),
     "images.image0": ("BatchImagesNode",),
     "destination": ("ImageCompositeMasked", "MaskComposite", "LatentCompositeMasked"),
     "mask": ("MaskToImage", "InvertMask", "GrowMask", "FeatherMask", "ThresholdMask", "GrowMaskWithBlur"),

@@ -204,7 +204,7 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
     ),
     "it is where something is computed, or shown": (
         ("*", "noise_device", ()), ("KSampler (Efficient)", "preview_method", ()), ("Text to Console", "label", ()),
-        ("ImageResizeKJv2", "device", ()), ("VAELoaderKJ", "device", ()),
+        ("ImageResizeKJv2", "device", ()), ("VAELoaderKJ", "device", ()), ("ColorMatch", "multithread", ()),
         ("LoadImageOutput", "upload", ()), ("LoadImageOutput", "refresh", ()),
     ),
     "the ControlNet is the one of the model that is sampled": (("DiffControlNetLoader", "model", ()),),
