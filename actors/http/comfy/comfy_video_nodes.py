@@ -483,7 +483,7 @@ VIDEO_NODES = (
             _POSITIVE,
             _NEGATIVE,
             _VAE,
-            *_sizes(832, 480, 81),
+            *sizes(832, 480, 81),
             _image("ref_image"),
             _image("control_video"),
         ),

@@ -81,7 +81,8 @@ NOT_RENDERED = {
 #: of these, one workflow each renders in the usual tests
 SAMPLE = {
     "area_composition_editor", "batch_tricks_api", "computed_settings_editor", "efficiency_nodes_api",
-    "inpaint_differential_editor", "noisy_latent_composition_editor", "prompt_switch_over_steps_editor",
+    "inpaint_differential_editor", "node_packs_api",
+    "noisy_latent_composition_editor", "prompt_switch_over_steps_editor",
     "resize_and_save_api", "resized_images_and_masks_editor", "vhs_combine_editor",
 }  # fmt: skip
 #: settings of the workflows that are made small, and their values

@@ -329,7 +329,8 @@ def test_families_of_videos_are_known_by_their_titles() -> None:
 
 
 def test_videos_that_begin_with_several_frames(tmp_path: Path) -> None:
-    """Refused before. The first frame is what the vision encoder of a model reads; no more frames than the node makes."""
+    """Refused before. The first frame is what the vision encoder of a model reads; no more frames than the node
+    makes."""
     uploads = Uploads(tmp_path)
     uploads.add("", "clip.mp4", clip())
     for kind in ("WanImageToVideo", "HunyuanVideo15ImageToVideo", "WanFirstLastFrameToVideo", "WanFunInpaintToVideo"):
