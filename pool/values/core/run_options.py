@@ -439,7 +439,7 @@ class RunOptions(WireValue):
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
-        for name in RUN_OPTIONS:
+        for name in () if self is NO_OPTIONS else RUN_OPTIONS:
             value = getattr(self, name)
             if value is not None:
                 yield name, value

@@ -781,6 +781,8 @@ def with_seed(work: StageParams, seed: int) -> StageParams:
     return evolve(work, seed=seed)
 
 
+#: kinds of values that have no parts
+_PLAIN_KINDS: frozenset[type] = frozenset({str, int, float, bool})
 #: stands for the seed in a template; no parameter has such a value
 _NO_SEED = {"seed of": "a template"}
 
@@ -803,8 +805,14 @@ def _digest(text: str) -> str:
 def _without_places(value: Any) -> Any:
     """A field value without names and paths of files: a renamed copy of a file is the same file.
 
-    Written out for each kind of file: it runs for every requested task, and `dataclasses.asdict` takes three times as
-    long."""
+    Written out for each kind of file, and the most frequent kinds first: it runs for every requested task, and
+    `dataclasses.asdict` takes three times as long."""
+    if (kind := type(value)) in _PLAIN_KINDS or value is None:
+        return value
+    if kind is tuple:
+        return [_without_places(v) for v in value] if value else []
+    if value is NO_OPTIONS:
+        return {}
     if isinstance(value, ModelRef | UpscalerRef):
         return {"sha256": value.sha256}
     if isinstance(value, LoraRef):
@@ -829,10 +837,10 @@ def _without_places(value: Any) -> Any:
         found |= {"masks": value.masks} if value.masks else {}
         found |= {"by_noise": True} if value.by_noise else {}
         return found | ({"face_version": value.face_version} if value.face_version else {})
-    if (names := _PARTS.get(type(value))) is not None:
-        if (later := _LATER_OF_PARTS.get(type(value))) is not None:  # ids without later fields are what they were
+    if (names := _PARTS.get(kind)) is not None:
+        if (later := _LATER_OF_PARTS.get(kind)) is not None:  # ids without later fields are what they were
             names = tuple(name for name in names if name not in later or getattr(value, name))
-        return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]
+        return [kind.__name__, *[_without_places(getattr(value, name)) for name in names]]
     if isinstance(value, tuple):
         return [_without_places(v) for v in value]
     if isinstance(value, RunOptions):
