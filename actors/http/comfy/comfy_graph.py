@@ -693,8 +693,7 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         fields["options"] = options
     if positive.image_prompts:
         fields["image_prompts"] = tuple(
-            {"model": use.model, "image": read_steps(use.image, read_image), "strength": use.strength}
-            for use in positive.image_prompts
+            {**use.fields, "image": read_steps(use.image, read_image)} for use in positive.image_prompts
         )
     check_seen(positive, latent.negative, latent.model.name, family)
     if is_one_image(positive):

@@ -38,7 +38,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     whole_cells,
 )
 from modelpool.actors.http.comfy.comfy_sampling_nodes import sampler_value, with_levels
-from modelpool.actors.http.comfy.comfy_text_nodes import combined, with_whole
+from modelpool.actors.http.comfy.comfy_text_nodes import combined, with_prompts_of, with_whole
 from modelpool.actors.http.comfy.comfy_values import (
     WITH_WHOLE,
     AnyImage,
@@ -335,6 +335,7 @@ class MadeNodes:
         self, given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: AnyLatent, stops: Mapping[str, Any]
     ) -> NodeLatent:
         """Return the latents of a sampling run, as `_run`; of texts for parts of the steps, of a run for each part."""
+        given = {**given, "positive": with_prompts_of(given["model"], given["positive"])}
         texts = given["positive"], given["negative"]
         if not any(text.is_timed for text in texts):
             return self._run(given, seed, levels, start, stops)
@@ -549,7 +550,7 @@ class MadeNodes:
         for number, prompt in enumerate(text.image_prompts):
             inputs[f"image_prompts.{number}"] = self.image(prompt.image)
         if text.image_prompts:
-            fields["image_prompts"] = [{"model": use.model, "strength": use.strength} for use in text.image_prompts]
+            fields["image_prompts"] = [use.fields for use in text.image_prompts]
         if is_one_image(text):
             inputs["image"] = self.image(text.seen[0].image)
         elif text.seen:

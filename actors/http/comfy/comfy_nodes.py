@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_adapter_nodes import ADAPTER_NODES
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_NODES
 from modelpool.actors.http.comfy.comfy_cascade_nodes import CASCADE_NODES
 from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_NODES
@@ -221,6 +222,7 @@ _ROWS = (
     *LOADING_NODES,
     *SAVING_NODES,
     *PACK_IMAGES,
+    *ADAPTER_NODES,
 )
 #: nodes by name
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

@@ -22,7 +22,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     only_in_workflows,
     whole,
 )
-from modelpool.actors.http.comfy.comfy_text_nodes import with_video, with_whole
+from modelpool.actors.http.comfy.comfy_text_nodes import with_prompts_of, with_video, with_whole
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     EncodedImage,
@@ -267,7 +267,7 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         raise NodeUnsupported("latent_image: empty latents are denoised completely; expected denoise 1")
     if levels.sigmas and not isinstance(start, BlankLatent):
         raise NodeUnsupported("sigmas: the levels of this scheduler are for empty latents")
-    positive = with_whole(given, positive)
+    positive = with_prompts_of(model, with_whole(given, positive))
     if (positive.prior is not None) != (isinstance(start, BlankLatent) and start.stage == "b"):
         raise NodeUnsupported(
             "positive, latent_image: expected a text of StableCascade_StageB_Conditioning with the latents of stage B"

@@ -34,6 +34,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     ImageFile,
     ImagePromptUse,
     MaskFile,
+    ModelValue,
     NodeImage,
     RegionUse,
     SeenImage,
@@ -310,6 +311,12 @@ def _seen(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if not isinstance(given["image"], ImageFile):
         raise NodeUnsupported("image: expected an image of LoadImage")
     return (given["image"],)
+
+
+def with_prompts_of(model: ModelValue, text: TextValue) -> TextValue:
+    """Return a text with the images that the model reads besides it, in all of its parts."""
+    uses = model.image_prompts
+    return text.each(lambda each: replace(each, image_prompts=(*each.image_prompts, *uses))) if uses else text
 
 
 def _with_style(given: Mapping[str, Any]) -> tuple[Any, ...]:

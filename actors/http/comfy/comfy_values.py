@@ -36,8 +36,8 @@ class ModelSampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelValue:
-    """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets that patch
-    it. `has_vae`: its file has the VAE that it was published with."""
+    """A diffusion model of the pool, with LoRAs, options of its runs and their settings, ControlNets that patch it, and
+    images that it reads. `has_vae`: its file has the VAE that it was published with."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
@@ -45,6 +45,7 @@ class ModelValue:
     sampling: ModelSampling | None = None
     has_vae: bool = field(default=False, compare=False)
     controls: tuple[ControlUse, ...] = ()
+    image_prompts: tuple[ImagePromptUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +179,20 @@ class RegionUse:
 
 @dataclass(frozen=True, slots=True)
 class ImagePromptUse:
-    """A style model of the pool (Redux), the image that it reads, and the factor of its tokens."""
+    """A style model or an IP-Adapter of the pool, the image that it reads, the factor of its tokens, and the share of
+    the steps in which it acts."""
 
     model: str
     image: AnyImage
     strength: float
+    start: float = 0.0
+    end: float = 1.0
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its fields in a request, but for the image."""
+        shares = {} if (self.start, self.end) == (0, 1) else {"start": self.start, "end": self.end}
+        return {"model": self.model, "strength": self.strength, **shares}
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,7 @@ PROVIDERS: Mapping[str, Callable[[Maker, int], list[Any]]] = {
     "LATENT_OPERATION": lambda make, place: make.add("LatentOperationTonemapReinhard", multiplier=1.0 + place),
     "MODEL_PATCH": lambda make, place: make.add("ModelPatchLoader", name=NAMED[CONTROLNETS][place]),
     ANY: lambda make, place: make.add("PrimitiveFloat", value=2.0 + place),
+    "IPADAPTER": lambda make, place: make.add("IPAdapterModelLoader", ipadapter_file=NAMED[STYLES][place]),
     "LORA_STACK": lambda make, place: _stack(make, place),
 }  # fmt: skip
 
@@ -253,6 +254,9 @@ def _consume(make: Maker, made: str, source: list[Any]) -> None:
         case "MODEL_PATCH":
             use = {"model": [make.model(), 0], "model_patch": source, "vae": [make.model(), 2], "strength": 1.0}
             _consume(make, "MODEL", make.add("ZImageFunControlnet", **use, image=make.image()))
+        case "IPADAPTER":
+            use = {"model": [make.model(), 0], "image": make.image(), "ipadapter": source}
+            _consume(make, "MODEL", make.add("IPAdapter", **use))
         case "LORA_STACK":
             used = make.add("CR Apply LoRA Stack", **_whole(make), lora_stack=source)
             text = make.add("CLIPTextEncode", clip=[used[0], 1], text="a fox")

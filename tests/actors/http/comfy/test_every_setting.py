@@ -135,6 +135,7 @@ BASE: Mapping[str, Mapping[str, Any]] = {
     "Prompt (LoraManager)": {f"trigger_words{place}": _word for place in range(1, 5)},
     "LoraTagLoader": {"text": "a fox <lora:light:0.5>"},
     "KSampler (Efficient)": {"sampler_state": None},
+    **_each(("IPAdapter", "IPAdapterApply", "IPAdapterAdvanced"), {"attn_mask": None, "image_negative": None}),
     "DiffusionModelLoaderKJ": {"extra_state_dict": None},
     "KSampler (WAS)": {"seed": lambda make, place: make.add("Seed", seed=place)},
     "ImageCropV2": {"crop_region": _region},
@@ -262,6 +263,9 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
     ),
     "it is about what is written next to the image": (
         *((kind, name, ()) for kind in _SAVERS for name in ("download_civitai_data", "easy_remix")),
+    ),
+    "it is one image": (
+        ("IPAdapterAdvanced", "combine_embeds", ()), ("IPAdapterApply", "unfold_batch", ()),
     ),
     "a text without choices": (("Prompt (LoraManager)", "seed", ()),),
     "what no node reads is not made": (("KSampler (Efficient)", "vae_decode", ()),),

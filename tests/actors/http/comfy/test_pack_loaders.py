@@ -349,3 +349,39 @@ def test_early_and_later_widgets_of_the_editor() -> None:
     assert api_format(flow)["6"]["inputs"]["loras"] == ROWS
     flow["nodes"][5] |= {"type": "Fast Muter (rgthree)", "widgets_values": None}
     assert "6" not in api_format(flow)
+
+
+def test_images_of_ip_adapters_are_image_prompts_of_the_run() -> None:
+    adapter = {"a": node("LoadImage", image="a"), "file": node("IPAdapterModelLoader", ipadapter_file="ip_sd15.bin")}
+    use = {"model": MODEL, "ipadapter": ["file", 0], "image": ["a", 0], "weight": 0.6}
+    graph: Graph = {**basic(model=["used", 0]), **adapter, "used": node("IPAdapterApply", **use, noise=0.0)}
+    (request,) = requests(graph)
+    (found,) = request.image_prompts
+    assert (found.model, found.strength, found.start, found.end) == ("ip_sd15", 0.6, 0.0, 1.0)
+    assert found.images[0].pixels.shape[:2] == (64, 96)
+    graph["again"] = node("IPAdapterAdvanced", **{**use, "model": ["used", 0], "weight": 0.2}, start_at=0.25)
+    graph["sampler"]["inputs"]["model"] = ["again", 0]
+    (request,) = requests(graph)
+    assert [(each.strength, each.start) for each in request.image_prompts] == [(0.6, 0.0), (0.2, 0.25)]
+    assert "start_at, end_at: shares of the steps here" in warnings(graph)
+    graph["decoded"]["inputs"]["samples"] = ["flipped", 0]
+    graph["flipped"] = node("LatentFlip", samples=["sampler", 0], flip_method="y-axis: horizontally")
+    (request,) = requests(graph)
+    assert request.workflow is not None
+    (sampling,) = request.workflow.samplings
+    assert [(each.model, each.strength) for each in sampling.request.image_prompts] == [
+        ("ip_sd15", 0.6),
+        ("ip_sd15", 0.2),
+    ]
+    for settings, message in (
+        ({"weight_type": "style transfer"}, "weight_type, embeds_scaling: found style transfer"),
+        ({"embeds_scaling": "K+V"}, "weight_type, embeds_scaling: found linear and K"),
+        ({"image_negative": ["a", 0]}, "image_negative: expected none"),
+        ({"start_at": 0.5, "end_at": 0.25}, "start_at, end_at: found 0.5 and 0.25"),
+    ):
+        graph["again"]["inputs"] = {**use, **settings}
+        with pytest.raises(WorkflowRejected, match=message):
+            requests(graph)
+    graph["again"] = node("ModelMergeSimple", model1=MODEL, model2=["used", 0], ratio=0.5)
+    with pytest.raises(WorkflowRejected, match="model2: found a model that reads images"):
+        requests(graph)
