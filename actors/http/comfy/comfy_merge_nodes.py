@@ -28,6 +28,8 @@ def _of_model(
     if other.loras:
         names = ", ".join(use.name for use in other.loras)
         raise NodeUnsupported(f"model2: found a model with {names}, expected one as it is in its file")
+    if other.image_prompts:
+        raise NodeUnsupported("model2: found a model that reads images, expected one as it is in its file")
     if not other.name:
         raise NodeUnsupported("model2: expected a model that a loader names")
     use = LoraUse(other.name, strength, 0.0, merge, tuple(sorted(blocks.items())))

@@ -19,6 +19,17 @@ _DETECTION = "the pool has no model that detects or segments, or that finds dept
 _SOUND = (
     "the pool samples frames and sound of LTX-2 as one latent, in its own requests, and has no nodes for parts of it"
 )
+_WRAPPED = (
+    "it samples by itself, besides ComfyUI; ComfyUI's own nodes are supported: UNETLoader or UnetLoaderGGUF, "
+    "ModelSamplingSD3, WanImageToVideo, KSamplerAdvanced"
+)
+_SAMPLERS = "the pool does not have its samplers; KSampler has euler, heun, dpmpp_2m, res_multistep and others"
+_IN_TILES = (
+    "the pool samples an image in one piece: scale it with ImageUpscaleWithModel or LatentUpscale and sample it again"
+)
+_BETWEEN = "the pool has no model of this kind (frame interpolation)"
+_MOTION = "the pool has no motion modules of AnimateDiff; it makes videos with Wan, Hunyuan Video, LTX and others"
+_ON_DISK = "it reads files of a server, which the pool does not have; write the text itself"
 _LANGUAGE = "the pool runs no language models that write texts"
 #: nodes of companies that run models for money, by the beginning of the name. Some companies also publish models, of
 #: which the nodes have other names
@@ -172,7 +183,33 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
         "SDPose", "RTDETR", "DA3", "LoadDA3", "MoGe", "LoadMoGe", "RemoveBackground", "LoadBackgroundRemoval",
         "BiRefNet", "DrawBBoxes", "MediaPipe",
     )),
-    *((prefix, _LANGUAGE) for prefix in ("TextGenerate", "AILab_QwenVL")),
+    *((prefix, _LANGUAGE) for prefix in (
+        "TextGenerate", "AILab_QwenVL", "Qwen2_", "Florence2", "DownloadAndLoadFlorence2", "JoyCaption", "LLM",
+        "CLIPtextinterrogator", "WD14Tagger", "Ollama",
+    )),
+    *((prefix, _WRAPPED) for prefix in ("WanVideo", "LoadWanVideo", "HyVideo", "HunyuanVideoSampler", "CogVideo")),
+    *((prefix, _SAMPLERS) for prefix in ("Clownshar", "ClownSampler", "ClownGuide", "ClownOptions", "SharkSampler")),
+    *((prefix, _IN_TILES) for prefix in ("BNK_TiledKSampler", "UltimateSDUpscale", "TiledDiffusion", "Tiled KSampler",
+                                          "TiledUpscaler")),
+    *((prefix, _DETECTION) for prefix in (
+        "FaceDetailer", "DetailerForEach", "ToDetailerPipe", "EditDetailerPipe", "UltralyticsDetector", "BboxDetector",
+        "SegsTo", "ReActor", "LivePortrait", "DownloadAndLoadLivePortrait", "BatchCLIPSeg", "DownloadAndLoadCLIPSeg",
+        "DWPreprocessor", "OpenposePreprocessor", "LineArtPreprocessor", "DepthAnything", "MiDaS", "Zoe_", "AIO_Preproc",
+    )),
+    *((prefix, _BETWEEN) for prefix in ("GMFSS", "RIFE", "FILM VFI", "IFRNet", "IFUnet", "M2M", "STMFNet", "FLAVR",
+                                         "AMT VFI", "Sepconv", "GIMMVFI", "DownloadAndLoadGIMMVFI")),
+    *((prefix, _MOTION) for prefix in ("ADE_", "AnimateDiff")),
+    *((prefix, _ON_DISK) for prefix in ("PresetText", "Load Text File", "Text Load Line", "Prompt Styles", "easy styles",
+                                         "StylesImage_Zho", "ArtistsImage_Zho", "MovementsImage_Zho",
+                                         "PortraitMaster", "Text Random Prompt", "Load Image Batch")),
+    ("NNLatentUpscale", "the pool has no upscalers of latents"),
+    ("ACN_", "ControlNets are applied by ControlNetApplyAdvanced: the pool has no weights by block of them"),
+    ("ControlNetLoaderAdvanced", "ControlNets are loaded by ControlNetLoader, without weights by block"),
+    ("ScaledSoftControlNetWeights", "the pool has no weights by block of ControlNets"),
+    ("Krea2", "the pool has no styles and controls of Krea 2 in files of their own"),
+    ("ComfyUI-Krea2T", "the pool does not change the text encoder of Krea 2"),
+    ("WidgetToString", "the text of a widget is not read; write it, or link both nodes to one that has it"),
+    ("Impact", "the pool has the switches, comparisons, values and pipes of this kind of node, and no lists"),
 )  # fmt: skip
 _UNKNOWN = "a node of another kind, which is not among those of the pool (GET /object_info lists them)"
 

@@ -96,6 +96,14 @@ def test_several_adapters_of_a_model_add_up() -> None:
     assert [(each.strength, each.shares_of) for each in request.image_prompts] == [(0.75, "noise"), (0.25, "steps")]
 
 
+def test_a_model_with_an_adapter_is_no_second_model_of_a_merge() -> None:
+    graph = adapted("IPAdapter")
+    inputs = {"model1": ["model", 0], "model2": ["adapted", 0], "ratio": 0.5}
+    graph["merged"] = node("ModelMergeSimple", **inputs)
+    graph["sampler"]["inputs"]["model"] = ["merged", 0]
+    assert "model2: found a model that reads images" in problem(graph)
+
+
 def test_presets_are_files_of_the_family() -> None:
     """A preset without a file for a family is refused."""
     wrong = []
