@@ -34,6 +34,7 @@ from modelpool.pool.values.specs.spec import (
     TaskSpec,
     WorkerId,
 )
+from modelpool.scheduler.core.pass_breaks import SWITCH_SECONDS
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import Submitted
@@ -44,6 +45,8 @@ CLIENTS = 16
 #: the worker is up by then
 BEGIN_AT = 5.0
 UNET, TEXT, VAE = (ComponentKey(f"m/{part}") for part in ("diffusion_model", "text_encoder", "vae"))
+#: the diffusion models of all models, of which each request has one; they have one text encoder and one VAE
+UNETS = (UNET, ComponentKey("other/diffusion_model"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +110,15 @@ class Way:
     stages: bool = False
 
 
-def serve(shape: Shape, gpus: int, load: float, way: Way, requests: int, seed: int = 1) -> Figures:
-    """Serve `requests` at a `load` that is relative to full passes of `shape.rows`."""
+def serve(shape: Shape, gpus: int, load: float, way: Way, requests: int, seed: int = 1, models: int = 1) -> Figures:
+    """Serve `requests` at a `load` that is relative to full passes of `shape.rows`, each by one of so many models."""
     state = SchedulerState(SchedulerConfig(story_length=1000, joins=way.joins, preemption=way.stops))
-    machines = [SimulatedGpu(WorkerId(f"gpu-{n}"), 80 * GIB, 25.0 * GIB) for n in range(gpus)]
+    machines = [
+        SimulatedGpu(WorkerId(f"gpu-{n}"), 80 * GIB, 25.0 * GIB, resume_seconds=SWITCH_SECONDS) for n in range(gpus)
+    ]
     cluster = VirtualCluster(state, machines)
     components = (
-        ComponentSpec(UNET, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB),
+        *(ComponentSpec(unet, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB) for unet in UNETS[:models]),
         ComponentSpec(TEXT, Role.TEXT_ENCODER, GIB, GIB),
         ComponentSpec(VAE, Role.VAE, GIB // 4, GIB // 4),
     )
@@ -123,7 +128,9 @@ def serve(shape: Shape, gpus: int, load: float, way: Way, requests: int, seed: i
     sizes = SizeByLoad(shape.rows, gpus, shape.seconds)
     for number, at in enumerate(times):
         steps = rng.choice(shape.steps)
-        cluster.post(Submitted(at, job_of(shape, number, steps, way.rows or sizes.size_for(at, steps), way.stages)))
+        unet = rng.choice(UNETS[:models]) if models > 1 else UNET
+        rows = way.rows or sizes.size_for(at, steps)
+        cluster.post(Submitted(at, job_of(shape, number, steps, rows, way.stages, unet)))
     cluster.run()
     assert not cluster.errors
     assert len(cluster.outcomes) == requests
@@ -143,20 +150,20 @@ def _arrivals(per_second: float, requests: int, rng: Random) -> Iterator[float]:
     return islice(merge(*(of_client(Random(rng.random())) for _ in range(CLIENTS))), requests)
 
 
-def job_of(shape: Shape, number: int, steps: int, rows: int, stages: bool) -> JobSpec:
+def job_of(shape: Shape, number: int, steps: int, rows: int, stages: bool, unet: ComponentKey = UNET) -> JobSpec:
     """Return a request of so many steps, in passes of `rows` images; `stages`: with its encode and decode."""
     is_single = rows == 1
     text = TaskSpec(TaskId(f"text-{number}"), Stage.ENCODE, (ComponentUse(TEXT, 0),), GIB, shape.text_seconds)
     task = TaskSpec(
         TaskId(f"sample-{number}"),
         Stage.SAMPLE,
-        (ComponentUse(UNET, 0, passes=steps),),
+        (ComponentUse(unet, 0, passes=steps),),
         GIB * rows,
         shape.seconds(steps, rows),
         (text.task_id,) if stages else (),
-        together=f"sample {steps} {rows}",
+        together=f"sample {steps} {rows} {unet}",
         batch_size=rows,
-        pass_key="" if is_single else f"sample {rows}",
+        pass_key="" if is_single else f"sample {rows} {unet}",
     )
     if not stages:
         return JobSpec(JobId(f"job-{number}"), (task,), task.task_id)

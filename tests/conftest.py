@@ -61,8 +61,8 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _made_once() -> Iterator[None]:
     """CLIP's tokenizer and its files are made once for all tests, what operations make on the meta device is found
-    once, activations of one structure are counted once, and what engines measure of their link is small: each takes as
-    long as many a test that opens a model. Only what the tests of this run have imported is touched."""
+    once, activations of one structure are counted once, the command line is built once, and what engines measure of
+    their link is small: each takes as long as many a test. Only what the tests of this run have imported is touched."""
     with pytest.MonkeyPatch.context() as patch:
         if text := sys.modules.get("modelpool.pool.models.text.clip_tokenizer"):
             patch.setattr(text.ClipTokenizer, "load", functools.cache(text.ClipTokenizer.load))
@@ -72,6 +72,8 @@ def _made_once() -> Iterator[None]:
         if figures := sys.modules.get("modelpool.pool.catalog.estimates.activation_estimator"):
             for name in ("MetaCache", "ActivationCounts"):
                 patch.setattr(figures, name, functools.cache(getattr(figures, name)))
+        if command := sys.modules.get("modelpool.actors.cli.main"):
+            patch.setattr(command, "build_program", functools.cache(command.build_program))
         if opening := sys.modules.get("modelpool.pool.devices.opening"):
             patch.setattr(opening, "LINK_PROBE_BYTES", 1 << 20)
         yield

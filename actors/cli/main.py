@@ -10,6 +10,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -114,6 +115,14 @@ def build_app() -> typer.Typer:
     return app
 
 
+def build_program() -> Any:
+    """Build the click command that `run` calls. It keeps nothing of a call."""
+    program = typer.main.get_command(build_app())
+    show_help_literally(program)
+    name_found_values(program)
+    return program
+
+
 def run(arguments: Sequence[str], session: Session | None = None) -> int:
     """Run the command and return its exit code. User errors are printed as one line on stderr."""
     from modelpool.actors.cli.terminal.screen import say, user_console
@@ -125,10 +134,7 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     warnings.showwarning = show
     try:
         with StoppableCommand() as command:
-            program = typer.main.get_command(build_app())
-            show_help_literally(program)
-            name_found_values(program)
-            program(list(arguments), prog_name="modelpool", obj=session or new_session(arguments))
+            build_program()(list(arguments), prog_name="modelpool", obj=session or new_session(arguments))
     except SystemExit as end:
         if end.code == exit_code(signal.SIGINT) and command.number:  # how typer ends on a KeyboardInterrupt
             return exit_code(command.number)

@@ -167,7 +167,7 @@ class TaskStore:
         self._tasks_of[job.job_id] = tuple(task.task_id for task in job.tasks)
         for task in job.tasks:
             work, entry = works[task.task_id], self._entries.get(task.task_id)
-            if entry is not None and work is entry.work:
+            if entry is not None and (work is entry.work or work == entry.work):
                 files = entry.files
             else:  # of a known task, too: a renamed copy of a file is the same file
                 files = task_files(task, work)

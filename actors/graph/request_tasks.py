@@ -36,6 +36,7 @@ from modelpool.actors.graph.features.reference_graph import (
 from modelpool.actors.graph.features.upscale_graph import enlarged_to, upscale_params
 from modelpool.actors.graph.features.vision_graph import (
     first_frame_task,
+    first_frames_task,
     image_context_lengths,
     reads_own_images,
     unread_text_warnings,
@@ -43,6 +44,7 @@ from modelpool.actors.graph.features.vision_graph import (
     vision_images,
 )
 from modelpool.actors.graph.sample_graph import sample_params
+from modelpool.actors.request.control_video_fields import TaskVideo
 from modelpool.actors.request.gpu_fields import gpus_of_work
 from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.lora_fields import LoraChoice
@@ -61,6 +63,7 @@ from modelpool.pool.values.core.stage_params import (
     EncodeImageParams,
     EncodeParams,
     FaceCondition,
+    ImageCondition,
     LoraRef,
     MaskCondition,
     ModelRef,
@@ -103,6 +106,7 @@ class ReadFromNodes:
     first_step  steps of the schedule that are left out
     part        of the steps; None: all from `first_step` on
     video_stops  nothing follows the last frame of a video that is followed
+    first_frames  the frames that a video begins with, if they are several
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -111,6 +115,7 @@ class ReadFromNodes:
     first_step: int = 0
     part: StepPart | None = None
     video_stops: bool = False
+    first_frames: TaskVideo | None = None
 
 
 class RequestTasks:
@@ -340,6 +345,8 @@ class RequestTasks:
         if self._facts.image_concat is not None and self._facts.image_concat.is_pixels:
             return input_image_id(self._request.image)
         begins = None if self._facts.video is None else self._facts.video.begins
+        if self._read is not None and self._read.first_frames is not None:
+            return self._add(first_frames_task(run, begins, work.shape.frames, self._read.first_frames))
         return self._add(first_frame_task(run, begins, work.shape.frames, work.image_numbers.image_noise))
 
     def _first_pass(self, run: SamplingRun) -> TaskId:
@@ -471,6 +478,10 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         if read.start is None:
             raise UnusableField(f"mask: model {model.name!r} has no start latent that it could keep a part of")
         work = replace(work, conditions=(*work.conditions, MaskCondition()))
+    if read.first_frames is not None:
+        count = min(read.first_frames.frames, work.shape.frames)
+        conditions = (replace(one, frames=count) if isinstance(one, ImageCondition) else one for one in work.conditions)
+        work = replace(work, conditions=tuple(conditions))
     part = read.part
     if part is not None and 0 < part.last_step <= read.first_step:
         raise unusable_field("last_step", part.last_step, f"more than the first step, {read.first_step}")

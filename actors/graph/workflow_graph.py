@@ -91,9 +91,11 @@ _CELL_SIDE = 16
 _INPAINTED = ("inpaint_image", "inpaint_mask")
 #: videos that condition a run
 _VIDEOS = ("video", "video_mask", "face_video")
+#: the input with the frames that a video begins with
+_FIRST_FRAMES = "first_frames"
 _SAMPLE_INPUTS = (
     "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask, "
-    "video, video_mask, face_video"
+    "video, video_mask, face_video, first_frames"
 )
 
 
@@ -358,7 +360,10 @@ class _WorkflowTasks:
         if node.strength is not None:
             first_step = skipped_steps("strength", node.strength, request.steps, facts.rounds_steps_up)
         start_task, mask_task = (None if each is None else each.task for each in (start, mask))
-        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops)
+        first = self._task_video(node, _FIRST_FRAMES) if _FIRST_FRAMES in node.inputs else None
+        if first is not None and "image" not in node.inputs:
+            raise UnusableField(f"{_FIRST_FRAMES}: expected image, too: the first of them")
+        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:
@@ -390,7 +395,7 @@ class _WorkflowTasks:
                 changed |= {"frames": start.shape.frames, "frame_rate": rate}
             if start.shape.seconds:
                 changed["seconds"] = start.shape.seconds
-        others = ("positive", "negative", "latent", "mask", *_INPAINTED, *_VIDEOS)
+        others = ("positive", "negative", "latent", "mask", _FIRST_FRAMES, *_INPAINTED, *_VIDEOS)
         videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
         _check_videos(videos, request.frames)
         changed |= videos

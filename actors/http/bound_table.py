@@ -235,6 +235,8 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         Bound("request.image_decoding:MAX_PIXELS", "an image", "pixels"),
         Bound("request.image_decoding:MAX_SIDE", "width and height of an image", "pixels"),
         Bound("request.control_video_fields:MAX_VIDEO_PIXELS", "all frames of a video of a ControlNet", "pixels"),
+        Bound("request.audio_fields:MAX_AUDIO_SAMPLES", "all channels of an audio file", "samples"),
+        Bound("request.audio_fields:MAX_AUDIO_RATE", "samples per second of an audio file"),
         Bound("request.field_table:MAX_SIZE", "width and height of an output", "pixels"),
         Bound("request.field_table:MAX_FRAMES", "frames of a video"),
         Bound("request.field_table:MAX_OUTPUTS", "outputs of a request (`n`)"),

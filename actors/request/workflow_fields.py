@@ -165,7 +165,8 @@ class SampleNode(_Node):
     inputs       positive, negative: encoded texts instead of the prompts of `request`; latent: the start latent, of
                  which the size follows; mask: where the latent is regenerated; image, last_image, reference.N,
                  controls.N, controls.N.mask, regions.N.mask, image_prompts.N: images for these fields of `request`;
-                 video, video_mask, face_video: images and masks with frames for these fields;
+                 video, video_mask, face_video: images and masks with frames for these fields; first_frames: the frames
+                 that a video begins with, if they are several, of which image is the first one;
                  inpaint_image, inpaint_mask: what a model reads that was trained for inpainting, and no other one
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all

@@ -34,9 +34,10 @@ from modelpool.pool.values.core.stage_params import (
     Mask,
     Output,
     RunHooks,
+    VideoFrames,
 )
 from modelpool.pool.values.core.stopping import stop_if_asked
-from modelpool.pool.values.core.task_inputs import AUDIO, IMAGE, LAST_IMAGE, LATENT, MASK, TILES, TaskInputs
+from modelpool.pool.values.core.task_inputs import AUDIO, IMAGE, LAST_IMAGE, LATENT, MASK, TILES, VIDEO, TaskInputs
 from modelpool.pool.values.specs.spec import ExecutionMode
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
@@ -73,11 +74,16 @@ def _encoded(
         return encode_audio(work.seconds, read.read(AUDIO, AudioSamples), vae, latent, hooks, division)
     if work.is_video:
         return encode_video(work, read, vae, latent, hooks, division)
+    if work.begins:
+        first = read.read(VIDEO, VideoFrames).frames_THWC[: work.begins]
+        images = tuple(ImagePixels(covering(frame, *size)) for frame in first)
+        last = _scaled(read, LAST_IMAGE, size) if work.ends else None
+        return vae_encode_beginning(images, work.frames, vae, latent, hooks, division, last)
     image = _scaled(read, IMAGE, size)
     hidden = Mask(covering(read.read(MASK, Mask).values_HW, *size)) if work.hides else None
     if work.frames:
         last = _scaled(read, LAST_IMAGE, size) if work.ends else None
-        return vae_encode_beginning(image, work.frames, vae, latent, hooks, division, last)
+        return vae_encode_beginning((image,), work.frames, vae, latent, hooks, division, last)
     shaken = work.noise, image_noise_seed(work.seed)
     return vae_encode(image, vae, latent, hooks, None, division, hidden, shaken, work.bright, work.black)
 

@@ -259,7 +259,7 @@ def vae_encode(
 
 
 def vae_encode_beginning(
-    image: ImagePixels,
+    images: Sequence[ImagePixels],
     frames: int,
     vae: ModelPatcher,
     latent: LatentFacts,
@@ -267,10 +267,11 @@ def vae_encode_beginning(
     division: ExecutionMode | None = None,
     last: ImagePixels | None = None,
 ) -> Latent:
-    """Encode a video of `frames` frames: `image` first, `last` last, the others grey. As `vae_encode`."""
-    first_CHW = torch.from_numpy(image.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
-    video_BCTHW = torch.zeros((1, first_CHW.shape[0], frames, *first_CHW.shape[1:]))
-    video_BCTHW[0, :, 0] = first_CHW
+    """Encode a video of `frames` frames: `images` first, `last` last, the others grey. As `vae_encode`."""
+    high, wide, channels = images[0].pixels_HWC.shape
+    video_BCTHW = torch.zeros((1, channels, frames, high, wide))
+    for place, image in enumerate(images):
+        video_BCTHW[0, :, place] = torch.from_numpy(image.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
     if last is not None:
         video_BCTHW[0, :, -1] = torch.from_numpy(last.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
     return _finite_latent(encoded(video_BCTHW, vae, latent, hooks, None, division), vae)

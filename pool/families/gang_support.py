@@ -28,7 +28,7 @@ from modelpool.pool.values.core.stage_params import (
 #: conditions that act on the latent between the calls of the model, and texts of their own
 _OUTSIDE = (StartCondition, MaskCondition, RegionParams)
 #: options that change predictions
-_BETWEEN_CALLS = ("rescale_cfg", "cfg_zero", "apg", "tcfg", "perp_neg", "epsilon_scaling")
+_BETWEEN_CALLS = ("rescale_cfg", "cfg_zero", "apg", "tcfg", "perp_neg", "epsilon_scaling", "cfg_override")
 
 
 def text_groups(texts: int, degree: int) -> int:

@@ -53,6 +53,8 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
         found.add("rescale_cfg")
     if is_plain:
         found |= {"cfg_norm", "fresca", "apg", "tcfg"}
+        if facts.image_concat is None or facts.image_concat.is_inpaint:  # others are guided by their image, too
+            found.add("cfg_override")
         if _reads_empty_text(facts):
             found.add("perp_neg")
     if facts.audio is None and not has_sound:

@@ -15,9 +15,16 @@ A pass that runs is stopped only if
    worker would complete it sooner;
 3. the short tasks together come sooner by more time than the rows lose together: the short tasks, their loads, and the
    states (`SWITCH_SECONDS`). The rest of a step delays the short tasks, and is not lost;
-4. it has run so long that its stops take at most `MOST_LOST` of the time;
+4. it has run so long that what its stops cost takes at most `MOST_LOST` of the time: the states, and loads of its
+   weights. The short tasks have to run in any case: counted as well, they kept a loaded GPU from its texts until the
+   pass had ended with few rows;
 5. no other task goes first there by its priority, deadline, share or time of waiting: the rows could not go on at once,
    nor could others join (`scheduler.decisions.placement.joining`, rule 2).
+
+A stop with a free row also serves texts ahead: of requests that take rows which become free later, as many as the pass
+has rows, if they take together less than `MOST_LOST` of a pass. Without them a row would be empty from its end to the
+next stop. What could join waits until this is decided: a row that joins at the step at which the others stop computes
+that step alone.
 
 Nor do texts go before a task that goes first itself.
 
@@ -75,7 +82,7 @@ class PassBreaks:
         self.next_at = inf
 
     def stop_passes(self, at: float) -> None:
-        """Stop passes for the short tasks that wait now. Call after ready tasks were started."""
+        """Stop passes for the short tasks that wait now. Call before ready tasks are started, and join."""
         self.next_at = inf
         passes = list(islice(self._worker_table.open_passes.values(), MOST_PASSES))
         if not passes or not self._has_short(max(worker.capacity_bytes or 0 for worker in passes)):
@@ -103,7 +110,7 @@ class PassBreaks:
             return False
         if first in self._demand.backlog.urgent:
             return False
-        rows = first.spec.batch_size - self._ready_like(first)
+        rows = first.spec.batch_size - max(1, self._ready_like(first))
         if rows <= 0:
             return False
         served = self._served(worker, first, rows, first.priority, at)
@@ -112,15 +119,15 @@ class PassBreaks:
         if len(served.joins) * pass_seconds <= (waiting + len(served.joins)) * served.seconds:
             return False
         first.texts_before += 1
-        self._have_go_first(served)
+        self._have_go_first(self._with_texts_ahead(worker, first, served, rows, first.priority, at))
         return True
 
     def _ready_like(self, first: Task) -> int:
-        """Return how many tasks are ready for the pass that `first` begins, itself included, at most its rows."""
+        """Return how many tasks are ready for the pass that `first` begins, or has begun, at most its rows."""
         lines = self._demand.backlog.of_component(first.spec.uses[0].component, MOST_LINES)
         tasks = (task for line in lines for task in line.tasks.first(first.spec.batch_size))
         like = sum(self._are_alike(task.spec, first.spec) for task in tasks)
-        return min(max(1, like), first.spec.batch_size)
+        return min(like, first.spec.batch_size)
 
     def _are_alike(self, one: TaskSpec, other: TaskSpec) -> bool:
         """Whether two tasks may be in a pass at the same time; without joins, if they may begin it together."""
@@ -134,7 +141,8 @@ class PassBreaks:
     def _stop(self, worker: Worker, members: list[Task], wait_seconds: float, at: float) -> None:
         """Stop the pass of a worker, if it pays and it has run long enough."""
         priority = max(member.priority for member in members)
-        served = self._served(worker, members[0], worker.free_rows, priority, at)
+        free_rows = max(0, worker.free_rows - self._ready_like(members[0]))
+        served = self._served(worker, members[0], free_rows, priority, at)
         if not served.tasks:
             return
         lost_seconds = SWITCH_SECONDS + served.seconds
@@ -142,13 +150,25 @@ class PassBreaks:
         sooner = served.count * (min(wait_seconds, served.elsewhere_seconds) - begins_after)
         if sooner <= len(members) * lost_seconds or not self._goes_on(worker, members, served, at):
             return
-        may_stop_at = min(member.started_at for member in members) + lost_seconds / MOST_LOST
+        stop_seconds = SWITCH_SECONDS + served.reload_seconds
+        may_stop_at = min(member.started_at for member in members) + stop_seconds / MOST_LOST
         if may_stop_at > at:
             self.next_at = min(self.next_at, may_stop_at)
             return
+        ahead = self._with_texts_ahead(worker, members[0], served, free_rows, priority, at) if free_rows else served
+        if self._goes_on(worker, members, ahead, at):
+            served = ahead
         others = f", and {len(served.tasks) - 1} more" if len(served.tasks) > 1 else ""
         self._preemption.pause(worker, f"for {served.tasks[0].name}{others}, which take {served.seconds:.2f} s", at)
         self._have_go_first(served)
+
+    def _with_texts_ahead(
+        self, worker: Worker, first: Task, served: _Served, free_rows: int, priority: int, at: float
+    ) -> _Served:
+        """Return what goes before a pass, with texts for rows that become free later, if they take little time."""
+        more = self._served(worker, first, free_rows + first.spec.batch_size, priority, at)
+        pass_seconds = self._costs.resident_seconds(first.spec, first.cost_class, worker)
+        return more if more.seconds - served.seconds <= MOST_LOST * pass_seconds else served
 
     def _may_stop(self, worker: Worker, members: list[Task]) -> bool:
         """Rule 1, without the priorities."""
@@ -197,7 +217,8 @@ class PassBreaks:
             served.tasks.append(task)
         if served.reloads:  # the weights of the pass are loaded again: at most all that it uses
             reload_bytes = sum(self._costs.components[use.component].upload_bytes for use in first.spec.uses)
-            served.seconds += reload_bytes / worker.link_bytes_per_second
+            served.reload_seconds = reload_bytes / worker.link_bytes_per_second
+            served.seconds += served.reload_seconds
         return served
 
     def _waiting(self, worker: Worker) -> Iterator[Task]:
@@ -264,6 +285,7 @@ class _Served:
     seconds            of the tasks, with their loads and the loads after them
     elsewhere_seconds  until another worker would start the first of them
     reloads            they need memory that the weights of the pass have
+    reload_seconds     to load these weights again
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -272,6 +294,7 @@ class _Served:
     seconds: float = 0.0
     elsewhere_seconds: float = inf
     reloads: bool = False
+    reload_seconds: float = 0.0
 
     @property
     def count(self) -> int:

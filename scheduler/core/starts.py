@@ -140,7 +140,7 @@ class Starts:
         if not isinstance(event, RunEnded) or event.report.error is not None:
             return False
         worker = self._worker_table.current(event.report.worker_id, event.report.incarnation)
-        if worker is None or worker.task_id is None or worker.pass_key:
+        if worker is None or worker.members == 1 or worker.task_id is None or worker.pass_key:
             return False
         return len(worker.task_ids) < worker.members
 
@@ -149,18 +149,9 @@ class Starts:
         that placement would start there then."""
         check_at = self.send_ahead.revoke_outdated(self._demand.at, is_ending)
         if not is_ending:
-            candidates, calls = self.send_ahead.candidates(self._demand.at), Calls(self.send_ahead.seconds)
-            while candidates and self._demand.backlog.count:
-                worker = soonest_free(candidates)
-                self._worker_table.pretend_idle(worker)
-                decision = self._placement(self._query())
-                self._worker_table.stop_pretending(worker)
-                if decision is None or not self.send_ahead.accepts(decision, worker):
-                    candidates.remove(worker)
-                    continue
-                self._queue(decision, calls)
-                if not self.send_ahead.has_room(worker, self._demand.at):
-                    candidates.remove(worker)
+            calls = Calls(self.send_ahead.seconds)
+            if candidates := self.send_ahead.candidates(self._demand.at):
+                self._fill_queues(candidates, calls)
             while (follower := self.send_ahead.follower(self._demand.at)) is not None:
                 task, worker = follower
                 note = "its input is computed there"
@@ -169,9 +160,29 @@ class Starts:
         if check_at < inf:
             self._ticks.request(check_at - self._demand.at, self._demand.at)
 
+    def _fill_queues(self, candidates: list[Worker], calls: Calls) -> None:
+        """Send tasks to busy workers in turns, each the one that placement would start there if it were idle."""
+        table, idle = self._worker_table, None
+        while candidates and self._demand.backlog.count:
+            worker = candidates[0] if len(candidates) == 1 else soonest_free(candidates)
+            if worker is not idle:
+                if idle is not None:
+                    table.stop_pretending(idle)
+                table.pretend_idle(worker)
+                idle = worker
+            decision = self._placement(self._query())
+            if decision is None or not self.send_ahead.accepts(decision, worker):
+                candidates.remove(worker)
+                continue
+            self._queue(decision, calls)
+            if not self.send_ahead.has_room(worker, self._demand.at):
+                candidates.remove(worker)
+        if idle is not None:
+            table.stop_pretending(idle)
+
     def start_queued(self, worker: Worker) -> None:
         """The run of the worker has ended: it has started its next queued task, unless that is revoked."""
-        queued = self._worker_table.unqueue(worker)
+        queued, was_barred = self._worker_table.unqueue(worker), worker.is_barred
         task = self._demand.tasks[queued.task_id]
         start = self._task_start(task, worker, queued.why)
         if task.follows:  # a task in front of it has failed, or was revoked
@@ -194,7 +205,9 @@ class Starts:
         expected_end = self._demand.at + queued.seconds + (extra_seconds or 0.0)
         self._worker_table.run_started(worker, task.name, assumed, expected_end, decodes=queued.decodes)
         # whether a revoked task runs is not known, and one without its inputs does not: nothing can be sent
-        worker.is_barred = queued.is_revoked or bool(task.follows) or any(other.is_revoked for other in worker.queue)
+        worker.is_barred = queued.is_revoked or bool(task.follows)
+        if was_barred and not worker.is_barred:  # else none was asked back
+            worker.is_barred = any(other.is_revoked for other in worker.queue)
         self._prefetch_planner.run_started(worker)
         decision = PlacementDecision(task, worker, queued.seconds, queued.why)
         self._preload_planner.run_started(worker, task.cost_class, decision)

@@ -310,12 +310,12 @@ class SchedulerState:
             self._maintain(event)
         self.demand.fair_queue.settle(self.at)
         if self.ends_at is None:
+            if self.config.preemption and self.worker_table.open_passes:
+                self.pass_breaks.stop_passes(self.at)
             if not self.starts.is_reported_in_parts(event):
                 self.starts.start_ready()
             if self.config.preemption:
                 self.preemption.preempt(self.at)
-                if self.worker_table.open_passes:
-                    self.pass_breaks.stop_passes(self.at)
             if self.demand.shareable:
                 self.gang_starts.resize(self.at)
         else:

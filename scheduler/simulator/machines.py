@@ -50,6 +50,7 @@ class SimulatedGpu:
     marginal  time of each further task of a batch, as a fraction of one task: 1 gains nothing
     gang_link_bytes_per_second  to other GPUs of its machine, which hold weights for each other in runs that they share;
                                 0: they do not
+    resume_seconds  to begin a run from the state of an earlier one, with saving that
     """
 
     worker_id: WorkerId
@@ -61,6 +62,7 @@ class SimulatedGpu:
     node: NodeId = NO_NODE
     marginal: float = 1.0
     gang_link_bytes_per_second: float = 0.0
+    resume_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,7 @@ class Machines:
         reading = machine.host.read(now, command.worker_id, loading, _united(loading, streaming))
         load_seconds = max(moves.upload_bytes / gpu.link_bytes_per_second, reading.loaded_at - now)
         load_seconds += len(moves.switched) * self._patch_switch_seconds
+        load_seconds += gpu.resume_seconds if command.resume else 0.0
         computing_seconds = longest.run_seconds * mode.slowdown / gpu.speed * factor
         computing_seconds *= 1.0 + (number - 1) * gpu.marginal
         moving_seconds = max(streamed_bytes / gpu.link_bytes_per_second, reading.streamed_at - reading.loaded_at)

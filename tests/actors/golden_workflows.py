@@ -610,6 +610,15 @@ IMAGES: dict[str, Golden] = {
         },
         lambda do: detailed(do),
     ),
+    "the colours of the negative": Golden(
+        {
+            **BASE,
+            "e": BASE["d"],
+            "n": operation("image_invert", image="e"),
+            "d": operation("image_match_colours", {"strength": 0.5}, image="e", reference="n"),
+        },
+        lambda do: of_negative(do),
+    ),
     "a text for each text encoder": Golden(
         {
             "p": text("a cat", "xl"),
@@ -729,6 +738,12 @@ def detailed(do: Steps) -> Any:
     planes = {plane: do.change("image_plane", {"plane": plane}, image=framed) for plane in "YUV"}
     colours = do.change("image_of_planes", **planes)
     return ImagePixels(np.concatenate([colours.pixels_HWC, 255 - HALF[..., None]], axis=-1))
+
+
+def of_negative(do: Steps) -> Any:
+    image = do.decode(do.sample())
+    negative = ImagePixels(255 - image.pixels_HWC)
+    return do.change("image_match_colours", {"strength": 0.5}, image=image, reference=negative)
 
 
 def of_encoders(do: Steps) -> Any:

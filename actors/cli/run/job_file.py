@@ -28,7 +28,7 @@ from modelpool.pool.values.core.errors import UserError
 #: longest message about a line; it quotes the value that it refuses
 MAX_MESSAGE = 500
 #: options that nodes of workflows have had since seeds are made so
-_LATER_OPTIONS = ("fresca", "apg", "tcfg", "epsilon_scaling", "perp_neg", "deep_shrink")
+_LATER_OPTIONS = ("fresca", "apg", "tcfg", "epsilon_scaling", "perp_neg", "deep_shrink", "cfg_override")
 #: largest file with lines that are counted before they are read, which takes about a second
 MAX_COUNTED_BYTES = 1 << 30
 #: files with a row in each line

@@ -41,7 +41,7 @@ from modelpool.pool.values.specs.spec import (
     TaskId,
     TaskSpec,
 )
-from modelpool.pool.values.specs.wire_value import WireValue
+from modelpool.pool.values.specs.wire_value import WireValue, evolve
 
 #: size of a row of a textual inversion: 2,048 numbers of 4 bytes at most, for SDXL
 EMBEDDING_ROW_BYTES = 8192
@@ -137,7 +137,7 @@ class TaskCollector:
         if new not in self._tasks:
             self._works[new] = work
             like = self._task_like(work, context_tokens, batch_size, degrees)
-            self._tasks[new] = replace(like, task_id=new, needs=tuple(needs.values()), input_names=tuple(needs))
+            self._tasks[new] = evolve(like, task_id=new, needs=tuple(needs.values()), input_names=tuple(needs))
         if self.node:
             self._nodes.setdefault(new, {})[self.node] = None
         return new

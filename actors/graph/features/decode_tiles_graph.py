@@ -51,6 +51,8 @@ def with_tiles(work: DecodeParams, request: GenerateRequest, facts: SamplingFact
     """Return `work` with the tiles that `request` asks for. Raises UnusableField as `check_tiles`: a stage of a request
     is built without the checks of a complete one."""
     check_tiles(request, facts)
+    if not request.vae_tile and not request.vae_frames:
+        return work
     return replace(work, tile=request.vae_tile or 0, tile_frames=request.vae_frames or 0)
 
 

@@ -35,22 +35,21 @@ class InputMissing(UserError):
 class RecipeSource:
     """A request, its defaults filled in, and its task graph: the source of its recipe.
 
-    loras   of the request; the graph has them only as far as they change a component that runs
+    loras      of the request; the graph has them only as far as they change a component that runs
+    stages     the stage parameters of all tasks, in order
+    samplings  the sampling runs, in order
     """
 
     request: GenerateRequest
     graph: JobGraph
     loras: Sequence[LoraRef]
+    stages: Sequence[StageParams] = field(init=False)
+    samplings: Sequence[SampleParams] = field(init=False)
 
-    @property
-    def stages(self) -> list[StageParams]:
-        """The stage parameters of all tasks, in order."""
-        return [self.graph.works[task.task_id] for task in self.graph.job.tasks]
-
-    @property
-    def samplings(self) -> list[SampleParams]:
-        """The sampling runs, in order."""
-        return [stage for stage in self.stages if isinstance(stage, SampleParams)]
+    def __post_init__(self) -> None:
+        stages = [self.graph.works[task.task_id] for task in self.graph.job.tasks]
+        object.__setattr__(self, "stages", stages)
+        object.__setattr__(self, "samplings", [stage for stage in stages if isinstance(stage, SampleParams)])
 
     @property
     def sample(self) -> SampleParams:

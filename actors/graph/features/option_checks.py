@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modelpool.actors.graph.features.recipe import Recipe
 
 #: options that combine the predictions with and without guidance
-_GUIDANCE = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg", "sound")
+_GUIDANCE = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg", "cfg_override", "sound")
 #: options that compute the guided prediction, and ones that change two predictions before that
 _WHOLE_GUIDANCE, _OF_TWO_PREDICTIONS = ("cfg_zero", "apg", "perp_neg"), ("fresca", "tcfg")
 #: options of which a run has at most one

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from modelpool.actors.graph.common.input_ids import input_image_id
 from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask, start_image_task
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
+from modelpool.actors.request.control_video_fields import TaskVideo
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode, SamplingFacts, SeenAs, VideoNumbers
 from modelpool.pool.values.core.stage_params import EncodeImageParams, SeenImages, ViewCondition
-from modelpool.pool.values.core.task_inputs import LAST_IMAGE
+from modelpool.pool.values.core.task_inputs import LAST_IMAGE, VIDEO
 from modelpool.pool.values.specs.spec import TaskId
 
 if TYPE_CHECKING:
@@ -178,6 +179,25 @@ def first_frame_task(run: SamplingRun, begins: FirstFrameMode | None, frames: in
             return StageTask(replace(task.work, noise=noise, seed=run.seed if noise else 0), task.needs)
         case _:
             return task
+
+
+def first_frames_task(run: SamplingRun, begins: FirstFrameMode | None, frames: int, first: TaskVideo) -> StageTask:
+    """Return the encoding of the frames that `run`, of a video of `frames`, begins with. Raises UnusableField for a
+    model that reads one image."""
+    task = start_image_task(run)
+    assert isinstance(task.work, EncodeImageParams), "the start image is encoded"
+    count, video = min(first.frames, frames), run.facts.video
+    needs = {VIDEO: TaskId(first.task)}
+    match begins:
+        case FirstFrameMode.CONCATENATED:
+            last = run.request.last_image
+            needs |= {} if last is None else {LAST_IMAGE: input_image_id(last)}
+            return StageTask(replace(task.work, frames=frames, ends=last is not None, begins=count), needs)
+        case FirstFrameMode.MARKED_CELL:
+            assert video is not None, "a model of videos"
+            cell = video.frames_per_cell
+            return StageTask(replace(task.work, frames=1 + (count - 1) // cell * cell, is_video=True), needs)
+    raise unusable_field("image", counted(first.frames, "frame"), f"one image for model {run.model.name!r}")
 
 
 @dataclass(frozen=True, slots=True)

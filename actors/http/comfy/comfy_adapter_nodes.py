@@ -114,7 +114,7 @@ def _check_settings(given: Mapping[str, Any]) -> None:
 def _applied(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a model with one more image prompt; the model as it is for weight 0."""
     model: ModelValue = given["model"]
-    adapter, image, mask, weight = (given.get(name) for name in ("ipadapter", "image", "attn_mask", "weight"))
+    adapter, image, weight = (given[name] for name in ("ipadapter", "image", "weight"))
     if not isinstance(adapter, AdapterValue):
         raise NodeUnsupported("ipadapter: expected one of IPAdapterModelLoader or IPAdapterUnifiedLoader")
     if not weight:
@@ -125,7 +125,7 @@ def _applied(given: Mapping[str, Any]) -> tuple[Any, ...]:
     check_parts("model", "image prompts", len(model.image_prompts) + 1, MAX_PARTS)
     blocks = _blocks(given["weight_type"])
     span = given["start_at"], given["end_at"]
-    use = ImagePromptUse(adapter, image, weight, *span, blocks=blocks, mask=mask)
+    use = ImagePromptUse(adapter, image, weight, *span, blocks=blocks, mask=given.get("attn_mask"))
     return (replace(model, image_prompts=(*model.image_prompts, use)),)
 
 

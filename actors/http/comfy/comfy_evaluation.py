@@ -22,7 +22,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_ROUTES
 from modelpool.actors.http.comfy.comfy_pack_switches import ROUTES, Bundle
-from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels
+from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels, settled
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected, link_of
 from modelpool.actors.request.control_video_fields import VideoFile
@@ -67,6 +67,9 @@ def evaluated(
             if kind.name == _COMPONENTS:
                 outputs[node_id] = (None, None, video.frame_rate, "8", "sRGB")
             continue
+        if is_linked and (settings := settled(kind.name, inputs, _sizes_of(found[node_id], sizes))):
+            inputs = {name: value for name, value in {**inputs, **settings}.items() if value is not None}
+            found[node_id] = {"class_type": node["class_type"], "inputs": inputs}
         if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
             sizes[node_id] = size
         given = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None
@@ -143,7 +146,13 @@ def _size_of(
     if rule is None or settings is None:
         return None
     links = {name: link[0] for name in node["inputs"] if (link := link_of(node, name)) is not None}
-    return rule({**links, **settings}, {name: sizes[source] for name, source in links.items() if source in sizes})
+    return rule({**links, **settings}, _sizes_of(node, sizes))
+
+
+def _sizes_of(node: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> dict[str, Pixels]:
+    """Return the sizes of what a node is linked to, by its inputs, as far as they are known."""
+    links = {name: link[0] for name in node["inputs"] if (link := link_of(node, name)) is not None}
+    return {name: sizes[source] for name, source in links.items() if source in sizes}
 
 
 def _outputs_of(
@@ -155,11 +164,13 @@ def _outputs_of(
     if kind.name in SIZE_NODES:
         source, outputs = SIZE_NODES[kind.name]
         link = link_of(node, source)
-        size = sizes.get(node_id) or (None if link is None else sizes.get(link[0]))
+        size = sizes.get(node_id if kind.name in SIZE_RULES or link is None else link[0])
         if size is None:
             return None
         width, height = size  # how many images there are is not known
-        return tuple({"width": width, "height": height, "image": inputs[source]}.get(each) for each in outputs)
+        known = {"width": width, "height": height, "image": inputs[source], "longest": max(size)}
+        known["side"] = (min if inputs.get("side") == "Shortest" else max)(size)
+        return tuple(known.get(each) for each in outputs)
     if kind.name in PASSING_NODES:
         settings = _settings(node, kind, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
         there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)

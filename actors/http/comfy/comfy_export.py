@@ -37,6 +37,8 @@ _VIRTUAL = (*_NOTES, *_REROUTES, _PRIMITIVE, _SET, _GET)
 _UPLOAD = "image"
 #: a node with a row of values for each LoRA
 _POWER_LORAS = "Power Lora Loader (rgthree)"
+#: nodes with a widget that is a table
+_TABLES: Mapping[str, str] = MappingProxyType({"ImageCropV2": "crop_region"})
 #: nodes with rows of LoRAs or words that the user adds, behind these widgets
 _MANAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -369,6 +371,9 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     values = node.get("widgets_values") or []
     if isinstance(values, list):  # what an editor needs to know of its text fields
         values = [value for value in values if not (isinstance(value, dict) and "textWidgetName" in value)]
+    if node["type"] in _TABLES:  # next to the table, its numbers are listed one by one
+        table = next((value for value in values if isinstance(value, dict)), None)
+        return ({} if table is None else {_TABLES[node["type"]]: table}), []
     if node["type"] in _MANAGED and isinstance(values, list):
         return _managed_widgets(node["type"], values), []
     if node["type"] == _POWER_LORAS:  # its widgets are rows that the user adds, and two that only the editor needs

@@ -467,9 +467,9 @@ class MadeNodes:
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
         read = (positive, negative) if given["cfg"] != 1 else (positive,)
         family = self._families.get(model.name, "")
-        unread = unread_warnings(read, model.name, family, size, getattr(start, "seconds", 0.0))
-        told = (*unread, *seen_warnings(positive, family), *option_warnings(node_id, model, given["cfg"], family))
-        self.warnings |= dict.fromkeys(told)
+        told = unread_warnings(read, model.name, family, size, getattr(start, "seconds", 0.0))
+        unread = (*told, *seen_warnings(positive, family))
+        self.warnings |= dict.fromkeys((*unread, *option_warnings(node_id, model, given["cfg"], family)))
         if given["cfg"] != 1:
             self.warnings |= dict.fromkeys(negative_warnings(node_id, positive, negative))
         if isinstance(start, BlankLatent):

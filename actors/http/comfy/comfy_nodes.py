@@ -36,8 +36,10 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
+from modelpool.actors.http.comfy.comfy_pack_images import PACK_IMAGES
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_NODES
 from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_NODES
+from modelpool.actors.http.comfy.comfy_pair_nodes import PAIR_NODES
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_NODES
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
@@ -216,6 +218,7 @@ _ROWS = (
     *IMAGE_NODES,
     *OPERATION_NODES,
     *RESIZE_NODES,
+    *PAIR_NODES,
     *PATCH_NODES,
     *ADAPTER_NODES,
     *VIDEO_NODES,
@@ -224,6 +227,7 @@ _ROWS = (
     *CUSTOM_NODES,
     *LOADING_NODES,
     *SAVING_NODES,
+    *PACK_IMAGES,
 )
 #: nodes by name
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

@@ -148,6 +148,11 @@ def _shrunk(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     }
 
 
+def _overridden(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    span = {"start": given["start_percent"], "end": given["end_percent"]}
+    return "cfg_override", {"cfg": given["cfg"], "shares_of": "noise", **span}
+
+
 def _as_it_is(name: str, reason: str, *inputs: NodeInput) -> NodeType:
     """Return a node that changes how fast a model runs, or what the pool does by itself: the model stays as it is."""
 
@@ -312,6 +317,13 @@ OPTION_NODES = (
         number("momentum", 0.0, -5.0, 1.0),
     ),
     _row("TCFG", _damped),
+    _row(
+        "CFGOverride",
+        _overridden,
+        number("cfg", 1.0, 0.0, 100.0),
+        number("start_percent", 0.0, 0.0, 1.0),
+        number("end_percent", 1.0, 0.0, 1.0),
+    ),
     _row(
         "PatchModelAddDownscale",
         _shrunk,

@@ -31,9 +31,11 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     number,
     text,
     warn,
+    warn_unread,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_pack_switches import Route
+from modelpool.actors.http.comfy.comfy_pack_texts import has_choices
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
 from modelpool.actors.http.comfy.comfy_values import ClipValue, LoraUse, ModelValue, TextValue, VaeValue
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
@@ -41,6 +43,7 @@ from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
 _NONE = "None"
+_OWN_CHOICE = "the pool decides about dtypes, devices and kernels of attention itself"
 _STRENGTH = (1.0, -100.0, 100.0)
 #: slots of stacks of LoRAs
 _STACKED, _EFFICIENT_SLOTS = 3, 50
@@ -63,10 +66,17 @@ def _model(given: Mapping[str, Any]) -> tuple[Any, ...]:
     extra = given.get("extra_model_name")
     if extra not in (None, "", "none", _NONE) or given.get("extra_state_dict"):
         raise NodeUnsupported("extra_model_name, extra_state_dict: expected none: the pool reads a model from one file")
+    for name in ("weight_dtype", "compute_dtype", "dequant_dtype", "patch_dtype"):
+        warn_unread(given, name, _OWN_CHOICE, own="default")
+    for name in ("patch_cublaslinear", "patch_on_device", "enable_fp16_accumulation"):
+        warn_unread(given, name, _OWN_CHOICE, own=False)
+    warn_unread(given, "sage_attention", _OWN_CHOICE, own="disabled")
+    warn_unread(given, "attention_override", _OWN_CHOICE, own="none")
     return (ModelValue(given["model_name"]),)
 
 
 def _vae(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn_unread(given, "weight_dtype", _OWN_CHOICE, own="bf16")
     return (VaeValue("", given["vae_name"]),)
 
 
@@ -186,6 +196,8 @@ def _toggled(given: Mapping[str, Any]) -> tuple[Any, ...] | None:
 def _managed_prompt(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """An encoded text behind words that are linked, and that text."""
     words = [given.get(f"trigger_words{place}") for place in range(1, 5)]
+    if has_choices(given["text"]):
+        raise NodeUnsupported("text: found choices, expected the text that was chosen: a seed chooses another one here")
     found = ", ".join(str(each) for each in (*words, given["text"]) if each)
     return TextValue(found, given["clip"]), found
 
@@ -322,11 +334,12 @@ LOADING_NODES = (
          text("device", "default", False)),
         "CLIP",
     ),
-    _row("Checkpoint Loader (Simple)", _named_checkpoint, (combo("ckpt_name", MODELS),), "MODEL", "CLIP", "VAE", ANY),
+    _row("Checkpoint Loader (Simple)", _named_checkpoint, (combo("ckpt_name", MODELS),),
+         *("MODEL", "CLIP", "VAE", "STRING")),
     _row("CheckpointLoader|pysssss", _checkpoint, (combo("ckpt_name", MODELS),), *("MODEL", "CLIP", "VAE")),
     _row("LoraLoader|pysssss", _lora, (*_MODEL_CLIP, *_LORA), "MODEL", "CLIP"),
-    _row("Load Lora", _named_lora, (*_MODEL_CLIP, *_LORA), "MODEL", "CLIP", ANY),
-    _row("Lora Loader", _named_lora, (*_MODEL_CLIP, *_LORA), "MODEL", "CLIP", ANY),
+    _row("Load Lora", _named_lora, (*_MODEL_CLIP, *_LORA), "MODEL", "CLIP", "STRING"),
+    _row("Lora Loader", _named_lora, (*_MODEL_CLIP, *_LORA), "MODEL", "CLIP", "STRING"),
     _row("CR Load LoRA", _helped_lora, (*_MODEL_CLIP, _ON, *_LORA), "MODEL", "CLIP", "STRING"),
     _row(
         "CR LoRA Stack",

@@ -125,7 +125,7 @@ _SAVERS = (
         "extension",
         "quality",
         _is_true("lossless_webp"),
-        ("output_path", "filename_number_start", "dpi", "overwrite_mode"),
+        ("output_path", "filename_number_start", "dpi", "overwrite_mode", "embed_workflow"),
     ),
     _Saver(
         "Save Image (LoraManager)",
@@ -142,7 +142,7 @@ _SAVERS = (
         "file_format",
         "quality",
         _is_true("lossless_webp"),
-        ("save_as_recipe",),
+        ("embed_workflow", "save_with_metadata", "save_as_recipe"),
     ),
     *(
         _Saver(
@@ -164,7 +164,7 @@ _SAVERS = (
             "extension",
             _QUALITY,
             _is_true("lossless_webp"),
-            (*_WHERE, *_ABOUT, "scheduler", "metadata", "save_workflow_as_json"),
+            (*_WHERE, *_ABOUT, "scheduler", "metadata", "save_workflow_as_json", "embed_workflow"),
         )
         for name in ("Image Saver", "Image Saver Simple", "Save Image w/Metadata")
     ),
@@ -191,7 +191,7 @@ _SAVERS = (
         "format",
         "quality",
         lambda given: False,
-        ("custom_path", "timestamp", "blind_watermark", "save_workflow_as_json"),
+        ("custom_path", "timestamp", "meta_data", "blind_watermark", "save_workflow_as_json"),
         source="images",
     ),
 )

@@ -337,8 +337,7 @@ _CAMERA = _Pass(
             whole("horizontal_angle", 0, 0, 360),
             whole("vertical_angle", 0, -90, 90),
             NodeInput("zoom", "FLOAT", 5.0, 0.0, 10.0),
-            NodeInput("default_prompts", "BOOLEAN", False, is_required=False),
-            NodeInput("camera_view", "BOOLEAN", False, is_required=False),
+            *(text(name, "", False) for name in ("default_prompts", "camera_view")),  # of the editor alone
             link("image", "IMAGE", is_required=False),
         ),
         *("STRING", "LOAD3D_CAMERA"),

@@ -30,6 +30,8 @@ from modelpool.actors.http.comfy.comfy_utility_nodes import need_room
 _MOST_JOINED = 100
 #: styles that leave a text as it is
 _NO_STYLES = ("base", "sai-base", "none", "no style", "")
+#: the name of a list, and alternatives
+_CHOICES = re.compile(r"__[\w.\-+/*\\]{1,100}__|\{[^{}|]*\|")
 _UNTIDY = ((re.compile(r"[ \t]{2,}"), " "), (re.compile(r" +,"), ","), (re.compile(r",{2,}"), ","))
 Build = Callable[[Mapping[str, Any]], tuple[Any, ...]]
 
@@ -182,11 +184,16 @@ def _with_fixes(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (joined("", [given["prefix"], str(value), given["suffix"]]),)
 
 
+def has_choices(whole_text: str) -> bool:
+    """Whether a text has alternatives, or names of lists of them, of which a seed chooses."""
+    return _CHOICES.search(whole_text) is not None
+
+
 def _populated(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The text that the editor has made from the one with choices; if that has none, they are the same. Raises
     NodeUnsupported for a choice that is still to be made."""
     made, template = given["populated_text"], given["wildcard_text"]
-    if given["mode"] in ("populate", "True", "true") and re.search(r"__[\w.\-+/*\\]+__|\{[^{}]*\|[^{}]*\}", template):
+    if given["mode"] in ("populate", "True", "true") and has_choices(template):
         raise NodeUnsupported(
             "mode: found populate with choices in wildcard_text, expected fixed: choices of a seed differ from program "
             "to program; populated_text has the text that was chosen, or write {a|b} in a text of the pool's requests"

@@ -14,7 +14,7 @@ _REMOTE = "it calls a paid service of another company, which the pool does not d
 _HOOKS = "LoRAs over the steps are written as name:0.8@0-0.5 in the pool's own requests"
 _FILES = "the pool writes outputs, and no files of weights or latents"
 _TRAINING = "the pool trains no models"
-_USER_MEDIA = "the pool reads videos and audio of users in its own requests alone"
+_USER_MEDIA = "videos and audio of users are uploaded, and read as a whole by LoadVideo and LoadAudio"
 _DETECTION = "the pool has no model that detects or segments, or that finds depth and poses in images"
 _SOUND = (
     "the pool samples frames and sound of LTX-2 as one latent, in its own requests, and has no nodes for parts of it"
@@ -51,11 +51,14 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("NAGuidance", "Mahiro", "ScaleROPE2"), (
             "the pool does not have this kind of guidance"
         )),
+        "ConditioningSetAreaPercentageVideo": "the pool has no areas of videos: a text is for all frames",
         **dict.fromkeys(
-            ("ConditioningSetAreaPercentageVideo", "ConditioningSetPropertiesAndCombine", "ConditioningSetProperties",
-             "ConditioningSetDefaultCombine", "ConditioningTimestepsRange", "PairConditioningSetProperties",
-             "PairConditioningSetPropertiesAndCombine", "PairConditioningCombine", "SetClipHooks", "CreateHookLora",
-             "CreateHookLoraModelOnly", "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly", "SetHookKeyframes",
+            ("ConditioningSetDefaultCombine", "PairConditioningSetDefaultCombine"),
+            "the pool predicts for each text everywhere, and for none where others are not: ConditioningCombine",
+        ),
+        **dict.fromkeys(
+            ("SetClipHooks", "CreateHookLora", "CreateHookLoraModelOnly",
+             "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly", "SetHookKeyframes",
              "CreateHookKeyframe", "CreateHookKeyframesInterpolated", "CreateHookKeyframesFromFloats", "CombineHooks2",
              "CombineHooks4", "CombineHooks8"),
             _HOOKS,
@@ -75,7 +78,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
              "LoadImageTextSetFromFolderNode", "LoadTrainingDataset", "SaveTrainingDataset", "MakeTrainingDataset"),
             _TRAINING,
         ),
-        **dict.fromkeys(("RecordAudio", "LoadVideo", "Video Slice", "VHS_LoadVideo", "VHS_LoadVideoPath",
+        **dict.fromkeys(("RecordAudio", "Video Slice", "VHS_LoadVideo", "VHS_LoadVideoPath",
                          "VHS_LoadAudio", "VHS_LoadImagesPath"), _USER_MEDIA),
         **dict.fromkeys(("WebcamCapture", "Painter"), "it needs the editor's page"),
         **dict.fromkeys(
@@ -90,11 +93,6 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "Qwen-Image",
         ),
         "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
-        **dict.fromkeys(
-            ("DualModelGuider", "CFGOverride", "Ideogram4Scheduler"),
-            "a model that a second one guides is one model of the pool, with its own guidance and levels: KSampler "
-            "with its defaults",
-        ),
         **dict.fromkeys(
             ("CreateBoundingBoxes", "Flux3LayoutPrompt", "BuildJsonPromptIdeogram", "ImageCompositor"),
             "it needs the editor's page; write the prompt as a text",
@@ -156,7 +154,7 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
         ("WanSCAIL", "Wan SCAIL"), ("SCAIL", "Wan SCAIL"), ("WanSound", "Wan S2V"), ("WanTrack", "Wan ATI"),
         ("WanMove", "Wan Move"), ("GenerateTracks", "Wan Move"), ("WanDancer", "Wan Dancer"),
         ("WanCamera", "Wan Fun camera"), ("WanPhantom", "Phantom"), ("WanHuMo", "HuMo"), ("Bernini", "Bernini"),
-        ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"), ("Wan22FunControl", "Wan 2.2 Fun control"),
+        ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"),
         ("AudioEncoder", "an encoder of audio that conditions videos"), ("FrameInterpolat", "frame interpolation"),
         ("OpticalFlow", "optical flow"), ("VOID", "VOID"), ("SUPIR", "SUPIR"), ("ARVideo", "autoregressive video"),
         ("EmptyARVideo", "autoregressive video"), ("SamplerARVideo", "autoregressive video"), ("YuE2", "YuE 2"),

@@ -39,6 +39,8 @@ _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: families that read embeddings of images next to a text, and the ones of which they are states
 _SEES_STATES = "Stable Cascade C"
 _SEES_NEXT_TO_TEXT = (_SEES_STATES, "Stable Diffusion XL")
+#: the family of models that a second one guides, which is a part of them
+_GUIDED_BY_SECOND = "Ideogram 4"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
 GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
 #: families that sample the audio of a video with its frames, and the frame rate that ComfyUI's models of them read
@@ -204,6 +206,11 @@ def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]
     is normed by itself, and some no attention that nodes scale, or no single blocks that nodes skip. Raises
     NodeUnsupported."""
     found = dict(model.options)
+    if model.guided_by and family != _GUIDED_BY_SECOND:
+        raise NodeUnsupported(
+            f"model_negative: found {model.guided_by!r} next to {family or 'this model'}, expected the second model of "
+            f"{_GUIDED_BY_SECOND}"
+        )
     for name in GUIDANCE_OPTIONS if cfg == 1 else ():
         found.pop(name, None)
     norm = found.get("cfg_norm", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
@@ -20,6 +21,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     link,
     number,
     only_in_workflows,
+    warn,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_request_fields import GUIDANCE_OPTIONS
@@ -45,6 +47,10 @@ _SIZE = (whole("width", 512, 16, MAX_SIDE), whole("height", 512, 16, MAX_SIDE))
 _BLANK = (*_SIZE, whole("batch_size", 1, 1, MAX_BATCH))
 _UPSCALE = combo("upscale_method", ("nearest-exact", "bilinear", "area", "bicubic", "bislerp"))
 _ON_OFF = ("enable", "disable")
+#: the size of images with levels around `mu`, and bounds of logits. Source: diffusers' Ideogram4Pipeline
+_SIZE_OF_MEAN, _LEAST_LOGIT, _MOST_LOGIT = 512 * 512, -7.5, 9.0
+#: the largest scale of the last steps of Ideogram 4 without CFGOverride
+_LAST_SCALE = 3.0
 _CFG = number("cfg", 8.0, 1.0, 100.0)
 _TEXTS = (link("positive", "CONDITIONING"), link("negative", "CONDITIONING"))
 _SAMPLING = (
@@ -257,6 +263,39 @@ def _perpendicular_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
         raise NodeUnsupported("model: perp_neg is set by a node before this one")
     model = replace(model, options=(*model.options, ("perp_neg", {"scale": given["neg_scale"]})))
     return (GuiderValue(model, given["positive"], given["negative"], given["cfg"]),)
+
+
+def _second_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Guidance away from what a second model predicts without a text: it is a part of the model of the pool."""
+    model, second, negative = given["model"], given["model_negative"], given["negative"]
+    if second != ModelValue(second.name):
+        raise NodeUnsupported("model_negative: expected a model as it is loaded, without LoRAs, options and patches")
+    if negative is not None and not (negative.is_zero or negative == TextValue("", negative.clip)):
+        raise NodeUnsupported("negative: expected none, an empty text, or ConditioningZeroOut: no text is read")
+    warn(
+        given,
+        f"model_negative: found {second.name}, which is not read: the pool guides {model.name} by the second model "
+        "that it was assembled with; one without a second model predicts both",
+    )
+    if "cfg_override" not in dict(model.options) and given["cfg"] > _LAST_SCALE:
+        warn(given, f"cfg: found {given['cfg']:g}, which is {_LAST_SCALE:g} in the last of every 16 steps")
+    positive = given["positive"]
+    negative = TextValue("", positive.clip, is_zero=True)
+    return (GuiderValue(replace(model, guided_by=second.name), positive, negative, given["cfg"]),)
+
+
+def _second_levels(given: Mapping[str, Any]) -> tuple[NoiseLevels]:
+    """Levels of which the logarithm of the noise relative to the image is at even quantiles of a normal distribution.
+    Source: diffusers' Ideogram4Pipeline, with the mean of half the logarithm of the size."""
+    normal = NormalDist(sigma=given["std"])
+    mean = given["mu"] + 0.5 * math.log(given["width"] * given["height"] / _SIZE_OF_MEAN)
+    steps = given["steps"]
+    logits = [_MOST_LOGIT, *(mean + normal.inv_cdf(1.0 - step / steps) for step in range(1, steps))]
+    levels: list[float] = []
+    for logit in logits:
+        level = 1.0 / (1.0 + math.exp(-min(max(logit, _LEAST_LOGIT), _MOST_LOGIT)))
+        levels.append(level if not levels else min(level, levels[-1] * (1.0 - 1e-6)))
+    return (NoiseLevels("", steps, steps, tuple(levels)),)
 
 
 def _sampled_by_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -547,6 +586,30 @@ SAMPLING_NODES = (
         "GUIDER",
     ),
     _row("CFGGuider", (_MODEL, *_TEXTS, _CFG), _cfg_guider, "GUIDER"),
+    _row(
+        "DualModelGuider",
+        (
+            _MODEL,
+            link("positive", "CONDITIONING"),
+            link("model_negative", "MODEL"),
+            link("negative", "CONDITIONING", is_required=False),
+            number("cfg", 7.0, 0.0, 100.0),
+        ),
+        _second_guider,
+        "GUIDER",
+    ),
+    _row(
+        "Ideogram4Scheduler",
+        (
+            whole("steps", 20, 1, 200),
+            whole("width", 1024, 256, 8192),
+            whole("height", 1024, 256, 8192),
+            number("mu", 0.0, -10.0, 10.0),
+            number("std", 1.75, 0.1, 5.0),
+        ),
+        _second_levels,
+        "SIGMAS",
+    ),
     _row(
         "PerpNegGuider",
         (

@@ -27,10 +27,11 @@ _AS_LARGE = {
         "ImageInvert", "ImageBlur", "ImageSharpen", "ImageQuantize", "ImageFlip", "Canny", "Morphology",
         "ImageAddNoise", "LTXVPreprocess", "ImageFromBatch", "RepeatImageBatch", "ImageToMask", "ImageColorToMask",
         "SplitImageWithAlpha", "JoinImageWithAlpha", "AdjustBrightness", "AdjustContrast", "ImageRGBToYUV",
-        "GetImageSizeAndCount",
+        "GetImageSizeAndCount", "ImageFromBatch+", "ImageFlip+",
     ),
-    "images": ("RebatchImages",),
+    "images": ("RebatchImages", "GetImageRangeFromBatch", "Image Flip"),
     "image1": ("ImageBatch", "ImageBlend"),
+    "image_target": ("ColorMatch",),
     "images.image0": ("BatchImagesNode",),
     "destination": ("ImageCompositeMasked", "MaskComposite", "LatentCompositeMasked"),
     "mask": ("MaskToImage", "InvertMask", "GrowMask", "FeatherMask", "ThresholdMask", "GrowMaskWithBlur"),
@@ -181,6 +182,41 @@ def _resized(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | 
     return found.width, found.height
 
 
+def _resized_whole(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    """The size of a custom node of which the settings are settled."""
+    step = max(1, given["divisible_by"])
+    if given["keep_proportion"] not in (False, "stretch", "crop") or not given["width"] or not given["height"]:
+        return None
+    return given["width"] // step * step, given["height"] // step * step
+
+
+def settled(kind: str, given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> dict[str, Any]:
+    """Return the settings of a node that follow from the size of its image, where that is known: the width and height
+    of one that resizes in proportion, or to the size of another image; None for what is used up. {} for all other
+    nodes."""
+    if kind not in ("ImageResizeKJ", "ImageResizeKJv2") or "image" not in sizes:
+        return {}
+    (wide, high), how = sizes["image"], given.get("keep_proportion")
+    wanted = [given.get(f"{name}_input") or given.get(name) for name in ("width", "height")]
+    if kind == "ImageResizeKJ" and "get_image_size" in given:
+        if "get_image_size" not in sizes:
+            return {}
+        wanted = list(sizes["get_image_size"])
+    if not all(isinstance(each, int) and each >= 0 for each in wanted):
+        return {}
+    width, height = wanted
+    if how in (True, "resize"):
+        ratio = min((one / side for one, side in ((width, wide), (height, high)) if one), default=1.0)
+        width, height = round(wide * ratio), round(high * ratio)
+        how = False if kind == "ImageResizeKJ" else "stretch"
+    elif how in (False, "stretch"):
+        width, height = width or wide, height or high
+    else:
+        return {}
+    given_before = ("width_input", "height_input", "get_image_size") if kind == "ImageResizeKJ" else ()
+    return {"width": width, "height": height, "keep_proportion": how, **dict.fromkeys(given_before)}
+
+
 #: what the sizes of nodes follow from, by their kind
 SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
     {
@@ -199,9 +235,11 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
         "ResizeAndPadImage": _letterboxed,
         "ImageResize+": _within,
         "ResizeImageMaskNode": _resized,
+        **dict.fromkeys(("ImageResizeKJ", "ImageResizeKJv2"), _resized_whole),
     }
 )
-#: nodes of a size, each with the input of which it is, and what its outputs are: "image" is passed on
+#: nodes of a size, each with the input of which it is, unless they make one of their own, and what its outputs are:
+#: "image" is passed on
 SIZE_NODES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "GetImageSize": ("image", ("width", "height", "count")),
@@ -209,6 +247,11 @@ SIZE_NODES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "GetImageSizeAndCount": ("image", ("image", "width", "height", "count")),
         "Image Size to Number": ("image", ("width", "height", "width", "height", "width", "height")),
         "easy imageSize": ("image", ("width", "height")),
-        "ImageResize+": ("image", ("", "width", "height")),
+        "easy imageSizeBySide": ("image", ("side",)),
+        "easy imageSizeByLongerSide": ("image", ("longest",)),
+        "Get resolution [Crystools]": ("image", ("width", "height")),
+        "Image or Latent Size (rgthree)": ("input", ("width", "height")),
+        "LayerUtility: GetImageSize": ("image", ("width", "height", "")),
+        **dict.fromkeys(("ImageResize+", "ImageResizeKJ", "ImageResizeKJv2"), ("image", ("", "width", "height"))),
     }
 )

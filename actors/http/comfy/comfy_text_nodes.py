@@ -164,8 +164,13 @@ def _in_share(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _in_mask(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (in_mask(given, given["conditioning"]),)
+
+
+def in_mask(given: Mapping[str, Any], value: TextValue) -> TextValue:
+    """Return a text in the mask of a node. Raises NodeUnsupported."""
     warn_unread(given, "set_cond_area", "the text is read for the whole image, and weighted in the mask", own="default")
-    return (_as_region(given["conditioning"], given["strength"], mask=given["mask"]),)
+    return _as_region(value, given["strength"], mask=given["mask"])
 
 
 def _as_region(value: TextValue, strength: float, **place: Any) -> TextValue:
@@ -238,8 +243,12 @@ def _concatenated(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _in_part_of_steps(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    span = given["start"], given["end"]
-    return (given["conditioning"].each(lambda text: replace(text, span=span)),)
+    return (in_part_of_steps(given["conditioning"], (given["start"], given["end"])),)
+
+
+def in_part_of_steps(value: TextValue, span: tuple[float, float]) -> TextValue:
+    """Return a text in a share of the steps."""
+    return value.each(lambda text: replace(text, span=span))
 
 
 def _with_reference(given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeLatent, NodeMask, VideoUse
-from modelpool.actors.http.comfy.comfy_video_nodes import blank_video, vace_texts_and_latent
+from modelpool.actors.http.comfy.comfy_video_nodes import SEEN_BY_MODEL, blank_video, vace_texts_and_latent
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 from modelpool.actors.request.audio_fields import AudioFile, audio_facts
 from modelpool.actors.request.control_video_fields import VideoFile
@@ -97,11 +97,24 @@ def _vace(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _fun_control(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A video that follows a control video and begins with an image."""
+    return _following(given, "start_image")
+
+
+def _fun_control_22(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A video that follows a control video and shows the character of a reference image."""
+    if given.get("control_video") is None:
+        raise NodeUnsupported("control_video: found none, expected a video, which the model follows")
+    return _following(given, "ref_image")
+
+
+def _following(given: Mapping[str, Any], image: str) -> tuple[Any, ...]:
     """A video that follows a control video as long as that is; nothing follows its last frame."""
     control = _frames(given, "control_video")
     stops = control is not None and control.frames < given["length"]
-    use = VideoUse(image=of_user("start_image", given.get("start_image")), video=control, video_stops=stops)
-    return with_video(given["positive"], use), with_video(given["negative"], use), blank_video(given)
+    use = VideoUse(image=of_user(image, given.get(image)), video=control, video_stops=stops)
+    texts = (with_unread(with_video(given[name], use), given, *SEEN_BY_MODEL) for name in ("positive", "negative"))
+    return *texts, blank_video(given)
 
 
 def _animated(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -175,6 +188,7 @@ USER_VIDEO_BUILDERS: Mapping[str, Builder] = MappingProxyType(
         "GetVideoComponents": _components,
         "WanVaceToVideo": _vace,
         "WanFunControlToVideo": _fun_control,
+        "Wan22FunControlToVideo": _fun_control_22,
         "WanAnimateToVideo": _animated,
         "Kandinsky5ImageToVideo": _kandinsky,
         "ReplaceVideoLatentFrames": _with_cells,

@@ -396,6 +396,7 @@ _LATENTS = (
         "INT",
     ),
 )
+_SIDES = ("Longest", "Shortest")
 _SIZES = (
     _row("GetImageSize", (link("image", "IMAGE"),), _size_and_count, "INT", "INT", "INT"),
     _row("GetImageSize+", (link("image", "IMAGE"),), _size_and_count, "INT", "INT", "INT"),
@@ -407,6 +408,13 @@ _SIZES = (
         *("INT", "INT", "FLOAT", "FLOAT", "INT", "INT"),
     ),
     _row("easy imageSize", (link("image", "IMAGE"),), _unknown_size, "INT", "INT"),
+    _row(
+        "easy imageSizeBySide", (link("image", "IMAGE"), combo("side", ("Longest", "Shortest"))), _unknown_size, "INT"
+    ),
+    _row("easy imageSizeByLongerSide", (link("image", "IMAGE"),), _unknown_size, "INT"),
+    _row("Get resolution [Crystools]", (link("image", "IMAGE"),), _unknown_size, "INT", "INT"),
+    _row("Image or Latent Size (rgthree)", (link("input", ANY),), _unknown_size, "INT", "INT"),
+    _row("LayerUtility: GetImageSize", (link("image", "IMAGE"),), _unknown_size, "INT", "INT", "BOX"),
 )
 _COMPUTED = (*_CORE, *_LATER, *UTILITY_NODES, *_CUSTOM, *PACK_TEXTS, *PACK_NUMBERS, *TOKEN_NODES)
 VALUE_NODES = (*_COMPUTED, *_PASSING, *PACK_SWITCHES, *TOKEN_DEFINITIONS, *_SHOWING, *_LATENTS, *_SIZES, *WRITING_NODES)

@@ -37,7 +37,8 @@ class ModelSampling:
 @dataclass(frozen=True, slots=True)
 class ModelValue:
     """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets and image
-    prompts that patch it. `has_vae`: its file has the VAE that it was published with."""
+    prompts that patch it. `has_vae`: its file has the VAE that it was published with. `guided_by`: the model that
+    predicts what guidance moves away from, which is a part of it."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
@@ -46,6 +47,7 @@ class ModelValue:
     has_vae: bool = field(default=False, compare=False)
     controls: tuple[ControlUse, ...] = ()
     image_prompts: tuple[ImagePromptUse, ...] = ()
+    guided_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +392,8 @@ class BlankSound:
 class VideoUse:
     """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
     other fields of a request, by name, and videos that it follows; None where a node says nothing. `video_stops`:
-    nothing follows the last frame of its video."""
+    nothing follows the last frame of its video. `first_frames`: the frames that a video begins with, if they are
+    several, of which `image` is the first."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
@@ -399,6 +402,7 @@ class VideoUse:
     video_mask: NodeMask | None = None
     face_video: NodeImage | None = None
     video_stops: bool = False
+    first_frames: NodeImage | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -415,11 +419,13 @@ class VideoUse:
             more.video_mask or self.video_mask,
             more.face_video or self.face_video,
             more.video_stops or (self.video_stops and more.video is None),
+            self.first_frames if more.image is None else more.first_frames,
         )
 
     def images(self) -> dict[str, AnyImage]:
         """Return the images, by the field of a request."""
-        found = {"image": self.image, "last_image": self.last_image, "video": self.video, "face_video": self.face_video}
+        found: dict[str, AnyImage | None] = {"image": self.image, "last_image": self.last_image, "video": self.video}
+        found |= {"face_video": self.face_video, "first_frames": self.first_frames}
         return {name: image for name, image in found.items() if image is not None}
 
 

@@ -33,6 +33,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import (
+    AnyImage,
     BlankLatent,
     ClipValue,
     DecodedImage,
@@ -51,7 +52,7 @@ _POSITIVE, _NEGATIVE, _VAE = link("positive", "CONDITIONING"), link("negative", 
 #: frames of a video that a node may ask for
 _MOST_FRAMES = 4096
 #: inputs of nodes that name a VAE, and images that were seen by a vision encoder: the model has its own
-_SEEN_BY_MODEL = ("vae", "clip_vision_output", "clip_vision_start_image", "clip_vision_end_image")
+SEEN_BY_MODEL = ("vae", "clip_vision_output", "clip_vision_start_image", "clip_vision_end_image")
 #: file formats of VHS_VideoCombine, by the pool's names
 _COMBINED: Mapping[str, str] = MappingProxyType(
     {
@@ -98,8 +99,27 @@ def _empty(cell: int) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
 
 def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Images and empty latents; the images condition both texts."""
-    use = VideoUse(*(of_user(name, given.get(name)) for name in ("start_image", "end_image")))
+    first, frames = _first_frames(given)
+    use = VideoUse(first, of_user("end_image", given.get("end_image")), first_frames=frames)
     return *with_images(given, use), _blank(given)
+
+
+def _first_frames(given: Mapping[str, Any]) -> tuple[AnyImage | None, NodeImage | None]:
+    """Return the image that a video begins with; of several frames the first one, and those that the node reads. Raises
+    NodeUnsupported."""
+    image, nodes = given.get("start_image"), given.get("nodes")
+    if nodes is None or not isinstance(image, NodeImage) or not image.frames or image.count > 1:
+        return of_user("start_image", image), None
+    node_id, values = given["node_id"], {"image": image}
+    first = nodes.operate(f"{node_id}/first", "image_from_batch", NodeImage, values, {"start": 0, "length": 1})
+    assert isinstance(first, NodeImage), "the result of an operation on images"
+    count = min(image.frames, given["length"])
+    if count == 1:
+        return first, None
+    if count < image.frames:
+        settings = {"start": 0, "length": count}
+        image = nodes.operate(f"{node_id}/begins", "image_from_batch", NodeImage, values, settings)
+    return first, image
 
 
 def _kandinsky(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -110,7 +130,7 @@ def _kandinsky(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def with_images(given: Mapping[str, Any], use: VideoUse) -> tuple[TextValue, TextValue]:
     """Return both texts with the images that condition a video."""
     positive, negative = (
-        with_unread(with_video(given[name], use), given, *_SEEN_BY_MODEL) for name in ("positive", "negative")
+        with_unread(with_video(given[name], use), given, *SEEN_BY_MODEL) for name in ("positive", "negative")
     )
     return positive, negative
 
@@ -135,13 +155,13 @@ def _warn_of_own_vae(given: Mapping[str, Any]) -> None:
 def _hunyuan_from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
     warn_unread(given, "guidance_type", "the model's file says how it reads the image", own="v1 (concat)")
     use = VideoUse(of_user("start_image", given.get("start_image")))
-    return with_unread(with_video(given["positive"], use), given, *_SEEN_BY_MODEL), _blank(given)
+    return with_unread(with_video(given["positive"], use), given, *SEEN_BY_MODEL), _blank(given)
 
 
 def _hunyuan_text(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The text; the model of the pool reads the image that the video begins with, too."""
     warn_unread(given, "image_interleave", "the model reads the image as it was published", own=2)
-    return (with_unread(TextValue(given["prompt"], given["clip"]), given, *_SEEN_BY_MODEL),)
+    return (with_unread(TextValue(given["prompt"], given["clip"]), given, *SEEN_BY_MODEL),)
 
 
 def _svd(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -452,6 +472,19 @@ VIDEO_NODES = (
             *sizes(832, 480, 81),
             _SEEN,
             _image("start_image"),
+            _image("control_video"),
+        ),
+        only_in_workflows,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "Wan22FunControlToVideo",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            *sizes(832, 480, 81),
+            _image("ref_image"),
             _image("control_video"),
         ),
         only_in_workflows,

@@ -39,6 +39,7 @@ from modelpool.actors.http.comfy.comfy_ltx_nodes import LTX_BUILDERS
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
+from modelpool.actors.http.comfy.comfy_pack_images import PACK_IMAGE_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_BUILDERS
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_BUILDERS
@@ -69,6 +70,7 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **USER_VIDEO_BUILDERS,
         **LOADING_BUILDERS,
         **SAVING_BUILDERS,
+        **PACK_IMAGE_BUILDERS,
     }
 )
 #: seeds are below this, and continue at 0

@@ -1,4 +1,7 @@
-"""HunyuanVideo 1.5, with or without a first frame, and its super-resolution. Torch-free."""
+"""HunyuanVideo 1.5, with or without a first frame, and its super-resolution. Torch-free.
+
+The first frame is read by its latent alone: the states of a vision encoder are zeros, as without an image.
+"""
 
 from __future__ import annotations
 
@@ -105,13 +108,14 @@ _VIDEO = fam.Family(
         noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=7.0),
         reads=frozenset({"context", "context_2", "context_mask", "context_2_mask", "image", "image_context"}),
         side_multiple=16,
-        video=fam.VideoFacts(frames=121, multiple=4, rate=24.0),
+        video=fam.VideoFacts(frames=121, multiple=4, rate=24.0, begins=fam.FirstFrameMode.MARKED_CELL),
         defaults=fam.SamplingDefaults(
             steps=50, cfg=6.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
         ),
     ),
     size=(848, 480),
-    sources="diffusers' HunyuanVideo15Pipeline, its published guider and its size of 640",
+    sources="diffusers' HunyuanVideo15Pipeline and HunyuanVideo15ImageToVideoPipeline, without states of images; its "
+    "published guider and its size of 640",
     folder=fam.DiffusersFolder(
         "HunyuanVideo15Pipeline", guiders={"guider": fam.SchedulerFacts("ClassifierFreeGuidance")}
     ),
@@ -132,6 +136,7 @@ _SUPER_RESOLUTION = replace(
     sampling=replace(
         _VIDEO.sampling,
         sequence=None,
+        video=fam.video_like(_VIDEO.sampling, begins=None),
         not_divided="requests have no input for the video that it enlarges",
         noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=2.0),
     ),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: tokens that Wan reads of every text, padded with zeros. Source: WanPipeline, and the attention of
 #: WanTransformer3DModel
 _TOKENS = 512
+#: channels of the mask of a first frame
+_MASKS = 4
 #: images that the class reads, as vision states, if it has positions for two
 _IMAGES = 2
 
@@ -57,6 +59,11 @@ def vace_config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
         "vace_layers": list(range(0, layers, layers // extra)),
         "vace_in_channels": found["vace_in_dim"],
     }
+
+
+def reference_config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
+    """The arguments of `WanReferenceTransformer3DModel`."""
+    return {**config(found, shapes), "reference_channels": found["in_dim_ref_conv"]}
 
 
 def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
@@ -103,6 +110,23 @@ def forward_vace(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fa
             encoder_hidden_states=padded_text(kwargs),
             control_hidden_states=kwargs["control"],
             return_dict=False,
+        )
+    )
+
+
+def forward_fun_control(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
+    """Predict noise - clean. The video to follow ("followed") is concatenated, and then a mask and the latent of a
+    first frame, which are zero. The reference image ("image") is zero if there is none, as in training."""
+    import torch
+
+    image_BCHW = kwargs.get("image")
+    masks_BCTHW = torch.zeros_like(x_BCTHW[:, :_MASKS])
+    return fam.sample_of(
+        module(
+            hidden_states=torch.cat((x_BCTHW, kwargs["followed"], masks_BCTHW, torch.zeros_like(x_BCTHW)), dim=1),
+            reference=torch.zeros_like(x_BCTHW[:, :, 0]) if image_BCHW is None else image_BCHW,
+            timestep=level_B * fam.TIMESTEPS,
+            encoder_hidden_states=padded_text(kwargs),
         )
     )
 
@@ -303,6 +327,53 @@ _FUN_CONTROL = replace(
     folder=replace(_I2V.folder, pipeline="", entries={}),
     options=replace(_I2V.options, teacache=()),
 )
+#: follows a video, and shows the character of a reference image; the channels of a first frame and its mask are empty
+_FUN_CONTROL_22 = replace(
+    _T2V,
+    name="wan22_fun_control",
+    title="Wan 2.2 Fun control",
+    detect=replace(
+        _T2V.detect, when=fam.having(model_type="t2v", in_dim=52, out_dim=16, in_dim_ref_conv=16), comfyui="WAN21_T2V"
+    ),
+    build=replace(
+        _T2V.build,
+        module="WanReferenceTransformer3DModel",
+        config=reference_config,
+        convert=replace(_T2V.build.convert, without=()),
+        forward=forward_fun_control,
+        optional_inputs=frozenset({"context_mask", "image"}),
+    ),
+    sampling=replace(
+        _T2V.sampling,
+        # the tokens of the reference image are not divided
+        sequence=None,
+        noise=flow_noise(5.0),
+        reads=frozenset({"context", "followed", "image", "context_mask"}),
+        video=fam.video_like(_T2V.sampling, begins=fam.FirstFrameMode.REFERENCE),
+        defaults=fam.defaults_like(_T2V.sampling, steps=50, cfg=6.0),
+    ),
+    sources="the pipeline of its authors, Wan2_2FunControlPipeline of aigc-apps/VideoX-Fun; "
+    "alibaba-pai/Wan2.2-Fun-A14B-Control; ComfyUI has a shift of 8",
+    folder=replace(_T2V.folder, pipeline="", entries={}),
+    options=fam.OptionFacts(),
+)
+_FUN_CONTROL_5B = replace(
+    _FUN_CONTROL_22,
+    name="wan22_fun_control_5b",
+    title="Wan 2.2 Fun control 5B",
+    detect=replace(
+        _T2V.detect, when=fam.having(model_type="t2v", in_dim=148, out_dim=48, in_dim_ref_conv=48), comfyui="WAN22_T2V"
+    ),
+    latent="wan22",
+    sampling=replace(
+        _FUN_CONTROL_22.sampling,
+        side_multiple=32,
+        video=fam.video_like(_FUN_CONTROL_22.sampling, frames=121, rate=24.0),
+    ),
+    size=(1280, 704),
+    sources="the pipeline of its authors, Wan2_2FunControlPipeline of aigc-apps/VideoX-Fun; "
+    "alibaba-pai/Wan2.2-Fun-5B-Control; ComfyUI has a shift of 8",
+)
 _I2V_22 = replace(
     _I2V,
     name="wan22_i2v",
@@ -326,8 +397,16 @@ _I2V_22_EXPERTS = fam.TwoExperts(
     _I2V_22.sources,
 )
 
+_FUN_CONTROL_22_EXPERTS = fam.TwoExperts(
+    "Wan 2.2 Fun control, both experts",
+    replace(_FUN_CONTROL_22.sampling, low_noise=fam.LowNoiseExpert(boundary=0.9, cfg=6.0)),
+    _FUN_CONTROL_22.sources,
+)
+
 FAMILIES = (
     _VACE,
+    replace(_FUN_CONTROL_22, two_experts=_FUN_CONTROL_22_EXPERTS),
+    _FUN_CONTROL_5B,
     _TI2V_22,
     _FUN_CONTROL,
     _FLF2V,

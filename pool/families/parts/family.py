@@ -306,7 +306,7 @@ class Family:
 
     @property
     def module(self) -> str:
-        """The name of its class in diffusers."""
+        """The name of its class in diffusers, or in `pool.models.components.diffusion.adapted_modules`."""
         return self.build.module
 
     @property

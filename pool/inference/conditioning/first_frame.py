@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from modelpool.pool.devices.pinned_memory import empty_to_send, sent
 from modelpool.pool.inference.conditioning.image_concat import repeats_image
@@ -40,16 +41,19 @@ def first_frame_part(run: DenoisingRun) -> RunPart | None:
         return None
     read = [each.read(task_inputs.IMAGE, Latent).samples_CHW.copy() for each in run.inputs]
     first_BC = torch.stack([torch.from_numpy(samples) for samples in read])
-    run.prompts = run.prompts.with_inputs(first_frame_inputs(video, first_BC, run.shape_CHW[1], image.ends))
+    known = 1 + (max(1, image.frames) - 1) // video.frames_per_cell
+    found = first_frame_inputs(video, first_BC, run.shape_CHW[1], image.ends, known)
+    run.prompts = run.prompts.with_inputs(found)
     return None
 
 
 def first_frame_inputs(
-    video: VideoFacts, image_BC: Tensor, cells: int, has_last_frame: bool = False
+    video: VideoFacts, image_BC: Tensor, cells: int, has_last_frame: bool = False, known: int = 1
 ) -> dict[str, Tensor]:
-    """Return the inputs of a model of `video` for a video of `cells` latent frames. `image_BC` is the latent of the
-    image, [B, C, H, W], if it is kept, appended or leads the video; the latent of a video of it and grey,
-    [B, C, T, H, W], if it is concatenated. `has_last_frame`: the last frame of that video is an image too."""
+    """Return the inputs of a model of `video` for a video of `cells` latent frames, of which the first `known` are of
+    images. `image_BC` is the latent of the image, [B, C, H, W], if it is kept, appended or leads the video; the latent
+    of a video of it and grey, [B, C, T, H, W], if it is concatenated, and of several images, [B, C, known, H, W], if
+    their cells are marked. `has_last_frame`: the last frame of that video is an image too."""
     match video.begins:
         case FirstFrameMode.KEPT | FirstFrameMode.KEPT_WITH_NOISE:
             whole = image_BC.unsqueeze(2).expand(-1, -1, cells, -1, -1)
@@ -57,7 +61,7 @@ def first_frame_inputs(
         case FirstFrameMode.CONCATENATED:
             assert image_BC.shape[2] == cells, f"a first frame of {image_BC.shape[2]} latent frames, expected {cells}"
             # one mask channel for each frame of a latent frame; the first one is the first frame, repeated
-            mask = _first_cell(image_BC, video.frames_per_cell)
+            mask = _first_cell(image_BC, video.frames_per_cell, known)
             if has_last_frame:
                 mask[:, -1, -1] = 1.0
             return {IMAGE: torch.cat([mask, image_BC], dim=1)}
@@ -68,8 +72,14 @@ def first_frame_inputs(
             empty = image_BC.new_zeros(*image_BC.shape[:2], cells - 1, *image_BC.shape[2:])
             led = torch.cat([image_BC.unsqueeze(2), empty], dim=2)
             return {IMAGE: torch.cat([led, _first_cell(led, 1)], dim=1)}
+        case FirstFrameMode.MARKED_CELL:
+            first_BCTHW = image_BC.unsqueeze(2) if image_BC.dim() == 4 else image_BC
+            shown = functional.pad(first_BCTHW, (0, 0, 0, 0, 0, cells - first_BCTHW.shape[2]))
+            return {IMAGE: torch.cat([shown, _first_cell(shown, 1, first_BCTHW.shape[2])], dim=1)}
         case FirstFrameMode.APPENDED:
             return {IMAGE: image_BC.unsqueeze(2)}
+        case FirstFrameMode.REFERENCE:
+            return {IMAGE: image_BC}
         case FirstFrameMode.REPEATED | None:
             raise AssertionError("this model reads no first frame")
 
@@ -127,9 +137,9 @@ def first_frame_shape(video: VideoFacts, latent_CTHW: tuple[int, ...]) -> tuple[
     return latent_CTHW if video.begins is FirstFrameMode.CONCATENATED else (channels, *sides)
 
 
-def _first_cell(like_BCTHW: Tensor, channels: int) -> Tensor:
-    """Return a mask with 1 in the first latent frame, 0 after it."""
+def _first_cell(like_BCTHW: Tensor, channels: int, known: int = 1) -> Tensor:
+    """Return a mask with 1 in the first `known` latent frames, 0 after them."""
     batch, _, *cells = like_BCTHW.shape
     mask = like_BCTHW.new_zeros(batch, channels, *cells)
-    mask[:, :, :1] = 1.0
+    mask[:, :, :known] = 1.0
     return mask

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
@@ -48,7 +48,7 @@ class BlockwiseControlBlock(nn.Module):
 class BlockwiseControlNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """A ControlNet with a block for each block of a model."""
 
-    @register_to_config
+    @register_to_config  # type: ignore[untyped-decorator]
     def __init__(self, in_channels: int, num_layers: int, dim: int, extra_condition_channels: int = 0) -> None:
         super().__init__()
         self.img_in = nn.Linear(in_channels + extra_condition_channels, dim)
@@ -78,7 +78,7 @@ def all_layers(module: Any, image_BCHW: Tensor) -> None:
 
 
 #: (number of a block, tokens of the image behind it) -> what is added to them; None: nothing
-Added = Callable[[int, Tensor], Tensor | None]
+Added: TypeAlias = Callable[[int, Tensor], Tensor | None]
 
 
 @contextmanager

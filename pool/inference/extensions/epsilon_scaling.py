@@ -17,6 +17,7 @@ def epsilon_scaling(option: EpsilonScaling) -> PostCfgFunction:
 
     def scale(args: Args) -> Tensor:
         x_BCHW: Tensor = args["input"]
-        return x_BCHW - (x_BCHW - args["denoised"]) * (1.0 / option.factor)
+        scaled_BCHW: Tensor = x_BCHW - (x_BCHW - args["denoised"]) * (1.0 / option.factor)
+        return scaled_BCHW
 
     return scale

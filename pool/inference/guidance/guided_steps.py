@@ -158,8 +158,8 @@ class _GuidedStep:
             self._unconditional.clean_BCHW = self._clean(x_BCHW, noises.get(UNCOND, cond_BCHW), sigma)
         if UNCOND not in noises:
             return self._clean(x_BCHW, cond_BCHW, sigma)
-        predicted = Predictions(cond_BCHW, noises[UNCOND], self._base_of(noises))
-        guided_BCHW = self._guider.combine_at(x_BCHW, predicted, sigma)
+        both = Predictions(cond_BCHW, noises[UNCOND], self._base_of(noises))
+        guided_BCHW = self._guider.combine_at(x_BCHW, both, sigma)
         if self._without_image in noises:
             guided_BCHW = self._guider.guide_by_image(guided_BCHW, noises[UNCOND], noises[self._without_image])
         return self._clean(x_BCHW, guided_BCHW, sigma)

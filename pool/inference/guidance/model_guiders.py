@@ -41,8 +41,11 @@ from modelpool.pool.inference.guidance.guiders import (
     ZeroStarGuidance,
     frame_guidance_scales,
 )
+from modelpool.pool.inference.guidance.scale_spans import SwitchedGuidance, acting_levels
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
 from modelpool.pool.inference.sampling.samplers import Denoise
+from modelpool.pool.inference.sampling.schedules import SigmaTable
+from modelpool.pool.values.core.run_options import CfgOverride
 from modelpool.pool.values.core.sampling_facts import CfgRescale, FirstFrameMode, Guidance, SamplingFacts
 from modelpool.pool.values.core.stage_params import SampleParams
 
@@ -55,9 +58,18 @@ def guider_of(
     device: torch.device,
     memory: GuidanceMemory,
     step: Callable[[], int] = lambda: 0,
+    table: SigmaTable | None = None,
 ) -> Guider:
     """Return the guider of a run like `work` by a model of `facts` on `device`, for latents of `shape_BC`. Their texts
-    are `cond`. It resumes from `memory`, and updates it. `step` returns the step of the schedule that is computed."""
+    are `cond`. It resumes from `memory`, and updates it. `step` returns the step of the schedule that is computed,
+    `table` has the noise levels of the training."""
+    if (override := work.options.cfg_override) is not None:
+        plain = replace(work, options=replace(work.options, cfg_override=None))
+        other = replace(plain, guidance=replace(plain.guidance, cfg=override.cfg))
+        if facts.defaults is not None:
+            facts = replace(facts, defaults=replace(facts.defaults, last_cfg=0.0))
+        usual, own = (guider_of(facts, each, cond, shape_BC, device, memory, step) for each in (plain, other))
+        return SwitchedGuidance(usual, own, _acts(override, facts, work.schedule.steps, step, table))
     zero, rescaled = work.options.cfg_zero, work.options.rescale_cfg
     guider = _guider_of_model(facts, work, cond, shape_BC, device, memory, step)
     if zero is not None:
@@ -76,6 +88,16 @@ def guider_of(
     if (norm := work.options.cfg_norm) is not None:
         guider = NormedGuidance(guider, norm.strength, *kind)
     return guider
+
+
+def _acts(
+    override: CfgOverride, facts: SamplingFacts, steps: int, step: Callable[[], int], table: SigmaTable | None
+) -> Callable[[float], bool]:
+    """Return whether another scale acts at a noise level, in the step that is computed."""
+    if override.shares_of == "steps" or table is None:
+        return lambda sigma: override.acts(step(), steps)
+    low, high = acting_levels(override, facts.noise, table)
+    return lambda sigma: low <= sigma <= high
 
 
 def _guider_of_model(

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from modelpool.pool.inference.operations.audio_edits import AUDIO_EDITS
 from modelpool.pool.inference.operations.encoded_edits import ENCODED_EDITS
+from modelpool.pool.inference.operations.image_colours import IMAGE_COLOURS
 from modelpool.pool.inference.operations.image_detail import IMAGE_DETAIL
 from modelpool.pool.inference.operations.image_edits import IMAGE_EDITS
 from modelpool.pool.inference.operations.image_filters import IMAGE_FILTERS
@@ -26,6 +27,7 @@ _ROWS = (
     *IMAGE_EDITS,
     *IMAGE_FILTERS,
     *IMAGE_DETAIL,
+    *IMAGE_COLOURS,
     *MASK_EDITS,
     *LATENT_EDITS,
     *ENCODED_EDITS,

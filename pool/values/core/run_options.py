@@ -208,6 +208,17 @@ class PerpendicularNegative(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class CfgOverride(_Timed, WireValue):
+    """Guides with another scale during a part of the run; outside of it the scale is cfg, also in the last steps of
+    models that are guided less there. Source: the presets of Ideogram 4."""
+
+    cfg: float = _number(3.0, 0.0, 100.0, "guidance scale")
+    shares_of: str = _name("steps", ("steps", "noise"), "what start and end are shares of: the steps, or noise levels")
+    start: float = _start()
+    end: float = _end()
+
+
+@dataclass(frozen=True, slots=True)
 class EpsilonScaling(WireValue):
     """Divides the noise that a step predicts by a factor, against the growing error of predictions for latents that are
     predictions themselves. Source: Ning et al. 2024 ("Elucidating the Exposure Bias in Diffusion Models"), uniform
@@ -392,6 +403,7 @@ RunOption: TypeAlias = (
     | PerpendicularNegative
     | DeepShrink
     | SoundScale
+    | CfgOverride
 )
 
 
@@ -423,10 +435,11 @@ class RunOptions(WireValue):
     perp_neg: PerpendicularNegative | None = field(default=None, metadata=_LATER, repr=False)
     deep_shrink: DeepShrink | None = field(default=None, metadata=_LATER, repr=False)
     sound: SoundScale | None = field(default=None, metadata=_LATER, repr=False)
+    cfg_override: CfgOverride | None = field(default=None, metadata=_LATER, repr=False)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
-        for name in RUN_OPTIONS:
+        for name in () if self is NO_OPTIONS else RUN_OPTIONS:
             value = getattr(self, name)
             if value is not None:
                 yield name, value
@@ -509,6 +522,7 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "perp_neg": PerpendicularNegative,
         "deep_shrink": DeepShrink,
         "sound": SoundScale,
+        "cfg_override": CfgOverride,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`
@@ -526,6 +540,7 @@ MAIN_SETTING: Mapping[str, str] = MappingProxyType(
         "apg": "eta",
         "tcfg": "strength",
         "perp_neg": "scale",
+        "cfg_override": "cfg",
         "epsilon_scaling": "factor",
         "hypertile": "tile",
         "deep_shrink": "factor",

@@ -53,6 +53,7 @@ class ImageCondition:
     motion       motion strength of a video, 0 to 255
     elevation    camera elevation of an orbit video, in degrees
     ends         the latent also has the last frame
+    frames       first frames of a video that are images; 0 for one
     """
 
     noise_level: int = 0
@@ -60,6 +61,7 @@ class ImageCondition:
     motion: int = 0
     elevation: float = 0.0
     ends: bool = False
+    frames: int = 0
 
     def inputs(self, number: int) -> tuple[str, ...]:
         """Return the names of its inputs."""

@@ -155,11 +155,20 @@ class FirstFrameMode(Enum):
     FIRST_CELL = "first cell"
     #: its latent in an extra temporal cell after the last, which is not sampled; the model marks it
     APPENDED = "appended"
+    #: its latent in the first temporal cell, followed by zeros, concatenated with a mask; zeros without an image
+    MARKED_CELL = "marked cell"
+    #: the latent of a reference image, with tokens of its own; the video need not begin with it
+    REFERENCE = "reference"
 
     @property
     def is_required(self) -> bool:
         """The model generates no video without an image."""
-        return self not in (FirstFrameMode.KEPT, FirstFrameMode.KEPT_WITH_NOISE, FirstFrameMode.APPENDED)
+        return self in (
+            FirstFrameMode.CONCATENATED,
+            FirstFrameMode.REPEATED,
+            FirstFrameMode.LEADING_CELL,
+            FirstFrameMode.FIRST_CELL,
+        )
 
 
 class VisionEncoderUse(Enum):

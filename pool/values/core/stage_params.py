@@ -333,6 +333,7 @@ class EncodeImageParams:
 
     hides    also reads "mask"; masked pixels become grey, or black with `black`
     frames   encodes a video of that many frames: the image first, then grey
+    begins   the first frames of a video are so many of "video", in the place of the image
     ends     the last frame is "last_image"
     noise    standard deviation of noise of `seed` on the pixels, which are in [-1, 1]
     bright   the VAE reads pixels from 0.5 to 128 instead, as the edge ControlNet of Stable Diffusion 3.5 was trained
@@ -360,6 +361,7 @@ class EncodeImageParams:
     stops: bool = False
     is_video: bool = False
     seconds: float = 0.0
+    begins: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -659,13 +661,16 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
-        EncodeImageParams: frozenset({"animates", "stops", "is_video", "seconds"}),
+        EncodeImageParams: frozenset({"animates", "stops", "is_video", "seconds", "begins"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part", "track"}),
         UpscaleParams: frozenset({"vae"}),
     }
 )
-_LATER_OF_SCHEDULE = frozenset({"shift", "settings"})
+#: the same of parts of parameters
+_LATER_OF_PARTS: Mapping[type[Any], frozenset[str]] = MappingProxyType(
+    {SamplingSchedule: frozenset({"shift", "settings"}), ImageCondition: frozenset({"frames"})}
+)
 #: the sampler with step lengths that follow from the images
 ADAPTIVE_SAMPLER = "dpm_adaptive"
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -776,6 +781,8 @@ def with_seed(work: StageParams, seed: int) -> StageParams:
     return evolve(work, seed=seed)
 
 
+#: kinds of values that have no parts
+_PLAIN_KINDS: frozenset[type] = frozenset({str, int, float, bool})
 #: stands for the seed in a template; no parameter has such a value
 _NO_SEED = {"seed of": "a template"}
 
@@ -798,8 +805,14 @@ def _digest(text: str) -> str:
 def _without_places(value: Any) -> Any:
     """A field value without names and paths of files: a renamed copy of a file is the same file.
 
-    Written out for each kind of file: it runs for every requested task, and `dataclasses.asdict` takes three times as
-    long."""
+    Written out for each kind of file, and the most frequent kinds first: it runs for every requested task, and
+    `dataclasses.asdict` takes three times as long."""
+    if (kind := type(value)) in _PLAIN_KINDS or value is None:
+        return value
+    if kind is tuple:
+        return [_without_places(v) for v in value] if value else []
+    if value is NO_OPTIONS:
+        return {}
     if isinstance(value, ModelRef | UpscalerRef):
         return {"sha256": value.sha256}
     if isinstance(value, LoraRef):
@@ -824,10 +837,10 @@ def _without_places(value: Any) -> Any:
         found |= {"masks": value.masks} if value.masks else {}
         found |= {"by_noise": True} if value.by_noise else {}
         return found | ({"face_version": value.face_version} if value.face_version else {})
-    if (names := _PARTS.get(type(value))) is not None:
-        if type(value) is SamplingSchedule:  # ids without later fields are what they were
-            names = tuple(name for name in names if name not in _LATER_OF_SCHEDULE or getattr(value, name))
-        return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]
+    if (names := _PARTS.get(kind)) is not None:
+        if (later := _LATER_OF_PARTS.get(kind)) is not None:  # ids without later fields are what they were
+            names = tuple(name for name in names if name not in later or getattr(value, name))
+        return [kind.__name__, *[_without_places(getattr(value, name)) for name in names]]
     if isinstance(value, tuple):
         return [_without_places(v) for v in value]
     if isinstance(value, RunOptions):

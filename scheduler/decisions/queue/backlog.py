@@ -279,15 +279,19 @@ class Backlog:
 
     def _reorder(self, line: BacklogLine, head: Task) -> None:
         """Sort the line again: its first task changed."""
-        filed = [self._classes[line.fits]]
+        filed, order = [self._classes[line.fits]], head.order
         if line.cost_class.components:
             filed.append(self._by_component[line.cost_class.components[0]])
         if line.cost_class.rank == LAST_RANK:
             filed.append(self._finishing)
-        for lines in filed:
+        # a line that was the first and stays it keeps its place
+        moved = [
+            lines for lines in filed if not (lines.head is line and line.order < order and lines.raise_head(order))
+        ]
+        for lines in moved:
             lines.remove(line)
-        line.head, line.order = head, head.order
-        for lines in filed:
+        line.head, line.order = head, order
+        for lines in moved:
             lines.add(line)
 
     def _filled(self, capacity_bytes: int) -> list[SortedSequence[BacklogLine]]:

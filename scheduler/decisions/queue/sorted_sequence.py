@@ -89,6 +89,14 @@ class SortedSequence(Generic[T]):
             orders.insert(place, order)
             self.head = members[self._front]
 
+    def raise_head(self, order: Any) -> bool:
+        """Give the first member this later order, if it stays the first; return whether it does."""
+        orders, following = self._orders, self._front + 1
+        if following < len(orders) and not order < orders[following]:
+            return False
+        orders[self._front] = order
+        return True
+
     def remove(self, member: T) -> None:
         """Remove the member; its order must be unchanged since it was added."""
         members, orders, front = self._members, self._orders, self._front

@@ -11,7 +11,7 @@ import pytest
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.gang_support import gang_obstacle
 from modelpool.pool.families.supported import running_families
-from modelpool.pool.values.core.run_options import RunOptions, SelfAttention, SkipLayers
+from modelpool.pool.values.core.run_options import CfgOverride, ProjectedGuidance, RunOptions, SelfAttention, SkipLayers
 from modelpool.pool.values.core.stage_params import (
     ControlRef,
     ControlVideoCondition,
@@ -51,6 +51,12 @@ REFUSED = {
     "image": ("z_image", replace(PLAIN, conditions=(ImageCondition(),)), (4, 8), "an input image of the model"),
     "reference": ("z_image", replace(PLAIN, conditions=(ReferenceCondition(64, 64),)), (4, 8), "a reference image"),
     "ControlNet": ("wan_t2v", replace(PLAIN, conditions=(CONTROL,)), (4, 8), "a ControlNet"),
+    "blockwise ControlNet": (
+        "qwen_image",
+        replace(PLAIN, conditions=(replace(CONTROL, is_blockwise=True),)),
+        (4, 8),
+        "a ControlNet behind each block",
+    ),
     "prior": ("flux_dev", replace(PLAIN, conditions=(PriorCondition(4, 4),)), (4, 8), "a second stage"),
     "image prompt": ("qwen_image", replace(PLAIN, conditions=(replace(MASKED, masks=0),)), (4, 8), "an image prompt"),
     "option": ("sd3", replace(PLAIN, options=RunOptions(slg=SkipLayers((1,)))), (4, 8), "slg acts inside"),
@@ -82,6 +88,7 @@ def test_the_numbers_of_gpus_follow_from_texts_and_plans() -> None:
         ("wan_vace", replace(PLAIN, conditions=(ControlVideoCondition(), ReferenceCondition(64, 64))), DEGREES),
         ("wan22_animate", replace(PLAIN, conditions=(ControlVideoCondition(), FaceCondition())), DEGREES),
         ("flux_dev", replace(ONE_TEXT, conditions=(CONTROL, ReferenceCondition(64, 64))), DEGREES),
+        ("sd3", replace(PLAIN, options=RunOptions(apg=ProjectedGuidance(), cfg_override=CfgOverride())), DEGREES),
         ("sd1", replace(ONE_TEXT, options=RunOptions(sag=SelfAttention())), (1,)),
     ):
         facts = families[name].sampling

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.files.formats.model_description import read_description
+from modelpool.pool.inference.conditioning.first_frame import first_frame_inputs
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
@@ -170,6 +171,37 @@ def test_nothing_follows_the_last_frame_of_a_shorter_video(tmp_path: Path) -> No
     plain = model.made(image=first, video=video, **{**FIELDS, "frames": frames}, seed=SEED)
     np.testing.assert_array_equal(turned.latents[0], plain.latents[0])
     model.close()
+
+
+@pytest.mark.parametrize("count", [5, 6])
+def test_a_video_that_begins_with_several_frames_has_them_before_the_grey(count: int, tmp_path: Path) -> None:
+    """The latent of the frames and of grey, as of one image, and a mask of the cells that begin within the frames."""
+    model, frames = TinyFamilyModel(tmp_path, CONCATENATED), FRAMES + 8
+    video = np.stack([np.asarray(image(seed)) for seed in range(20, 20 + count)])
+    fields = {**FIELDS, "frames": frames, "model": "tiny", "prompt": "a photo of a red cube", "seed": SEED}
+    nodes = {
+        "first": {"kind": "image", "image": image(20)},
+        "frames": {"kind": "video", "video": video},
+        "s": {"kind": "sample", "request": fields, "inputs": {"image": "first", "first_frames": "frames"}},
+        "d": {"kind": "decode", "model": "tiny", "inputs": {"latent": "s"}},
+    }
+    made = model.made(workflow={"nodes": nodes, "output": "d"})
+    (work,) = (each for each in made.works.values() if getattr(each, "begins", 0))
+    (found,) = (made.results[task] for task, each in made.works.items() if each is work)
+    grey = np.full((frames - count, HEIGHT, WIDTH, 3), 127.5, np.float32)
+    expected = _latent_of(model, np.concatenate([video.astype(np.float32), grey]))
+    np.testing.assert_allclose(found.samples_CHW, expected[0], atol=1e-5)
+    one = model.made(workflow={"nodes": {**nodes, "s": {**nodes["s"], "inputs": {"image": "first"}}}, "output": "d"})
+    assert not np.allclose(made.latents[0], one.latents[0], atol=1e-3)
+    inputs = first_frame_inputs(_video_facts(model), torch.from_numpy(found.samples_CHW)[None], 4, False, 2)
+    mask = inputs["image"][0, :4, :, 0, 0]
+    assert mask.tolist() == [[1.0, 1.0, 0.0, 0.0]] * 4
+    model.close()
+
+
+def _video_facts(model: TinyFamilyModel) -> Any:
+    assert model.family.sampling.video is not None
+    return model.family.sampling.video
 
 
 def test_a_video_may_end_as_it_begins(tmp_path: Path) -> None:

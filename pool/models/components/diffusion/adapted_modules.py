@@ -458,6 +458,44 @@ class ViewedUNet(diffusers.UNetSpatioTemporalConditionModel):  # type: ignore[mi
                 hook.remove()
 
 
+class WanReferenceTransformer3DModel(diffusers.WanTransformer3DModel):  # type: ignore[misc]
+    """Wan that also reads a reference image: tokens of the latent of an image, by a convolution of its own, which have
+    the places of a frame before the video.
+
+    Source: `ref_conv` of WanTransformer3DModel of aigc-apps/VideoX-Fun.
+    """
+
+    def __init__(self, *args: Any, reference_channels: int = 16, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        width, patch = self.patch_embedding.out_channels, self.config.patch_size[1:]
+        self.ref_conv = nn.Conv2d(reference_channels, width, kernel_size=patch, stride=patch)
+
+    __init__.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+        diffusers.WanTransformer3DModel.__init__
+    ).replace(
+        parameters=[
+            *inspect.signature(diffusers.WanTransformer3DModel.__init__).parameters.values(),
+            inspect.Parameter("reference_channels", inspect.Parameter.KEYWORD_ONLY, default=16),
+        ]
+    )
+
+    def forward(self, hidden_states: Tensor, reference: Tensor, **more: Any) -> Any:
+        """Run diffusers' forward with the tokens of `reference`, [B,C,H,W], before those of the video; return the
+        prediction of the video, as a tuple."""
+        tokens_BDHW = self.ref_conv(reference)
+
+        def led(_: Any, __: Any, patches_BDTHW: Tensor) -> Tensor:
+            return torch.cat([tokens_BDHW.unsqueeze(2), patches_BDTHW[:, :, 1:]], dim=2)
+
+        leading_BCTHW = torch.cat([torch.zeros_like(hidden_states[:, :, :1]), hidden_states], dim=2)
+        hook = self.patch_embedding.register_forward_hook(led)
+        try:
+            (predicted_BCTHW,) = super().forward(leading_BCTHW, **{**more, "return_dict": False})
+        finally:
+            hook.remove()
+        return (predicted_BCTHW[:, :, 1:],)
+
+
 #: by the name of the class
 ADAPTED: Mapping[str, type[nn.Module]] = {
     cls.__name__: cls
@@ -473,6 +511,7 @@ ADAPTED: Mapping[str, type[nn.Module]] = {
         OmniGenTransformer2DModel,
         QwenImageTransformer2DModel,
         StableAudioDiTModel,
+        WanReferenceTransformer3DModel,
         StableCascadeUNet,
         ViewedUNet,
     )

@@ -186,7 +186,16 @@ PROVIDERS: Mapping[str, Callable[[Maker, int], list[Any]]] = {
     "IPADAPTER": lambda make, place: make.add("IPAdapterModelLoader", ipadapter_file=NAMED[STYLES][place]),
     "MODEL_PATCH": lambda make, place: make.add("ModelPatchLoader", name=NAMED[CONTROLNETS][place]),
     ANY: lambda make, place: make.add("PrimitiveFloat", value=2.0 + place),
+    "LORA_STACK": lambda make, place: _stack(make, place),
 }  # fmt: skip
+
+
+def _whole(make: Maker) -> dict[str, Any]:
+    return {"model": [make.model(), 0], "clip": [make.model(), 1]}
+
+
+def _stack(make: Maker, place: int) -> list[Any]:
+    return make.add("CR LoRA Stack", switch_1="On", lora_name_1=NAMED[LORAS][place])
 
 
 def _consume(make: Maker, made: str, source: list[Any]) -> None:
@@ -248,7 +257,13 @@ def _consume(make: Maker, made: str, source: list[Any]) -> None:
         case "IPADAPTER":
             use = {"model": [make.model(), 0], "ipadapter": source, "image": make.image()}
             _consume(make, "MODEL", make.add("IPAdapter", **use, weight=1.0, start_at=0.0, end_at=1.0))
-        case "DEPENDENCIES":  # of nodes that are not here
+        case "LORA_STACK":
+            used = make.add("CR Apply LoRA Stack", **_whole(make), lora_stack=source)
+            text = make.add("CLIPTextEncode", clip=[used[0], 1], text="a fox")
+            make.saved(make.sampled(model=used, positive=text))
+        case "METADATA":
+            make.add("Image Saver Simple", images=make.image(), metadata=source)
+        case "DEPENDENCIES" | "BOX":  # of nodes that are not here
             pass
         case _:
             raise AssertionError(f"{made}: nothing reads it")

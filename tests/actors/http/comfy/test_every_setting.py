@@ -47,6 +47,22 @@ def _row(make: Maker, place: int) -> Any:
     return {"on": True, "lora": ("light", "dark")[place], "strength": 0.5}
 
 
+def _rows(make: Maker, place: int) -> Any:
+    return [{"name": ("light", "dark")[place], "strength": 0.5, "active": True}]
+
+
+def _word(make: Maker, place: int) -> list[Any]:
+    return make.add("PrimitiveString", value=("red", "old")[place])
+
+
+def _masks(make: Maker, place: int) -> list[Any]:
+    return make.add("ImageToMask", image=_images(make, place), channel="red")
+
+
+def _region(make: Maker, place: int) -> Any:
+    return {"x": 8, "y": 8, "width": 24 + place, "height": 16}
+
+
 _WIDE = {"width": 128, "height": 64}
 
 
@@ -110,6 +126,31 @@ BASE: Mapping[str, Mapping[str, Any]] = {
         "lora_1": _row, "lora_2": _row, **{f"lora_{place}": None for place in range(3, 100)},
     },
     "Lora Loader Stack (rgthree)": {f"lora_0{place}": "light" for place in range(1, 5)},
+    **_each(("LoraLoader|pysssss", "Load Lora", "Lora Loader"), {"lora_name": "light"}),
+    "CR Load LoRA": {"lora_name": "light", "switch": "On"},
+    "CR LoRA Stack": {f"{name}_{place}": value for place in (1, 2, 3)
+                      for name, value in (("switch", "On"), ("lora_name", "light"))},
+    "LoRA Stacker": {
+        "input_mode": "advanced", "lora_count": 1, "model_str_1": 0.5,
+        **{f"lora_name_{place}": "light" for place in (1, 2)},
+        **{f"{name}_{place}": None for place in range(3, 51) for name in ("lora_name", "lora_wt", "model_str",
+                                                                          "clip_str")},
+    },
+    "Lora Loader (LoraManager)": {"loras": _rows},
+    "Lora Stacker (LoraManager)": {"loras": _rows},
+    "Prompt (LoraManager)": {f"trigger_words{place}": _word for place in range(1, 5)},
+    "LoraTagLoader": {"text": "a fox <lora:light:0.5>"},
+    "KSampler (Efficient)": {"sampler_state": None},
+    "DiffusionModelLoaderKJ": {"extra_state_dict": None},
+    "KSampler (WAS)": {"seed": lambda make, place: make.add("Seed", seed=place)},
+    "ImageCropV2": {"crop_region": _region},
+    "ImageResizeKJ": {"get_image_size": None, "width_input": None, "height_input": None, **_WIDE},
+    "GetImageRangeFromBatch": {"images": _images, "masks": _masks, "start_index": 1, "num_frames": 2},
+    "ImageFromBatch+": {"image": _images, "start": 1, "length": 2},
+    "Image Save": {"extension": "jpg"},
+    "Save Image (LoraManager)": {"file_format": "jpeg"},
+    **_each(("Image Saver", "Image Saver Simple", "Save Image w/Metadata"), {"extension": "jpg"}),
+    "LayerUtility: SaveImagePlus": {"format": "jpg"},
 }  # fmt: skip
 
 #: kinds of nodes of which one warning tells that none of their settings is read
@@ -119,7 +160,7 @@ TOLD_AS_A_WHOLE = (
     "LatentOperationTonemapReinhard", "LatentOperationSharpen", "QwenImage21Cache", "ModelAttentionBackend",
 )  # fmt: skip
 #: nodes that need what the pool does not have: refused, whatever their settings are
-REFUSED = ("LoadAudio", "VAEEncodeAudio", "TextGenerate", "TextGenerateLTX2Prompt")
+REFUSED = ("TextGenerate", "TextGenerateLTX2Prompt")
 #: nodes that compute texts and numbers: their own tests compare them with formulas
 COMPUTED = (
     *(kind.name for kind in (*PACK_TEXTS, *PACK_NUMBERS)),
@@ -136,11 +177,16 @@ COMPUTED = (
 #: nodes that are accepted next to certain others alone, or with one set of links: `test_comfy_examples` and their own
 #: tests have such workflows, and this test has none
 NOT_TRIED = (
+    "TriggerWord Toggle (LoraManager)", "Text Parse Tokens", "Power Prompt (rgthree)",
+    "Power Prompt - Simple (rgthree)",
+    "Image Saver Metadata", "ImageConcatMulti", "ImageBatchMulti",
     "unCLIPConditioning", "TextEncodeJoyImageEdit", "TextEncodeQwenImage21", "EmptyQwenImageLayeredLatentImage",
     "LatentCut", "LatentCutToBatch", "SetFirstSigma", "StableCascade_EmptyLatentImage",
     "StableCascade_StageB_Conditioning", "ResizeImageMaskNode", "SaveImageAdvanced", "ModelPatchLoader",
     "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "WanFunControlToVideo", "WanAnimateToVideo",
-    "SaveAudioAdvanced", "LoadVideo", "GetVideoComponents",
+    "SaveAudioAdvanced", "LoadVideo", "GetVideoComponents", "DualModelGuider", "ConditioningTimestepsRange",
+    "ConditioningSetProperties", "ConditioningSetPropertiesAndCombine", "PairConditioningSetProperties",
+    "PairConditioningSetPropertiesAndCombine", "LoadAudio", "Wan22FunControlToVideo",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (
@@ -148,7 +194,11 @@ SWITCHES = (
     *(kind.name for kind in PACK_SWITCHES),
 )
 #: nodes that give the size, or the number, of images: with a loaded image they are values, and read nothing later
-SIZES = ("GetImageSize", "GetImageSize+", "GetImageSizeAndCount")
+SIZES = (
+    *("GetImageSize", "GetImageSize+", "GetImageSizeAndCount", "easy imageSizeBySide", "easy imageSizeByLongerSide"),
+    *("Get resolution [Crystools]", "Image or Latent Size (rgthree)", "LayerUtility: GetImageSize"),
+)
+_SAVERS = ("Image Saver", "Image Saver Simple", "Save Image w/Metadata")
 #: inputs that cannot matter, by the reason: of a kind of node, or of all ("*"), and the values, or all
 CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
     "models of the pool have their text and vision encoders: names of files are not read (guides/http.md)": (
@@ -156,10 +206,14 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("CLIPVisionLoader", "clip_name", ()),
         ("*", "clip_vision", ()),
     ),
-    "files have the names of the pool": (("*", "filename_prefix", ()),),
+    "files have the names of the pool": (
+        ("*", "filename_prefix", ()), ("Image Save", "filename_delimiter", ()),
+        ("Image Save", "filename_number_padding", ()), ("Save Image (LoraManager)", "add_counter_to_filename", ()),
+    ),
     "it is where something is computed, or shown": (
         ("*", "noise_device", ()), ("KSampler (Efficient)", "preview_method", ()), ("Text to Console", "label", ()),
-        ("ImageResizeKJv2", "device", ()), ("LoadImageOutput", "upload", ()), ("LoadImageOutput", "refresh", ()),
+        ("ImageResizeKJv2", "device", ()), ("VAELoaderKJ", "device", ()), ("ColorMatch", "multithread", ()),
+        ("LoadImageOutput", "upload", ()), ("LoadImageOutput", "refresh", ()),
     ),
     "the ControlNet is the one of the model that is sampled": (("DiffControlNetLoader", "model", ()),),
     "these levels and samplers are of no model": (("SDTurboScheduler", "model", ()), ("SamplerSASolver", "model", ())),
@@ -170,6 +224,8 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("VAEDecodeTiled", "temporal_overlap", ()), ("RescaleCFG", "multiplier", ()),
         ("SaveVideo", "format.codec.encoding", ()), ("SaveVideo", "format.codec.crf", ()),
         ("KSampler //Inspire", "variation_seed", ()),
+        *(("LoRA Stacker", f"{name}_{place}", ()) for place in range(1, 51) for name in (
+            "lora_wt", *(("model_str", "clip_str", "lora_name") if place > 1 else ()))),
     ),
     "a model that reads pixels needs no VAE for them": (("ControlNetApplyAdvanced", "vae", ("none",)),),
     "models without a vision encoder see no image; of others there is a warning": (
@@ -203,7 +259,21 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("RegexReplace", "case_insensitive", ()), ("RegexReplace", "dotall", ()), ("RegexReplace", "count", ()),
         ("Text Random Line", "seed", ()), ("ImageScaleToTotalPixels", "resolution_steps", ()),
     ),
-    "it has no loss": (("SaveAnimatedPNG", "compress_level", ()),),
+    "it has no loss": (
+        ("SaveAnimatedPNG", "compress_level", ()), ("Image Save", "optimize_image", ()),
+        *((kind, "optimize_png", ()) for kind in _SAVERS),
+    ),
+    "a file that is no webp": (
+        *((kind, "lossless_webp", ()) for kind in (*_SAVERS, "Image Save", "Save Image (LoraManager)")),
+    ),
+    "the editor shows it": (
+        *(("Image Save", name, ()) for name in ("show_history", "show_history_by_prefix", "show_previews")),
+        *((kind, "show_preview", ()) for kind in _SAVERS), ("LayerUtility: SaveImagePlus", "preview", ()),
+    ),
+    "it is about what is written next to the image": (
+        *((kind, name, ()) for kind in _SAVERS for name in ("download_civitai_data", "easy_remix")),
+    ),
+    "a text without choices": (("Prompt (LoraManager)", "seed", ()),),
     "what no node reads is not made": (("KSampler (Efficient)", "vae_decode", ()),),
     "a batch that is not split": (("RebatchImages", "batch_size", (65, 4096, 64)),),
 }  # fmt: skip

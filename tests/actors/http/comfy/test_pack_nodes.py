@@ -433,9 +433,32 @@ def test_contexts_are_switched_merged_and_replaced() -> None:
     assert routed(graph, "out", 4) == ["out", 4], "nothing is linked"
 
 
+def test_a_camera_is_told_in_words() -> None:
+    for (turn, height, zoom), words in {
+        (0, 0, 5.0): "<sks> front view eye-level shot medium shot",
+        (23, 15, 2.0): "<sks> front-right quarter view elevated shot medium shot",
+        (315, -16, 6.0): "<sks> front-left quarter view low-angle shot close-up",
+        (360, 45, 1.9): "<sks> front view high-angle shot wide shot",
+        (180, 44, 1.9): "<sks> back view elevated shot wide shot",
+    }.items():
+        settings = {"horizontal_angle": turn, "vertical_angle": height, "zoom": zoom}
+        camera = node("QwenMultiangleCameraNode", **settings, image=["a", 0], camera_view="")
+        assert routed({"a": node("LoadImage", image="a"), "camera": camera}, "camera") == words
+
+
 def test_each_kind_of_switch_is_tried() -> None:
     """Kinds of one family that differ in their types alone stand for each other."""
     tried = {name for name, *_ in SWITCHED}
-    families = ("Input Switch", "[Crystools]", "IndexSwitch", "Pipe", "pipe", "Context", "LatentSwitch", "ModelPass")
+    families = (
+        "Input Switch",
+        "[Crystools]",
+        "IndexSwitch",
+        "Pipe",
+        "pipe",
+        "Context",
+        "LatentSwitch",
+        "ModelPass",
+        "Camera",
+    )
     assert not [kind.name for kind in PACK_SWITCHES if kind.name not in tried and
                 not any(part in kind.name for part in families)]  # fmt: skip

@@ -76,12 +76,13 @@ TINY = {
 NOT_RENDERED = {
     "canny_node_editor", "flux_depth_lora_editor", "flux_kontext_two_references_api", "flux_redux_editor",
     "qwen_inpainting_controlnet_api", "sd35_controlnet_and_slg_editor", "wan22_text_to_video_two_experts_editor",
-    "wan_fun_control_api", "z_image_fun_control_api",
+    "ip_adapter_custom_api", "wan_fun_control_api", "z_image_fun_control_api",
 }  # fmt: skip
 #: of these, one workflow each renders in the usual tests
 SAMPLE = {
     "area_composition_editor", "batch_tricks_api", "computed_settings_editor", "efficiency_nodes_api",
-    "inpaint_differential_editor", "noisy_latent_composition_editor", "prompt_switch_over_steps_editor",
+    "inpaint_differential_editor", "node_packs_api",
+    "noisy_latent_composition_editor", "prompt_switch_over_steps_editor",
     "resize_and_save_api", "resized_images_and_masks_editor", "vhs_combine_editor",
 }  # fmt: skip
 #: settings of the workflows that are made small, and their values

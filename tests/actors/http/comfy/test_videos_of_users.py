@@ -142,7 +142,7 @@ def test_what_a_workflow_cannot_say_of_a_video_is_refused_by_its_node(tmp_path: 
     cases.append((graph, "loaded", "other.mp4 was not uploaded"))
     graph = following("WanAnimateToVideo", "animate", background_video=["parts", 0], pose_video=["parts", 0])
     cases.append((graph, "blank", "background_video: found images, expected none"))
-    graph = following("HunyuanVideo15ImageToVideo", start_image=["parts", 0])
+    graph = following("HunyuanImageToVideo", start_image=["parts", 0], guidance_type="v1 (concat)")
     cases.append((graph, "blank", "start_image: found 9 frames, expected one image"))
     graph = following(**followed)
     graph["saved"]["inputs"]["video"] = ["loaded", 0]
@@ -326,3 +326,21 @@ def test_families_of_videos_are_known_by_their_titles() -> None:
         titles = [family.title] + ([] if family.two_experts is None else [family.two_experts.title])
         one_latent = video is not None and not video.layers and video.begins is not FirstFrameMode.REPEATED
         assert all(makes_videos(title) is one_latent for title in titles), titles
+
+
+def test_videos_that_begin_with_several_frames(tmp_path: Path) -> None:
+    """Refused before. The first frame is what the vision encoder of a model reads; no more frames than the node
+    makes."""
+    uploads = Uploads(tmp_path)
+    uploads.add("", "clip.mp4", clip())
+    for kind in ("WanImageToVideo", "HunyuanVideo15ImageToVideo", "WanFirstLastFrameToVideo", "WanFunInpaintToVideo"):
+        for length, cut in ((13, False), (5, True)):
+            graph = following(kind, start_image=["parts", 0])
+            graph["blank"]["inputs"]["length"] = length
+            (request,) = requests_for(graph, uploads)[0]
+            assert request.workflow is not None
+            nodes = request.workflow.nodes
+            inputs = nodes["sampler"].inputs
+            first, frames = nodes[inputs["image"]], nodes[inputs["first_frames"]]
+            assert (first.name, first.settings) == ("image_from_batch", {"start": 0, "length": 1}), kind
+            assert frames.kind == ("operation" if cut else "video"), kind

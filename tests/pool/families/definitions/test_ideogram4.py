@@ -20,6 +20,7 @@ from modelpool.pool.families.parts.latent_formats import _IDEOGRAM_4_MEAN, _IDEO
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.files.formats.model_description import read_description
 from modelpool.pool.inference.conditioning.conditions import Condition
+from modelpool.pool.inference.guidance.guiders import Predictions
 from modelpool.pool.inference.guidance.model_guiders import guider_of
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
 from modelpool.pool.inference.sampling.schedules import make_sigmas, sigma_table
@@ -29,6 +30,7 @@ from modelpool.pool.models.loading.describe import describe
 from modelpool.pool.models.saving.diffusers_folder import save_diffusers
 from modelpool.pool.values.core.assembly import Assembly
 from modelpool.pool.values.core.errors import MissingParts, UnknownArchitecture
+from modelpool.pool.values.core.run_options import CfgOverride, RunOptions
 from modelpool.pool.values.core.stage_params import Encoded, GuidanceParams, ModelRef, OutputShape, SampleParams
 from modelpool.pool.values.core.stage_params import SamplingSchedule as Schedule
 from modelpool.pool.values.specs.spec import Role
@@ -200,6 +202,31 @@ def test_the_last_steps_are_guided_less() -> None:
             )
             scales.append(guider.scales)
         assert scales == [scale] * (steps - late) + [3.0] * late
+
+
+def test_another_scale_in_a_part_of_the_run_replaces_the_last_steps() -> None:
+    """By steps or by levels, which are not shifted with the size: 0.7 of the noise is a level of 0.3."""
+    facts, cond = TRANSFORMERS["ideogram4"].sampling, Condition(torch.zeros(1, 1, 1))
+    steps, table = 20, sigma_table(facts.noise, 4096)
+    sigmas = make_sigmas("logit_normal", steps, table)[:-1].tolist()
+    one, other = torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)
+    for option, expected in (
+        (CfgOverride(3.0, start=0.5), [7.0] * 10 + [3.0] * 10),
+        (CfgOverride(2.0, end=0.1), [2.0] * 2 + [7.0] * 18),
+        (CfgOverride(3.0, "noise", start=0.7), [3.0 if sigma <= 0.3 else 7.0 for sigma in sigmas]),
+        (CfgOverride(1.0, "noise", end=0.05), [1.0 if sigma >= 0.95 else 7.0 for sigma in sigmas]),
+    ):
+        work = SampleParams(
+            ModelRef("m", "", ""), (), OutputShape(64, 64), Schedule(steps, "euler", "simple"), GuidanceParams(7.0), 0,
+            options=RunOptions(cfg_override=option),
+        )  # fmt: skip
+        found = []
+        for step, sigma in enumerate(sigmas):
+            place = torch.device("cpu"), GuidanceMemory(), lambda step=step: step, table
+            guider = guider_of(facts, work, cond, (1, 128, 4, 4), *place)
+            found.append(float(guider.combine_at(one, Predictions(one, other), sigma)))
+        assert found == expected, option
+        assert len(set(expected)) == 2
 
 
 def _write_parts(folder: Path) -> dict[str, str]:

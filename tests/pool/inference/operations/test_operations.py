@@ -70,6 +70,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "image_of_planes": ({}, {"x": 1}),
     "image_with_alpha": ({}, {"x": 1}),
     "image_alpha_mask": ({}, {"x": 1}),
+    "image_match_colours": ({"strength": 0.5}, {"method": "mvgd"}),
     "image_blend": ({"factor": 0.3, "mode": "soft_light"}, {"mode": "hard_light"}),
     "image_composite": ({"x": -2, "y": 3}, {"x": 10**9}),
     "image_batch": ({}, {"rate": 1}),

@@ -100,6 +100,14 @@ def _wan(**more: Any) -> Any:
 _WAN_IMAGE = {"image_dim": 10, "added_kv_proj_dim": 128}
 
 
+def _wan_reference() -> Any:
+    """diffusers has no class that reads a reference image."""
+    from modelpool.pool.models.components.diffusion.adapted_modules import WanReferenceTransformer3DModel
+
+    own = {key: value for key, value in _wan(in_channels=52).config.items() if key[0] != "_"}
+    return WanReferenceTransformer3DModel(**own, reference_channels=16)
+
+
 def _wan_vace() -> Any:
     return diffusers.WanVACETransformer3DModel(
         num_attention_heads=1, attention_head_dim=128, in_channels=16, out_channels=16, text_dim=12, freq_dim=16,
@@ -256,6 +264,10 @@ CASES: dict[str, Case] = {
     "wan22_ti2v of an image": Case(
         "wan22_ti2v", lambda: _wan(in_channels=48, out_channels=48), layouts.wan, (48, 3, 4, 6),
         {**_TEXT, "image": (48, 3, 4, 6), "image_mask": (1,)},
+    ),
+    "wan22_fun_control": Case(
+        "wan22_fun_control", _wan_reference, layouts.wan, _VIDEO,
+        {**_TEXT, "followed": (16, 3, 4, 6), "image": (16, 4, 6)},
     ),
     "wan_vace": Case("wan_vace", _wan_vace, layouts.wan, _VIDEO, {**_TEXT, "control": (24, 3, 4, 6)}),
     "hunyuan_video": Case(
