@@ -18,6 +18,7 @@ from diffusers.schedulers import scheduling_ddpm_wuerstchen
 from safetensors.torch import save_file
 from torch import Tensor
 
+from modelpool.actors.graph.recipe_request import requests_of
 from modelpool.pool.inference.conditioning.image_labels import image_states, pooled_images
 from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.models.components.vision.preprocess import preprocess_image
@@ -145,6 +146,12 @@ def test_stable_cascade_reads_images_by_a_separate_encoder_of_the_right_width(pa
     pictures = found[0].recipe.pictures
     assert pictures is not None
     assert pictures.image_prompts[0].encoder == "clip_vision_l"
+    PHOTOS[0].save(tmp_path / "photo.png")
+    prompts = [{"model": STAGE_C, "image": str(tmp_path / "photo.png"), "strength": 0.5}]
+    written = separate.run(**RUN | {"image_prompts": prompts})
+    again, *_ = requests_of(written.recipe, lambda file: str(tmp_path / file))
+    (prompt,) = again.image_prompts
+    assert (prompt.model, prompt.encoder, prompt.strength, prompt.noise) == (STAGE_C, "clip_vision_l", 0.5, 0.0)
     separate.engine.close()
 
 
