@@ -168,7 +168,7 @@ def _outputs_of(
         if size is None:
             return None
         width, height = size  # how many images there are is not known
-        known = {"width": width, "height": height, "image": inputs[source], "longest": max(size)}
+        known = {"width": width, "height": height, "image": inputs.get(source), "longest": max(size)}
         known["side"] = (min if inputs.get("side") == "Shortest" else max)(size)
         return tuple(known.get(each) for each in outputs)
     if kind.name in PASSING_NODES:
