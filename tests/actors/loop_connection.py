@@ -276,6 +276,7 @@ class LoopConnection:
         of `predecessor`."""
         self.loop = asyncio.new_event_loop()
         self.lost = False
+        self.worker_count = workers
         #: questions that were asked, by name
         self.asked: list[str] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="controller")

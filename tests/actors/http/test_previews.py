@@ -38,14 +38,13 @@ STEPS = 10
 #: of a step, at least: longer than it takes to ask
 STEP_SECONDS = 0.05
 BODY = {"model": "shapes", "prompt": "a red circle", "seed": 1, "steps": STEPS}
-
-
-#: of a step of a run that is to go on until somebody has a preview: later steps make one that is asked for now
-HELD_SECONDS = 3.0
+#: between offers of previews while a run waits until somebody has one, and for how long it waits at most
+OFFER_SECONDS, HELD_SECONDS = 0.05, 60.0
 
 
 class SlowEngine:
-    """An engine whose steps take time, without computing; more if `may_end` is clear."""
+    """An engine whose steps take time, without computing. While `may_end` is clear, a step goes on, and offers its
+    prediction for previews again."""
 
     def __init__(self, engine: WorkerEngine, may_end: threading.Event) -> None:
         self._engine, self._may_end = engine, may_end
@@ -57,9 +56,15 @@ class SlowEngine:
         def on_step(done: int, steps: int) -> None:
             time.sleep(STEP_SECONDS)
             hooks.on_step(done, steps)
-            self._may_end.wait(HELD_SECONDS)
 
-        return self._engine.run(task, work, inputs, replace(hooks, on_step=on_step), *others, **named)
+        def preview(latents: Any) -> None:
+            until = time.monotonic() + HELD_SECONDS
+            hooks.preview(latents)  # type: ignore[misc]
+            while not self._may_end.wait(OFFER_SECONDS) and time.monotonic() < until:
+                hooks.preview(latents)  # type: ignore[misc]
+
+        slow = replace(hooks, on_step=on_step, preview=None if hooks.preview is None else preview)
+        return self._engine.run(task, work, inputs, slow, *others, **named)
 
 
 @pytest.fixture(scope="module")

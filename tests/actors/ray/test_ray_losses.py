@@ -33,10 +33,16 @@ SENTENCES = {
 }
 
 
+def events_of(record: Path) -> list[dict[str, Any]]:
+    """The events of an event log, of which a last line may be half written."""
+    whole, _, _ = record.read_text().rpartition("\n")
+    return [json.loads(line).get("event", {}) for line in whole.splitlines()]
+
+
 def losses(record: Path) -> list[tuple[str, str]]:
     """Cause and reason of the lost workers in an event log, in order."""
-    events = [json.loads(line).get("event", {}) for line in record.read_text().splitlines()]
-    return [(e["WorkerDown"].get("cause", "crash"), e["WorkerDown"]["reason"]) for e in events if "WorkerDown" in e]
+    downs = [event["WorkerDown"] for event in events_of(record) if "WorkerDown" in event]
+    return [(down.get("cause", "crash"), down["reason"]) for down in downs]
 
 
 @pytest.mark.ray
@@ -134,8 +140,7 @@ def lose_workers(cluster: LocalCluster, record: Path, notice: Path) -> tuple[dic
 
 def notices(record: Path) -> list[dict[str, Any]]:
     """The drain notices in an event log."""
-    events = [json.loads(line).get("event", {}) for line in record.read_text().splitlines()]
-    return [event["NodeDraining"] for event in events if "NodeDraining" in event]
+    return [event["NodeDraining"] for event in events_of(record) if "NodeDraining" in event]
 
 
 def ray_drains() -> list[str]:
