@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError
 
 from modelpool import GenerateRequest, ModelPool, PoolConfig
@@ -19,7 +20,7 @@ from modelpool.actors.ray import ray_losses
 from modelpool.actors.ray.ray_losses import death_by_error, one_line, open_trace
 from modelpool.actors.ray.ray_nodes import RayNodes
 from modelpool.pool.values.core.errors import OutputFailed
-from modelpool.pool.values.specs.spec import WorkerId
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
 from tests.actors.fakes import start_fake_pool
 from tests.actors.ray.crashing_engine import ENDS, CrashingEngine
 from tests.actors.ray.local_autoscaler import eventually
@@ -117,6 +118,8 @@ def lose_workers(cluster: LocalCluster, record: Path, notice: Path) -> tuple[dic
         nodes = {worker.id: worker.node for worker in pool.status().workers}
         names = {node.node_id: name for name, node in cluster.nodes.items()}
         of_a = next(worker for worker, node in nodes.items() if names[node] == "a")
+        # a busy machine may take longer to start the process that reads traces there than a loss is examined
+        ray.get(ray_losses._probe(NodeId(nodes[of_a]), ray_losses.take_evidence).remote(""))
         os.kill(pool.memory()[WorkerId(of_a)].pid, signal.SIGKILL)
         next_loss("killed on another node")
         pool.wait_ready(200)
