@@ -28,7 +28,6 @@ from tests.actors.unchanged_outputs import (
     write_models,
 )
 
-
 #: in which the requests of the record are divided; one of them runs at a time
 PARTS = 3
 
