@@ -34,6 +34,7 @@ COMPARISONS = (
     "tests/pool/models/loading/test_separate_files.py",
     "tests/pool/models/components/",
     "tests/pool/weights/ops/test_zoo.py",
+    "tests/pool/weights/patcher/test_every_budget.py",
     "tests/pool/weights/quant/test_checkpoints.py",
     "tests/pool/weights/quant/test_gguf_models.py",
     "tests/pool/weights/tracing/test_activation_bytes.py",

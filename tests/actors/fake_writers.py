@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,9 +56,9 @@ class FakeWriters:
 
 
 def place_workers(line: LoopConnection) -> None:
-    """Have the controller know the node of its workers, as Ray's would."""
-    while not line.fleet.workers:
-        pass
+    """Have the controller know the node of all its workers, as Ray's would."""
+    while len(line.fleet.workers) < line.worker_count:
+        time.sleep(0.001)
     for worker_id, incarnation in tuple(line.fleet.workers):
         line.call(Controller.worker_placed, WorkerId(worker_id), incarnation, NODE)
 

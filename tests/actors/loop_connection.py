@@ -7,6 +7,7 @@ it would be between processes.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -276,6 +277,7 @@ class LoopConnection:
         of `predecessor`."""
         self.loop = asyncio.new_event_loop()
         self.lost = False
+        self.worker_count = workers
         #: questions that were asked, by name
         self.asked: list[str] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="controller")
@@ -359,6 +361,8 @@ def open_real_pool(
 ) -> ModelPool:
     """The pool of `config` in this process, with real engines, each in a `wrap`, and a real catalog. Closing it ends
     everything."""
+    # by one thread: diffusers' modules import each other, which fails if the catalog and an engine begin at once
+    importlib.import_module("modelpool.pool.engine.engine")
     plan = plan_pool(config, gpu_count=0, can_grow=False)
     engines: list[WorkerEngine] = []
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import OutputFailed
-from modelpool.scheduler.model.messages import RunTask
+from modelpool.scheduler.model.messages import RunTask, TaskRevoked
 from modelpool.scheduler.simulator.record.event_log import read_entries, read_header
 from modelpool.scheduler.simulator.record.log_trace import live_trace
 from modelpool.scheduler.simulator.record.replay import replay
@@ -35,8 +36,11 @@ def test_a_live_pool_s_log_is_decided_again_to_the_same_commands(tmp_path: Path)
         header = read_header(file.readline())
         entries = list(read_entries(file))
     assert replay(header, entries, check=True).same
-    starts = [c for entry in entries for c in entry.commands if isinstance(c, RunTask)]
-    assert len(starts) == len({c.task_id for c in starts}) >= 12 * 2
+    starts = Counter(c.task_id for entry in entries for c in entry.commands if isinstance(c, RunTask))
+    # an idle worker takes over what waits on a busy one
+    moved = Counter(entry.event.task_id for entry in entries if isinstance(entry.event, TaskRevoked))
+    assert starts == Counter(starts.keys()) + moved
+    assert len(starts) >= 12 * 2
     live = live_trace(entries, "pool")
     assert {s.job.job_id for s in live.workload.jobs} == {image.job_id for image in images}
     assert live.measured > 0

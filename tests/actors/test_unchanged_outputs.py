@@ -7,7 +7,7 @@ processor of the record only. Without it, outputs may differ by rounding.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +28,46 @@ from tests.actors.unchanged_outputs import (
     write_models,
 )
 
+#: in which the requests of the record are divided; one of them runs at a time
+PARTS = 3
+
 
 @dataclass(frozen=True)
 class Made:
-    """Outputs by id, of the requests of `record`, with the models and inputs in `folder`."""
+    """Outputs of the requests of `record`, with the models and inputs in `folder`."""
 
     folder: Path
     record: dict[str, Any]
-    outputs: dict[str, np.ndarray | str]
+    _made: dict[int, dict[str, np.ndarray | str]] = field(default_factory=dict)
+
+    def wanted(self, part: int) -> list[dict[str, Any]]:
+        """The recorded outputs of a part."""
+        return self.record["outputs"][part::PARTS]
+
+    def outputs(self, part: int) -> dict[str, np.ndarray | str]:
+        """What the requests of a part make, by id of the output, run as usual."""
+        if part not in self._made:
+            self._made[part] = dict(run_requests(self.folder, self.wanted(part)))
+        return self._made[part]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The requests of the record, run as usual."""
-    record, folder = load_record(), tmp_path_factory.mktemp("outputs")
+    folder = tmp_path_factory.mktemp("outputs")
     write_models(folder / "models")
     write_inputs(folder / "inputs")
-    return Made(folder, record, dict(run_requests(folder, record["outputs"])))
+    return Made(folder, load_record())
 
 
 @pytest.mark.slow
+@pytest.mark.rotates
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
-def test_outputs_are_those_recorded(made: Made) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_outputs_are_those_recorded(part: int, made: Made) -> None:
     """All samplers, models, inputs, batches and divisions."""
-    exact = os.environ.get("MODELPOOL_EXACT") == "1"
-    found = differences(made.record, digests(made.folder / "models"), made.outputs, exact=exact)
+    exact, record = os.environ.get("MODELPOOL_EXACT") == "1", {**made.record, "outputs": made.wanted(part)}
+    found = differences(record, digests(made.folder / "models"), made.outputs(part), exact=exact)
     assert not found, "\n".join([f"{len(found)} differences:", *found])
 
 
@@ -71,7 +85,8 @@ def test_outputs_are_the_same_if_every_run_stops_and_resumes_at_every_step(made:
         return engines[-1]  # type: ignore[return-value]
 
     resumed = dict(run_requests(made.folder, outputs, wrap))
-    other = {name for name, usual in made.outputs.items() if not _equal(resumed[name], usual)}
+    usual = {name: output for part in range(PARTS) for name, output in made.outputs(part).items()}
+    other = {name for name, output in usual.items() if not _equal(resumed[name], output)}
     # those recorded as depending on what shared a run with them may share it with others here
     assert other <= {output["id"] for output in outputs if not output["exact"]}
     stops = [stop for engine in engines for stop in engine.stops]

@@ -38,14 +38,13 @@ STEPS = 10
 #: of a step, at least: longer than it takes to ask
 STEP_SECONDS = 0.05
 BODY = {"model": "shapes", "prompt": "a red circle", "seed": 1, "steps": STEPS}
-
-
-#: of a step of a run that is to go on until somebody has a preview: later steps make one that is asked for now
-HELD_SECONDS = 3.0
+#: between offers of previews while a run waits until somebody has one, and for how long it waits at most
+OFFER_SECONDS, HELD_SECONDS = 0.05, 60.0
 
 
 class SlowEngine:
-    """An engine whose steps take time, without computing; more if `may_end` is clear."""
+    """An engine whose steps take time, without computing. While `may_end` is clear, a step goes on, and offers its
+    prediction for previews again."""
 
     def __init__(self, engine: WorkerEngine, may_end: threading.Event) -> None:
         self._engine, self._may_end = engine, may_end
@@ -57,9 +56,15 @@ class SlowEngine:
         def on_step(done: int, steps: int) -> None:
             time.sleep(STEP_SECONDS)
             hooks.on_step(done, steps)
-            self._may_end.wait(HELD_SECONDS)
 
-        return self._engine.run(task, work, inputs, replace(hooks, on_step=on_step), *others, **named)
+        def preview(latents: Any) -> None:
+            until = time.monotonic() + HELD_SECONDS
+            hooks.preview(latents)  # type: ignore[misc]
+            while not self._may_end.wait(OFFER_SECONDS) and time.monotonic() < until:
+                hooks.preview(latents)  # type: ignore[misc]
+
+        slow = replace(hooks, on_step=on_step, preview=None if hooks.preview is None else preview)
+        return self._engine.run(task, work, inputs, slow, *others, **named)
 
 
 @pytest.fixture(scope="module")
@@ -155,14 +160,16 @@ def test_a_detached_job_has_previews_while_somebody_asks(
         pool.close()
 
 
-def test_a_stream_of_the_images_api_begins_with_partial_images(server: str) -> None:
+def test_a_stream_of_the_images_api_begins_with_partial_images(server: str, may_end: threading.Event) -> None:
+    may_end.clear()
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
     extra = {"seed": 3, "steps": STEPS}
-    events: list[Any] = list(
-        client.images.generate(
-            prompt="a red circle", model="shapes", stream=True, partial_images=2, output_format="jpeg", extra_body=extra
-        )
-    )
+    events: list[Any] = []
+    for event in client.images.generate(
+        prompt="a red circle", model="shapes", stream=True, partial_images=2, output_format="jpeg", extra_body=extra
+    ):
+        events.append(event)
+        may_end.set()
     partial, last = events[:-1], events[-1]
     assert last.type == "image_generation.completed"
     assert 1 <= len(partial) <= 2
@@ -170,7 +177,8 @@ def test_a_stream_of_the_images_api_begins_with_partial_images(server: str) -> N
     assert {opened(base64.b64decode(event.b64_json)).format for event in partial} == {"JPEG"}
 
 
-def test_progress_of_a1111_has_the_current_image(server: str) -> None:
+def test_progress_of_a1111_has_the_current_image(server: str, may_end: threading.Event) -> None:
+    may_end.clear()
     call = {"prompt": "a red circle", "steps": STEPS, "width": 64, "height": 64}
     ended: list[Any] = []
     thread = threading.Thread(
@@ -180,6 +188,8 @@ def test_progress_of_a1111_has_the_current_image(server: str) -> None:
     found = []
     while thread.is_alive():
         found.append(requests.get(f"{server}/sdapi/v1/progress", timeout=60).json()["current_image"])
+        if found[-1]:
+            may_end.set()
         without = requests.get(f"{server}/sdapi/v1/progress?skip_current_image=true", timeout=60).json()
         assert without["current_image"] is None
         time.sleep(0.01)
@@ -190,7 +200,9 @@ def test_progress_of_a1111_has_the_current_image(server: str) -> None:
     assert ended[0].status_code == 200
 
 
-def test_a_socket_of_comfyui_gets_previews_as_binary_frames(server: str) -> None:
+def test_a_socket_of_comfyui_gets_previews_as_binary_frames(server: str, may_end: threading.Event) -> None:
+    may_end.clear()
+
     async def frames() -> list[bytes]:
         async with websockets.connect(f"{server.replace('http', 'ws')}/ws?clientId=me") as socket:
             await socket.recv()
@@ -202,6 +214,7 @@ def test_a_socket_of_comfyui_gets_previews_as_binary_frames(server: str) -> None
                 message = await asyncio.wait_for(socket.recv(), 60)
                 if isinstance(message, bytes):
                     found.append(message)
+                    may_end.set()
                 elif json.loads(message)["type"] in ("execution_success", "execution_error"):
                     return found
 

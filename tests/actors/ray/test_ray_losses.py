@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError
 
 from modelpool import GenerateRequest, ModelPool, PoolConfig
@@ -19,7 +20,7 @@ from modelpool.actors.ray import ray_losses
 from modelpool.actors.ray.ray_losses import death_by_error, one_line, open_trace
 from modelpool.actors.ray.ray_nodes import RayNodes
 from modelpool.pool.values.core.errors import OutputFailed
-from modelpool.pool.values.specs.spec import WorkerId
+from modelpool.pool.values.specs.spec import NodeId, WorkerId
 from tests.actors.fakes import start_fake_pool
 from tests.actors.ray.crashing_engine import ENDS, CrashingEngine
 from tests.actors.ray.local_autoscaler import eventually
@@ -33,10 +34,16 @@ SENTENCES = {
 }
 
 
+def events_of(record: Path) -> list[dict[str, Any]]:
+    """The events of an event log, of which a last line may be half written."""
+    whole, _, _ = record.read_text().rpartition("\n")
+    return [json.loads(line).get("event", {}) for line in whole.splitlines()]
+
+
 def losses(record: Path) -> list[tuple[str, str]]:
     """Cause and reason of the lost workers in an event log, in order."""
-    events = [json.loads(line).get("event", {}) for line in record.read_text().splitlines()]
-    return [(e["WorkerDown"].get("cause", "crash"), e["WorkerDown"]["reason"]) for e in events if "WorkerDown" in e]
+    downs = [event["WorkerDown"] for event in events_of(record) if "WorkerDown" in event]
+    return [(down.get("cause", "crash"), down["reason"]) for down in downs]
 
 
 @pytest.mark.ray
@@ -111,6 +118,8 @@ def lose_workers(cluster: LocalCluster, record: Path, notice: Path) -> tuple[dic
         nodes = {worker.id: worker.node for worker in pool.status().workers}
         names = {node.node_id: name for name, node in cluster.nodes.items()}
         of_a = next(worker for worker, node in nodes.items() if names[node] == "a")
+        # a busy machine may take longer to start the process that reads traces there than a loss is examined
+        ray.get(ray_losses._probe(NodeId(nodes[of_a]), ray_losses.take_evidence).remote(""))
         os.kill(pool.memory()[WorkerId(of_a)].pid, signal.SIGKILL)
         next_loss("killed on another node")
         pool.wait_ready(200)
@@ -134,8 +143,7 @@ def lose_workers(cluster: LocalCluster, record: Path, notice: Path) -> tuple[dic
 
 def notices(record: Path) -> list[dict[str, Any]]:
     """The drain notices in an event log."""
-    events = [json.loads(line).get("event", {}) for line in record.read_text().splitlines()]
-    return [event["NodeDraining"] for event in events if "NodeDraining" in event]
+    return [event["NodeDraining"] for event in events_of(record) if "NodeDraining" in event]
 
 
 def ray_drains() -> list[str]:

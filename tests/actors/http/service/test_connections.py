@@ -65,7 +65,7 @@ async def serving(log: LimitLog, **settings: Any) -> AsyncIterator[int]:
         await running
 
 
-async def is_ended(port: int, content: bytes, byte: bytes = b"", ticks: int = 200) -> bool:
+async def is_ended(port: int, content: bytes, byte: bytes = b"", ticks: int = SOON_SECONDS * 20) -> bool:
     """Whether the server ends a connection that sends this, and then a byte from time to time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -161,7 +161,7 @@ def test_no_call_fails_beside_connections_that_wait(run: Any) -> None:
         async with serving(log, connections=300) as port:
             observed = await observe(port, {"idle": 180, "half-open": 180, "slow": 50}, clients=10, seconds=3)
             assert observed.failures == []
-            assert min(map(len, observed.seconds.values())) > 10
+            assert min(map(len, observed.seconds.values())) >= 10, "each client has made calls"
             assert log.count("connections") > 0
             assert log.open_connections is not None
             assert log.open_connections() <= 300

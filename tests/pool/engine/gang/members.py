@@ -113,7 +113,11 @@ class Member:
 
     def value(self) -> Any:
         assert self._end.poll(ANSWER_SECONDS), f"no answer of {self.process.pid}"
-        return self._end.recv()
+        try:
+            return self._end.recv()
+        except (EOFError, ConnectionResetError):  # the second if it ended with a wish that it had not read
+            self.process.join(ANSWER_SECONDS)
+            raise AssertionError(f"{self.process.pid} has ended, with exit code {self.process.exitcode}") from None
 
     def signal(self, number: int) -> None:
         assert self.process.pid is not None
@@ -254,7 +258,7 @@ def _serve(
     while True:
         try:
             wish = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             os._exit(0)
         if wish == "address":
             pipe.send(store.address("127.0.0.1"))

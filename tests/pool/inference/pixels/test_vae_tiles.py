@@ -78,6 +78,7 @@ def state_of(module: nn.Module) -> dict[str, str]:
     }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("family", AUTOENCODERS)
 def test_every_tile_lands_where_it_belongs(family: str) -> None:
     """One latent cell to the side would be worse, along every dimension that is tiled, for pixels and for latents."""
@@ -104,6 +105,7 @@ def test_every_tile_lands_where_it_belongs(family: str) -> None:
     assert state_of(module) == before
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("family", AUTOENCODERS)
 def test_one_tile_is_what_the_module_gives_bit_for_bit(family: str) -> None:
     module, pixels_BC, channels, decode_call = opened(family)
