@@ -310,7 +310,7 @@ class SchedulerState:
             self._maintain(event)
         self.demand.fair_queue.settle(self.at)
         if self.ends_at is None:
-            if not self.starts.is_reported_in_parts(event):
+            if not (isinstance(event, RunEnded) and self.starts.is_reported_in_parts(event)):
                 self.starts.start_ready()
             if self.config.preemption:
                 self.preemption.preempt(self.at)
