@@ -32,7 +32,7 @@ class CheckpointArchive:
         self.is_shared = is_shared
         self._opened = asyncio.Event()
         #: tasks that may have a checkpoint, oldest first; a dict as an ordered set
-        self._noted: dict[TaskId, None] = {}
+        self.noted: dict[TaskId, None] = {}
 
     async def open(self) -> None:
         """Read which tasks have a checkpoint, and remove old and excess checkpoints."""
@@ -49,11 +49,6 @@ class CheckpointArchive:
         finally:
             self._opened.set()
 
-    @property
-    def has_any(self) -> bool:
-        """Whether a task may have a checkpoint."""
-        return bool(self._noted)
-
     async def find(self, works: Mapping[TaskId, StageParams]) -> dict[TaskId, RunState]:
         """Return the newest state of each of these tasks that has one. Waits until the archive is open, as requests may
         arrive before: drivers find a new controller by its name."""
@@ -63,12 +58,12 @@ class CheckpointArchive:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READ_SECONDS):
                     await self._opened.wait()
-        if not self._noted:
+        if not self.noted:
             return {}
         wanted = {
             task_id: work.steps_run
             for task_id, work in works.items()
-            if task_id in self._noted and isinstance(work, SampleParams)
+            if task_id in self.noted and isinstance(work, SampleParams)
         }
         found = {}
         for task_id, steps in wanted.items():
@@ -79,10 +74,10 @@ class CheckpointArchive:
 
     def note(self, task_id: TaskId) -> None:
         """Note that a task may have a checkpoint."""
-        self._noted.pop(task_id, None)
-        self._noted[task_id] = None
-        if len(self._noted) > MOST_NOTED:
-            del self._noted[next(iter(self._noted))]
+        self.noted.pop(task_id, None)
+        self.noted[task_id] = None
+        if len(self.noted) > MOST_NOTED:
+            del self.noted[next(iter(self.noted))]
 
     def takes(self, task_id: TaskId) -> bool:
         """Return whether a state of `task_id` would be saved now."""
@@ -96,8 +91,8 @@ class CheckpointArchive:
 
     def remove(self, task_id: TaskId) -> None:
         """Remove the checkpoints of a task soon, if it has any."""
-        if task_id in self._noted and self._disk is not None:
-            del self._noted[task_id]
+        if task_id in self.noted and self._disk is not None:
+            del self.noted[task_id]
             self._disk.remove(task_id)
 
     async def flush(self, seconds: float) -> None:

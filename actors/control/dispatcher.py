@@ -262,7 +262,10 @@ def _starts_first(commands: list[Command]) -> tuple[Sequence[Command | list[RunT
     """Return the commands that are executed first, and those for which no worker waits: what informs drivers, and frees
     results. A task that starts reads none of these results, and their order stays. Tasks that are sent in one call
     become a list. Without a task, none are first."""
-    if not any(isinstance(command, RunTask | RunInGang) for command in commands):
+    for command in commands:
+        if isinstance(command, (RunTask, RunInGang)):
+            break
+    else:
         return (), commands
     first, last = list[Command | list[RunTask]](), list[Command]()
     #: places in `first` of the latest queued tasks, by worker

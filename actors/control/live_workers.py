@@ -28,6 +28,8 @@ class LiveWorker:
 
     def __init__(self, spec: WorkerSpec, residency: Residency | None = None) -> None:
         self.spec = spec
+        #: the id and the incarnation
+        self.key: Incarnation = (spec.worker_id, spec.incarnation)
         self.residency = residency or Residency(spec.capacity_bytes)
         self.runs: dict[TaskId, StepDone] = {}
         #: those of them that begin when the others have ended, one after the other
@@ -45,11 +47,6 @@ class LiveWorker:
         self.checked: set[CheckedFile] = set()
         #: the number of a load without a run that is under way; 0 if there is none
         self.load = 0
-
-    @property
-    def key(self) -> Incarnation:
-        """The id and the incarnation."""
-        return self.spec.worker_id, self.spec.incarnation
 
     @property
     def is_idle(self) -> bool:
@@ -116,6 +113,8 @@ class LiveWorkers:
         self._heartbeats = Heartbeats[Incarnation](inf, 0.0)
         if heartbeat_seconds is not None:
             self._heartbeats = Heartbeats(heartbeat_seconds, clock.now())
+        #: to be called with the key of a worker that has sent something just now
+        self.heard: Callable[[Incarnation], None] = self._heartbeats.heard
 
     def __iter__(self) -> Iterator[LiveWorker]:
         return iter(self._workers.values())
@@ -146,10 +145,6 @@ class LiveWorkers:
     def silent(self) -> Mapping[WorkerId, float]:
         """The workers that do not answer, and for how many seconds."""
         return {worker_id: seconds for (worker_id, _), seconds in self._heartbeats.silent().items()}
-
-    def heard(self, key: Incarnation) -> None:
-        """A worker has sent something just now."""
-        self._heartbeats.heard(key)
 
     def beat(self) -> None:
         """Ask the workers that sent nothing since the last beat whether they answer, and give up those that have not

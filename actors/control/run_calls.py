@@ -369,7 +369,7 @@ class RunCalls:
 
     def _is_under_way(self, worker: LiveWorker, task_id: TaskId, number: int) -> bool:
         """Return whether the run was not answered yet: by its end, its revocation, or the loss of its worker."""
-        return self._workers.has(worker) and worker.is_running(task_id, number)
+        return worker.is_running(task_id, number) and self._workers.has(worker)
 
 
 def poll_intervals(seconds: float) -> Iterator[float]:

@@ -40,7 +40,7 @@ class RunStates:
     @property
     def has_checkpoints(self) -> bool:
         """Whether a task may have a checkpoint."""
-        return bool(self._checkpointed) or self.archive.has_any
+        return bool(self._checkpointed or self.archive.noted)
 
     async def found(self, graph: JobGraph) -> tuple[tuple[StateSaved, ResultRef], ...]:
         """Return the states that earlier runs of the tasks of a job left, each as a checkpoint of no run."""
@@ -64,7 +64,8 @@ class RunStates:
         if report.error is None:
             if report.has_checkpoints:
                 self._checkpointed[task.task_id] = (report.worker_id, report.incarnation)
-            if self.has_checkpoints and tasks.first_job(task.task_id) is None:  # nobody waits for it any more
+            may_forget = self._checkpointed or self.archive.noted
+            if may_forget and tasks.first_job(task.task_id) is None:  # nobody waits for it any more
                 self._forget(task.task_id)
         elif report.has_state:
             archiving = asyncio.ensure_future(self._archive(report, tasks))

@@ -515,7 +515,7 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         lost=entry.lost,
         resumed=f"after step {cost.steps_before} of {cost.steps}" if cost.steps_before else "",
         ended_at=entry.ended_at,
-        gpus=_gpus_used(entry, cost.steps_before),
+        gpus=_gpus_used(entry, cost.steps_before) if isinstance(entry.work, SampleParams) else (),
     )
 
 

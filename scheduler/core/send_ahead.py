@@ -109,7 +109,7 @@ class SendAhead:
     def candidates(self, at: float) -> list[Worker]:
         """Return workers that may be sent a queued task now."""
         found: list[Worker] = []
-        if not self.seconds or not self._demand.backlog.count or len(self._demand.pinned):
+        if not self.seconds or not self._demand.backlog.count or self._demand.pinned.count:
             return found
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
             if end - at > self.seconds + ROUNDING_SECONDS:
@@ -152,7 +152,7 @@ class SendAhead:
 
     def _is_nothing_passed(self) -> bool:
         """Return whether no task waits that one with missing inputs would pass."""
-        return not self._demand.backlog.count and not len(self._demand.pinned)
+        return not self._demand.backlog.count and not self._demand.pinned.count
 
     def _follower(self, worker: Worker) -> Task | None:
         """Return the only task that reads what the last task of `worker` computes, if tasks of it compute all inputs of

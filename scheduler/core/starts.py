@@ -81,7 +81,7 @@ class Starts:
         backlog = self._demand.backlog
         if self._worker_table.open_passes:
             self._join_ready()
-        if len(self._demand.pinned):
+        if self._demand.pinned.count:
             self._start_pinned()
             if (pinned_until := self._recovery.time_passed(self._demand.at)) < inf:
                 self._ticks.request(pinned_until - self._demand.at, self._demand.at)

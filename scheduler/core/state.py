@@ -312,7 +312,7 @@ class SchedulerState:
         if self.ends_at is None:
             if self.config.preemption and self.worker_table.open_passes:
                 self.pass_breaks.stop_passes(self.at)
-            if not self.starts.is_reported_in_parts(event):
+            if not (isinstance(event, RunEnded) and self.starts.is_reported_in_parts(event)):
                 self.starts.start_ready()
             if self.config.preemption:
                 self.preemption.preempt(self.at)

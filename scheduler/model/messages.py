@@ -38,7 +38,9 @@ from modelpool.scheduler.model.scaling_record import ScalingWhy
 
 
 class Outcome(Enum):
-    """The outcome of a job."""
+    """The outcome of a job. Hashed by identity, as `Stage`."""
+
+    __hash__ = object.__hash__
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"

@@ -795,7 +795,9 @@ class WorkerTable:
         self._note(worker)
 
     def _note(self, worker: Worker) -> None:
-        self.worker_index.note(worker, worker.takes_tasks and worker.residency is not None)
+        usable = worker.residency is not None and worker.wanted and worker.cordon is None
+        # the rest of `Worker.takes_tasks`: this is called several times in each event
+        self.worker_index.note(worker, usable and worker.restart_by is None and worker.held_for is None)
 
     def _forget(self, worker: Worker) -> None:
         if worker.live:

@@ -249,7 +249,7 @@ class SampleParams(WireValue):
 
     def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the conditions of one kind, in order."""
-        return tuple(one for one in self.conditions if isinstance(one, kind))
+        return tuple([one for one in self.conditions if isinstance(one, kind)]) if self.conditions else ()
 
     def has(self, kind: type[SampleCondition]) -> bool:
         """Return whether there is a condition of this kind."""
@@ -714,7 +714,7 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
         return ""
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
-    size = work.batch_size if isinstance(work, SampleParams | DecodeParams) else 0
+    size = work.batch_size if isinstance(work, (SampleParams, DecodeParams)) else 0
     if isinstance(work, SampleParams) and work.part is not None:
         text += repr(_without_places(work.part))
     return f"{stage_of(work).value} {_digest(text)[:16]}{f' {size}' if size else ''}"
@@ -762,7 +762,7 @@ def seed_of(work: StageParams) -> int:
     """Return the seed of `work`; 0 if it draws nothing."""
     if isinstance(work, EncodeParams):
         return 0 if work.writes is None else work.writes.seed
-    return work.seed if isinstance(work, SampleParams | EncodeImageParams) else 0
+    return work.seed if isinstance(work, (SampleParams, EncodeImageParams)) else 0
 
 
 def draws(work: StageParams) -> bool:
@@ -813,7 +813,7 @@ def _without_places(value: Any) -> Any:
         return [_without_places(v) for v in value] if value else []
     if value is NO_OPTIONS:
         return {}
-    if isinstance(value, ModelRef | UpscalerRef):
+    if isinstance(value, (ModelRef, UpscalerRef)):
         return {"sha256": value.sha256}
     if isinstance(value, LoraRef):
         found: dict[str, Any] = {"sha256": value.sha256, "strength": value.strength}

@@ -38,7 +38,9 @@ class Stage(Enum):
 
 class Role(Enum):
     """The function of a component. A model has at most one of each; text encoders are numbered as in diffusers. The
-    second diffusion model is the low-noise expert."""
+    second diffusion model is the low-noise expert. Hashed by identity, as `Stage`."""
+
+    __hash__ = object.__hash__
 
     TEXT_ENCODER = "text_encoder"
     TEXT_ENCODER_2 = "text_encoder_2"

@@ -284,10 +284,8 @@ class Backlog:
             filed.append(self._by_component[line.cost_class.components[0]])
         if line.cost_class.rank == LAST_RANK:
             filed.append(self._finishing)
-        # a line that was the first and stays it keeps its place
-        moved = [
-            lines for lines in filed if not (lines.head is line and line.order < order and lines.raise_head(order))
-        ]
+        is_later = line.order < order  # then a line that stays the first one keeps its place
+        moved = [lines for lines in filed if not (is_later and lines.head is line and lines.raise_head(order))]
         for lines in moved:
             lines.remove(line)
         line.head, line.order = head, order
@@ -311,10 +309,11 @@ class Pinned:
 
     def __init__(self) -> None:
         self._waiting: dict[WorkerId, SortedSequence[Task]] = {}
-        self._count = 0
+        #: number of tasks; for reading
+        self.count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Task]:
         """Every task, by worker and then in order."""
@@ -324,14 +323,14 @@ class Pinned:
         """Insert a ready task under the worker that it is pinned to."""
         assert task.pinned_to is not None, f"{task.name} waits for no worker"
         self._waiting.setdefault(task.pinned_to, SortedSequence()).add(task)
-        self._count += 1
+        self.count += 1
 
     def remove(self, task: Task) -> None:
         """Remove a task; its worker and order must be unchanged since it was added."""
         assert task.pinned_to is not None, f"{task.name} waits for no worker"
         tasks = self._waiting[task.pinned_to]
         tasks.remove(task)
-        self._count -= 1
+        self.count -= 1
         if not tasks:
             del self._waiting[task.pinned_to]
 
