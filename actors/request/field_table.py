@@ -292,15 +292,16 @@ _ROWS = (
         "as many times the memory of a run. The last bits of the output depend on it, but not on the other images of "
         "the pass: the same request has the same bytes on any worker, beside any others. `auto` is as many as pay, by "
         "a table of measurements for the model, the size and the kind of GPU, and fit into memory; the recipe has the "
-        "number. `modelpool batch` and `modelpool submit` use `auto` for lines without it. `adaptive`, for requests that "
-        "clients wait for, is that or 1, by the requests that came before: of two equal requests the last bits may differ.",
+        "number. `modelpool batch` and `modelpool submit` use `auto` for lines without it. `adaptive`, for requests "
+        "that clients wait for, is that or 1, by the requests that came before: of two equal requests the last bits "
+        "may differ.",
         1,
         check=WholeOrWord(Whole(1, MAX_BATCH), CHOSEN_BATCHES),
         option=Option(
             "--batch",
             "N",
-            "Images per forward pass, padded if fewer wait; auto: as measured; adaptive: that or 1, by the load (default: 1, "
-            "for job files auto).",
+            "Images per forward pass, padded if fewer wait; auto: as measured; adaptive: that or 1, by the load "
+            "(default: 1, for job files auto).",
         ),
     ),
     RequestField(
