@@ -5,9 +5,10 @@ requests per second. So the size with the smaller expected 99th percentile is ch
 arrivals before it alone: its bytes depend on the size, and on nothing else.
 
 Rules
-1. The rate of a kind of request is that of its last `WINDOW` arrivals; where the latest few came so much faster or
-   slower that chance does not explain it (`SURE` standard deviations), the nearest rate that explains them. So a burst
-   counts after some arrivals, and so does its end.
+1. The rate of a kind of request is that of its last `WINDOW` arrivals, less its standard deviation (two of them where
+   arrivals are few): one larger pass in a hundred makes the slowest percent as slow as if all were larger. Where the
+   latest few came so much faster or slower that chance does not explain it (`SURE` standard deviations), it is the
+   nearest rate that explains them. So a burst counts after some arrivals, and so does its end.
 2. Other work takes its share of the workers: other kinds at their sizes, and requests that choose no size.
 3. The other size is chosen if it is expected to be `HYSTERESIS` times better: near equality, requests of both sizes
    would wait for each other.
@@ -22,11 +23,11 @@ from dataclasses import dataclass, field
 from math import exp, inf, log, sqrt
 
 #: arrivals from which a rate is estimated, from how many on, and the parts of them that show a change
-WINDOW = 200
+WINDOW = 400
 LEAST_ARRIVALS = 4
-RECENT = (100, 50, 25, 12)
+RECENT = (200, 100, 50, 25, 12)
 #: standard deviations
-SURE = 2.5
+SURE = 3.0
 HYSTERESIS = 1.15
 #: a share of the servers that is busy, from which on requests wait ever longer
 MOST_BUSY = 0.98
@@ -169,9 +170,8 @@ def arrival_rate(times: Sequence[float], at: float) -> float:
     count = len(times)
     if count < LEAST_ARRIVALS:
         return 0.0
-    found = (count - 1) / max(at - times[0], 1e-9)
-    if count < RECENT[-1]:
-        return found * (1.0 - 1.0 / sqrt(count))
+    unsure = max(1.0, 2.0 - 0.1 * sqrt(count)) / sqrt(count)
+    found = (count - 1) / max(at - times[0], 1e-9) * (1.0 - unsure)
     for low, high in _likely(times, at):
         found = min(max(found, low), high)
     return found
