@@ -20,7 +20,6 @@ from heapq import merge
 from itertools import islice
 from random import Random
 
-from benchmarks.lab.size_by_load import SizeByLoad
 from modelpool.pool.values.core.errors import GIB
 from modelpool.pool.values.specs.spec import (
     ComponentKey,
@@ -36,6 +35,7 @@ from modelpool.pool.values.specs.spec import (
 )
 from modelpool.scheduler.core.pass_breaks import SWITCH_SECONDS
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.decisions.queue.size_by_load import SizeByLoad, SizeCosts
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import Submitted
 from modelpool.scheduler.simulator.cluster import VirtualCluster
@@ -70,6 +70,13 @@ class Shape:
     def seconds(self, steps: int, rows: int) -> float:
         """Seconds of so many steps in passes of `rows` images, full or padded."""
         return steps * self.step_seconds * (rows / self.gain if rows > 1 else 1.0)
+
+    def costs(self, steps: int, stages: bool) -> SizeCosts:
+        """What a request of so many steps takes; `stages`: with its text and image, for which all rows of a pass
+        stop."""
+        short = self.text_seconds + self.image_seconds if stages else 0.0
+        shared_seconds = self.seconds(steps, self.rows) + short * self.rows
+        return SizeCosts(self.rows, self.seconds(steps, 1) + short, shared_seconds)
 
     def per_second(self, rows: int) -> float:
         """Images that full passes make in a second."""
@@ -125,11 +132,11 @@ def serve(shape: Shape, gpus: int, load: float, way: Way, requests: int, seed: i
     cluster.start(components)
     rng = Random(seed)
     times = list(_arrivals(load * gpus * shape.per_second(shape.rows), requests, rng))
-    sizes = SizeByLoad(shape.rows, gpus, shape.seconds)
+    sizes = SizeByLoad()
     for number, at in enumerate(times):
         steps = rng.choice(shape.steps)
         unet = rng.choice(UNETS[:models]) if models > 1 else UNET
-        rows = way.rows or sizes.size_for(at, steps)
+        rows = way.rows or sizes.choose(unet, at, gpus, shape.costs(steps, way.stages)).size
         cluster.post(Submitted(at, job_of(shape, number, steps, rows, way.stages, unet)))
     cluster.run()
     assert not cluster.errors

@@ -34,7 +34,7 @@ from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.status_values import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.common.stage_request import InputLatent, StageLike, StageRequest, UpscaleRequest
 from modelpool.actors.graph.features.recipe import Recipe
-from modelpool.actors.graph.features.recorded_batches import AUTO_BATCH, NO_BATCHES, SubmittedBatches
+from modelpool.actors.graph.features.recorded_batches import CHOSEN_BATCHES, NO_BATCHES, SubmittedBatches
 from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.outputs.open_outputs import check_store
 from modelpool.actors.outputs.output_check import check_outputs
@@ -722,7 +722,7 @@ class ModelPool:
 
 def _batches_of(wanted: Sequence[GenerateRequest], writer: ImageWriter | None) -> SubmittedBatches:
     """Return what these requests, the whole of a submission, know about their batch sizes."""
-    if all(request.batch != AUTO_BATCH for request in wanted):
+    if all(request.batch not in CHOSEN_BATCHES for request in wanted):
         return NO_BATCHES
     return SubmittedBatches({} if writer is None else writer.place.batch_sizes(), len(wanted))
 

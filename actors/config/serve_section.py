@@ -57,6 +57,8 @@ class ServeSection(Strict):
     requests_per_minute  of each user; 0: unlimited
     queued_jobs     jobs of each user that may wait or run at a time
     upload_bytes    largest body of a request, such as "64MiB"
+    batch           size of passes of requests without one: 1, "auto", or "adaptive", with which the last bits of two
+                    equal requests may differ; jobs in the pool's journal have 1 instead of that
     prompt_characters  of a prompt, a negative prompt, or a text for a part of the image; all of a request
                     may have twice as many
     url_hosts       hosts ("example.org", "example.org:8443") from which images are fetched for callers, and to which
@@ -86,6 +88,7 @@ class ServeSection(Strict):
     requests_per_minute: Annotated[int, Field(ge=0)] = 0
     queued_jobs: Annotated[int, Field(ge=1)] = 10000
     upload_bytes: str | int = "64MiB"
+    batch: Literal[1, "auto", "adaptive"] = 1
     prompt_characters: Annotated[int, Field(ge=1, le=MAX_PROMPT_CHARACTERS)] = CALLER_PROMPT_CHARACTERS
     url_hosts: tuple[str, ...] = ()
     webhook_secret: str = Field(default="", repr=False)

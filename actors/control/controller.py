@@ -21,6 +21,7 @@ from functools import partial
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from modelpool.actors.config.output_address import NO_OUTPUT, OutputDefaults
+from modelpool.actors.control.adaptive_batch import AdaptiveBatches
 from modelpool.actors.control.build_requests import build_requests
 from modelpool.actors.control.catalog_questions import BUILD_STAGE, TINY_DECODERS, WEIGHTS, CatalogQuestion
 from modelpool.actors.control.catalog_service import CatalogQueries
@@ -212,6 +213,7 @@ class Controller:
         self._worker_ids = tuple(worker_ids)
         self._budget_bytes, self._most_gpus = pool.budget_bytes, pool.most_gpus
         self._auto_batch = pool.auto_batch
+        self._adaptive_batches = AdaptiveBatches(state)
         self._epoch = pool.epoch
         self._name = pool.name
         self._output = pool.output
@@ -384,6 +386,9 @@ class Controller:
         batches = BatchTerms(self._auto_batch, submission.batches)
         images = await build_requests(
             self._catalog, wanted, capacity_bytes, until_error, self._questions, submission.user, batches
+        )
+        images = await self._adaptive_batches.sized(
+            wanted, images, self._catalog, capacity_bytes, self._questions, submission.user, self._dispatcher.now
         )
         self._tasks.catalog_address = self._catalog.files_address
         for i, image in enumerate(images, start=first):

@@ -17,7 +17,7 @@ from modelpool.actors.graph.common.task_collector import JobGraph, RunsAlone
 from modelpool.actors.graph.features.batch_choice import USUAL_TERMS, BatchTerms, chosen_batch
 from modelpool.actors.graph.features.prompt_syntax import prompt_warnings
 from modelpool.actors.graph.features.recipe import Recipe
-from modelpool.actors.graph.features.recorded_batches import AUTO_BATCH, BatchKind
+from modelpool.actors.graph.features.recorded_batches import CHOSEN_BATCHES, NO_BATCHES, BatchKind
 from modelpool.actors.graph.features.reference_graph import (
     edit_model_warnings,
 )
@@ -25,6 +25,7 @@ from modelpool.actors.graph.features.schedule_guidance import sampler_warnings
 from modelpool.actors.graph.features.upscale_graph import upscale_job
 from modelpool.actors.graph.request_tasks import RequestTasks
 from modelpool.actors.graph.workflow_graph import build_workflow
+from modelpool.actors.request.field_table import ADAPTIVE_BATCH
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import ModelRef
@@ -38,18 +39,20 @@ def build_graph(
     terms: BatchTerms = USUAL_TERMS,
 ) -> tuple[Recipe, JobGraph]:
     """Build the recipe (without versions) and the task graph of `request`. Its seed must be set, and its images must
-    be in the pool; fields left out get the model's defaults. `terms` decide about the batch size "auto". Raises
-    UserError."""
+    be in the pool; fields left out get the model's defaults. `terms` decide about the batch size "auto"; "adaptive" is
+    here the larger size that the load may choose (`actors.control.adaptive_batch`). Raises UserError."""
     if request.workflow is not None or request.passes:
-        if request.batch == AUTO_BATCH:
+        if request.batch in CHOSEN_BATCHES:
             request = request.model_copy(update={"batch": 1})
         return build_workflow(request, job_id, catalog)
     model = catalog.find_model(request.model)
     defaults = catalog.model_defaults(model)
     check_request(request, defaults.sampling)
     request = with_defaults(request, model, defaults)
-    if request.batch != AUTO_BATCH:
+    if request.batch not in CHOSEN_BATCHES:
         return _built(request, job_id, catalog, model, defaults)
+    if request.batch == ADAPTIVE_BATCH:  # each request has a size of its own
+        terms = replace(terms, submission=NO_BATCHES)
     work, sides = catalog.batched_work(model), (request.width or defaults.width, request.height or defaults.height)
     choice = terms.pool.usual(work, *sides, request.frames or 0, terms.submission.expected)
 
@@ -65,7 +68,8 @@ def build_graph(
     except RunsAlone as alone:
         recipe, graph = built_with(1)
         reason = alone.reason
-    return replace(recipe, batch_reason=reason), replace(graph, job=replace(graph.job, batch_reason=reason))
+    graph = replace(graph, job=replace(graph.job, batch_reason=reason), batch_gain=choice.gain)
+    return replace(recipe, batch_reason=reason), graph
 
 
 def _built(

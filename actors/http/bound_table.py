@@ -434,6 +434,12 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
     ),
     JOURNAL: (
         Bound(
+            "control.adaptive_batch:MAX_SIZES_KEPT",
+            "requests of which the size that the load has chosen is remembered",
+            "",
+            "the oldest are forgotten, and have a size of the load at that time if they come again",
+        ),
+        Bound(
             "control.build_requests:MOST_ASKED",
             "requests in a question to the catalog",
             "",

@@ -56,6 +56,10 @@ MAX_BATCH = 64
 MIN_VAE_TILE, MAX_VAE_TILE, MIN_VAE_FRAMES = 64, 8192, 8
 #: as many as pay, by measurements (`actors.graph.features.batch_choice`)
 AUTO_BATCH = "auto"
+#: the size is chosen when a request is accepted, by the load (`scheduler.decisions.queue.size_by_load`)
+ADAPTIVE_BATCH = "adaptive"
+#: sizes that the pool chooses
+CHOSEN_BATCHES = (AUTO_BATCH, ADAPTIVE_BATCH)
 #: bounds of a request; far above what models generate in one run
 MAX_FRAMES, MAX_FRAME_RATE, MAX_SECONDS = 1 << 14, 240.0, 3600.0
 #: outputs of one request, and lines of a job file
@@ -288,13 +292,16 @@ _ROWS = (
         "as many times the memory of a run. The last bits of the output depend on it, but not on the other images of "
         "the pass: the same request has the same bytes on any worker, beside any others. `auto` is as many as pay, by "
         "a table of measurements for the model, the size and the kind of GPU, and fit into memory; the recipe has the "
-        "number. `modelpool batch` and `modelpool submit` use `auto` for lines without it.",
+        "number. `modelpool batch` and `modelpool submit` use `auto` for lines without it. `adaptive`, for requests "
+        "that clients wait for, is that or 1, by the requests that came before: of two equal requests the last bits "
+        "may differ.",
         1,
-        check=WholeOrWord(Whole(1, MAX_BATCH), AUTO_BATCH),
+        check=WholeOrWord(Whole(1, MAX_BATCH), CHOSEN_BATCHES),
         option=Option(
             "--batch",
             "N",
-            "Images per forward pass, padded if fewer wait; auto: as measured (default: 1, for job files auto).",
+            "Images per forward pass, padded if fewer wait; auto: as measured; adaptive: that or 1, by the load "
+            "(default: 1, for job files auto).",
         ),
     ),
     RequestField(

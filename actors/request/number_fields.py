@@ -40,20 +40,20 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class WholeOrWord:
-    """Whole numbers, and one word."""
+    """Whole numbers, and some words."""
 
     whole: Whole
-    word: str
+    words: tuple[str, ...]
 
     @property
     def expected(self) -> str:
         """Description of both."""
-        return f'{self.whole.expected}, or "{self.word}"'
+        return ", or ".join((self.whole.expected, *(f'"{word}"' for word in self.words)))
 
     def parse(self, field: str, value: Any) -> int | str:
-        """Return `value`, a whole number, the text of one, or the word. Raises UnusableField."""
-        if isinstance(value, str) and value.strip().lower() == self.word:
-            return self.word
+        """Return `value`, a whole number, the text of one, or a word. Raises UnusableField."""
+        if isinstance(value, str) and (word := value.strip().lower()) in self.words:
+            return word
         found = whole_number(field, value, self.expected)
         if not self.whole.least <= found <= self.whole.most or found % self.whole.step:
             raise unusable_field(field, value, self.expected)

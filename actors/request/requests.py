@@ -17,7 +17,7 @@ from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.control_video_fields import checked_video
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import missing_field
-from modelpool.actors.request.field_table import AUTO_BATCH, OPTION_FIELDS, REQUEST_FIELDS
+from modelpool.actors.request.field_table import CHOSEN_BATCHES, OPTION_FIELDS, REQUEST_FIELDS
 from modelpool.actors.request.image_fields import (
     DEFAULT_MASKED_STRENGTH,
     DEFAULT_STRENGTH,
@@ -141,7 +141,7 @@ class GenerateRequest(Strict):
     time_signature: str | None = _field("time_signature")
     format: str | None = _field("format")
     quality: int | None = _field("quality")
-    batch: int | Literal["auto"] = _field("batch")
+    batch: int | Literal["auto", "adaptive"] = _field("batch")
     vae_tile: int | None = _field("vae_tile")
     vae_frames: int | None = _field("vae_frames")
     gpus: int | Literal["auto"] = _field("gpus")
@@ -227,7 +227,9 @@ class GenerateRequest(Strict):
         workflow = checked_workflow(fields["workflow"])
         shown = workflow.shown_fields
         for name, value in fields.items():
-            if name == "batch" and value == AUTO_BATCH:  # of all lines of a job file: a workflow has one image a pass
+            if (
+                name == "batch" and value in CHOSEN_BATCHES
+            ):  # of all lines of a job file: a workflow has one image a pass
                 continue
             differs = name not in WORKFLOW_FIELDS and value != shown.get(name, _NOTHING)
             if differs and value is not None:
@@ -334,7 +336,7 @@ class GenerateRequest(Strict):
             )
         if self.passes and (found := [name for name in WITHOUT_PASSES if getattr(self, name) is not None]):
             raise UnusableField(f"passes cannot be combined with {', '.join(found)}")
-        if self.passes and self.batch not in (1, AUTO_BATCH):
+        if self.passes and self.batch not in (1, *CHOSEN_BATCHES):
             raise unusable_field("batch", self.batch, "1 with passes, of which each is a forward pass by itself")
         return self
 

@@ -197,6 +197,19 @@ class RunKinds:
         shared = None if measured is None else measured.of_batch.get((members, size))
         return 0 if shared is None else len(shared)
 
+    def measured_of_size(
+        self, stage: Stage, components: tuple[ComponentKey, ...], device_name: str, size: int
+    ) -> float | None:
+        """Return seconds over prior estimate on this kind of GPU for runs of this size; None if none was measured."""
+        kind = self._kinds.get((stage, components))
+        measured = None if kind is None else kind.measured.get(self._gpu(device_name)[0])
+        of_size = None if measured is None else measured.of_size.get(size)
+        return None if of_size is None else of_size.value
+
+    def unmeasured_seconds(self, spec: TaskSpec, worker: WorkerSpec) -> float:
+        """Return the prior estimate of a run on this kind of GPU."""
+        return spec.run_seconds / (self._gpu(worker.device_name)[1] or 1.0)
+
     def slowness(self, device_name: str, other_name: str) -> float:
         """Seconds on one kind of GPU over seconds on another."""
         (gpu, speed), (other, other_speed) = self._gpu(device_name), self._gpu(other_name)

@@ -59,6 +59,8 @@ class JobGraph(WireValue):
     warnings      messages for the user
     fingerprints  of the files of components (`pool.models.loading.file_fingerprint`), as far as they could be read
     nodes         of a workflow: the nodes that each task serves, in order; empty for other jobs
+    batch_gain    of a chosen batch size: the images of its passes in a second, as a multiple of single ones; 0 if that
+                  was not measured
     """
 
     job: JobSpec
@@ -67,6 +69,7 @@ class JobGraph(WireValue):
     warnings: tuple[str, ...] = ()
     fingerprints: Mapping[ComponentKey, str] = field(default_factory=dict)
     nodes: Mapping[TaskId, tuple[str, ...]] = field(default_factory=dict)
+    batch_gain: float = 0.0
     #: the last task of each node, once it was asked for
     _last_tasks: dict[str, TaskId] = field(default_factory=dict, repr=False, compare=False)
 

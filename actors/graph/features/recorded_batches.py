@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from modelpool.actors.request.field_table import AUTO_BATCH as AUTO_BATCH
+from modelpool.actors.request.field_table import CHOSEN_BATCHES as CHOSEN_BATCHES
 from modelpool.actors.request.labels import output_key
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ NO_BATCHES = SubmittedBatches()
 
 def output_keys(request: GenerateRequest, recipe: Recipe, sizes: Sequence[int]) -> tuple[str, ...]:
     """Return the keys (`output_key`) of the outputs that are as good as that of `recipe`, which comes first: for
-    `batch = "auto"`, those that have one of these batch sizes instead."""
-    batches = [recipe.batch, *(size if size > 1 else 0 for size in sizes if request.batch == AUTO_BATCH)]
+    chosen batch sizes ("auto"), those that have one of these sizes instead."""
+    batches = [recipe.batch, *(size if size > 1 else 0 for size in sizes if request.batch in CHOSEN_BATCHES)]
     recipes = [recipe if batch == recipe.batch else replace(recipe, batch=batch) for batch in dict.fromkeys(batches)]
     return tuple(output_key(each.digest, request.id or "") for each in recipes)
 

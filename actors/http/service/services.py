@@ -29,6 +29,7 @@ from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, Su
 from modelpool.actors.http.service.turns import Turns
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.request.bounds import check_characters, over_bound
+from modelpool.actors.request.field_table import ADAPTIVE_BATCH
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import journaled_id
 from modelpool.pool.values.core.errors import UnknownName, UserError, counted
@@ -152,7 +153,9 @@ class Services:
                 check_texts(request, self.settings.prompt_characters)
             names = await self.listed_names() if any(map(may_name_paths, built)) else frozenset()
             highest = self.settings.priority_of(caller.user)
-            requests = [_for_caller(request, caller, names, highest) for request in built]
+            batch = 1 if detached_id is not None and self.settings.batch == ADAPTIVE_BATCH else self.settings.batch
+            sized = [_with_batch(request, batch) for request in built]
+            requests = [_for_caller(request, caller, names, highest) for request in sized]
             assert len(requests) == count, "as many requests as were admitted"
             if detached_id is None:
                 submission = await self.submissions.submit(requests, owner, interface)
@@ -344,6 +347,13 @@ def _history_without_the_pool(submission: HttpSubmission, index: int, job_id: st
         return JobHistory(JobId(job_id), end.state, 0.0, ended_at=0.0, note=note, complete=False)
     note = submission.lost or submission.held or "waits in the journal for its turn: jobs before it have not ended"
     return JobHistory(JobId(job_id), "active", 0.0, note=note, user=submission.owner)
+
+
+def _with_batch(request: GenerateRequest, batch: int | str) -> GenerateRequest:
+    """Return `request` with the batch size of the configuration, if it has none."""
+    if batch == 1 or "batch" in request.model_fields_set:
+        return request
+    return request.model_copy(update={"batch": batch})
 
 
 def _for_caller(

@@ -46,10 +46,11 @@ class MeasuredGain:
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """A batch size, and why it is that, for users."""
+    """A batch size, and why it is that, for users; `gain`: as in `MeasuredGain`, 0 if that was not measured."""
 
     size: int
     reason: str
+    gain: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class BatchedWork:
         devices = ", ".join(dict.fromkeys(row.device for row in rows))
         gained = f"{gains[less]:.1f} times the images of single passes, measured for {self.family} at {at}"
         gained += f" on {self.kind} ({devices})"
-        return BatchChoice(less, gained)
+        return BatchChoice(less, gained, gains[less])
 
 
 def _typical(rows: Sequence[MeasuredGain]) -> dict[int, float]:

@@ -204,3 +204,14 @@ def test_an_open_server_answers_under_every_name_if_that_is_wanted(tmp_path: Pat
         return asyncio.run(call(app, "GET", "/api/models", headers={"host": "node1:8000"})).status
 
     assert [status(False), status(True)] == [403, 200]
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(1, [1, 4]), ("adaptive", ["adaptive", 4])])
+def test_requests_without_a_batch_size_have_that_of_the_configuration(
+    setting: Any, expected: list[Any], tmp_path: Path
+) -> None:
+    pool = RecordingPool()
+    requests = [{"model": "shapes", "prompt": "x"}, {"model": "shapes", "prompt": "x", "batch": 4}]
+    app = application(pool, ServeSection(batch=setting), tmp_path)
+    asyncio.run(call(app, "POST", "/api/jobs", json.dumps(requests).encode()))
+    assert [request.batch for request in pool.seen] == expected

@@ -1,0 +1,221 @@
+"""Chooses between passes of one and of several images by the load, for requests that clients wait for. Pure state.
+
+A request for a pass of several images pays for the empty rows while few others come, and single passes serve fewer
+requests per second. So the size with the smaller expected 99th percentile is chosen when a request comes, from the
+arrivals before it alone: its bytes depend on the size, and on nothing else.
+
+Rules
+1. The rate of a kind of request is that of its last `WINDOW` arrivals, less its standard deviation (two of them where
+   arrivals are few): one larger pass in a hundred makes the slowest percent as slow as if all were larger. Where the
+   latest few came so much faster or slower that chance does not explain it (`SURE` standard deviations), it is the
+   nearest rate that explains them. So a burst counts after some arrivals, and so does its end.
+2. Other work takes its share of the workers: other kinds at their sizes, and requests that choose no size.
+3. The other size is chosen if it is expected to be `HYSTERESIS` times better: near equality, requests of both sizes
+   would wait for each other.
+4. A kind of which little is known has single passes: its first requests come to a pool that was idle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, inf, log, sqrt
+
+#: arrivals from which a rate is estimated, from how many on, and the parts of them that show a change
+WINDOW = 400
+LEAST_ARRIVALS = 4
+RECENT = (200, 100, 50, 25, 12)
+#: standard deviations
+SURE = 3.0
+HYSTERESIS = 1.15
+#: a share of the servers that is busy, from which on requests wait ever longer
+MOST_BUSY = 0.98
+TAIL = 0.01
+#: the most that other work takes: some is left for each kind
+MOST_OTHER = 0.9
+#: kinds of requests that are remembered, the latest
+MOST_KINDS = 64
+#: run times count as equal within this factor
+SAME_SECONDS = 1.05
+#: servers that are computed with; more are scaled down to these, which expects longer waits
+MOST_SERVERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SizeCosts:
+    """What a request takes.
+
+    rows            of the passes that pay
+    single_seconds  of a worker, in passes of one
+    shared_seconds  from its first step to its end in passes of `rows`, which serve as many requests meanwhile
+    """
+
+    rows: int
+    single_seconds: float
+    shared_seconds: float
+
+    def run_seconds(self, size: int) -> float:
+        """How long it runs in passes of this size."""
+        return self.single_seconds if size == 1 else self.shared_seconds
+
+    def worker_seconds(self, size: int) -> float:
+        """Its part of the time of a worker in full passes of this size."""
+        return self.run_seconds(size) / size
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChoice:
+    """A size, and the expectation behind it: seconds of the slowest percent in passes of one and of several."""
+
+    size: int
+    per_second: float
+    single_tail: float = 0.0
+    shared_tail: float = 0.0
+
+    @property
+    def reason(self) -> str:
+        """Why it is that, for users."""
+        if not self.single_tail:
+            return "by the load: too few requests like it came before to expect another one soon"
+        tails = [f"{tail:.3g} s" if tail < inf else "ever longer" for tail in (self.single_tail, self.shared_tail)]
+        return (
+            f"by the load: {self.per_second:.3g} requests like it per second came before; the slowest of a hundred "
+            f"should take {tails[0]} in passes of one, and {tails[1]} in shared ones"
+        )
+
+
+@dataclass(slots=True)
+class _Kind:
+    """The latest arrivals of a kind of request, and the size that they have."""
+
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    costs: deque[SizeCosts] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    size: int = 1
+    #: sums over `costs`: time of a worker that they take in passes of one, and in full ones
+    single_seconds: float = 0.0
+    shared_seconds: float = 0.0
+    #: how many of `costs` run how long in passes of one, and in shared ones, in powers of `SAME_SECONDS`
+    single_runs: Counter[int] = field(default_factory=Counter)
+    shared_runs: Counter[int] = field(default_factory=Counter)
+
+    def add(self, at: float, costs: SizeCosts) -> None:
+        """Note a request."""
+        if len(self.costs) == WINDOW:
+            self._count(self.costs[0], -1)
+        self.times.append(at)
+        self.costs.append(costs)
+        self._count(costs, 1)
+
+    def _count(self, costs: SizeCosts, change: int) -> None:
+        self.single_seconds += change * costs.worker_seconds(1)
+        self.shared_seconds += change * costs.worker_seconds(costs.rows)
+        for runs, seconds in ((self.single_runs, costs.single_seconds), (self.shared_runs, costs.shared_seconds)):
+            power = round(log(max(seconds, 1e-9)) / log(SAME_SECONDS))
+            runs[power] += change
+            if not runs[power]:
+                del runs[power]
+
+    def worker_seconds(self) -> float:
+        """Mean time of a worker that one of them takes."""
+        return max(0.0, self.single_seconds if self.size == 1 else self.shared_seconds) / len(self.costs)
+
+
+class SizeByLoad:
+    """The sizes of the passes of requests, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+        #: requests that choose no size, with their seconds of a worker
+        self._others = _Kind()
+
+    def note_other(self, at: float, worker_seconds: float) -> None:
+        """Note a request that has its size in any case, and takes so many seconds of a worker."""
+        self._others.add(at, SizeCosts(1, worker_seconds, worker_seconds))
+
+    def choose(self, kind: Hashable, at: float, workers: int, costs: SizeCosts) -> SizeChoice:
+        """Return the size for a request that comes now, which is noted. `workers` may run it."""
+        known = self._kinds.setdefault(kind, _Kind())
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > MOST_KINDS:
+            self._kinds.popitem(last=False)
+        known.add(at, costs)
+        per_second = arrival_rate(known.times, at)
+        if not per_second:
+            known.size = 1
+            return SizeChoice(1, 0.0)
+        left = 1.0 - min(MOST_OTHER, self._other_seconds(known, at) / workers)
+        single, shared = (self._tail(known, size, per_second, workers, left) for size in (1, costs.rows))
+        if single > HYSTERESIS * shared or (shared == inf and single == inf):
+            known.size = costs.rows
+        elif shared > HYSTERESIS * single:
+            known.size = 1
+        return SizeChoice(min(known.size, costs.rows), per_second, single, shared)
+
+    def _other_seconds(self, known: _Kind, at: float) -> float:
+        """Seconds of workers that other requests take in a second."""
+        others = [other for other in (*self._kinds.values(), self._others) if other is not known and other.times]
+        return sum(arrival_rate(other.times, at) * other.worker_seconds() for other in others)
+
+    def _tail(self, known: _Kind, size: int, per_second: float, workers: int, left: float) -> float:
+        """Expected 99th percentile of this kind in passes of `size`, of which each row serves a request; other work
+        slows them down."""
+        powers = known.single_runs if size == 1 else known.shared_runs
+        runs = {SAME_SECONDS**power / left: often for power, often in powers.items()}
+        return tail_seconds(per_second, runs, workers * size)
+
+
+def arrival_rate(times: Sequence[float], at: float) -> float:
+    """Rule 1: requests per second at this time, as far as the latest arrivals tell; 0 if they do not."""
+    count = len(times)
+    if count < LEAST_ARRIVALS:
+        return 0.0
+    unsure = max(1.0, 2.0 - 0.1 * sqrt(count)) / sqrt(count)
+    found = (count - 1) / max(at - times[0], 1e-9) * (1.0 - unsure)
+    for low, high in _likely(times, at):
+        found = min(max(found, low), high)
+    return found
+
+
+def _likely(times: Sequence[float], at: float) -> Iterator[tuple[float, float]]:
+    """The rates that explain the latest arrivals, from long parts to short ones."""
+    for recent in RECENT:
+        if recent <= len(times):
+            rate = (recent - 1) / max(at - times[-recent], 1e-9)
+            yield rate * (1.0 - SURE / sqrt(recent)), rate * (1.0 + SURE / sqrt(recent))
+
+
+def tail_seconds(rate: float, runs: Mapping[float, int], servers: int) -> float:
+    """Return the 99th percentile of wait and run together, for Poisson arrivals at a rate per second, of runs of these
+    seconds as often as said; infinity if the servers do not keep up. Waits have the exponential tail of a queue with so
+    many servers, scaled to the variation of the runs (Allen and Cunneen)."""
+    if servers > MOST_SERVERS:
+        rate, servers = rate * MOST_SERVERS / servers, MOST_SERVERS
+    count = sum(runs.values())
+    mean = sum(seconds * often for seconds, often in runs.items()) / count
+    square = sum(seconds**2 * often for seconds, often in runs.items()) / count
+    busy = rate * mean / servers
+    if busy >= MOST_BUSY:
+        return inf
+    waits = _erlang_c(servers, rate * mean)
+    scale = square / mean / 2 / (servers * (1 - busy))
+
+    def beyond(at: float) -> float:
+        shares = (often * (1.0 if at < run else waits * exp((run - at) / scale)) for run, often in runs.items())
+        return sum(shares) / count
+
+    low, high = 0.0, max(runs)
+    while beyond(high) > TAIL:
+        low, high = high, 2 * high
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle) > TAIL else (low, middle)
+    return high
+
+
+def _erlang_c(servers: int, offered: float) -> float:
+    """Return the share of arrivals that wait, by Erlang's formula."""
+    blocked = 1.0
+    for number in range(1, servers + 1):
+        blocked = offered * blocked / (number + offered * blocked)
+    return blocked / (1 - offered / servers * (1 - blocked))

@@ -1,0 +1,115 @@
+"""The rule that chooses the size of passes by the load.
+
+Proves: the expected tail is that of the queues for which a formula is known, and infinite without enough servers; few
+requests run alone and many in passes, whatever came before; near equality the size does not change; a burst and its end
+are noticed after some arrivals; other work counts; what is remembered has a bound.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, log
+from random import Random
+
+import pytest
+
+from modelpool.scheduler.decisions.queue.size_by_load import (
+    LEAST_ARRIVALS,
+    MOST_KINDS,
+    WINDOW,
+    SizeByLoad,
+    SizeCosts,
+    arrival_rate,
+    tail_seconds,
+)
+
+ROWS = 8
+#: single runs of one second: a GPU makes one of them in a second, or two in passes of eight
+COSTS = SizeCosts(ROWS, 1.0, 4.0)
+
+
+def sizes_of(rule: SizeByLoad, times: list[float], kind: str = "a", workers: int = 1) -> list[int]:
+    return [rule.choose(kind, at, workers, COSTS).size for at in times]
+
+
+def every(apart: float, count: int, begin: float = 0.0) -> list[float]:
+    return [begin + apart * (1 + number) for number in range(count)]
+
+
+def test_the_tail_is_that_of_known_queues() -> None:
+    """One server at half load: as long as it waits at all, the run is followed by an exponential wait."""
+    rate, run = 0.5, 1.0
+    scale = run / 2 / (1 - rate * run)
+    found = tail_seconds(rate, {run: 1}, 1)
+    assert 0.5 * exp(-(found - run) / scale) == pytest.approx(0.01, rel=0.02)
+    assert found == pytest.approx(run + scale * log(0.5 / 0.01), rel=0.01)
+    assert tail_seconds(1e-6, {1.0: 97, 5.0: 3}, 4) == pytest.approx(5.0, rel=0.01), "nobody waits"
+    assert tail_seconds(2.0, {1.0: 1}, 1) == inf
+    assert tail_seconds(0.9e4, {1.0: 1}, 10_000) < inf, "more servers than are computed with"
+    longer = [tail_seconds(rate, {1.0: 1}, 2) for rate in (0.5, 1.0, 1.5, 1.9)]
+    assert longer == sorted(longer)
+
+
+def test_few_requests_run_alone_and_many_in_passes() -> None:
+    rule, now = SizeByLoad(), 0.0
+    for apart, expected in ((4.0, 1), (0.6, ROWS), (4.0, 1), (0.4, ROWS)):
+        sizes = sizes_of(rule, every(apart, WINDOW + LEAST_ARRIVALS, now))
+        now += apart * len(sizes)
+        assert sizes[-1] == expected, apart
+        assert sizes == sorted(sizes, key=lambda size: size == expected), "one change"
+
+
+def test_a_burst_and_its_end_are_noticed_before_the_window_is_full_of_it() -> None:
+    """After an hour of silence, too, which the mean rate would count for 200 arrivals."""
+    rule = SizeByLoad()
+    sizes_of(rule, every(10.0, WINDOW))
+    burst = sizes_of(rule, every(0.4, 60, 10.0 * WINDOW + 3600.0))
+    assert burst.index(ROWS) < 25
+    after = sizes_of(rule, every(10.0, 60, 10.0 * WINDOW + 3600.0 + 24.0))
+    assert after.index(1) < 25
+    assert sizes_of(SizeByLoad(), every(0.01, 20))[LEAST_ARRIVALS + 1] == ROWS, "a burst into a pool that knows nothing"
+
+
+def test_the_rate_of_even_arrivals_is_their_mean() -> None:
+    """What looks like a change by chance alone moves it little."""
+    rng, at, times, found = Random(5), 0.0, list[float](), []
+    for _ in range(3000):
+        at += rng.expovariate(2.0)
+        times.append(at)
+        found.append(arrival_rate(times[-WINDOW:], at))
+    assert all(1.4 < rate < 2.9 for rate in found[WINDOW:])
+    assert sum(found[WINDOW:]) / len(found[WINDOW:]) == pytest.approx(2.0, rel=0.05)
+    assert arrival_rate([1.0, 1.0, 1.0], 1.0) == 0.0
+
+
+def test_other_work_takes_its_share_of_the_workers() -> None:
+    """Requests for which one GPU would do in single passes, beside others that take most of it."""
+    times = every(3.0, WINDOW)
+    assert sizes_of(SizeByLoad(), times)[-1] == 1
+    with_another, with_sized = SizeByLoad(), SizeByLoad()
+    for at in times:
+        for _ in range(3):
+            with_another.choose("b", at, 1, SizeCosts(ROWS, 0.8, 3.2))
+        with_sized.note_other(at, 2.0)
+        sizes = [rule.choose("a", at, 1, COSTS).size for rule in (with_another, with_sized)]
+    assert sizes == [ROWS, ROWS]
+    many = SizeByLoad()
+    for at in times:
+        many.note_other(at, 2.0)
+        last = many.choose("a", at, 4, COSTS)
+    assert last.size == 1, "four workers"
+
+
+def test_the_reason_has_both_expectations() -> None:
+    rule = SizeByLoad()
+    assert "too few requests" in rule.choose("a", 0.0, 1, COSTS).reason
+    for at in every(0.8, WINDOW):
+        choice = rule.choose("a", at, 1, COSTS)
+    assert choice.reason.startswith("by the load: 1.19 requests like it per second")
+    assert "ever longer in passes of one, and 5.39 s in shared ones" in choice.reason
+
+
+def test_what_is_remembered_has_a_bound() -> None:
+    rule = SizeByLoad()
+    for number in range(3 * MOST_KINDS):
+        rule.choose(number, float(number), 1, COSTS)
+    assert len(rule._kinds) == MOST_KINDS
