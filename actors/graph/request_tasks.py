@@ -59,6 +59,7 @@ from modelpool.pool.values.core.stage_params import (
     EncodeImageParams,
     EncodeParams,
     FaceCondition,
+    GuideCondition,
     LoraRef,
     MaskCondition,
     ModelRef,
@@ -70,6 +71,7 @@ from modelpool.pool.values.core.stage_params import (
 from modelpool.pool.values.core.task_inputs import (
     CONTROL_VIDEO,
     FACE_VIDEO,
+    GUIDE,
     IMAGE,
     IMAGE_EMBEDS,
     LATENT,
@@ -100,6 +102,7 @@ class ReadFromNodes:
     mask        where the latent is regenerated
     first_step  steps of the schedule that are left out
     part        of the steps; None: all from `first_step` on
+    guides      images that guide a video, each with its frame and strength
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -107,6 +110,7 @@ class ReadFromNodes:
     mask: TaskId | None = None
     first_step: int = 0
     part: StepPart | None = None
+    guides: tuple[tuple[TaskId, GuideCondition], ...] = ()
 
 
 class RequestTasks:
@@ -315,6 +319,9 @@ class RequestTasks:
         read = self._read
         if read is not None and read.mask is not None:
             found[MASK] = read.mask
+        for number, (image, _) in enumerate(() if read is None else read.guides):
+            encode = EncodeImageParams(self._model, work.shape.width, work.shape.height)
+            found[numbered(GUIDE, number)] = self._tasks.add(encode, {IMAGE: image})
         if work.image is not None:
             found[IMAGE] = self._first_image(run, work)
         elif read is not None and read.start is not None:
@@ -458,6 +465,10 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         if read.start is None:
             raise UnusableField(f"mask: model {model.name!r} has no start latent that it could keep a part of")
         work = replace(work, conditions=(*work.conditions, MaskCondition()))
+    if read.guides:
+        leading = sum(guide.frame > 0 for _, guide in read.guides)
+        shape = replace(work.shape, leading=work.shape.leading + leading)
+        work = replace(work, shape=shape, conditions=(*work.conditions, *(guide for _, guide in read.guides)))
     part = read.part
     if part is not None and 0 < part.last_step <= read.first_step:
         raise unusable_field("last_step", part.last_step, f"more than the first step, {read.first_step}")

@@ -526,7 +526,9 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
         case VisionEncodeParams():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height, work.use)
         case SampleParams():
+            images: tuple[object, ...]
             images = (work.image is not None, work.references, work.guidance.without_image, work.shape.leading)
+            images = (*images, len(work.guides)) if work.guides else images
             reads = (
                 work.has(StartCondition),
                 work.has(MaskCondition),
