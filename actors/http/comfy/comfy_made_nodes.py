@@ -463,8 +463,8 @@ class MadeNodes:
         if guides and not is_guided(self._families.get(model.name, "")):
             raise NodeUnsupported("latent_image: found images that guide a video, which models of LTX read alone")
         if any(guide.is_kept and guide.strength < 1 for guide in guides):
-            raise NodeUnsupported("latent_image: found a first frame with a strength below 1 of the run before, which is "
-                                  "not known any more; LTXVImgToVideoInplace sets it again")  # fmt: skip
+            raise NodeUnsupported("latent_image: found a first frame with a strength below 1 of the run before, "
+                                  "expected a new one: LTXVImgToVideoInplace sets it again")  # fmt: skip
         self.warnings |= dict.fromkeys(guide_warnings(node_id, guides, model.name))
         if isinstance(start, BlankLatent) and is_first_frame(guides) and "image" not in inputs:
             inputs["image"] = self.image(guides[0].image)

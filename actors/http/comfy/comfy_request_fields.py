@@ -226,7 +226,7 @@ def guide_warnings(node_id: str, guides: tuple[GuideUse, ...], model: str) -> It
     frames."""
     for guide in guides:
         if guide.vae not in ("", model):
-            yield (f"node {node_id}: vae: found the one of {guide.vae!r} for an image that guides the video; the VAE of "
+            yield (f"node {node_id}: vae: found the one of {guide.vae!r} for an image that guides; the VAE of "
                    f"model {model!r} encodes it")  # fmt: skip
         if guide.is_added and not guide.frame:
             yield (f"node {node_id}: the image of LTXVAddGuide at frame 0 takes the place of the first frame; ComfyUI "

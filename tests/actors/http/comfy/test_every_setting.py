@@ -130,7 +130,9 @@ NOT_TRIED = (
     "LatentCut", "LatentCutToBatch", "SetFirstSigma", "StableCascade_EmptyLatentImage",
     "StableCascade_StageB_Conditioning", "ResizeImageMaskNode", "SaveImageAdvanced", "ModelPatchLoader",
     "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "WanFunControlToVideo", "WanAnimateToVideo",
-    "SaveAudioAdvanced", "LoadVideo", "GetVideoComponents",
+    "SaveAudioAdvanced", "LoadVideo", "GetVideoComponents", "LTXVEmptyLatentAudio", "LTXVConcatAVLatent",
+    "LTXVSeparateAVLatent", "LTXVAudioVAEDecode", "LTXVAudioVAELoader", "LTXAVTextEncoderLoader", "LTXVDualCFGGuider",
+    "LatentUpscaleModelLoader", "LTXVLatentUpsampler", "LTXVImgToVideoInplace", "LTXVAddGuide", "LTXVCropGuides",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (
