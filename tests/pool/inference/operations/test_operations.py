@@ -111,6 +111,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "latent_interpolate": ({"ratio": 0.25}, {"ratio": 1.1}),
     "latent_blend": ({"ratio": 0.25}, {"ratio": -0.1}),
     "latent_frames": ({"start": 1, "length": 1}, {"start": 9}),
+    "latent_sound_track": ({"length": 4, "width": 8}, {"length": -1}),
     "encoded_zero": ({}, {"x": 1}),
     "encoded_concat": ({}, {"x": 1}),
     "encoded_pooled_of": ({}, {"x": 1}),
@@ -173,6 +174,8 @@ def test_an_operation_predicts_its_size_and_timing_and_changes_no_input(name: st
         if name == "latent_frames" and not frames:
             continue
         inputs = {one: example(kind, place, frames) for place, (one, kind) in enumerate(found.inputs.items())}
+        if name == "latent_sound_track":
+            inputs["sound"] = Latent(inputs["sound"].samples_CHW, np.ones((4, 8), np.float32))
         before = [one.copy() for value in inputs.values() for one in arrays(value)]
         params = found.params_of(settings)
         result = found(params, inputs)
