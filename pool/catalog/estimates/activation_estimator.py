@@ -540,6 +540,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
         case EncodeImageParams():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():
+            sizes: tuple[object, ...]
             sizes = (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)
             # only the first part of a decode has the audio track
             sizes = (*sizes, work.track) if work.track else sizes

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from modelpool.pool.families.parts.forward import ModelKwargs
 from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.conditioning.starts import StartLatent
 from modelpool.pool.values.core import task_inputs
@@ -82,7 +83,7 @@ def guided_start(
     return StartLatent(torch.where(found[GUIDE_MASK] > 0, found[GUIDE], base), start.inpainting)
 
 
-def guided_end(samples_BCTHW: Tensor, work: SampleParams, model_kwargs: dict[str, Tensor]) -> Tensor:
+def guided_end(samples_BCTHW: Tensor, work: SampleParams, model_kwargs: ModelKwargs) -> Tensor:
     """Return the latents after a run as the model reads them: mixtures with the images. A run that keeps noise passes
     its latents on as they are."""
     if not work.guides or (work.part is not None and work.part.keeps_noise):

@@ -23,7 +23,7 @@ def sound_track_part(run: DenoisingRun) -> RunPart | None:
     )
 
 
-def with_sounds(samples_BCTHW: Tensor, track: SoundTrack) -> RunResults:
+def with_sounds(samples_BCTHW: Tensor, track: SoundTrack) -> tuple[Latent, ...]:
     """Return the latents of frames with the audio track behind them apart."""
     video_BCTHW, sound_BLA = (part.contiguous() for part in track.parted(samples_BCTHW))
     pairs = zip(video_BCTHW.unbind(), sound_BLA.unbind(), strict=True)
