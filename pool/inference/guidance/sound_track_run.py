@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from modelpool.pool.families.parts.audio_tracks import SoundTrack
-from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart, RunResults
+from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.values.core.stage_params import Latent
 
 
