@@ -63,6 +63,7 @@ from modelpool.pool.values.core.stage_params import (
     EncodeImageParams,
     EncodeParams,
     FaceCondition,
+    GuideCondition,
     ImageCondition,
     LoraRef,
     MaskCondition,
@@ -75,6 +76,7 @@ from modelpool.pool.values.core.stage_params import (
 from modelpool.pool.values.core.task_inputs import (
     CONTROL_VIDEO,
     FACE_VIDEO,
+    GUIDE,
     IMAGE,
     IMAGE_EMBEDS,
     LATENT,
@@ -107,6 +109,7 @@ class ReadFromNodes:
     part        of the steps; None: all from `first_step` on
     video_stops  nothing follows the last frame of a video that is followed
     first_frames  the frames that a video begins with, if they are several
+    guides      images that guide a video, each with its frame and strength
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -116,6 +119,7 @@ class ReadFromNodes:
     part: StepPart | None = None
     video_stops: bool = False
     first_frames: TaskVideo | None = None
+    guides: tuple[tuple[TaskId, GuideCondition], ...] = ()
 
 
 class RequestTasks:
@@ -328,6 +332,9 @@ class RequestTasks:
         read = self._read
         if read is not None and read.mask is not None:
             found[MASK] = read.mask
+        for number, (image, _) in enumerate(() if read is None else read.guides):
+            encode = EncodeImageParams(self._model, work.shape.width, work.shape.height)
+            found[numbered(GUIDE, number)] = self._tasks.add(encode, {IMAGE: image})
         if work.image is not None:
             found[IMAGE] = self._first_image(run, work)
         elif read is not None and read.start is not None:
@@ -482,6 +489,10 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         count = min(read.first_frames.frames, work.shape.frames)
         conditions = (replace(one, frames=count) if isinstance(one, ImageCondition) else one for one in work.conditions)
         work = replace(work, conditions=tuple(conditions))
+    if read.guides:
+        leading = sum(guide.frame > 0 for _, guide in read.guides)
+        shape = replace(work.shape, leading=work.shape.leading + leading)
+        work = replace(work, shape=shape, conditions=(*work.conditions, *(guide for _, guide in read.guides)))
     part = read.part
     if part is not None and 0 < part.last_step <= read.first_step:
         raise unusable_field("last_step", part.last_step, f"more than the first step, {read.first_step}")

@@ -31,6 +31,7 @@ from modelpool.actors.graph.workflow_recipe import workflow_recipe
 from modelpool.actors.request.audio_fields import InputAudio
 from modelpool.actors.request.bounds import over_bound, reworded
 from modelpool.actors.request.control_video_fields import InputVideo, TaskVideo
+from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.image_fields import TaskImage, skipped_steps
@@ -64,6 +65,7 @@ from modelpool.pool.values.core.stage_params import (
     SOUND,
     DecodeParams,
     EncodeImageParams,
+    GuideCondition,
     ModelRef,
     OperationParams,
     OutputShape,
@@ -89,13 +91,17 @@ LTX_VAES = "ltx"
 _CELL_SIDE = 16
 #: the image and the mask that an inpainting model reads; other models do not read them
 _INPAINTED = ("inpaint_image", "inpaint_mask")
+#: beginning of the names of images that guide a video
+_GUIDES = "guides."
+#: level below which a start latent is a part of what a run begins with
+_ALL_NOISE = 0.999
 #: videos that condition a run
 _VIDEOS = ("video", "video_mask", "face_video")
 #: the input with the frames that a video begins with
 _FIRST_FRAMES = "first_frames"
 _SAMPLE_INPUTS = (
     "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask, "
-    "video, video_mask, face_video, first_frames"
+    "video, video_mask, face_video, first_frames, guides.N"
 )
 
 
@@ -354,7 +360,9 @@ class _WorkflowTasks:
             }
             request, mask = request.model_copy(update=shown), None
         check_request(request, facts)
+        guides = self._guides(node)
         request = with_defaults(request, model, defaults)
+        _check_guides(node, guides, request, defaults)
         self.resolved[node_id] = request
         first_step, part = node.first_step, StepPart(node.last_step, node.adds_noise, node.keeps_noise)
         if node.strength is not None:
@@ -363,7 +371,7 @@ class _WorkflowTasks:
         first = self._task_video(node, _FIRST_FRAMES) if _FIRST_FRAMES in node.inputs else None
         if first is not None and "image" not in node.inputs:
             raise UnusableField(f"{_FIRST_FRAMES}: expected image, too: the first of them")
-        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first)
+        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:
@@ -377,6 +385,17 @@ class _WorkflowTasks:
             self.warnings |= dict.fromkeys(prompt_warnings(request))
         made = _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
         return replace(made, has_sound=_makes_sound(defaults))
+
+    def _guides(self, node: SampleNode) -> tuple[tuple[TaskId, GuideCondition], ...]:
+        """Return the images that guide a video. Raises UnusableField for images without their frame, or the other way
+        round."""
+        given = [name for name in node.inputs if name.startswith(_GUIDES)]
+        expected = [f"{_GUIDES}{number}" for number in range(len(node.guides))]
+        if sorted(given) != sorted(expected):
+            raise unusable_field("inputs", ", ".join(given) or "no guides", ", ".join(expected) or "no guides")
+        images = [self._task_image(node, name) for name in expected]
+        conditions = [GuideCondition(guide.frame, guide.strength) for guide in node.guides]
+        return tuple((TaskId(image.task), each) for image, each in zip(images, conditions, strict=True))
 
     def _with_nodes(self, node: SampleNode, start: NodeValue | None) -> GenerateRequest:
         """Return the request of a node with its seed, the size of its start latent, and the images of other nodes."""
@@ -399,7 +418,8 @@ class _WorkflowTasks:
         videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
         _check_videos(videos, request.frames)
         changed |= videos
-        images = {name: self._task_image(node, name) for name in node.inputs if name not in others}
+        read = [name for name in node.inputs if name not in others and not name.startswith(_GUIDES)]
+        images = {name: self._task_image(node, name) for name in read}
         parts: dict[str, Any] = {}
         for name, image in images.items():
             field, _, place = name.partition(".")
@@ -589,6 +609,34 @@ def _check_sound(node: SampleNode, start: NodeValue, defaults: ModelDefaults) ->
     if node.request.frame_rate not in (None, rate):
         found = f"{node.request.frame_rate:g}"
         raise unusable_field("frame_rate", found, f"{rate:g}, of the start latent, on which the audio depends")
+
+
+def _check_guides(
+    node: SampleNode,
+    guides: tuple[tuple[TaskId, GuideCondition], ...],
+    request: GenerateRequest,
+    defaults: ModelDefaults,
+) -> None:
+    """Raise UnusableField for images that cannot guide a run, and for a start latent beside an image with which a video
+    begins: a run reads one of them."""
+    video = defaults.sampling.video
+    begins_below = bool(request.sigmas) and request.sigmas[0] < _ALL_NOISE
+    if video is not None and begins_below and {"latent", "image"} <= node.inputs.keys():
+        expected = "guides in place of image" if video.guided else "none: the run begins with noise and this image"
+        raise unusable_field("latent", f"node {node.inputs['latent']}, next to an image", expected)
+    if not guides:
+        return
+    if video is None or not video.guided:
+        raise unsupported_field("guides", node.request.model, "reads no images at frames of a video")
+    if request.image is not None:
+        raise UnusableField("image: expected it as a guide at frame 0, next to other guides")
+    frames, places = request.frames or 0, [guide.frame for _, guide in guides]
+    if max(places) >= frames:
+        raise unusable_field("guides.frame", max(places), f"up to {frames - 1}: the video has {frames} frames")
+    if places.count(0) > 1:
+        raise unusable_field("guides.frame", "0 twice", "one image as the first frame")
+    if any(guide.strength < 1 for _, guide in guides) and (node.last_step or not node.adds_noise):
+        raise UnusableField("guides.strength: expected 1 in a run of some of the steps, which passes noise on")
 
 
 def _sound_track(read: Mapping[str, NodeValue], defaults: ModelDefaults) -> SoundTrackOf:

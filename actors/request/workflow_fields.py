@@ -24,7 +24,7 @@ from modelpool.actors.request.bounds import (
 )
 from modelpool.actors.request.control_video_fields import checked_video
 from modelpool.actors.request.field_table import REQUEST_FIELDS, SIZE_STEP
-from modelpool.actors.request.image_fields import TaskImage, checked_image
+from modelpool.actors.request.image_fields import MAX_PARTS, TaskImage, checked_image
 from modelpool.actors.request.lora_fields import LoraChoice, parse_loras
 from modelpool.actors.request.number_fields import STEPS
 from modelpool.actors.request.requests import GenerateRequest
@@ -157,6 +157,13 @@ class EncodeNode(_Node):
         yield "model", self.model
 
 
+class Guide(Strict):
+    """Where an image guides a video: at a frame of it, from 0, and its strength: 1 keeps the image."""
+
+    frame: Annotated[int, Field(ge=0)] = 0
+    strength: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
 class SampleNode(_Node):
     """A sampling run.
 
@@ -167,7 +174,8 @@ class SampleNode(_Node):
                  controls.N, controls.N.mask, regions.N.mask, image_prompts.N: images for these fields of `request`;
                  video, video_mask, face_video: images and masks with frames for these fields; first_frames: the frames
                  that a video begins with, if they are several, of which image is the first one;
-                 inpaint_image, inpaint_mask: what a model reads that was trained for inpainting, and no other one
+                 inpaint_image, inpaint_mask: what a model reads that was trained for inpainting, and no other one;
+                 guides.N: the image of each of `guides`
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all
     adds_noise   whether noise is added to the start latent
@@ -175,6 +183,7 @@ class SampleNode(_Node):
     strength     fraction of the schedule that is run, instead of `first_step`
     video_stops  a model that follows a shorter video follows nothing behind its last frame; false: the video goes back
                  and forth
+    guides       images that guide a video, for models that read them (LTX)
     """
 
     kind: Literal["sample"]
@@ -185,6 +194,7 @@ class SampleNode(_Node):
     keeps_noise: bool = False
     strength: Annotated[float | None, Field(gt=0, le=1)] = None
     video_stops: bool = False
+    guides: tuple[Guide, ...] = Field(default=(), max_length=MAX_PARTS)
 
     @field_validator("request", mode="before")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from modelpool.pool.inference.conditioning.first_frame import first_frame_part
+from modelpool.pool.inference.conditioning.guides import guides_part
 from modelpool.pool.inference.conditioning.image_concat import image_inputs_part
 from modelpool.pool.inference.conditioning.run_parts import PreparePart
 from modelpool.pool.inference.controlnets.controlnet_run import controlnets_part
@@ -21,6 +22,7 @@ RUN_PARTS: tuple[PreparePart, ...] = (
     partial_run_part,
     image_inputs_part,
     first_frame_part,
+    guides_part,
     learned_negative_part,
     image_prompts_part,
     changing_loras_part,

@@ -719,8 +719,8 @@ class Engine:
             case EncodeImageParams() | DecodeParams():
                 return (self.patcher(work.model, Role.VAE),)
             case UpscaleParams():
-                own = self._upscalers.of((work.model,))
-                return own if work.vae is None else (*own, self.patcher(work.vae, Role.VAE))
+                upscaler = self._upscalers.of((work.model,))
+                return upscaler if work.vae is None else (*upscaler, self.patcher(work.vae, Role.VAE))
             case OperationParams():
                 return ()
 
@@ -729,8 +729,8 @@ class Engine:
     ) -> tuple[Result, ...]:
         works, inputs = [member.work for member in members], [TaskInputs(member.inputs) for member in members]
         if isinstance(works[0], UpscaleParams) and works[0].vae is not None:
-            facts_of = self._opened(works[0].vae).latent
-            return upscale_latents(_all_of(works, UpscaleParams), inputs, *patchers, facts_of, hooks)
+            facts, (upscaler, vae) = self._opened(works[0].vae).latent, patchers
+            return upscale_latents(_all_of(works, UpscaleParams), inputs, upscaler, vae, facts, hooks)
         if isinstance(works[0], UpscaleParams):
             return upscale_images(_all_of(works, UpscaleParams), inputs, patchers[0], hooks, division)
         assert not isinstance(works[0], OperationParams), "operations run without components"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.engine.all_run_parts import RUN_PARTS
 from modelpool.pool.families.parts.audio_tracks import SoundTrack
+from modelpool.pool.inference.conditioning.guides import guided_end, guided_start
 from modelpool.pool.inference.conditioning.run_parts import (
     NO_RESOURCES,
     CallInputs,
@@ -110,7 +111,7 @@ def ready_run(
     """Return the run of `works`, as `sample_batch` runs it."""
     work = works[0]
     shape_CHW, cells = sampled_shape(work, latent), latent.sides(work.shape.width, work.shape.height)
-    start = start_of(works, inputs, cells)
+    start = guided_start(start_of(works, inputs, cells), work, inputs, shape_CHW)
     _check_start(start, shape_CHW, work)
     if latent.sound is not None and start.latent_BCHW is not None and start.latent_BCHW.shape[1:] != shape_CHW:
         found = "x".join(map(str, start.latent_BCHW.shape[2:]))
@@ -189,7 +190,7 @@ def denoised(found: ReadyRun, module: nn.Module, predict: Callable[[CallInputs],
             predict_noise, run.table, facts.prediction, run.options, run.apply_hooks, run.max_batch, run.spread
         )
         shape_BC, cond = (len(run.works), *run.shape_CHW), run.prompts.cond
-        return denoise_images(
+        found_BC = denoise_images(
             ImagesToDenoise(work, [each.seed for each in run.works], run.shape_CHW, run.cells),
             run.prompts,
             call,
@@ -200,6 +201,7 @@ def denoised(found: ReadyRun, module: nn.Module, predict: Callable[[CallInputs],
             FirstFrame.of(facts, work, cond),
             partial_run,
         )
+        return found_BC if partial_run.paused else guided_end(found_BC, work, cond.model_kwargs)
 
 
 def _check_finite(samples_BCHW: Tensor, work: SampleParams) -> None:

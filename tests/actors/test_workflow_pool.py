@@ -98,7 +98,8 @@ def test_golden_workflows_have_every_operation_and_every_stage(config: PoolConfi
     """And many of them, so that features meet."""
     assert len(GOLDENS) >= 40
     nodes = [node for golden in GOLDENS.values() for node in golden.nodes.values()]
-    assert {node["name"] for node in nodes if node["kind"] == "operation"} == set(OPERATIONS)
+    # `test_rendered_ltx` has the one for models that sample audio with frames
+    assert {node["name"] for node in nodes if node["kind"] == "operation"} == set(OPERATIONS) - {"latent_sound_track"}
     with open_real_pool(config.override(workers=1)) as pool:
         digests = {name: pool.recipe(golden.request).digest for name, golden in GOLDENS.items()}
     assert len(set(digests.values())) == len(digests)

@@ -68,6 +68,7 @@ def _latents(work: StageParams) -> Iterator[str]:
         }
         yield from (name for name, is_read in fields.items() if is_read)
         yield from names.enumerated(names.REFERENCE, work.references)
+        yield from names.enumerated(names.GUIDE, work.guides)
         if work.prior is not None:
             yield names.PRIOR
         for number, control in enumerate(work.controls):

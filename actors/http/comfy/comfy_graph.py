@@ -46,6 +46,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     clip_skip,
     controls_of,
     guidance_warning,
+    guide_warnings,
     has_distilled_guidance,
     image_guidance,
     image_prompt_fields,
@@ -643,6 +644,7 @@ def _warnings_of_run(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
     seeing = latent if latent.positive.prior is None else latent.positive.prior
     yield from seen_warnings(seeing.positive, names.models.get(seeing.model.name, ""))
     yield from option_warnings(latent.node_id, latent.model, latent.cfg, family)
+    yield from guide_warnings(latent.node_id, getattr(latent.start, "guides", ()), latent.model.name)
     if getattr(latent.start, "sound", None) is None:
         yield from silent_warnings(latent.node_id, latent.model.name, family)
     if isinstance(start := latent.start, ScaledLatent) and not _other_in(latent, start):
@@ -779,7 +781,8 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str
         sides: dict[str, Any] = whole_cells(start.width, start.height) if start.width else {}
         sides |= {"frames": start.frames} if start.frames else {}
         sides |= {"seconds": start.seconds} if start.seconds else {}
-        return sides | ({} if start.image is None else {"image": read_steps(start.image, read_image)})
+        shown = start.guides[0].image if start.guides else start.image
+        return sides | ({} if shown is None else {"image": read_steps(shown, read_image)})
     assert isinstance(start, EncodedImage), "scaled latents are those of a second pass"
     image = read_steps(start.image, read_image)
     if not latent.run_steps:

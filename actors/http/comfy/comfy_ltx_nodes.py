@@ -7,7 +7,7 @@ Frames and audio of LTX-2 are one latent while they are sampled, here as in Comf
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +22,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     NodeInput,
     NodeType,
     NodeUnsupported,
+    check_parts,
     combo,
     is_one,
     link,
@@ -31,7 +32,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     warn,
     whole,
 )
-from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_video
+from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import (
     FRAMES,
     WITH_SOUND,
@@ -40,6 +41,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     ClipValue,
     DecodedSound,
     GuiderValue,
+    GuideUse,
     ModelSampling,
     NodeLatent,
     NodeSound,
@@ -51,6 +53,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.http.comfy.comfy_video_nodes import blank_video, sizes, with_images
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
+from modelpool.actors.request.image_fields import MAX_PARTS
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
 _POSITIVE, _NEGATIVE, _VAE = link("positive", "CONDITIONING"), link("negative", "CONDITIONING"), link("vae", "VAE")
@@ -72,23 +75,81 @@ def _with_frame_rate(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Texts and empty latents of a video that begins with an image: a part of it, with a strength below 1."""
     if not is_one(given["strength"]):
-        raise NodeUnsupported(f"strength: found {given['strength']:g}, expected 1: the image is the first frame")
+        texts = (with_unread(given[name], given, "vae") for name in ("positive", "negative"))
+        return *texts, *_with_first_frame({**given, "latent": blank_video(given, _CELL_FRAMES)})
     use = VideoUse(of_user("image", given["image"]))
     return *with_images(given, use), blank_video(given, _CELL_FRAMES)
 
 
+def _with_first_frame(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Latents of a video of which the first frame is an image, as far as its strength says."""
+    latent, strength = given["latent"], given["strength"]
+    if given.get("bypass"):
+        return (latent,)
+    known = _guides_of(latent)
+    if not strength:
+        if not isinstance(latent, BlankLatent):
+            raise NodeUnsupported("strength: found 0, expected a number above 0: the first frame is regenerated")
+        warn(given, "strength: found 0: the image does not act")
+        return (latent,)
+    others = [guide for guide in known if guide.frame or guide.is_added]
+    return (_guided(latent, given, 0, strength, others),)
+
+
 def _guide(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    if given["frame_idx"] or not is_one(given["strength"]):
-        found = f"{given['frame_idx']} and {given['strength']:g}"
-        raise NodeUnsupported(f"frame_idx, strength: found {found}, expected 0 and 1: the image is the first frame")
-    use = VideoUse(of_user("image", given["image"]))
-    return *with_images(given, use), given["latent"]
+    """Latents of a video that an image guides at a frame; a negative number counts from the end."""
+    latent, strength = given["latent"], given["strength"]
+    for name in ("attention_mask", "iclora_parameters"):
+        if given.get(name) is not None:
+            raise NodeUnsupported(f"{name}: expected none: images guide the whole frame")
+    known, count = _guides_of(latent), latent.frames
+    frame = given["frame_idx"] if given["frame_idx"] >= 0 else max(0, count + given["frame_idx"])
+    if frame >= count:
+        raise NodeUnsupported(f"frame_idx: found {frame}, expected up to {count - 1}: the video has {count} frames")
+    if not strength:
+        raise NodeUnsupported("strength: found 0, expected a number above 0: the image does not act")
+    texts = [with_unread(given[name], given, "vae") for name in ("positive", "negative")]
+    return *texts, _guided(latent, given, frame, strength, known, is_added=True)
+
+
+def _guides_of(latent: Any) -> tuple[GuideUse, ...]:
+    """Return the images that guide a video. Raises NodeUnsupported for latents of no video, and with audio."""
+    is_video = isinstance(latent, BlankLatent | NodeLatent) and latent.frames
+    if not is_video or getattr(latent, "track", "") == WITH_SOUND or getattr(latent, "sound", None) is not None:
+        raise NodeUnsupported("latent: expected the frames of a video, empty or of a sampler, without audio")
+    found: tuple[GuideUse, ...] = latent.guides
+    return found
+
+
+def _guided(
+    latent: Any,
+    given: Mapping[str, Any],
+    frame: int,
+    strength: float,
+    others: Iterable[GuideUse],
+    is_added: bool = False,
+) -> Any:
+    """Return latents with one more image that guides their run. Raises NodeUnsupported for a second first frame."""
+    image = of_user("image", given["image"])
+    kept = tuple(guide for guide in others if frame or not guide.is_kept)
+    if frame == 0 and any(guide.frame == 0 for guide in kept):
+        raise NodeUnsupported("frame_idx: found a second image at frame 0, expected one: it is the first frame")
+    check_parts("latent", "images that guide it", len(kept) + 1, MAX_PARTS)
+    image = of_user("image", given["image"])
+    use = GuideUse(image, frame, 1.0 if is_one(strength) else strength, given["vae"].name, is_added)
+    return replace(latent, guides=(*kept, use))
 
 
 def _cropped(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Latents of the pool have no frames of guides."""
-    return given["positive"], given["negative"], given["latent"]
+    latent = given["latent"]
+    if isinstance(latent, BlankLatent | NodeLatent):
+        latent = replace(latent, guides=tuple(guide for guide in latent.guides if not guide.is_added))
+    if isinstance(latent, NodeLatent):
+        latent = replace(latent, uncropped=False)
+    return given["positive"], given["negative"], latent
 
 
 def _compressed(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -106,6 +167,7 @@ def _shift(given: Mapping[str, Any]) -> float:
         if not all(size):
             raise NodeUnsupported("latent: expected empty latents, or latents of a known size")
         cells = (1 + (latent.frames - 1) // _CELL_FRAMES) if latent.frames else 1
+        cells += sum(guide.is_added for guide in getattr(latent, "guides", ()))
         tokens = cells * (size[0] // _SIDE) * (size[1] // _SIDE)
     few, many = _TOKENS
     slope = (given["max_shift"] - given["base_shift"]) / (many - few)
@@ -325,9 +387,23 @@ LTX_NODES = (
             _IMAGE,
             whole("frame_idx", 0, -9999, 9999),
             number("strength", 1.0, 0.0, 1.0),
+            link("attention_mask", "MASK", is_required=False),
+            link("iclora_parameters", "IC_LORA_PARAMETERS", is_required=False),
         ),
         _guide,
         *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "LTXVImgToVideoInplace",
+        (
+            _VAE,
+            _IMAGE,
+            _LATENT,
+            number("strength", 1.0, 0.0, 1.0, is_required=False),
+            NodeInput("bypass", "BOOLEAN", False, is_required=False),
+        ),
+        _with_first_frame,
+        "LATENT",
     ),
     _row("LTXVCropGuides", (_POSITIVE, _NEGATIVE, _LATENT), _cropped, *_TEXTS_AND_LATENT),
     _row("LTXVPreprocess", (_IMAGE, whole("img_compression", 35, 0, 100)), _compressed, "IMAGE"),

@@ -20,10 +20,12 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     clip_skip,
     controls_of,
     guidance_warning,
+    guide_warnings,
     has_distilled_guidance,
     image_guidance,
     image_prompt_fields,
     image_prompts_of,
+    is_guided,
     is_one_image,
     lora_fields,
     makes_videos,
@@ -67,6 +69,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeSound,
     NoiseLevels,
     TextValue,
+    is_first_frame,
 )
 from modelpool.actors.request.audio_fields import AudioFile
 from modelpool.actors.request.bounds import MAX_LORAS
@@ -236,7 +239,9 @@ class MadeNodes:
         size = _size_after(operation, settings, latents)
         places = next((value.places for value in latents), BatchPlaces())
         track = next((value.track for value in latents), "")
-        return NodeLatent(made, model, mask, None, count, sampler, max(frames, default=0), size, places, track=track)
+        made_latent = NodeLatent(made, model, mask, None, count, sampler, max(frames, default=0), size, places)
+        guides = next((value.guides for value in latents), ())
+        return replace(made_latent, track=track, guides=guides)
 
     def _without_blanks(self, node_id: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return values with zeros for empty latents: those of ComfyUI are zeros in the scale of the VAE, and have the
@@ -370,6 +375,8 @@ class MadeNodes:
             )
         if latent.track == WITH_SOUND:
             raise NodeUnsupported("samples: found frames with their audio, expected one of both: LTXVSeparateAVLatent")
+        if latent.uncropped:
+            self.warnings["the frames of images of LTXVAddGuide are left out of the video, as by LTXVCropGuides"] = None
         self.settle(latent.node, model)
         track = {"track": "frames"} if latent.track == FRAMES else {}
         made = self.add(node_id, "decode", {"latent": latent.node}, model=model, **tiles, **track)
@@ -394,7 +401,7 @@ class MadeNodes:
         """Return latents that an upscaler enlarges; the size of the result is known when they are made."""
         made = self.add(node_id, "upscale", {"latent": latent.node}, upscale={"model": upscaler})
         self._count(made, latent.count)
-        return replace(latent, node=made, mask=None, image=None, size=(0, 0))
+        return replace(latent, node=made, mask=None, image=None, size=(0, 0), guides=())
 
     def settle(self, node: str, model: str) -> None:
         """Have the images that latents are encoded from encoded by the VAE of a model, where none is named."""
@@ -494,13 +501,37 @@ class MadeNodes:
             stops = {**stops, "video_stops": True}
         first = levels.steps - levels.run_steps
         track = self._add_sound(given, fields, model, start)
-        made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
+        guides = self._add_guides(node_id, inputs, model, start)
+        made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops, **guides)
         self._count(made, start.count)
         self.places[made] = start.places
         found = NodeLatent(made, model.name, count=start.count, sampler=node_id, places=start.places, track=track)
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
         layers = WITH_WHOLE if isinstance(start, BlankLatent) and start.layers else ""
+        kept = tuple(replace(each, is_kept=True) for each in start.guides if not each.is_added)
+        uncropped = any(each.is_added for each in start.guides)
+        found = replace(found, guides=kept, uncropped=uncropped)
         return replace(found, frames=start.frames, size=size, layers=layers)
+
+    def _add_guides(self, node_id: str, inputs: dict[str, str], model: ModelValue, start: AnyLatent) -> dict[str, Any]:
+        """Add the images that guide a run, and return the field of its node for them. The image that a video begins
+        with guides it, too, next to others, and next to latents. Raises NodeUnsupported."""
+        guides = start.guides
+        if guides and not is_guided(self._families.get(model.name, "")):
+            raise NodeUnsupported("latent_image: found images that guide a video, which models of LTX read alone")
+        if any(guide.is_kept and guide.strength < 1 for guide in guides):
+            raise NodeUnsupported("latent_image: found a first frame with a strength below 1 of the run before, "
+                                  "expected a new one: LTXVImgToVideoInplace sets it again")  # fmt: skip
+        self.warnings |= dict.fromkeys(guide_warnings(node_id, guides, model.name))
+        if isinstance(start, BlankLatent) and is_first_frame(guides) and "image" not in inputs:
+            inputs["image"] = self.image(guides[0].image)
+            return {}
+        found = [(self.image(each.image), {"frame": each.frame, "strength": each.strength}) for each in guides]
+        is_mixed = bool(found) or isinstance(start, NodeLatent)
+        if is_mixed and "image" in inputs and is_guided(self._families.get(model.name, "")):
+            found.insert(0, (inputs.pop("image"), {"frame": 0, "strength": 1.0}))
+        inputs |= {f"guides.{number}": image for number, (image, _) in enumerate(found)}
+        return {"guides": [place for _, place in found]} if found else {}
 
     def _add_sound(self, given: Mapping[str, Any], fields: dict[str, Any], model: ModelValue, start: AnyLatent) -> str:
         """Add what a run of frames with audio has besides; return the track of its latents. Raises NodeUnsupported."""

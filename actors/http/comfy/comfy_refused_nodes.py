@@ -16,9 +16,6 @@ _FILES = "the pool writes outputs, and no files of weights or latents"
 _TRAINING = "the pool trains no models"
 _USER_MEDIA = "videos and audio of users are uploaded, and read as a whole by LoadVideo and LoadAudio"
 _DETECTION = "the pool has no model that detects or segments, or that finds depth and poses in images"
-_SOUND = (
-    "the pool samples frames and sound of LTX-2 as one latent, in its own requests, and has no nodes for parts of it"
-)
 _WRAPPED = (
     "it samples by itself, besides ComfyUI; ComfyUI's own nodes are supported: UNETLoader or UnetLoaderGGUF, "
     "ModelSamplingSD3, WanImageToVideo, KSamplerAdvanced"
@@ -122,15 +119,18 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("GLSLShader", "CurveEditor", "ColorToRGBInt"), "the pool runs no shaders"),
         **dict.fromkeys(("OptimalStepsScheduler",), "the pool does not have its levels; ManualSigmas lists levels"),
         **dict.fromkeys(
-            ("LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVEmptyLatentAudio", "LTXVAudioVAELoader",
-             "LTXVAudioVAEDecode", "LTXVAudioVAEEncode", "LTXAVTextEncoderLoader", "LTXVReferenceAudio",
-             "LTXVModalityGuidance", "LTXVSpatioTemporalGuidance", "LTXVFreezeLatent", "LTXVDurationPredictor"),
-            _SOUND,
+            ("LTXVAudioVAEEncode", "LTXVReferenceAudio"), "the pool reads no audio of users, and encodes none"
         ),
         **dict.fromkeys(
-            ("LTXVImgToVideoInplace", "LTXVAddLatentGuide", "LTXVAddGeneratedKeyframes", "LTXVDualCFGGuider",
-             "LTXVGeneratedKeyframesToGuides", "LTXVSeparateGeneratedKeyframes", "GetICLoRAParameters"),
-            "the pool has images of LTX as first frames alone, by LTXVImgToVideo, and no guides in latents",
+            ("LTXVModalityGuidance", "LTXVSpatioTemporalGuidance"),
+            "the pool has guidance of frames and audio apart as the option isolation of its own requests",
+        ),
+        "LTXVFreezeLatent": "the pool samples frames and audio of LTX-2 together, and keeps neither",
+        "LTXVDurationPredictor": "the pool does not predict the length of a video; frames are a number",
+        **dict.fromkeys(
+            ("LTXVAddLatentGuide", "LTXVAddGeneratedKeyframes", "LTXVGeneratedKeyframesToGuides",
+             "LTXVSeparateGeneratedKeyframes", "GetICLoRAParameters"),
+            "images guide videos of LTX in the pool, by LTXVAddGuide; latents, generated frames and videos do not",
         ),
         **dict.fromkeys(
             ("ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows"),

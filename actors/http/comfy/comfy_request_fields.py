@@ -14,6 +14,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     BlankSound,
     ClipValue,
     ControlUse,
+    GuideUse,
     ImagePromptUse,
     LoraUse,
     ModelSampling,
@@ -250,6 +251,23 @@ def sound_fields(
         raise NodeUnsupported(f"video_cfg, audio_cfg: found 1 and {scale:g}, expected no guidance, or that of frames")
     # ComfyUI scales guided predictions by nothing
     return {"frame_rate": rate}, {} if cfg == 1 else {"sound": {"cfg": scale, "rescale": 0.0}}
+
+
+def is_guided(family: str) -> bool:
+    """Whether images guide the videos of models of a family at frames of them."""
+    return family.startswith("LTX")
+
+
+def guide_warnings(node_id: str, guides: tuple[GuideUse, ...], model: str) -> Iterator[str]:
+    """Yield what images that guide a video are said to have, and a run has not: another VAE, and a place behind the
+    frames."""
+    for guide in guides:
+        if guide.vae not in ("", model):
+            yield (f"node {node_id}: vae: found the one of {guide.vae!r} for an image that guides; the VAE of "
+                   f"model {model!r} encodes it")  # fmt: skip
+        if guide.is_added and not guide.frame:
+            yield (f"node {node_id}: the image of LTXVAddGuide at frame 0 takes the place of the first frame; ComfyUI "
+                   "has it behind the frames")  # fmt: skip
 
 
 def silent_warnings(node_id: str, model: str, family: str) -> Iterator[str]:

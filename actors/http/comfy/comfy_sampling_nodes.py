@@ -39,6 +39,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     ScaledLatent,
     TextValue,
     VideoUse,
+    is_first_frame,
 )
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 from modelpool.pool.values.core.errors import counted
@@ -333,6 +334,8 @@ def _sampled(given: Mapping[str, Any], seed: int, levels: NoiseLevels, start: La
         raise NodeUnsupported("denoise: found 0 for an image without its masked part, expected a number above 0")
     if isinstance(start, BlankLatent) and 0 < levels.run_steps < levels.steps:
         raise NodeUnsupported("latent_image: empty latents are denoised completely; expected denoise 1")
+    if isinstance(start, BlankLatent) and start.guides and not is_first_frame(start.guides):
+        raise NodeUnsupported("latent_image: found images that guide a video, which is a part of a workflow")
     if levels.sigmas and not isinstance(start, BlankLatent):
         raise NodeUnsupported("sigmas: the levels of this scheduler are for empty latents")
     positive = with_whole(given, positive)

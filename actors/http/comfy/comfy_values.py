@@ -352,6 +352,8 @@ class NodeLatent:
     video  the frames that they are encoded from, each as an image; a model of videos reads them as one latent
     size   width and height in pixels; (0, 0) if they are known when they are made
     track  of a video with audio: frames and audio as one latent (WITH_SOUND), or the frames of such a latent (FRAMES)
+    guides  images that guide the run that begins with it
+    uncropped  whether ComfyUI has the frames of guides behind those of the video
     """
 
     node: str
@@ -366,6 +368,26 @@ class NodeLatent:
     layers: str = ""
     video: NodeImage | None = None
     track: str = ""
+    guides: tuple[GuideUse, ...] = ()
+    uncropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GuideUse:
+    """An image that guides a video at a frame. `vae` is the model of its VAE, "" for the one that samples; `is_added`:
+    ComfyUI has it as a frame behind the others; `is_kept`: it guided the run before, whose result has it."""
+
+    image: AnyImage
+    frame: int
+    strength: float
+    vae: str = ""
+    is_added: bool = False
+    is_kept: bool = False
+
+
+def is_first_frame(guides: tuple[GuideUse, ...]) -> bool:
+    """Whether images that guide a video are the one that it begins with, which a request has as its image."""
+    return len(guides) == 1 and guides[0].frame == 0 and guides[0].strength == 1 and not guides[0].is_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,7 +530,7 @@ class BlankLatent:
     follow from an image that conditions the run. `image` is the one that a video begins with, if the latents have it;
     `seconds` are of audio, 0 for images. `layers`: the frames are layers of an image, behind the complete image.
     `stage` is the one of Stable Cascade that reads them, "" for other models. `sound` is the audio that is sampled with
-    the frames."""
+    the frames, `guides` are images that guide the video."""
 
     width: int
     height: int
@@ -520,6 +542,7 @@ class BlankLatent:
     layers: bool = False
     stage: str = ""
     sound: BlankSound | None = None
+    guides: tuple[GuideUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

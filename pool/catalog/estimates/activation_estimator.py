@@ -531,7 +531,9 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
         case VisionEncodeParams():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height, work.use)
         case SampleParams():
+            images: tuple[object, ...]
             images = (work.image is not None, work.references, work.guidance.without_image, work.shape.leading)
+            images = (*images, len(work.guides)) if work.guides else images
             reads = (
                 work.has(StartCondition),
                 work.has(MaskCondition),
@@ -543,6 +545,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
         case EncodeImageParams():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():
+            sizes: tuple[object, ...]
             sizes = (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)
             # only the first part of a decode has the audio track
             sizes = (*sizes, work.track) if work.track else sizes

@@ -27,6 +27,7 @@ from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.parts.two_stages import prior_channels
 from modelpool.pool.inference.conditioning.conditions import Condition, inputs_on
 from modelpool.pool.inference.conditioning.first_frame import first_frame_inputs, first_frame_shape
+from modelpool.pool.inference.conditioning.guides import placed_guides
 from modelpool.pool.inference.conditioning.image_concat import PRIOR, empty_image_inputs, repeats_image
 from modelpool.pool.inference.conditioning.image_labels import empty_image_labels
 from modelpool.pool.inference.conditioning.inpainting import Inpainting
@@ -167,7 +168,7 @@ def sample_bytes(
     size, the sampler, the lengths, the options (`counted_options`) and whether `work.cfg` is 1. `text_inputs` returns
     the text inputs of models that read more than a plain text.
     """
-    track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
+    track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate, work.shape.leading)
     options = CountedOptions.of(work, diffusion_model.module, facts.model, track)
     if work.options.skips_by_content or facts.has_unconditional:
         max_batch = 1  # the cache decides for each text; a second model reads the negative one
@@ -496,6 +497,9 @@ def _inputs(
     elif work.image is not None and facts.video is not None:
         first = torch.empty((batch, *first_frame_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
         model_inputs |= first_frame_inputs(facts.video, first, shape_CHW[1])
+    if work.guides:
+        image = torch.empty((batch, shape_CHW[0], *shape_CHW[2:]), dtype=torch.float32, device=META)
+        model_inputs |= placed_guides(work.guides, [image] * len(work.guides), shape_CHW)
     others = {**{k: v for k, v in texts.items() if k in facts.reads}, **inputs_on(model_inputs, META)}
     return _Inputs(x_BC, level_B, context_BLD, others)
 

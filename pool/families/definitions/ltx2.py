@@ -7,14 +7,21 @@ audio: the model reads both, one behind the other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.families.definitions.ltxv import CELL, video_config
+from modelpool.pool.families.definitions.ltxv import CELL, GUIDES, video_config
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
 from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
-from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
+from modelpool.pool.families.parts.video_calls import (
+    frame_rate,
+    from_guided,
+    guided_timestep,
+    towards_image,
+    with_guides,
+    with_image,
+)
 from modelpool.pool.files.formats import folder_header
 
 if TYPE_CHECKING:
@@ -76,17 +83,22 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
     image have no noise."""
     rate = frame_rate(kwargs)
     _, channels, total, height, width = x_BCTHW.shape
-    cells = cells_of_frames(SOUND, total, channels * height * width, CELL[0], rate)
-    track = SoundTrack(SOUND, cells, sound_length(SOUND, 1 + (cells - 1) * CELL[0], rate))
+    leading = kwargs["guide_frames"].shape[1] if "guide_frames" in kwargs else 0
+    cells = cells_of_frames(SOUND, total - leading, channels * height * width, CELL[0], rate)
+    own = leading + cells
+    track = SoundTrack(SOUND, own, sound_length(SOUND, 1 + (cells - 1) * CELL[0], rate))
     video_BCTHW, sound_BLA = track.parted(x_BCTHW)
-    kept = {name: kwargs[name][:, :, :cells] for name in ("image", "image_mask") if name in kwargs}
+    names = ("image", "image_mask", "guide", "guide_mask")
+    kept = {name: kwargs[name][:, :, :own] for name in names if name in kwargs}
     timestep_B = level_B * fam.TIMESTEPS
-    timestep = timestep_B
+    timestep, read_BCTHW = timestep_B, with_image(video_BCTHW, kept)
     if "image_mask" in kept:
         timestep = timestep_B.unsqueeze(-1) * (1 - kept["image_mask"].to(timestep_B.dtype)[:, 0].flatten(1))
+    if "guide" in kept:
+        read_BCTHW, timestep = with_guides(video_BCTHW, kept), guided_timestep(timestep_B, kept)
     context, sound_context = kwargs["context"].chunk(2, dim=-1)
     video_BNC, audio_BLA = module(
-        hidden_states=with_image(video_BCTHW, kept).flatten(2).transpose(1, 2),
+        hidden_states=read_BCTHW.flatten(2).transpose(1, 2),
         audio_hidden_states=sound_BLA,
         encoder_hidden_states=context,
         audio_encoder_hidden_states=sound_context,
@@ -100,11 +112,29 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
         width=width,
         fps=rate,
         audio_num_frames=track.length,
+        video_coords=_places(module, video_BCTHW, kwargs["guide_frames"], rate) if leading else None,
         return_dict=False,
     )
-    predicted = video_BNC.transpose(1, 2).unflatten(2, (cells, height, width))
+    predicted = video_BNC.transpose(1, 2).unflatten(2, (own, height, width))
     predicted = towards_image(predicted, video_BCTHW, level_B, kept)
+    if "guide" in kept:
+        predicted = from_guided(predicted, video_BCTHW, read_BCTHW, level_B)
     return joined(predicted, audio_BLA, track.rest(x_BCTHW) / level_B.unsqueeze(-1))
+
+
+def _places(module: nn.Module, x_BCTHW: Tensor, frames_BK: Tensor, rate: float) -> Tensor:
+    """Return start and end of each cell, [B,3,N,2], in seconds and pixels, of a latent that cells of images lead: each
+    of these is at one frame."""
+    import torch
+
+    batch, _, own, height, width = x_BCTHW.shape
+    rope: Any = module.rope
+    leading, tokens = frames_BK.shape[1], height * width
+    places = rope.prepare_video_coords(batch, own - leading, height, width, x_BCTHW.device, fps=rate)
+    images = places[:, :, :tokens].repeat(1, 1, leading, 1)
+    starts_BN = frames_BK.to(images.dtype).repeat_interleave(tokens, dim=1)
+    images[:, 0] = torch.stack((starts_BN, starts_BN + 1), dim=-1) / rate
+    return torch.cat((images, places), dim=2)
 
 
 FAMILIES = (
@@ -123,7 +153,7 @@ FAMILIES = (
             convert,
             forward,
             dtypes=fam.NO_FLOAT16,
-            optional_inputs=frozenset({"image", "image_mask"}),
+            optional_inputs=frozenset({"image", "image_mask", *GUIDES}),
         ),
         text=fam.TextInputs(
             (
@@ -152,9 +182,11 @@ FAMILIES = (
             noise=fam.NoiseFacts(
                 fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1
             ),
-            reads=frozenset({"context", "frame_rate", "image", "image_mask"}),
+            reads=frozenset({"context", "frame_rate", "image", "image_mask", *GUIDES}),
             side_multiple=32,
-            video=fam.VideoFacts(frames=121, multiple=8, rate=24.0, begins=fam.FirstFrameMode.KEPT, sound=SOUND),
+            video=fam.VideoFacts(
+                frames=121, multiple=8, rate=24.0, begins=fam.FirstFrameMode.KEPT, sound=SOUND, guided=True
+            ),
             defaults=fam.SamplingDefaults(
                 steps=30, cfg=3.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),

@@ -10,7 +10,14 @@ from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEA
 from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
-from modelpool.pool.families.parts.video_calls import frame_rate, towards_image, with_image
+from modelpool.pool.families.parts.video_calls import (
+    frame_rate,
+    from_guided,
+    guided_timestep,
+    towards_image,
+    with_guides,
+    with_image,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,6 +31,8 @@ CAUSAL = "causal_temporal_positioning"
 _METADATA = ("config", "transformer")
 #: frames, height and width of a latent cell. Source: LTXPipeline
 CELL = (8, 32, 32)
+#: inputs of images that guide a video
+GUIDES = ("guide", "guide_mask", "guide_frames")
 
 
 def video_config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
@@ -70,12 +79,15 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
     """Predict noise - clean. Kept frames of an image have no noise."""
     _, _, frames, height, width = x_BCTHW.shape
     causal = fam.config_of(module).get(CAUSAL, False)
-    timestep = level_B * fam.TIMESTEPS
+    timestep, read_BCTHW = level_B * fam.TIMESTEPS, with_image(x_BCTHW, kwargs)
     if "image_mask" in kwargs:
         timestep = timestep.unsqueeze(-1) * (1 - kwargs["image_mask"].to(timestep.dtype)[:, 0].flatten(1))
+    if "guide" in kwargs:
+        read_BCTHW, timestep = with_guides(x_BCTHW, kwargs), guided_timestep(timestep, kwargs)
+    guide_frames = kwargs.get("guide_frames")
     out_BNC = fam.sample_of(
         module(
-            hidden_states=with_image(x_BCTHW, kwargs).flatten(2).transpose(1, 2),
+            hidden_states=read_BCTHW.flatten(2).transpose(1, 2),
             encoder_hidden_states=kwargs["context"],
             timestep=timestep,
             encoder_attention_mask=text_mask(kwargs, "context"),
@@ -83,21 +95,30 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
             height=height,
             width=width,
             rope_interpolation_scale=(CELL[0] / frame_rate(kwargs), *CELL[1:]),
-            video_coords=_places(x_BCTHW, frame_rate(kwargs)) if causal else None,
+            video_coords=_places(x_BCTHW, frame_rate(kwargs), guide_frames, causal)
+            if causal or guide_frames is not None
+            else None,
             return_dict=False,
         )
     )
-    return towards_image(out_BNC.transpose(1, 2).unflatten(2, (frames, height, width)), x_BCTHW, level_B, kwargs)
+    predicted = out_BNC.transpose(1, 2).unflatten(2, (frames, height, width))
+    if "guide" in kwargs:
+        return from_guided(predicted, x_BCTHW, read_BCTHW, level_B)
+    return towards_image(predicted, x_BCTHW, level_B, kwargs)
 
 
-def _places(x_BCTHW: Tensor, rate: float) -> Tensor:
-    """Return the start of each cell, [B,3,N], in seconds and pixels; the first time cell is a single frame."""
+def _places(x_BCTHW: Tensor, rate: float, guide_frames: Tensor | None = None, causal: bool = True) -> Tensor:
+    """Return the start of each cell, [B,3,N], in seconds and pixels; the first time cell is a single frame, if the
+    model counts so. Leading cells of images are at their frames."""
     import torch
 
     batch, _, frames, height, width = x_BCTHW.shape
+    leading = 0 if guide_frames is None else guide_frames.shape[1]
     axes = [torch.arange(size, device=x_BCTHW.device) for size in (frames, height, width)]
     in_time, down, across = torch.meshgrid(*axes, indexing="ij")
-    frame = (in_time * CELL[0] + 1 - CELL[0]).clamp(min=0)
+    frame = ((in_time - leading) * CELL[0] + (1 - CELL[0] if causal else 0)).clamp(min=0)
+    if guide_frames is not None:  # equal for all of a batch
+        frame = torch.cat((guide_frames[0].to(frame.dtype)[:, None, None].expand(-1, height, width), frame[leading:]))
     places = torch.stack((frame.float() * (1.0 / rate), (down * CELL[1]).float(), (across * CELL[2]).float()))
     return places.reshape(1, len(CELL), -1).expand(batch, -1, -1)
 
@@ -114,7 +135,7 @@ FAMILIES = (
             forward,
             metadata_config=metadata_configuration,
             dtypes=fam.NO_FLOAT16,
-            optional_inputs=frozenset({"context_mask", "image", "image_mask"}),
+            optional_inputs=frozenset({"context_mask", "image", "image_mask", *GUIDES}),
         ),
         text=fam.TextInputs(
             # padding is visible to T5, not to the model
@@ -127,9 +148,9 @@ FAMILIES = (
             noise=fam.NoiseFacts(
                 fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1
             ),
-            reads=frozenset({"context", "frame_rate", "context_mask", "image", "image_mask"}),
+            reads=frozenset({"context", "frame_rate", "context_mask", "image", "image_mask", *GUIDES}),
             side_multiple=32,
-            video=fam.VideoFacts(frames=161, multiple=8, rate=25.0, begins=fam.FirstFrameMode.KEPT),
+            video=fam.VideoFacts(frames=161, multiple=8, rate=25.0, begins=fam.FirstFrameMode.KEPT, guided=True),
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=3.0, sampler="euler", schedule="simple", guidance=fam.Guidance.CLASSIFIER_FREE
             ),

@@ -60,13 +60,13 @@ class SoundTrack:
     length: int
 
     @classmethod
-    def of(cls, video: VideoFacts | None, frames: int, frame_rate: float) -> SoundTrack | None:
-        """Return the audio track of a video for a model of `video`; None without audio."""
+    def of(cls, video: VideoFacts | None, frames: int, frame_rate: float, leading: int = 0) -> SoundTrack | None:
+        """Return the audio track of a video for a model of `video`, with `leading` cells before its frames; None
+        without audio."""
         if video is None or video.sound is None:
             return None
-        return cls(
-            video.sound, 1 + (frames - 1) // video.frames_per_cell, sound_length(video.sound, frames, frame_rate)
-        )
+        cells = leading + 1 + (frames - 1) // video.frames_per_cell
+        return cls(video.sound, cells, sound_length(video.sound, frames, frame_rate))
 
     def parted(self, x_BCTHW: Tensor) -> tuple[Tensor, Tensor]:
         """Return the latents of frames, and of their audio, [B, L, A]."""

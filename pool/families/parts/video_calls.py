@@ -45,6 +45,24 @@ def towards_image(predicted: Tensor, x_BCTHW: Tensor, level_B: Tensor, kwargs: M
     return torch.where(kwargs["image_mask"].bool(), leading, predicted)
 
 
+def with_guides(x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Return the latent as a model of guided videos reads it: where an image guides it ("guide"), as much of that as
+    its strength says ("guide_mask")."""
+    return (x_BCTHW + (kwargs["guide"] - x_BCTHW) * kwargs["guide_mask"]).to(x_BCTHW.dtype)
+
+
+def guided_timestep(timestep_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Return the timestep of each token, [B, N]: lower where an image guides."""
+    return timestep_B.unsqueeze(-1) * (1 - kwargs["guide_mask"].to(timestep_B.dtype)[:, 0].flatten(1))
+
+
+def from_guided(predicted: Tensor, x_BCTHW: Tensor, read_BCTHW: Tensor, level_B: Tensor) -> Tensor:
+    """Return the prediction of a flow for the latent, from the one for what the model has read of it: the clean latent
+    that both mean is the same."""
+    level = level_B.reshape(-1, *[1] * (x_BCTHW.dim() - 1))
+    return predicted + ((x_BCTHW - read_BCTHW) / level).to(predicted.dtype)
+
+
 def frame_rate(kwargs: ModelKwargs) -> float:
     """Return the frames per second, the same for all of a batch."""
     return float(kwargs["frame_rate"].flatten()[0])

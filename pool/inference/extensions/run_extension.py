@@ -135,7 +135,7 @@ def run_options_part(run: DenoisingRun) -> RunPart | None:
     work = run.work
     if work.options.is_empty:
         return None
-    track = SoundTrack.of(run.facts.video, work.shape.frames, work.shape.frame_rate)
+    track = SoundTrack.of(run.facts.video, work.shape.frames, work.shape.frame_rate, work.shape.leading)
     extension = run_extension(work.options, run.options, run.model.module, run.facts.model, run.clock, track, run.table)
     run.hooks, run.options = extension.limited(run.hooks), extension.model_options
     if extension.texts_apart:

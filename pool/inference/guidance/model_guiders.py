@@ -119,7 +119,7 @@ def _guider_of_model(
         return AdaptiveProjectedGuidance(work.guidance.cfg, plain, work.schedule.first_step, memory)
     if guidance is Guidance.PROJECTED:
         return ChannelProjectedGuidance(work.guidance.cfg, memory)
-    track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate)
+    track = SoundTrack.of(facts.video, work.shape.frames, work.shape.frame_rate, work.shape.leading)
     if track is not None and track.facts.cfg:  # 0: guided as the frames are
         # without guidance of frames there is none of audio; with isolation, it is scaled after that
         own = guided_track(track, work.options.sound).facts

@@ -569,7 +569,8 @@ def _with_sound_track(params: SoundTrackOf, inputs: Inputs) -> Latent:
         if found.sound_LA is None:
             raise UnusableField("sound: found a latent without audio, expected one with it")
         sound_LA = found.sound_LA
-    return replace(inputs["samples"], sound_LA=sound_LA)
+    samples: Latent = inputs["samples"]
+    return replace(samples, sound_LA=sound_LA)
 
 
 def _row(

@@ -60,7 +60,8 @@ class OpenUpscaler:
 
     def typical_call(self) -> Callable[[nn.Module], object]:
         """Return one call of typical size, with an input on the meta device, for dry runs."""
-        dtype, shape = self.form.compute_dtype, (1, 3, _DRY_RUN_EDGE, _DRY_RUN_EDGE)
+        dtype = self.form.compute_dtype
+        shape: tuple[int, ...] = (1, 3, _DRY_RUN_EDGE, _DRY_RUN_EDGE)
         if self._latent_channels:
             shape = (1, self._latent_channels, _DRY_RUN_FRAMES, *[_DRY_RUN_CELLS] * 2)
         return lambda module: module(torch.empty(shape, dtype=dtype, device=META))

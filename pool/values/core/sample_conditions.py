@@ -18,6 +18,7 @@ from modelpool.pool.values.core.task_inputs import (
     CONTROL_MASKED_IMAGE,
     CONTROL_VIDEO,
     FACE_VIDEO,
+    GUIDE,
     IMAGE,
     IMAGE_PROMPT,
     IMAGE_PROMPT_BLANK,
@@ -174,6 +175,18 @@ class RegionParams:
         return (numbered(REGION, number), *((numbered(REGION_MASK, number),) if self.box is None else ()))
 
 
+@dataclass(frozen=True, slots=True)
+class GuideCondition:
+    """The `Latent` of an image that guides a video at a frame, from 0, and its strength: 1 keeps it."""
+
+    frame: int
+    strength: float
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (numbered(GUIDE, number),)
+
+
 SampleCondition: TypeAlias = (
     StartCondition
     | ImageCondition
@@ -186,6 +199,7 @@ SampleCondition: TypeAlias = (
     | ViewCondition
     | SeenImages
     | RegionParams
+    | GuideCondition
     | ControlRef
     | ImagePromptRef
 )

@@ -353,6 +353,7 @@ class VideoFacts:
     unseen    latent frames before the video that are sampled with it and not decoded
     layers    its frames are transparent layers of one image, not of a video
     sound     the audio track that is sampled with them; None if there is none
+    guided    whether images guide it at frames of it, each with its strength
     """
 
     frames: int
@@ -365,6 +366,7 @@ class VideoFacts:
     unseen: int = 0
     layers: bool = False
     sound: SoundFacts | None = None
+    guided: bool = False
 
     @property
     def frames_per_cell(self) -> int:

@@ -45,6 +45,7 @@ from modelpool.pool.values.core.run_options import NO_OPTIONS as NO_OPTIONS
 from modelpool.pool.values.core.run_options import RunOptions as RunOptions
 from modelpool.pool.values.core.sample_conditions import ControlVideoCondition as ControlVideoCondition
 from modelpool.pool.values.core.sample_conditions import FaceCondition as FaceCondition
+from modelpool.pool.values.core.sample_conditions import GuideCondition as GuideCondition
 from modelpool.pool.values.core.sample_conditions import ImageCondition as ImageCondition
 from modelpool.pool.values.core.sample_conditions import MaskCondition as MaskCondition
 from modelpool.pool.values.core.sample_conditions import MaskedImageCondition as MaskedImageCondition
@@ -266,6 +267,11 @@ class SampleParams(WireValue):
         return self.image or ImageCondition()
 
     @property
+    def guides(self) -> tuple[GuideCondition, ...]:
+        """The images that guide a video."""
+        return self.all_of(GuideCondition)
+
+    @property
     def regions(self) -> tuple[RegionParams, ...]:
         """Regions with prompts of their own."""
         return self.all_of(RegionParams)
@@ -322,7 +328,7 @@ class SampleParams(WireValue):
     @property
     def leading_kept(self) -> int:
         """The leading cells that the result keeps: it is decoded with them."""
-        return 0 if self.has(ControlVideoCondition) else self.shape.leading
+        return 0 if self.has(ControlVideoCondition) or self.guides else self.shape.leading
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,10 @@ NOT_TRIED = (
     "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "WanFunControlToVideo", "WanAnimateToVideo",
     "SaveAudioAdvanced", "LoadVideo", "GetVideoComponents", "DualModelGuider", "ConditioningTimestepsRange",
     "ConditioningSetProperties", "ConditioningSetPropertiesAndCombine", "PairConditioningSetProperties",
-    "PairConditioningSetPropertiesAndCombine", "LoadAudio", "Wan22FunControlToVideo",
+    "PairConditioningSetPropertiesAndCombine", "LoadAudio", "Wan22FunControlToVideo", "LTXVEmptyLatentAudio",
+    "LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVAudioVAEDecode", "LTXVAudioVAELoader", "LTXAVTextEncoderLoader",
+    "LTXVDualCFGGuider", "LatentUpscaleModelLoader", "LTXVLatentUpsampler", "LTXVImgToVideoInplace", "LTXVAddGuide",
+    "LTXVCropGuides",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (

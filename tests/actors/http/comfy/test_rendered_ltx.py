@@ -3,6 +3,7 @@ make what the pool's own requests make."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from safetensors.torch import save_file
 
 from modelpool import PoolConfig
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
-from modelpool.actors.http.comfy.comfy_workflow import outputs_of
+from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.http.comfy.comfy_examples import node
-from tests.actors.http.comfy.test_public_kinds import CONFIG, requests
+from tests.actors.http.comfy.every_setting import photo
+from tests.actors.http.comfy.test_public_kinds import CONFIG
 from tests.actors.loop_connection import open_real_pool
 from tests.pool.families.definitions.test_ltx2 import SOUNDING
 from tests.pool.families.tiny_pairs import write_tokenizers
@@ -30,6 +32,7 @@ def graph(cfg: float = 4.0, model: str = "ltx2", **changes: Any) -> dict[str, An
     """A video with sound in one pass, as the templates of ComfyUI make it."""
     found = {
         "model": node("CheckpointLoaderSimple", ckpt_name=model),
+        "loaded": node("LoadImage", image="a.png"),
         "clip": node("LTXAVTextEncoderLoader", text_encoder="gemma.safetensors", ckpt_name=model, device="default"),
         "sound_vae": node("LTXVAudioVAELoader", ckpt_name=model),
         "yes": node("CLIPTextEncode", clip=["clip", 0], text="a fox"),
@@ -59,8 +62,12 @@ def graph(cfg: float = 4.0, model: str = "ltx2", **changes: Any) -> dict[str, An
         elif more is None:
             del found[name]
         else:
-            found[name] = more
+            found[name] = copy.deepcopy(more)
     return found
+
+
+def requests(prompt: dict[str, Any], names: PoolNames) -> list[GenerateRequest]:
+    return [one for output in outputs_of(prompt, names) for one in requests_of(output, names, photo)]
 
 
 def without(prompt: dict[str, Any], place: str, name: str) -> dict[str, Any]:
@@ -119,6 +126,145 @@ def test_a_latent_of_frames_alone_is_sampled_with_audio_and_told_of() -> None:
         del prompt[name]
     (output,) = outputs_of(prompt, NAMES)
     assert any("LTXVConcatAVLatent adds it" in each for each in output.warnings)
+
+
+def in_place(strength: float, frames: str = "frames", name: str = "led", **more: Any) -> dict[str, Any]:
+    """Nodes that put an image into the first frame of latents."""
+    inputs = {"vae": ["model", 2], "image": ["loaded", 0], "latent": [frames, 0], "strength": strength, "bypass": False}
+    return {name: node("LTXVImgToVideoInplace", **{**inputs, **more})}
+
+
+def guided_by(*guides: tuple[int, float]) -> dict[str, Any]:
+    """Nodes that have images guide a video, and crop them afterwards."""
+    found: dict[str, Any] = {}
+    texts, latent = ["texts", 0], ["frames", 0]
+    for number, (frame, strength) in enumerate(guides):
+        found[f"guide{number}"] = node(
+            "LTXVAddGuide", positive=texts, negative=[texts[0], 1], vae=["model", 2], latent=latent,
+            image=["loaded", 0], frame_idx=frame, strength=strength,
+        )  # fmt: skip
+        texts, latent = [f"guide{number}", 0], [f"guide{number}", 2]
+    guider = {"positive": texts, "negative": [texts[0], 1]}
+    found["guider"] = node("CFGGuider", model=["model", 0], **guider, cfg=1.0)
+    found["cropped"] = node("LTXVCropGuides", **guider, latent=["apart", 0])
+    return {**found, "both__video_latent": latent, "images__samples": ["cropped", 2]}
+
+
+def guides_of(prompt: dict[str, Any]) -> list[tuple[int, float]]:
+    (made,) = requests(prompt, NAMES)
+    assert made.workflow is not None
+    (run,) = made.workflow.samplings
+    assert "image" not in run.inputs
+    return [(guide.frame, guide.strength) for guide in run.guides]
+
+
+def test_images_guide_videos_at_frames_with_their_strengths() -> None:
+    assert guides_of(graph(**in_place(0.7), both__video_latent=["led", 0])) == [(0, 0.7)]
+    assert guides_of(graph(**guided_by((0, 0.7), (-1, 0.5), (4, 1.0)))) == [(0, 0.7), (8, 0.5), (4, 1.0)]
+    mixed = graph(**in_place(1.0), **guided_by((-1, 0.7)))
+    mixed["guide0"]["inputs"]["latent"] = ["led", 0]
+    assert guides_of(mixed) == [(0, 1.0), (8, 0.7)]
+    (plain,) = requests(graph(**in_place(1.0), both__video_latent=["led", 0]), NAMES)
+    assert plain.workflow is None
+    assert plain.image is not None
+    (bypassed,) = requests(graph(**in_place(1.0, bypass=True), both__video_latent=["led", 0]), NAMES)
+    assert bypassed.image is None
+
+
+def test_images_that_cannot_guide_are_refused_with_a_reason() -> None:
+    assert "up to 8" in refusals(graph(**guided_by((9, 1.0))))
+    assert "a second image at frame 0" in refusals(graph(**guided_by((0, 1.0), (0, 0.5))))
+    assert "strength: found 0" in refusals(graph(**guided_by((4, 0.0))))
+    masked = graph(**guided_by((4, 1.0)), mask=node("LoadImageMask", image="a.png", channel="red"))
+    masked["guide0"]["inputs"]["attention_mask"] = ["mask", 0]
+    assert "attention_mask" in refusals(masked)
+    again = graph(
+        **in_place(0.7), both__video_latent=["led", 0], images__samples=["apart2", 0], **second_pass("run", 0)
+    )
+    assert "LTXVImgToVideoInplace sets it again" in refusals(again)
+    with_audio = graph(**in_place(0.7, "both"), run__latent_image=["led", 0])
+    assert "without audio" in refusals(with_audio)
+
+
+def test_every_setting_of_these_nodes_acts_or_is_told_of_or_refused() -> None:
+    """A change of an input leads to another request, to a warning, or to a refusal."""
+    other = {"other": node("CheckpointLoaderSimple", ckpt_name="ltx2b")}
+    names = PoolNames({"ltx2": "LTX-2", "ltx2b": "LTX-2"}, [], image_size=lambda name: (64, 64))
+    texts = {"model": ["model", 0], "positive": ["texts", 0], "negative": ["texts", 1]}
+    dual = node("LTXVDualCFGGuider", **texts, video_cfg=3.0, audio_cfg=7.0)
+    upscaled = {
+        "upscaler": node("LatentUpscaleModelLoader", model_name="up"),
+        "larger": node("LTXVLatentUpsampler", samples=["apart", 0], upscale_model=["upscaler", 0], vae=["model", 2]),
+        "images__samples": ["larger", 0],
+    }
+    led = {**in_place(0.7), "both__video_latent": ["led", 0]}
+    tried: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"sound__frames_number": 16, "sound__frame_rate": 12, "sound__batch_size": 2}),
+        ({}, {"sound_vae__ckpt_name": "ltx2b", "clip__ckpt_name": "ltx2b"}),
+        ({}, {"apart__av_latent": ["run", 1], "texts__frame_rate": 12.0}),
+        ({"guider": dual}, {"guider__video_cfg": 4.0, "guider__audio_cfg": 4.0, "guider__model": ["other", 0]}),
+        ({"guider": dual}, {"guider__positive": ["no", 0], "guider__negative": ["yes", 0]}),
+        (upscaled, {"upscaler__model_name": "up2", "larger__vae": ["other", 2], "larger__samples": ["run", 0]}),
+        (led, {"led__strength": 0.5, "led__bypass": True, "led__vae": ["other", 2], "led__latent": ["sound", 0]}),
+        (led, {"led__image": ["loaded2", 0]}),
+        (guided_by((4, 0.7)), {"guide0__frame_idx": 3, "guide0__strength": 0.5, "guide0__vae": ["other", 2]}),
+        (guided_by((4, 0.7)), {"guide0__image": ["loaded2", 0], "guide0__positive": ["no", 0]}),
+    ]
+    more = {**other, "loaded2": node("LoadImage", image="b.png")}
+    same = ("apart__av_latent",)  # both outputs of a sampler are the latents after its last step
+    for base, changes in tried:
+        before = _meaning(graph(**more, **base), names)
+        for place, value in changes.items():
+            assert (_meaning(graph(**more, **base, **{place: value}), names) == before) == (place in same), place
+
+
+def _meaning(prompt: dict[str, Any], names: PoolNames) -> list[Any]:
+    try:
+        (output,) = outputs_of(prompt, names)
+    except WorkflowRejected as rejected:
+        return [each.details for each in rejected.errors]
+    return [*requests(prompt, names), output.warnings]
+
+
+def second_pass(run: str, output: int) -> dict[str, Any]:
+    """Nodes that sample the frames and the audio of a run once more."""
+    return {
+        "levels2": node("ManualSigmas", sigmas="0.5, 0.0"),
+        "run2": node(
+            "SamplerCustomAdvanced", noise=["noise", 0], guider=["guider", 0], sampler=["sampler", 0],
+            sigmas=["levels2", 0], latent_image=[run, output],
+        ),
+        "apart2": node("LTXVSeparateAVLatent", av_latent=["run2", 1]),
+    }  # fmt: skip
+
+
+def test_videos_that_images_guide_render(tmp_path: Path) -> None:
+    """With the image as first frame, the video of the pool's own request; in part, and at the end, other ones; and in
+    a second pass again, next to the frames of the first."""
+    save_file(SOUNDING.file(), tmp_path / "ltx2.safetensors")
+    write_tokenizers(tmp_path, SOUNDING)
+    begun = graph(cfg=1.0, **in_place(1.0), both__video_latent=["led", 0])
+    again = graph(
+        cfg=1.0, **in_place(0.8), both__video_latent=["led", 0], **in_place(1.0, "apart", "led2"),
+        **second_pass("both2", 0),
+        both2=node("LTXVConcatAVLatent", video_latent=["led2", 0], audio_latent=["apart", 1]),
+        images__samples=["apart2", 0], audio__samples=["apart2", 1],
+    )  # fmt: skip
+    graphs = (
+        graph(cfg=1.0), begun, graph(cfg=1.0, **in_place(0.6), both__video_latent=["led", 0]),
+        graph(**guided_by((0, 1.0))), graph(**guided_by((0, 0.8), (-1, 0.7))), again,
+    )  # fmt: skip
+    (shown,) = requests(begun, NAMES)
+    wanted = [own_request(1.0, image=shown.image), *(requests(each, NAMES)[0] for each in graphs)]
+    config = PoolConfig.load(CONFIG).override(device="cpu", models=[tmp_path], workers=1, vram="512 MiB")
+    with open_real_pool(config) as pool:
+        found: dict[int, Any] = {one.index: one for one in pool.submit(wanted).results()}
+    own, plain, kept, in_part, guided, several, second = (found[place].frames for place in range(len(wanted)))
+    np.testing.assert_array_equal(kept, own)
+    np.testing.assert_array_equal(guided, own)
+    different = [own, plain, in_part, several, second]
+    assert len({each.tobytes() for each in different}) == len(different)
+    assert all(each.shape == own.shape for each in different)
 
 
 def test_workflows_render_what_the_pools_own_requests_render(tmp_path: Path) -> None:

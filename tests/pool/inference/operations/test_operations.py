@@ -114,6 +114,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "latent_frames": ({"start": 1, "length": 1}, {"start": 9}),
     "latent_replace_frames": ({"index": -3}, {"index": 1}),
     "latent_normalize_start": ({"start": 1, "reference": 5}, {"start": 0}),
+    "latent_sound_track": ({"length": 4, "width": 8}, {"length": -1}),
     "encoded_zero": ({}, {"x": 1}),
     "encoded_concat": ({}, {"x": 1}),
     "encoded_pooled_of": ({}, {"x": 1}),
@@ -183,6 +184,8 @@ def test_an_operation_predicts_its_size_and_timing_and_changes_no_input(name: st
         places = [0 if name in _OF_ONE_SIZE else place for place in range(len(found.inputs))]
         inputs = {one: example(kind, place, frames)
                   for place, (one, kind) in zip(places, found.inputs.items(), strict=True)}  # fmt: skip
+        if name == "latent_sound_track":
+            inputs["sound"] = Latent(inputs["sound"].samples_CHW, np.ones((4, 8), np.float32))
         before = [one.copy() for value in inputs.values() for one in arrays(value)]
         params = found.params_of(settings)
         result = found(params, inputs)
