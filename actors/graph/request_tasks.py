@@ -56,6 +56,7 @@ from modelpool.pool.values.core.lora_texts import PROMPT, acts_for, region_text
 from modelpool.pool.values.core.refs import loras_of_text, unread_text_strengths
 from modelpool.pool.values.core.sample_conditions import condition_inputs
 from modelpool.pool.values.core.stage_params import (
+    CameraCondition,
     ControlVideoCondition,
     DecodeParams,
     EncodeImageParams,
@@ -105,6 +106,7 @@ class ReadFromNodes:
     part        of the steps; None: all from `first_step` on
     video_stops  nothing follows the last frame of a video that is followed
     first_frames  the frames that a video begins with, if they are several
+    camera      of a video, for a model that reads its path
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -114,6 +116,7 @@ class ReadFromNodes:
     part: StepPart | None = None
     video_stops: bool = False
     first_frames: TaskVideo | None = None
+    camera: CameraCondition | None = None
 
 
 class RequestTasks:
@@ -473,6 +476,8 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         count = min(read.first_frames.frames, work.shape.frames)
         conditions = (replace(one, frames=count) if isinstance(one, ImageCondition) else one for one in work.conditions)
         work = replace(work, conditions=tuple(conditions))
+    if read.camera is not None:
+        work = replace(work, conditions=(*work.conditions, read.camera))
     part = read.part
     if part is not None and 0 < part.last_step <= read.first_step:
         raise unusable_field("last_step", part.last_step, f"more than the first step, {read.first_step}")

@@ -31,6 +31,7 @@ from modelpool.actors.graph.workflow_recipe import workflow_recipe
 from modelpool.actors.request.audio_fields import InputAudio
 from modelpool.actors.request.bounds import over_bound, reworded
 from modelpool.actors.request.control_video_fields import InputVideo, TaskVideo
+from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import TaskImage, skipped_steps
 from modelpool.actors.request.requests import GenerateRequest
@@ -59,6 +60,7 @@ from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserEr
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
+    CameraCondition,
     DecodeParams,
     EncodeImageParams,
     ModelRef,
@@ -84,6 +86,8 @@ _CELL_SIDE = 16
 _INPAINTED = ("inpaint_image", "inpaint_mask")
 #: videos that condition a run
 _VIDEOS = ("video", "video_mask", "face_video")
+#: what models of videos read of a camera, by the name in `ModelKwargs`
+_CAMERA = "camera"
 #: the input with the frames that a video begins with
 _FIRST_FRAMES = "first_frames"
 _SAMPLE_INPUTS = (
@@ -353,7 +357,10 @@ class _WorkflowTasks:
         first = self._task_video(node, _FIRST_FRAMES) if _FIRST_FRAMES in node.inputs else None
         if first is not None and "image" not in node.inputs:
             raise UnusableField(f"{_FIRST_FRAMES}: expected image, too: the first of them")
-        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first)
+        camera = None if node.camera is None else CameraCondition(**node.camera.model_dump())
+        if camera is not None and _CAMERA not in facts.reads:
+            raise unsupported_field(_CAMERA, request.model, "reads no camera")
+        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, camera)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:

@@ -460,6 +460,8 @@ class MadeNodes:
         self._add_images(fields, inputs, replace(positive, controls=controls), size)
         if positive.video is not None and positive.video.video_stops:
             stops = {**stops, "video_stops": True}
+        if positive.video is not None and positive.video.camera is not None:
+            stops = {**stops, "camera": positive.video.camera.path}
         first = levels.steps - levels.run_steps
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops)
         self._count(made, start.count)

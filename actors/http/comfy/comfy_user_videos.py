@@ -12,7 +12,12 @@ from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
 from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeLatent, NodeMask, VideoUse
-from modelpool.actors.http.comfy.comfy_video_nodes import SEEN_BY_MODEL, blank_video, vace_texts_and_latent
+from modelpool.actors.http.comfy.comfy_video_nodes import (
+    SEEN_BY_MODEL,
+    blank_video,
+    from_image_with_camera,
+    vace_texts_and_latent,
+)
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 from modelpool.actors.request.audio_fields import AudioFile, audio_facts
 from modelpool.actors.request.control_video_fields import VideoFile
@@ -190,6 +195,7 @@ USER_VIDEO_BUILDERS: Mapping[str, Builder] = MappingProxyType(
         "WanFunControlToVideo": _fun_control,
         "Wan22FunControlToVideo": _fun_control_22,
         "WanAnimateToVideo": _animated,
+        "WanCameraImageToVideo": from_image_with_camera,
         "Kandinsky5ImageToVideo": _kandinsky,
         "ReplaceVideoLatentFrames": _with_cells,
         "NormalizeVideoLatentStart": _normalized,

@@ -131,6 +131,7 @@ NOT_TRIED = (
     "StableCascade_StageB_Conditioning", "ResizeImageMaskNode", "SaveImageAdvanced", "ModelPatchLoader",
     "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "WanFunControlToVideo", "WanAnimateToVideo",
     "SaveAudioAdvanced", "LoadVideo", "GetVideoComponents", "LoadAudio", "Wan22FunControlToVideo",
+    "WanCameraEmbedding", "WanCameraImageToVideo",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (

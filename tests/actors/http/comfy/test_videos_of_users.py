@@ -343,3 +343,25 @@ def test_videos_that_begin_with_several_frames(tmp_path: Path) -> None:
             first, frames = nodes[inputs["image"]], nodes[inputs["first_frames"]]
             assert (first.name, first.settings) == ("image_from_batch", {"start": 0, "length": 1}), kind
             assert frames.kind == ("operation" if cut else "video"), kind
+
+
+def test_a_video_with_the_path_of_a_camera(tmp_path: Path) -> None:
+    """Size and length are those of the camera, by links."""
+    uploads = Uploads(tmp_path)
+    uploads.add("", "clip.mp4", clip())
+    graph = following("WanCameraImageToVideo", start_image=["photo", 0], camera_conditions=["camera", 0])
+    graph["photo"] = node("LoadImage", image="a.png")
+    size = {"width": WIDTH, "height": HEIGHT, "length": 9}
+    path = {"speed": 2.0, "fx": 0.4, "fy": 0.5, "cx": 0.5, "cy": 0.6}
+    graph["camera"] = node("WanCameraEmbedding", camera_pose="Zoom In", **size, **path)
+    graph["blank"]["inputs"] |= {name: ["camera", place] for place, name in enumerate(size, start=1)}
+    (request,) = requests_for(graph, uploads)[0]
+    assert request.workflow is not None
+    sampled = request.workflow.nodes["sampler"]
+    assert sampled.camera is not None
+    assert sampled.camera.model_dump() == {"motion": "Zoom In", **path}
+    assert (sampled.request.frames, list(sampled.inputs)) == (9, ["image"])
+    graph["blank"]["inputs"]["length"] = 13
+    with pytest.raises(WorkflowRejected) as refused:
+        requests_for(graph, uploads)
+    assert "camera_conditions: found one for 64x48x9, expected 64x48x13" in refused.value.errors[0].details
