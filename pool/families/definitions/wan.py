@@ -185,6 +185,13 @@ def _teacache(
     return fam.TeaCacheFacts(coefficients, threshold, blocks, pixels, of_vector=True, first_steps=5)
 
 
+_NAMES = fam.LayoutNames(
+    "wan",
+    # the convolution for a reference image, which diffusers' class does not have
+    without=("ref_conv.",),
+    # positions for the states of first and last frame, which the converter ignores
+    renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
+)
 _T2V = fam.Family(
     name="wan_t2v",
     title="Wan text-to-video",
@@ -192,13 +199,7 @@ _T2V = fam.Family(
     build=fam.ModelBuild(
         "WanTransformer3DModel",
         config,
-        fam.LayoutNames(
-            "wan",
-            # the convolution for a reference image, which diffusers' class does not have
-            without=("ref_conv.",),
-            # positions for the states of first and last frame, which the converter ignores
-            renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
-        ),
+        _NAMES,
         forward,
         dtypes=fam.HALF_FIRST,
         optional_inputs=frozenset({"context_mask"}),
@@ -354,7 +355,7 @@ _FUN_CONTROL_22 = replace(
         _T2V.build,
         module="WanReferenceTransformer3DModel",
         config=reference_config,
-        convert=replace(_T2V.build.convert, without=()),
+        convert=replace(_NAMES, without=()),
         forward=forward_fun_control,
         optional_inputs=frozenset({"context_mask", "image"}),
     ),

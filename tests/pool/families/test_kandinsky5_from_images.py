@@ -25,8 +25,8 @@ FIELDS: dict[str, Any] = {
 
 
 def _expected(model: TinyFamilyModel, texts: dict[str, Tensor], first: Latent) -> Tensor:
-    """The latent of diffusers' pipeline, with the mean of what its VAE says of the image, and before the first cells are
-    made like those after them."""
+    """The latent of diffusers' pipeline, with the mean of what its VAE says of the image, and before the first cells
+    are made like those after them."""
     pipeline = diffusers.Kandinsky5I2VPipeline(
         model.module(Role.DIFFUSION_MODEL), model.module(Role.VAE), None, None, None, None,
         FlowMatchEulerDiscreteScheduler(shift=10.0),

@@ -1,5 +1,5 @@
-"""Wan 2.2 Fun control follows a video and shows a reference image: diffusers has no class and no pipeline for it. Compared
-with the formula of its authors, which this test computes with the parts of the model."""
+"""Wan 2.2 Fun control follows a video and shows a reference image: diffusers has no class and no pipeline for it.
+Compared with the formula of its authors, which this test computes with the parts of the model."""
 
 from __future__ import annotations
 

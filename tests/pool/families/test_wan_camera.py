@@ -1,5 +1,5 @@
-"""Wan with a camera: diffusers has no class and no pipeline for it. Compared with the formula of its authors, which this
-test computes frame by frame."""
+"""Wan with a camera: diffusers has no class and no pipeline for it. Compared with the formula of its authors, which
+this test computes frame by frame."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SHIFT, TOKENS, CFG = 5.0, 512, 4.0
 
 def _model() -> Any:
     return WanCameraTransformer3DModel(
-        num_attention_heads=1, attention_head_dim=128, in_channels=36, out_channels=16, text_dim=TEXT_WIDTH, freq_dim=16,
-        ffn_dim=32, num_layers=2, rope_max_seq_len=1024,
+        num_attention_heads=1, attention_head_dim=128, in_channels=36, out_channels=16, text_dim=TEXT_WIDTH,
+        freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=1024,
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def _rays(motion: str, speed: float, focal: float, frames: int, width: int, heig
         to_camera[:3, 3] = np.array(moves.get(motion, (0, 0, 0))) * share * 1.5
         pose = np.linalg.inv(to_camera)
         across, along = focal * width, focal * height
-        if 1280 / 720 > width / height:
+        if width / height < 1280 / 720:
             across = focal * height * 1280 / 720
         else:
             along = focal * width / (1280 / 720)
@@ -159,6 +159,6 @@ def test_other_models_read_no_camera(tmp_path: Path) -> None:
         },
         "d": {"kind": "decode", "model": "tiny", "inputs": {"latent": "s"}},
     }  # fmt: skip
-    with pytest.raises(UserError, match="camera: .*reads no camera"):
+    with pytest.raises(UserError, match=r"camera: .*reads no camera"):
         model.made(workflow={"nodes": nodes, "output": "d"})
     model.close()

@@ -520,7 +520,8 @@ class _RayReader(nn.Module):
 
     def __init__(self, width: int, patch: Sequence[int]) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(_RAY_NUMBERS * _RAY_CELL**2, width, kernel_size=tuple(patch), stride=tuple(patch))
+        high, wide = patch
+        self.conv = nn.Conv2d(_RAY_NUMBERS * _RAY_CELL**2, width, kernel_size=(high, wide), stride=(high, wide))
         self.residual_blocks = nn.Sequential(_RayBlock(width))
 
     def forward(self, rays_BCHW: Tensor) -> Tensor:
