@@ -58,6 +58,7 @@ from modelpool.pool.values.core.refs import loras_of_text, unread_text_strengths
 from modelpool.pool.values.core.sample_conditions import condition_inputs
 from modelpool.pool.values.core.sampling_facts import VisionEncoderUse
 from modelpool.pool.values.core.stage_params import (
+    CameraCondition,
     ControlVideoCondition,
     DecodeParams,
     EncodeImageParams,
@@ -110,6 +111,7 @@ class ReadFromNodes:
     video_stops  nothing follows the last frame of a video that is followed
     first_frames  the frames that a video begins with, if they are several
     guides      images that guide a video, each with its frame and strength
+    camera      of a video, for a model that reads its path
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -120,6 +122,7 @@ class ReadFromNodes:
     video_stops: bool = False
     first_frames: TaskVideo | None = None
     guides: tuple[tuple[TaskId, GuideCondition], ...] = ()
+    camera: CameraCondition | None = None
 
 
 class RequestTasks:
@@ -493,6 +496,8 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         leading = sum(guide.frame > 0 for _, guide in read.guides)
         shape = replace(work.shape, leading=work.shape.leading + leading)
         work = replace(work, shape=shape, conditions=(*work.conditions, *(guide for _, guide in read.guides)))
+    if read.camera is not None:
+        work = replace(work, conditions=(*work.conditions, read.camera))
     part = read.part
     if part is not None and 0 < part.last_step <= read.first_step:
         raise unusable_field("last_step", part.last_step, f"more than the first step, {read.first_step}")

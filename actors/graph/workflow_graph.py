@@ -63,6 +63,7 @@ from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import (
     SOUND,
+    CameraCondition,
     DecodeParams,
     EncodeImageParams,
     GuideCondition,
@@ -97,6 +98,8 @@ _GUIDES = "guides."
 _ALL_NOISE = 0.999
 #: videos that condition a run
 _VIDEOS = ("video", "video_mask", "face_video")
+#: what models of videos read of a camera, by the name in `ModelKwargs`
+_CAMERA = "camera"
 #: the input with the frames that a video begins with
 _FIRST_FRAMES = "first_frames"
 _SAMPLE_INPUTS = (
@@ -371,7 +374,10 @@ class _WorkflowTasks:
         first = self._task_video(node, _FIRST_FRAMES) if _FIRST_FRAMES in node.inputs else None
         if first is not None and "image" not in node.inputs:
             raise UnusableField(f"{_FIRST_FRAMES}: expected image, too: the first of them")
-        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides)
+        camera = None if node.camera is None else CameraCondition(**node.camera.model_dump())
+        if camera is not None and _CAMERA not in facts.reads:
+            raise unsupported_field(_CAMERA, request.model, "reads no camera")
+        read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:

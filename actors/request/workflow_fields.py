@@ -32,6 +32,7 @@ from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, counted, unusable_field
+from modelpool.pool.values.core.sample_conditions import CAMERA_MOTIONS
 
 #: nodes of a workflow, and nodes behind one another
 MAX_NODES, MAX_DEPTH = 1000, 250
@@ -164,6 +165,18 @@ class Guide(Strict):
     strength: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+class CameraPath(Strict):
+    """The path of the camera of a video: a motion in all its frames, its speed, and focal lengths and centre as shares
+    of the sides of a video of 1280x720 pixels."""
+
+    motion: Literal[CAMERA_MOTIONS]  # type: ignore[valid-type]
+    speed: Annotated[float, Field(ge=0, le=10)] = 1.0
+    fx: Annotated[float, Field(gt=0, le=1)] = 0.5
+    fy: Annotated[float, Field(gt=0, le=1)] = 0.5
+    cx: Annotated[float, Field(ge=0, le=1)] = 0.5
+    cy: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+
 class SampleNode(_Node):
     """A sampling run.
 
@@ -184,6 +197,7 @@ class SampleNode(_Node):
     video_stops  a model that follows a shorter video follows nothing behind its last frame; false: the video goes back
                  and forth
     guides       images that guide a video, for models that read them (LTX)
+    camera       its path, for a model that reads one
     """
 
     kind: Literal["sample"]
@@ -195,6 +209,7 @@ class SampleNode(_Node):
     strength: Annotated[float | None, Field(gt=0, le=1)] = None
     video_stops: bool = False
     guides: tuple[Guide, ...] = Field(default=(), max_length=MAX_PARTS)
+    camera: CameraPath | None = None
 
     @field_validator("request", mode="before")
     @classmethod

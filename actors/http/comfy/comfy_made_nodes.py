@@ -499,6 +499,8 @@ class MadeNodes:
         self._add_images(fields, inputs, replace(positive, controls=controls, image_prompts=prompts), size)
         if positive.video is not None and positive.video.video_stops:
             stops = {**stops, "video_stops": True}
+        if positive.video is not None and positive.video.camera is not None:
+            stops = {**stops, "camera": positive.video.camera.path}
         first = levels.steps - levels.run_steps
         track = self._add_sound(given, fields, model, start)
         guides = self._add_guides(node_id, inputs, model, start)

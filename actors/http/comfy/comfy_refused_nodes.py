@@ -164,7 +164,7 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
         ("EmptyMiniMaxH3", "MiniMax-H3"), ("SeedVR2", "SeedVR2"), ("WanAnimate2", "Wan Animate 2"),
         ("WanSCAIL", "Wan SCAIL"), ("SCAIL", "Wan SCAIL"), ("WanSound", "Wan S2V"), ("WanTrack", "Wan ATI"),
         ("WanMove", "Wan Move"), ("GenerateTracks", "Wan Move"), ("WanDancer", "Wan Dancer"),
-        ("WanCamera", "Wan Fun camera"), ("WanPhantom", "Phantom"), ("WanHuMo", "HuMo"), ("Bernini", "Bernini"),
+        ("WanPhantom", "Phantom"), ("WanHuMo", "HuMo"), ("Bernini", "Bernini"),
         ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"),
         ("AudioEncoder", "an encoder of audio that conditions videos"), ("FrameInterpolat", "frame interpolation"),
         ("OpticalFlow", "optical flow"), ("VOID", "VOID"), ("SUPIR", "SUPIR"), ("ARVideo", "autoregressive video"),

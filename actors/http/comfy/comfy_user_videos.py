@@ -9,10 +9,15 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, warn
 from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeLatent, NodeMask, VideoUse
-from modelpool.actors.http.comfy.comfy_video_nodes import SEEN_BY_MODEL, blank_video, vace_texts_and_latent
+from modelpool.actors.http.comfy.comfy_video_nodes import (
+    SEEN_BY_MODEL,
+    blank_video,
+    from_image_with_camera,
+    vace_texts_and_latent,
+)
 from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 from modelpool.actors.request.audio_fields import AudioFile, audio_facts
 from modelpool.actors.request.control_video_fields import VideoFile
@@ -32,16 +37,20 @@ def _components(given: Mapping[str, Any]) -> tuple[Any, ...]:
     video, nodes = given["video"], given["nodes"]
     if not isinstance(video, VideoFile):
         raise NodeUnsupported("video: found one that a node makes; its images are an output of that node")
-    sound = nodes.audio_of_file(f"{given['node_id']}/audio", _sound_of(video)) if video.has_sound else None
+    sound = None
+    if video.has_sound and (audio := _sound_of(given, video)) is not None:
+        sound = nodes.audio_of_file(f"{given['node_id']}/audio", audio)
     return nodes.frames_of_user(given["node_id"], video), sound, video.frame_rate, "8", "sRGB"
 
 
-def _sound_of(video: VideoFile) -> AudioFile:
-    """Return the facts of the sound of a video. Raises NodeUnsupported."""
+def _sound_of(given: Mapping[str, Any], video: VideoFile) -> AudioFile | None:
+    """Return the facts of the sound of a video; None, with a warning, for sound that the pool cannot read."""
     try:
-        return audio_facts("video", video.path)
+        return audio_facts("audio", video.path)
     except UserError as problem:
-        raise NodeUnsupported(str(problem)) from None
+        shown = str(problem).replace(video.path, "the video")
+        warn(given, f"the sound of the video is left out: {shown}")
+        return None
 
 
 def _frames(given: Mapping[str, Any], name: str) -> NodeImage | None:
@@ -190,6 +199,7 @@ USER_VIDEO_BUILDERS: Mapping[str, Builder] = MappingProxyType(
         "WanFunControlToVideo": _fun_control,
         "Wan22FunControlToVideo": _fun_control_22,
         "WanAnimateToVideo": _animated,
+        "WanCameraImageToVideo": from_image_with_camera,
         "Kandinsky5ImageToVideo": _kandinsky,
         "ReplaceVideoLatentFrames": _with_cells,
         "NormalizeVideoLatentStart": _normalized,

@@ -411,6 +411,24 @@ class BlankSound:
 
 
 @dataclass(frozen=True, slots=True)
+class CameraValue:
+    """The path of a camera (`CameraPath` of `actors.request.workflow_fields`), and the video that it is for: width,
+    height and frames."""
+
+    motion: str
+    speed: float
+    focal: tuple[float, float]
+    centre: tuple[float, float]
+    video: tuple[int, int, int]
+
+    @property
+    def path(self) -> dict[str, Any]:
+        """The fields of a node of a workflow."""
+        numbers = dict(zip(("fx", "fy", "cx", "cy"), (*self.focal, *self.centre), strict=True))
+        return {"motion": self.motion, "speed": self.speed, **numbers}
+
+
+@dataclass(frozen=True, slots=True)
 class VideoUse:
     """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
     other fields of a request, by name, and videos that it follows; None where a node says nothing. `video_stops`:
@@ -425,6 +443,7 @@ class VideoUse:
     face_video: NodeImage | None = None
     video_stops: bool = False
     first_frames: NodeImage | None = None
+    camera: CameraValue | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -442,6 +461,7 @@ class VideoUse:
             more.face_video or self.face_video,
             more.video_stops or (self.video_stops and more.video is None),
             self.first_frames if more.image is None else more.first_frames,
+            more.camera or self.camera,
         )
 
     def images(self) -> dict[str, AnyImage]:

@@ -35,6 +35,7 @@ from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, w
 from modelpool.actors.http.comfy.comfy_values import (
     AnyImage,
     BlankLatent,
+    CameraValue,
     ClipValue,
     DecodedImage,
     DecodedSound,
@@ -47,6 +48,7 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.video_output_fields import MAX_QUALITY, VIDEO_FORMATS
+from modelpool.pool.values.core.sample_conditions import CAMERA_MOTIONS
 
 _POSITIVE, _NEGATIVE, _VAE = link("positive", "CONDITIONING"), link("negative", "CONDITIONING"), link("vae", "VAE")
 #: frames of a video that a node may ask for
@@ -125,6 +127,29 @@ def _first_frames(given: Mapping[str, Any]) -> tuple[AnyImage | None, NodeImage 
 def _kandinsky(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Images, empty latents, and the latent of the first image, which only a workflow has."""
     return *_from_image(given), None
+
+
+def _camera(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The path of a camera, and the size and the length of its video."""
+    focal, centre = (given["fx"], given["fy"]), (given["cx"], given["cy"])
+    if not all(focal):
+        raise NodeUnsupported(f"fx, fy: found {focal[0]:g} and {focal[1]:g}, expected more than 0")
+    video = given["width"], given["height"], given["length"]
+    return CameraValue(given["camera_pose"], given["speed"], focal, centre, video), *video
+
+
+def from_image_with_camera(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Images and empty latents of a video, with the path of its camera."""
+    positive, negative, latent = _from_image(given)
+    camera: CameraValue | None = given.get("camera_conditions")
+    if camera is None:
+        return positive, negative, latent
+    video = given["width"], given["height"], given["length"]
+    if camera.video != video:
+        found = "x".join(map(str, camera.video))
+        raise NodeUnsupported(f"camera_conditions: found one for {found}, expected {'x'.join(map(str, video))}")
+    use = VideoUse(camera=camera)
+    return with_video(positive, use), with_video(negative, use), latent
 
 
 def with_images(given: Mapping[str, Any], use: VideoUse) -> tuple[TextValue, TextValue]:
@@ -486,6 +511,34 @@ VIDEO_NODES = (
             *sizes(832, 480, 81),
             _image("ref_image"),
             _image("control_video"),
+        ),
+        only_in_workflows,
+        *_TEXTS_AND_LATENT,
+    ),
+    _row(
+        "WanCameraEmbedding",
+        (
+            combo("camera_pose", CAMERA_MOTIONS),
+            *sizes(832, 480, 81)[:3],
+            number("speed", 1.0, 0.0, 10.0, is_required=False),
+            *(number(name, 0.5, 0.0, 1.0, is_required=False) for name in ("fx", "fy", "cx", "cy")),
+        ),
+        _camera,
+        "WAN_CAMERA_EMBEDDING",
+        "INT",
+        "INT",
+        "INT",
+    ),
+    _row(
+        "WanCameraImageToVideo",
+        (
+            _POSITIVE,
+            _NEGATIVE,
+            _VAE,
+            *sizes(832, 480, 81),
+            _SEEN,
+            _image("start_image"),
+            link("camera_conditions", "WAN_CAMERA_EMBEDDING", is_required=False),
         ),
         only_in_workflows,
         *_TEXTS_AND_LATENT,

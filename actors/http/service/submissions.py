@@ -34,6 +34,7 @@ from modelpool.actors.outputs.results.job_follower import JobFollower
 from modelpool.actors.outputs.results.job_ledger import JobLedger
 from modelpool.actors.outputs.results.outcomes import JobFailure, OutputResult, PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
+from modelpool.actors.request.audio_fields import Sound
 from modelpool.actors.request.control_video_fields import Frames
 from modelpool.actors.request.image_fields import Pixels
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_of
@@ -387,7 +388,7 @@ def _nothing() -> None:
 def _holds_pixels(value: object) -> bool:
     """Whether a request, or a part of one, has a decoded image or video in any field."""
     match value:
-        case Pixels() | Frames():
+        case Pixels() | Frames() | Sound():
             return True
         case Strict():
             return any(map(_holds_pixels, vars(value).values()))

@@ -131,6 +131,21 @@ def forward_fun_control(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwa
     )
 
 
+def forward_camera(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
+    """Predict noise - clean. The latent of the first frame, or of the video that begins with it, and its mask ("image")
+    are concatenated; the camera ("camera") is added to the patches."""
+    return fam.sample_of(
+        module(
+            hidden_states=joined(x_BCTHW, kwargs),
+            camera=kwargs.get("camera"),
+            timestep=level_B * fam.TIMESTEPS,
+            encoder_hidden_states=padded_text(kwargs),
+            encoder_hidden_states_image=_images(module, kwargs.get("image_context")),
+            return_dict=False,
+        )
+    )
+
+
 def _images(module: nn.Module, states_BLD: Tensor | None) -> Tensor | None:
     """Return the states of one image unchanged; of two, along the batch, as the class expects."""
     embedder: Any = module.get_submodule("condition_embedder").image_embedder
@@ -170,6 +185,13 @@ def _teacache(
     return fam.TeaCacheFacts(coefficients, threshold, blocks, pixels, of_vector=True, first_steps=5)
 
 
+_NAMES = fam.LayoutNames(
+    "wan",
+    # the convolution for a reference image, which diffusers' class does not have
+    without=("ref_conv.",),
+    # positions for the states of first and last frame, which the converter ignores
+    renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
+)
 _T2V = fam.Family(
     name="wan_t2v",
     title="Wan text-to-video",
@@ -177,13 +199,7 @@ _T2V = fam.Family(
     build=fam.ModelBuild(
         "WanTransformer3DModel",
         config,
-        fam.LayoutNames(
-            "wan",
-            # the convolution for a reference image, which diffusers' class does not have
-            without=("ref_conv.",),
-            # positions for the states of first and last frame, which the converter ignores
-            renamed={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"},
-        ),
+        _NAMES,
         forward,
         dtypes=fam.HALF_FIRST,
         optional_inputs=frozenset({"context_mask"}),
@@ -339,7 +355,7 @@ _FUN_CONTROL_22 = replace(
         _T2V.build,
         module="WanReferenceTransformer3DModel",
         config=reference_config,
-        convert=replace(_T2V.build.convert, without=()),
+        convert=replace(_NAMES, without=()),
         forward=forward_fun_control,
         optional_inputs=frozenset({"context_mask", "image"}),
     ),
@@ -391,6 +407,43 @@ _I2V_22 = replace(
     options=replace(_I2V.options, teacache=()),
 )
 
+#: the camera of a video that begins with an image
+_CAMERA = replace(
+    _I2V,
+    name="wan21_camera",
+    title="Wan 2.1 camera",
+    detect=replace(_I2V.detect, when=fam.having(model_type="camera", in_dim=32), comfyui="WAN21_Camera"),
+    build=replace(
+        _I2V.build,
+        module="WanCameraTransformer3DModel",
+        forward=forward_camera,
+        optional_inputs=_I2V.build.optional_inputs | {"camera"},
+    ),
+    sampling=replace(
+        _I2V.sampling,
+        sequence=None,
+        reads=_I2V.sampling.reads | {"camera"},
+        video=fam.video_like(_I2V.sampling, begins=fam.FirstFrameMode.FIRST_CELL),
+    ),
+    sources="the pipeline of its authors, WanFunControlPipeline of aigc-apps/VideoX-Fun; "
+    "alibaba-pai/Wan2.1-Fun-V1.1-14B-Control-Camera",
+    folder=replace(_I2V.folder, pipeline="", entries={}),
+    options=fam.OptionFacts(),
+)
+_CAMERA_22 = replace(
+    _CAMERA,
+    name="wan22_camera",
+    title="Wan 2.2 camera",
+    detect=replace(_I2V.detect, when=fam.having(model_type="camera_2.2", in_dim=36), comfyui="WAN22_Camera"),
+    sampling=replace(
+        _I2V_22.sampling,
+        sequence=None,
+        reads=_I2V_22.sampling.reads | {"camera"},
+        video=fam.video_like(_I2V.sampling, begins=fam.FirstFrameMode.CONCATENATED),
+    ),
+    sources="the pipeline of its authors, Wan2_2FunControlPipeline of aigc-apps/VideoX-Fun; "
+    "alibaba-pai/Wan2.2-Fun-A14B-Control-Camera; ComfyUI has a shift of 8",
+)
 _I2V_22_EXPERTS = fam.TwoExperts(
     "Wan 2.2 image-to-video, both experts",
     replace(_I2V_22.sampling, low_noise=fam.LowNoiseExpert(boundary=0.9, cfg=3.5)),
@@ -402,11 +455,18 @@ _FUN_CONTROL_22_EXPERTS = fam.TwoExperts(
     replace(_FUN_CONTROL_22.sampling, low_noise=fam.LowNoiseExpert(boundary=0.9, cfg=6.0)),
     _FUN_CONTROL_22.sources,
 )
+_CAMERA_22_EXPERTS = fam.TwoExperts(
+    "Wan 2.2 camera, both experts",
+    replace(_CAMERA_22.sampling, low_noise=fam.LowNoiseExpert(boundary=0.9, cfg=3.5)),
+    _CAMERA_22.sources,
+)
 
 FAMILIES = (
     _VACE,
     replace(_FUN_CONTROL_22, two_experts=_FUN_CONTROL_22_EXPERTS),
     _FUN_CONTROL_5B,
+    _CAMERA,
+    replace(_CAMERA_22, two_experts=_CAMERA_22_EXPERTS),
     _TI2V_22,
     _FUN_CONTROL,
     _FLF2V,

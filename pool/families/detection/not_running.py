@@ -94,10 +94,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
     _shared(
         video.COSMOS_PREDICT_2, "anima", "Anima", "Anima", having(language_adapter=True), latent="wan21"
     ),
-    _shared(video.WAN, "wan21_camera", "Wan 2.1 camera", "WAN21_Camera", having(model_type="camera"), latent="wan21"),
-    _shared(
-        video.WAN, "wan22_camera", "Wan 2.2 camera", "WAN22_Camera", having(model_type="camera_2.2"), latent="wan21"
-    ),
     _shared(video.WAN, "wan22_s2v", "Wan 2.2 speech-to-video", "WAN22_S2V", having(model_type="s2v"), latent="wan21"),
     _shared(video.WAN, "wan21_humo", "HuMo on Wan 2.1", "WAN21_HuMo", having(model_type="humo"), latent="wan21"),
     _marked(

@@ -25,6 +25,7 @@ of time.
  image_mask           [B,1,T,H,W] 1 where a video keeps "image" unchanged, which then has the latent's shape; else 0
  control              [B,C,T,H,W] latents and masks of a control video
  followed             [B,C,T,H,W] latent of a video to follow, concatenated with the noisy latent along channels
+ camera               [B,F,16]    the camera of each frame (`pool.models.components.diffusion.camera_rays`)
  face                 [B,3,F,S,S] pixels of a face in each frame of the video, -1 to 1
  numbers              [B,n]       numeric conditioning of a UNet: sizes and crops; frame rate, motion and noise; SV3D p:
                                   noise, height and direction of the view for each frame, [B,T,3]

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from modelpool.pool.families.control_video_models import FACE, control_input, control_video_channels
 from modelpool.pool.families.parts.video_calls import FACE_SIDE
+from modelpool.pool.inference.conditioning.camera_path import CAMERA, camera_numbers
 from modelpool.pool.inference.conditioning.camera_view import VIEW, view_inputs
 from modelpool.pool.inference.conditioning.image_embeds import vision_inputs
 from modelpool.pool.inference.conditioning.micro_conditioning import (
@@ -37,10 +38,12 @@ from modelpool.pool.inference.pixels.latent_pixels import to_vae_scale
 from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.inference.sampling.schedules import sigma_table
 from modelpool.pool.models.components.common.infer_config import image_concat_channels
+from modelpool.pool.models.components.diffusion.camera_rays import NUMBERS
 from modelpool.pool.values.core import task_inputs
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode, ImageConcat, SamplingFacts
 from modelpool.pool.values.core.stage_params import (
+    CameraCondition,
     ControlVideoCondition,
     FaceCondition,
     ImagePixels,
@@ -117,6 +120,9 @@ def image_inputs(
         negative[IMAGE] = torch.zeros_like(model_kwargs[IMAGE])
     if work.has(ControlVideoCondition):
         model_kwargs[control_input(facts)] = _latents(inputs, task_inputs.CONTROL_VIDEO)
+    if cameras := work.all_of(CameraCondition):
+        numbers_FN = camera_numbers(cameras[0], work.shape.frames, work.shape.width, work.shape.height)
+        model_kwargs[CAMERA] = numbers_FN.repeat(len(works), 1, 1)
     if work.has(FaceCondition):
         model_kwargs[FACE] = torch.stack([_face(work, read) for read in inputs])
         # Source: diffusers' WanAnimatePipeline
@@ -173,6 +179,8 @@ def empty_image_inputs(
         channels = control_video_channels(facts, shape_CHW[0], work.shape.height // shape_CHW[-2])
         shape = batch, channels, *cells
         model_kwargs[control_input(facts)] = torch.empty(shape, dtype=torch.float32, device=device)
+    if work.has(CameraCondition):
+        model_kwargs[CAMERA] = torch.empty((batch, work.shape.frames, NUMBERS), dtype=torch.float32, device=device)
     if work.has(FaceCondition):
         face = batch, 3, work.shape.frames, FACE_SIDE, FACE_SIDE
         model_kwargs[FACE] = torch.empty(face, dtype=torch.float32, device=device)

@@ -548,8 +548,9 @@ def _normalized(params: LatentStart, inputs: Inputs) -> Latent:
     if not like_CTHW.size:
         return latent
     first_CTHW = found_CTHW[:, : params.start]
-    over_cells = {"axis": (0, 2, 3), "keepdims": True}
-    mean_T, deviation_T = first_CTHW.mean(**over_cells), first_CTHW.std(ddof=1, **over_cells)
+    all_but_time = (0, 2, 3)
+    mean_T = first_CTHW.mean(all_but_time, keepdims=True)
+    deviation_T = first_CTHW.std(all_but_time, ddof=1, keepdims=True)
     mean = np.clip(like_CTHW.mean(), mean_T - _MOST_MEAN[0], mean_T + _MOST_MEAN[1])
     deviation = np.clip(like_CTHW.std(ddof=1), deviation_T - _MOST_DEVIATION[0], deviation_T + _MOST_DEVIATION[1])
     found_CTHW[:, : params.start] = _divided(first_CTHW - mean_T, deviation_T) * deviation + mean

@@ -149,6 +149,30 @@ class ViewCondition:
         return ()
 
 
+#: motions of a camera, by the names of ComfyUI
+CAMERA_MOTIONS = (
+    *("Static", "Pan Up", "Pan Down", "Pan Left", "Pan Right", "Zoom In", "Zoom Out"),
+    *("Anti Clockwise (ACW)", "ClockWise (CW)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CameraCondition:
+    """The path of the camera of a video (`pool.inference.conditioning.camera_path`): one of `CAMERA_MOTIONS`, its
+    speed, and focal lengths and centre as shares of the sides of a video of 1280x720 pixels."""
+
+    motion: str
+    speed: float = 1.0
+    fx: float = 0.5
+    fy: float = 0.5
+    cx: float = 0.5
+    cy: float = 0.5
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs: none."""
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
 class SeenImages:
     """How a model reads the embeddings of images that it varies, where it is not one image as it is: for each its
@@ -202,6 +226,7 @@ SampleCondition: TypeAlias = (
     | GuideCondition
     | ControlRef
     | ImagePromptRef
+    | CameraCondition
 )
 
 

@@ -43,6 +43,8 @@ from modelpool.pool.values.core.results import VideoFrames as VideoFrames
 from modelpool.pool.values.core.results import VideoMask as VideoMask
 from modelpool.pool.values.core.run_options import NO_OPTIONS as NO_OPTIONS
 from modelpool.pool.values.core.run_options import RunOptions as RunOptions
+from modelpool.pool.values.core.sample_conditions import CAMERA_MOTIONS as CAMERA_MOTIONS
+from modelpool.pool.values.core.sample_conditions import CameraCondition as CameraCondition
 from modelpool.pool.values.core.sample_conditions import ControlVideoCondition as ControlVideoCondition
 from modelpool.pool.values.core.sample_conditions import FaceCondition as FaceCondition
 from modelpool.pool.values.core.sample_conditions import GuideCondition as GuideCondition

@@ -1,5 +1,4 @@
-"""HunyuanVideo 1.5 makes of first frames what diffusers makes of their latents: on the same weights, texts and
-noise."""
+"""HunyuanVideo 1.5 makes of first frames what diffusers makes of their latents: same weights, texts and noise."""
 
 from __future__ import annotations
 

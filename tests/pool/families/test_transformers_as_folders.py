@@ -64,7 +64,9 @@ IN_OWN_TESTS = {
 #: of another size than one of these, and equal to it but in name
 ALIKE = {"flux2_dev", "sana_4k"}
 #: that diffusers has no pipeline for
-WITHOUT_PIPELINE = {"wan21_fun_control", "wan22_fun_control", "wan22_fun_control_5b"}
+WITHOUT_PIPELINE = {
+    *("wan21_fun_control", "wan22_fun_control", "wan22_fun_control_5b", "wan21_camera", "wan22_camera"),
+}
 #: of a BERT, which its class has and no file and no pipeline
 _UNREAD = {"pooler.dense.weight", "pooler.dense.bias"}
 _WITHOUT_WEIGHTS = ("tokenizer", "scheduler", "guider", "processor")

@@ -23,6 +23,7 @@ from modelpool.pool.devices.pinned_memory import sent
 from modelpool.pool.families.parts.audio_tracks import MOST_SOUND
 from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE_CELLS, TIMBRE_CELLS, UNCONDITIONAL
 from modelpool.pool.models.components.common.library_names import of_library
+from modelpool.pool.models.components.diffusion.camera_rays import rays_of_cells
 from modelpool.pool.values.core.errors import CorruptFile, unusable_field
 
 #: of families that came after the oldest supported version
@@ -496,6 +497,68 @@ class WanReferenceTransformer3DModel(diffusers.WanTransformer3DModel):  # type: 
         return (predicted_BCTHW[:, :, 1:],)
 
 
+#: cells along a side of the patches that the camera's rays are read in, and numbers of the rays of a cell of frames
+_RAY_CELL, _RAY_NUMBERS = 8, 24
+
+
+class _RayBlock(nn.Module):
+    """Two convolutions next to their input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1)
+
+    def forward(self, states_BDHW: Tensor) -> Tensor:
+        """Return the states plus what the convolutions make of them."""
+        found: Tensor = self.conv2(torch.relu(self.conv1(states_BDHW)))
+        return states_BDHW + found
+
+
+class _RayReader(nn.Module):
+    """What reads the rays of a camera: one state for each patch of the video."""
+
+    def __init__(self, width: int, patch: Sequence[int]) -> None:
+        super().__init__()
+        high, wide = patch
+        self.conv = nn.Conv2d(_RAY_NUMBERS * _RAY_CELL**2, width, kernel_size=(high, wide), stride=(high, wide))
+        self.residual_blocks = nn.Sequential(_RayBlock(width))
+
+    def forward(self, rays_BCHW: Tensor) -> Tensor:
+        """Return the states of the rays of one cell of frames, [B,24,H,W] in pixels."""
+        found: Tensor = self.residual_blocks(self.conv(nn.functional.pixel_unshuffle(rays_BCHW, _RAY_CELL)))
+        return found
+
+
+class WanCameraTransformer3DModel(diffusers.WanTransformer3DModel):  # type: ignore[misc]
+    """Wan that also reads the path of a camera: states of its rays are added to the patches.
+
+    Source: `control_adapter` of WanTransformer3DModel of aigc-apps/VideoX-Fun.
+    """
+
+    @functools.wraps(diffusers.WanTransformer3DModel.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        self.control_adapter = _RayReader(self.patch_embedding.out_channels, self.config.patch_size[1:])
+
+    def forward(self, hidden_states: Tensor, camera: Tensor | None = None, **more: Any) -> Any:
+        """Run diffusers' forward with the rays of `camera`, its numbers in each frame [B,F,16]; without one, as it
+        is."""
+        if camera is None:
+            return super().forward(hidden_states, **more)
+        sides = [side * _RAY_CELL for side in hidden_states.shape[-2:]]
+        states = [self.control_adapter(rays.to(hidden_states.dtype)) for rays in rays_of_cells(camera, *sides)]
+
+        def seen(_: Any, __: Any, patches_BDTHW: Tensor) -> Tensor:
+            return patches_BDTHW + torch.stack(states, dim=2)
+
+        hook = self.patch_embedding.register_forward_hook(seen)
+        try:
+            return super().forward(hidden_states, **more)
+        finally:
+            hook.remove()
+
+
 #: by the name of the class
 ADAPTED: Mapping[str, type[nn.Module]] = {
     cls.__name__: cls
@@ -511,6 +574,7 @@ ADAPTED: Mapping[str, type[nn.Module]] = {
         OmniGenTransformer2DModel,
         QwenImageTransformer2DModel,
         StableAudioDiTModel,
+        WanCameraTransformer3DModel,
         WanReferenceTransformer3DModel,
         StableCascadeUNet,
         ViewedUNet,

@@ -189,7 +189,7 @@ NOT_TRIED = (
     "PairConditioningSetPropertiesAndCombine", "LoadAudio", "Wan22FunControlToVideo", "LTXVEmptyLatentAudio",
     "LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVAudioVAEDecode", "LTXVAudioVAELoader", "LTXAVTextEncoderLoader",
     "LTXVDualCFGGuider", "LatentUpscaleModelLoader", "LTXVLatentUpsampler", "LTXVImgToVideoInplace", "LTXVAddGuide",
-    "LTXVCropGuides",
+    "LTXVCropGuides", "WanCameraEmbedding", "WanCameraImageToVideo",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (

@@ -4,6 +4,7 @@ each other one is refused with its nodes and a reason."""
 
 from __future__ import annotations
 
+import wave
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
+from modelpool.actors.request.audio_fields import AudioFile, audio_facts
 from modelpool.actors.request.control_video_fields import VideoFile, video_facts
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.registry.listings import FileNames
@@ -116,6 +118,17 @@ def clip_in(folder: Path) -> Callable[[str], VideoFile]:
     return lambda name: video_facts("video", str(path))
 
 
+def sound_in(folder: Path) -> Callable[[str], AudioFile]:
+    """What is known of audio of a user: the same under each name, of half a second."""
+    path = folder / "sound.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(bytes(8000))
+    return lambda name: audio_facts("audio", str(path))
+
+
 def requests(prompt: Any, names: PoolNames) -> list[GenerateRequest]:
     return [one for output in outputs_of(prompt, names) for one in requests_of(output, names, photo)]
 
@@ -130,6 +143,7 @@ def test_workflows_of_the_kinds_that_people_publish_are_accepted(tmp_path: Path)
         files,
         image_size=lambda name: (64, 64),
         video_facts=clip_in(tmp_path),
+        audio_facts=sound_in(tmp_path),
     )
     accepted, refused, wrong, meant = 0, dict[str, set[str]](), [], 0
     for each in written_workflows():

@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
-from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
-from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
-from modelpool.actors.http.comfy.comfy_values import UserSound, VideoFile
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
@@ -30,11 +27,3 @@ def test_only_texts_and_numbers_are_parts_of_a_text() -> None:
     number = {**basic(), "image": image, "number": node("ComfyNumberConvert", value=["image", 1])}
     number["sampler"]["inputs"]["cfg"] = ["number", 0]
     assert "expected a number" in refusal(number)
-
-
-def test_sound_of_users_is_not_saved() -> None:
-    """It was an internal error."""
-    sound = UserSound(VideoFile("clip.mp4", 64, 64, 8, 8.0, True))
-    for name in ("SaveAudio", "SaveAudioMP3", "SaveAudioOpus", "PreviewAudio"):
-        with pytest.raises(NodeUnsupported, match="sound of a video of the user"):
-            NODE_TYPES[name].build({"audio": sound})

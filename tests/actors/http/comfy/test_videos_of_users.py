@@ -126,11 +126,10 @@ def test_what_a_workflow_cannot_say_of_a_video_is_refused_by_its_node(tmp_path: 
     uploads.add("", "clip.mp4", clip(sound=True))
     followed = {"control_video": ["parts", 0], "strength": 1.0}
     graph = following(**followed)
-    graph["made"]["inputs"]["audio"] = ["parts", 1]
-    assert any("the sound of a video of a user is left out" in one for one in requests_for(graph, uploads)[1])
     graph["heard"] = node("AudioAdjustVolume", audio=["parts", 1], volume=3)
     graph["made"]["inputs"]["audio"] = ["heard", 0]
-    cases: list[tuple[Graph, str, str]] = [(graph, "heard", "the sound of a video of a user")]
+    assert requests_for(graph, uploads)[0]
+    cases: list[tuple[Graph, str, str]] = []
     graph = following("WanAnimateToVideo", "animate", pose_video=["parts", 0], face_video=["parts", 0])
     graph["blank"]["inputs"]["length"] = 13
     cases.append((graph, "blank", "pose_video: found 9, expected at least length, 13"))
@@ -329,8 +328,7 @@ def test_families_of_videos_are_known_by_their_titles() -> None:
 
 
 def test_videos_that_begin_with_several_frames(tmp_path: Path) -> None:
-    """Refused before. The first frame is what the vision encoder of a model reads; no more frames than the node
-    makes."""
+    """Refused before. The first frame is what the vision encoder of a model reads; no more are read than are made."""
     uploads = Uploads(tmp_path)
     uploads.add("", "clip.mp4", clip())
     for kind in ("WanImageToVideo", "HunyuanVideo15ImageToVideo", "WanFirstLastFrameToVideo", "WanFunInpaintToVideo"):
@@ -344,3 +342,25 @@ def test_videos_that_begin_with_several_frames(tmp_path: Path) -> None:
             first, frames = nodes[inputs["image"]], nodes[inputs["first_frames"]]
             assert (first.name, first.settings) == ("image_from_batch", {"start": 0, "length": 1}), kind
             assert frames.kind == ("operation" if cut else "video"), kind
+
+
+def test_a_video_with_the_path_of_a_camera(tmp_path: Path) -> None:
+    """Size and length are those of the camera, by links."""
+    uploads = Uploads(tmp_path)
+    uploads.add("", "clip.mp4", clip())
+    graph = following("WanCameraImageToVideo", start_image=["photo", 0], camera_conditions=["camera", 0])
+    graph["photo"] = node("LoadImage", image="a.png")
+    size = {"width": WIDTH, "height": HEIGHT, "length": 9}
+    path = {"speed": 2.0, "fx": 0.4, "fy": 0.5, "cx": 0.5, "cy": 0.6}
+    graph["camera"] = node("WanCameraEmbedding", camera_pose="Zoom In", **size, **path)
+    graph["blank"]["inputs"] |= {name: ["camera", place] for place, name in enumerate(size, start=1)}
+    (request,) = requests_for(graph, uploads)[0]
+    assert request.workflow is not None
+    sampled = request.workflow.nodes["sampler"]
+    assert sampled.camera is not None
+    assert sampled.camera.model_dump() == {"motion": "Zoom In", **path}
+    assert (sampled.request.frames, list(sampled.inputs)) == (9, ["image"])
+    graph["blank"]["inputs"]["length"] = 13
+    with pytest.raises(WorkflowRejected) as refused:
+        requests_for(graph, uploads)
+    assert "camera_conditions: found one for 64x48x9, expected 64x48x13" in refused.value.errors[0].details

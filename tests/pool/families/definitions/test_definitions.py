@@ -35,7 +35,9 @@ MODULES = Path(modules.__file__ or "").parent
 #: families that need an image or a video that requests cannot provide: they are built and do not run
 WITHOUT_INPUT = {"hunyuan_video_15_sr"}
 #: families that diffusers has no pipeline for
-WITHOUT_PIPELINE = {"wan21_fun_control", "wan22_fun_control", "wan22_fun_control_5b"}
+WITHOUT_PIPELINE = {
+    *("wan21_fun_control", "wan22_fun_control", "wan22_fun_control_5b", "wan21_camera", "wan22_camera"),
+}
 
 
 def test_every_module_has_a_test_of_its_name_or_families_that_tables_compare() -> None:

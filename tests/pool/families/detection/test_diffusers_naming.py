@@ -92,8 +92,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "UNet2DConditionModel": {"cross_attention_dim": 768},
 }
 _DEPTHS = ("num_layers", "num_single_layers", "num_blocks", "num_visual_blocks", "num_refiner_layers")
-#: a class that diffusers does not have: its own tests build it
-_OWN = {"WanReferenceTransformer3DModel"}
+#: classes that diffusers does not have: their own tests build them
+_OWN = {"WanReferenceTransformer3DModel", "WanCameraTransformer3DModel"}
 RUNS = sorted({row.runs for row in SIGNATURES if row.runs} - _OWN)
 
 
@@ -201,9 +201,7 @@ def test_what_no_class_of_diffusers_runs_is_listed() -> None:
         "pixeldit",
         "seedvr2",
         "triposplat",
-        "wan21_camera",
         "wan21_humo",
-        "wan22_camera",
         "wan22_s2v",
         "z_image_pixels",
     ]

@@ -108,6 +108,15 @@ def _wan_reference() -> Any:
     return WanReferenceTransformer3DModel(**own, reference_channels=16)
 
 
+def _wan_camera() -> Any:
+    """diffusers has no class that reads a camera."""
+    from modelpool.pool.models.components.diffusion.adapted_modules import WanCameraTransformer3DModel
+
+    return WanCameraTransformer3DModel(
+        **{key: value for key, value in _wan(in_channels=36).config.items() if key[0] != "_"}
+    )
+
+
 def _wan_vace() -> Any:
     return diffusers.WanVACETransformer3DModel(
         num_attention_heads=1, attention_head_dim=128, in_channels=16, out_channels=16, text_dim=12, freq_dim=16,
@@ -268,6 +277,10 @@ CASES: dict[str, Case] = {
     "wan22_fun_control": Case(
         "wan22_fun_control", _wan_reference, layouts.wan, _VIDEO,
         {**_TEXT, "followed": (16, 3, 4, 6), "image": (16, 4, 6)},
+    ),
+    "wan22_camera": Case(
+        "wan22_camera", _wan_camera, layouts.wan, _VIDEO, {**_TEXT, "image": (20, 3, 4, 6), "camera": (9, 16)},
+        "wan22_camera_14b",
     ),
     "wan_vace": Case("wan_vace", _wan_vace, layouts.wan, _VIDEO, {**_TEXT, "control": (24, 3, 4, 6)}),
     "hunyuan_video": Case(
