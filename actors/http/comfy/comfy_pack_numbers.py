@@ -289,6 +289,7 @@ def _flag(name: str, default: bool = False) -> NodeInput:
 
 _A_B_INT = tuple(whole(name, 0, *_INT) for name in "ab")
 _A_B_FLOAT = tuple(number(name, 0.0, *_FLOAT) for name in "ab")
+_SAMPLER_NAME = text("sampler_name", "euler", choices=SAMPLER_NAMES)
 _SEED = whole("seed", 0, 0, MAX_SEED)
 _OPERATIONS = ("add", "subtract", "multiply", "divide", "modulo", "power")
 _COMPARED = ("==", "!=", "<", "<=", ">", ">=")
@@ -605,7 +606,7 @@ _SETTINGS = (
         row(f"{name}{ending}", (given,), build, *outputs)
         for ending in ("", " (Image Saver)")
         for name, given, build, outputs in (
-            ("Sampler Selector", text("sampler_name", "euler", choices=SAMPLER_NAMES), _twice("sampler_name"), (ANY, "STRING")),
+            ("Sampler Selector", _SAMPLER_NAME, _twice("sampler_name"), (ANY, "STRING")),
             ("Scheduler Selector", text("scheduler", "normal"), _twice("scheduler"), (ANY, "STRING")),
             ("Seed Generator", _SEED, passed("seed"), ("INT",)),
             ("Int Literal", whole("int", 0, *_INT), passed("int"), ("INT",)),

@@ -201,7 +201,8 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
     *((prefix, _DETECTION) for prefix in (
         "FaceDetailer", "DetailerForEach", "ToDetailerPipe", "EditDetailerPipe", "UltralyticsDetector", "BboxDetector",
         "SegsTo", "ReActor", "LivePortrait", "DownloadAndLoadLivePortrait", "BatchCLIPSeg", "DownloadAndLoadCLIPSeg",
-        "DWPreprocessor", "OpenposePreprocessor", "LineArtPreprocessor", "DepthAnything", "MiDaS", "Zoe_", "AIO_Preproc",
+        "DWPreprocessor", "OpenposePreprocessor", "LineArtPreprocessor", "DepthAnything", "MiDaS", "Zoe_",
+        "AIO_Preproc",
     )),
     *((prefix, _BETWEEN) for prefix in ("GMFSS", "RIFE", "FILM VFI", "IFRNet", "IFUnet", "M2M", "STMFNet",
                                          "FLAVR", "AMT VFI", "Sepconv", "GIMMVFI", "DownloadAndLoadGIMMVFI")),

@@ -111,6 +111,8 @@ def filled(graph: dict[str, Any], node_id: str, kind: NodeType, **links: Any) ->
         else:
             name, slot = PROVIDERS[given.type]
             provider = f"any {name}"
+            if provider == node_id:  # a stack may be made of another one
+                continue
             if name in EMPTY_PIPES:  # a pipe may be made of another one
                 graph[provider] = examples.node(EMPTY_PIPES[name])
             elif provider not in graph:
