@@ -180,7 +180,7 @@ def _outputs_of(
     if kind.name in SIZE_NODES:
         source, outputs = SIZE_NODES[kind.name]
         link = link_of(node, source)
-        size = sizes.get(node_id if kind.name in SIZE_RULES or link is None else link[0])
+        size = None if link is None else sizes.get(node_id if kind.name in SIZE_RULES else link[0])
         if size is None:
             return None
         width, height = size  # how many images there are is not known

@@ -316,7 +316,7 @@ def test_object_info_lists_the_choices_of_every_input_with_choices(tmp_path: Pat
                 chosen = (
                     given.type == "COMBO"
                     or given.choices
-                    or (given.name.endswith("_name") and given.name != "token_name")
+                    or (given.name.endswith("_name") and given.name != "token_name" and given.type != ANY)
                 )
                 default = settings[0].get("default") if settings else None
                 if bool(chosen) != is_list or (is_list and default is not None and default not in form):
