@@ -72,6 +72,7 @@ def evaluated(
             found[node_id] = {"class_type": node["class_type"], "inputs": inputs}
         if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
             sizes[node_id] = size
+        is_linked = is_linked and (kind.name not in ROUTES or _fits(nodes, found[node_id], kind, kinds))
         given = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None
         if given is None:
             continue
@@ -110,6 +111,21 @@ def _is_linked(nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any], 
     return all(
         source in nodes and 0 <= slot < len(kinds[nodes[source]["class_type"]].outputs) for source, slot in links
     )
+
+
+def _fits(
+    nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any], kind: NodeType, kinds: Mapping[str, NodeType]
+) -> bool:
+    """Whether what is linked to a node that passes it on has the types of its inputs: nobody else would name it."""
+    for given in kind.inputs:
+        if given.type in (ANY, *WIDGET_TYPES) or given.name not in node["inputs"]:
+            continue
+        if isinstance(node["inputs"][given.name], Bundle):
+            continue
+        link = link_of(node, given.name)
+        if link is None or kinds[nodes[link[0]]["class_type"]].outputs[link[1]] not in (ANY, given.type):
+            return False
+    return True
 
 
 def _video_of(
@@ -164,7 +180,7 @@ def _outputs_of(
     if kind.name in SIZE_NODES:
         source, outputs = SIZE_NODES[kind.name]
         link = link_of(node, source)
-        size = sizes.get(node_id if kind.name in SIZE_RULES or link is None else link[0])
+        size = None if link is None else sizes.get(node_id if kind.name in SIZE_RULES else link[0])
         if size is None:
             return None
         width, height = size  # how many images there are is not known

@@ -321,7 +321,7 @@ LOADING_NODES = (
         "GGUFLoaderKJ",
         _model,
         (
-            combo("model_name", MODELS), text("extra_model_name", "none", False),
+            combo("model_name", MODELS), text("extra_model_name", "none", False, choices=MODELS),
             *(text(name, "default", False) for name in ("dequant_dtype", "patch_dtype")), _flag("patch_on_device"),
             _flag("enable_fp16_accumulation"), text("attention_override", "none", False),
         ),

@@ -20,6 +20,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_BATCH,
     MAX_SEED,
     MAX_SIDE,
+    SAMPLER_NAMES,
     NodeInput,
     NodeType,
     NodeUnsupported,
@@ -137,7 +138,7 @@ def _by_operator(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return ({"and": bool(one and other), "or": bool(one or other), "xor": bool(one) is not bool(other)}[how],)
 
 
-def _evaluated(expression: str, names: Mapping[str, str], *kinds: type) -> Build:
+def _evaluated(expression: str, names: Mapping[str, str], *kinds: Callable[[Any], Any]) -> Build:
     """Return what computes the expression of an input, with the numbers of others by their names in it; missing ones
     are not known to it."""
 
@@ -286,8 +287,9 @@ def _flag(name: str, default: bool = False) -> NodeInput:
     return NodeInput(name, "BOOLEAN", default)
 
 
-_A_B_INT, _A_B_FLOAT = (tuple(number_of_kind(name) for name in "ab") for number_of_kind in (
-    lambda name: whole(name, 0, *_INT), lambda name: number(name, 0.0, *_FLOAT)))  # fmt: skip
+_A_B_INT = tuple(whole(name, 0, *_INT) for name in "ab")
+_A_B_FLOAT = tuple(number(name, 0.0, *_FLOAT) for name in "ab")
+_SAMPLER_NAME = text("sampler_name", "euler", choices=SAMPLER_NAMES)
 _SEED = whole("seed", 0, 0, MAX_SEED)
 _OPERATIONS = ("add", "subtract", "multiply", "divide", "modulo", "power")
 _COMPARED = ("==", "!=", "<", "<=", ">", ">=")
@@ -581,7 +583,7 @@ _SETTINGS = (
             whole("steps_total", 30, 1, MAX_STEPS),
             whole("refiner_step", 24, 1, MAX_STEPS),
             number("cfg", 8.0, 0.0, 100.0),
-            text("sampler_name", "euler"),
+            text("sampler_name", "euler", choices=SAMPLER_NAMES),
             text("scheduler", "normal"),
         ),
         _all("steps_total", "refiner_step", "cfg", "sampler_name", "scheduler"),
@@ -604,7 +606,7 @@ _SETTINGS = (
         row(f"{name}{ending}", (given,), build, *outputs)
         for ending in ("", " (Image Saver)")
         for name, given, build, outputs in (
-            ("Sampler Selector", text("sampler_name", "euler"), _twice("sampler_name"), (ANY, "STRING")),
+            ("Sampler Selector", _SAMPLER_NAME, _twice("sampler_name"), (ANY, "STRING")),
             ("Scheduler Selector", text("scheduler", "normal"), _twice("scheduler"), (ANY, "STRING")),
             ("Seed Generator", _SEED, passed("seed"), ("INT",)),
             ("Int Literal", whole("int", 0, *_INT), passed("int"), ("INT",)),

@@ -14,6 +14,8 @@ from typing import Any
 from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
+    SAMPLER_NAMES,
+    SCHEDULE_NAMES,
     NodeInput,
     NodeType,
     NodeUnsupported,
@@ -98,9 +100,13 @@ def _is_true(name: str) -> Callable[[Mapping[str, Any]], bool]:
 _QUALITY = "quality_jpeg_or_webp"
 #: what nodes write in the metadata of a file
 _ABOUT = (
-    "modelname", "positive", "negative", "width", "height", "seed_value", "steps", "cfg", "sampler_name",
-    "scheduler_name", "denoise", "clip_skip", "additional_hashes", "custom",
+    "modelname", "positive", "negative", "width", "height", "seed_value", "steps", "cfg", "denoise", "clip_skip",
+    "additional_hashes", "custom",
 )  # fmt: skip
+_HOW = (
+    text("sampler_name", "", False, choices=SAMPLER_NAMES),
+    text("scheduler_name", "", False, choices=SCHEDULE_NAMES),
+)
 _WHERE = ("counter", "time_format", "path", "filename")
 _SAVERS = (
     _Saver(
@@ -159,12 +165,22 @@ _SAVERS = (
                 _flag("save_workflow_as_json"),
                 _flag("embed_workflow", True),
                 _flag("show_preview", True),
+                *_HOW,
                 *_free("metadata", "scheduler", *_ABOUT, "download_civitai_data", "easy_remix"),
             ),
             "extension",
             _QUALITY,
             _is_true("lossless_webp"),
-            (*_WHERE, *_ABOUT, "scheduler", "metadata", "save_workflow_as_json", "embed_workflow"),
+            (
+                *_WHERE,
+                *_ABOUT,
+                "sampler_name",
+                "scheduler_name",
+                "scheduler",
+                "metadata",
+                "save_workflow_as_json",
+                "embed_workflow",
+            ),
         )
         for name in ("Image Saver", "Image Saver Simple", "Save Image w/Metadata")
     ),
@@ -205,7 +221,7 @@ def _metadata(given: Mapping[str, Any]) -> tuple[Any, ...]:
 _METADATA = NodeType(
     "Image Saver Metadata",
     "image",
-    _free(*_ABOUT, "download_civitai_data", "easy_remix"),
+    (*_HOW, *_free(*_ABOUT, "download_civitai_data", "easy_remix")),
     ("METADATA", "STRING", "STRING"),
     _metadata,
 )

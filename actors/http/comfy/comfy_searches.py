@@ -54,7 +54,7 @@ def steps_of(given: Mapping[str, Any], source: str, pattern: str, new: str) -> i
 def _search_steps(pattern: str, characters: int) -> int:
     """Return about how many steps a search takes: with n repetitions and k alternatives, none of a group repeated and
     without references, characters ** (n + 1) * 2 ** k."""
-    return max(characters, 2) ** (1 + len(_REPETITION.findall(pattern))) * 2 ** pattern.count("|")
+    return int(max(characters, 2) ** (1 + len(_REPETITION.findall(pattern))) * 2 ** pattern.count("|"))
 
 
 def regex_steps(given: Mapping[str, Any]) -> int:

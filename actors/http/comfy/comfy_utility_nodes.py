@@ -79,7 +79,7 @@ def _of_json(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def json_steps(given: Mapping[str, Any]) -> int:
     """Return about how many characters are read to find an object: all of them from each brace on."""
-    whole_text = given["json_string"]
+    whole_text: str = given["json_string"]
     return min(_MOST_READ, min(_MOST_STARTS, whole_text.count("{")) * len(whole_text))
 
 

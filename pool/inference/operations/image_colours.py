@@ -63,7 +63,7 @@ def _moved(own_NC: npt.NDArray[np.float64], reference_HWC: PixelArray) -> npt.ND
     own_CC, other_CC = (_covariance(each) for each in (own_NC, other_NC))
     root_CC, inverse_CC = _power(own_CC, 0.5), _power(own_CC, -0.5)
     map_CC = inverse_CC @ _power(root_CC @ other_CC @ root_CC, 0.5) @ inverse_CC
-    return (own_NC - mean_C) @ map_CC + wanted_C
+    return np.asarray((own_NC - mean_C) @ map_CC + wanted_C)
 
 
 def _covariance(values_NC: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -64,9 +64,9 @@ PROVIDERS = {
     "SAMPLER": ("KSamplerSelect", 0), "SIGMAS": ("BasicScheduler", 0), ANY: ("PrimitiveFloat", 0),
     "VIDEO": ("CreateVideo", 0), "AUDIO": ("VAEDecodeAudio", 0),
     "LATENT_OPERATION": ("LatentOperationTonemapReinhard", 0), "MODEL_PATCH": ("ModelPatchLoader", 0),
-    "IPADAPTER": ("IPAdapterModelLoader", 0), "BASIC_PIPE": ("ToBasicPipe", 0), "PIPE_LINE": ("easy pipeIn", 0),
-    "RGTHREE_CONTEXT": ("Context (rgthree)", 0), "TIMESTEPS_RANGE": ("ConditioningTimestepsRange", 0),
-    "LATENT_UPSCALE_MODEL": ("LatentUpscaleModelLoader", 0), "LORA_STACK": ("LoRA Stacker", 0),
+    "LORA_STACK": ("CR LoRA Stack", 0), "IPADAPTER": ("IPAdapterModelLoader", 0), "BASIC_PIPE": ("ToBasicPipe", 0),
+    "PIPE_LINE": ("any PIPE_LINE", 0), "RGTHREE_CONTEXT": ("any RGTHREE_CONTEXT", 0),
+    "TIMESTEPS_RANGE": ("ConditioningTimestepsRange", 0), "LATENT_UPSCALE_MODEL": ("LatentUpscaleModelLoader", 0),
 }  # fmt: skip
 #: a node and its input that lead from a type of link to an image
 CONSUMERS = {
@@ -80,13 +80,14 @@ CONSUMERS = {
     "INT": ("KSampler", "steps"), "FLOAT": ("KSampler", "cfg"), "STRING": ("CLIPTextEncode", "text"),
     "BOOLEAN": ("SamplerCustom", "add_noise"), ANY: ("KSampler", "cfg"), "VIDEO": ("SaveVideo", "video"),
     "AUDIO": ("SaveAudio", "audio"), "LATENT_OPERATION": ("LatentApplyOperationCFG", "operation"),
-    "MODEL_PATCH": ("ZImageFunControlnet", "model_patch"), "IPADAPTER": ("IPAdapter", "ipadapter"),
-    "TIMESTEPS_RANGE": ("ConditioningSetProperties", "timesteps"), "METADATA": ("Image Saver Simple", "metadata"),
-    "LATENT_UPSCALE_MODEL": ("LTXVLatentUpsampler", "upscale_model"), "BASIC_PIPE": ("FromBasicPipe", "basic_pipe"),
-    "PIPE_LINE": ("easy pipeOut", "pipe"), "RGTHREE_CONTEXT": ("Context (rgthree)", "base_ctx"),
-    "LORA_STACK": ("CR Apply LoRA Stack", "lora_stack"),
+    "MODEL_PATCH": ("ZImageFunControlnet", "model_patch"), "LORA_STACK": ("CR Apply LoRA Stack", "lora_stack"),
+    "IPADAPTER": ("IPAdapter", "ipadapter"), "METADATA": ("Image Saver Simple", "metadata"),
+    "BASIC_PIPE": ("FromBasicPipe", "basic_pipe"), "PIPE_LINE": ("easy pipeOut", "pipe"),
+    "TIMESTEPS_RANGE": ("ConditioningSetProperties", "timesteps"),
+    "LATENT_UPSCALE_MODEL": ("LTXVLatentUpsampler", "upscale_model"),
 }  # fmt: skip
-#: types that nodes pass on next to what is in them
+EMPTY_PIPES = {"any PIPE_LINE": "easy pipeIn", "any RGTHREE_CONTEXT": "Context (rgthree)"}
+#: types of which a node gives one, and what it carries behind it
 PIPES = ("BASIC_PIPE", "PIPE_LINE", "RGTHREE_CONTEXT")
 #: nodes that make something: others show it in the editor, and are not read
 MAKING = [kind for kind in NODE_TYPES.values() if kind.outputs or kind.is_output]
@@ -112,10 +113,12 @@ def filled(graph: dict[str, Any], node_id: str, kind: NodeType, **links: Any) ->
             inputs[given.name] = value_of(given)
         else:
             name, slot = PROVIDERS[given.type]
-            if name == kind.name:  # a pipe, or a stack, with nothing before it
-                continue
             provider = f"any {name}"
-            if provider not in graph:
+            if provider == node_id:  # a stack may be made of another one
+                continue
+            if name in EMPTY_PIPES:  # a pipe may be made of another one
+                graph[provider] = examples.node(EMPTY_PIPES[name])
+            elif provider not in graph:
                 filled(graph, provider, NODE_TYPES[name])
             inputs[given.name] = [provider, slot]
 
@@ -126,12 +129,12 @@ def graph_with(kind: NodeType) -> dict[str, Any]:
     filled(graph, SUBJECT, kind)
     source, outputs, used = SUBJECT, kind.outputs, 0
     while outputs:
-        made = min(outputs, key=PIPES.__contains__)
-        name, given = ("SaveImage", "images") if made == "IMAGE" and used else CONSUMERS[made]
-        if (name, made) == ("KSampler", "LATENT") and used:
+        slot = 1 if outputs[0] in PIPES and len(outputs) > 1 else 0
+        name, given = ("SaveImage", "images") if outputs[slot] == "IMAGE" and used else CONSUMERS[outputs[slot]]
+        if (name, outputs[slot]) == ("KSampler", "LATENT") and used:
             name, given = "VAEDecode", "samples"
         used += 1
-        filled(graph, f"after {used}", NODE_TYPES[name], **{given: [source, outputs.index(made)]})
+        filled(graph, f"after {used}", NODE_TYPES[name], **{given: [source, slot]})
         source, outputs = f"after {used}", () if NODE_TYPES[name].is_output else NODE_TYPES[name].outputs
         if name == "KSampler":
             filled(graph, "decoded", NODE_TYPES["VAEDecode"], samples=[source, 0])
@@ -313,8 +316,11 @@ def test_object_info_lists_the_choices_of_every_input_with_choices(tmp_path: Pat
             for given in kind.inputs:
                 form, *settings = shown[given.name]
                 is_list = isinstance(form, list) and all(isinstance(each, str) for each in form)
-                has_name = given.name.endswith("_name") and kind.category not in ("values", "custom", "image")
-                chosen = given.type == "COMBO" or given.choices or has_name
+                chosen = (
+                    given.type == "COMBO"
+                    or given.choices
+                    or (given.name.endswith("_name") and given.name != "token_name" and given.type != ANY)
+                )
                 default = settings[0].get("default") if settings else None
                 if bool(chosen) != is_list or (is_list and default is not None and default not in form):
                     wrong.append((name, given.name, form))
