@@ -116,8 +116,11 @@ def _is_linked(nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any], 
 def _fits(
     nodes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any], kind: NodeType, kinds: Mapping[str, NodeType]
 ) -> bool:
-    """Whether what is linked to a node that passes it on has the types of its inputs: nobody else would name it."""
+    """Whether what is linked to a node that passes it on is there, and has the types of its inputs: nobody else would
+    name it."""
     for given in kind.inputs:
+        if given.name not in node["inputs"] and given.is_required and given.type not in WIDGET_TYPES:
+            return False
         if given.type in (ANY, *WIDGET_TYPES) or given.name not in node["inputs"]:
             continue
         if isinstance(node["inputs"][given.name], Bundle):

@@ -118,6 +118,8 @@ def _by_frequency(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _projected(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    warn(given, "APG: guided by cfg - 1 times the projected difference, as published; another program may scale it "
+                "otherwise")  # fmt: skip
     return "apg", {"eta": given["eta"], "norm": given["norm_threshold"], "momentum": given["momentum"]}
 
 
