@@ -5,7 +5,7 @@
 In virtual time, with the core as it is: 16 clients send requests at Poisson arrivals, with numbers of steps of their
 own, to one or two GPUs that have the model. Only samplings: their texts are there, and nobody decodes. The gains of
 larger passes are within the published ones for images, 1.3 to 2.5 (`benchmarks/notes/batching.md`). In the last column
-each request has the size of pass that the arrivals before it suggest (`benchmarks.lab.size_by_load`), and joins.
+each request has the size of pass that the arrivals before it suggest (`batch = "adaptive"`), and joins.
 
 With `--stages`, the same GPUs encode the text of each request and decode its image: joining with and without stops of
 passes for these (`scheduler.core.pass_breaks`), against whole runs and one image per pass.
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--loads", default=",".join(map(str, LOADS)))
     parser.add_argument("--stages", action="store_true", help="with encodes and decodes")
     given = parser.parse_args()
-    last = "joining, with stops" if given.stages else "size by load"
+    last = "joining, with stops" if given.stages else "adaptive"
     print(f"| steps | GPUs | load | one image | whole runs | joining | {last} | p99 of it / best p99 of the others |")
     print("|---|---|---|---|---|---|---|---|")
     for shape in SHAPES:
