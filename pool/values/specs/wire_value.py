@@ -31,11 +31,12 @@ def _places_of(kind: Any) -> Mapping[str, int]:
 def evolve(value: _T, /, **changes: Any) -> _T:
     """Return a dataclass with some fields replaced, as `dataclasses.replace`, which takes twice as long. All its fields
     must be positional arguments of its constructor."""
-    kind = type(value)
+    kind: Any = type(value)
     values, places = list(_values_of(kind)(value)), _places_of(kind)
     for name, new in changes.items():
         values[places[name]] = new
-    return kind(*values)
+    evolved: _T = kind(*values)
+    return evolved
 
 
 class WireValue:
@@ -48,5 +49,5 @@ class WireValue:
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kind = type(self)
+        kind: Any = type(self)
         return kind, _values_of(kind)(self)
