@@ -48,8 +48,8 @@ def unpacked_events(answer: PackedEvents) -> DriverEvents:
     """Invert `packed_events`."""
     content, results = answer
     ends, (cursor, *rest) = unpacked(content)
-    made: Any = JobEnded
-    ended = [made(*before, result, *after) for (before, after), result in zip(ends, results, strict=True)]
+    kind: Any = JobEnded
+    ended = [kind(*before, result, *after) for (before, after), result in zip(ends, results, strict=True)]
     return DriverEvents(cursor, tuple(ended), *rest)
 
 

@@ -35,8 +35,8 @@ def evolve(value: _T, /, **changes: Any) -> _T:
     values, places = list(_values_of(kind)(value)), _places_of(kind)
     for name, new in changes.items():
         values[places[name]] = new
-    changed: _T = kind(*values)
-    return changed
+    evolved: _T = kind(*values)
+    return evolved
 
 
 class WireValue:
