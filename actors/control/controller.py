@@ -483,7 +483,7 @@ class Controller:
                 self._drivers.known[job.client_id].events.previewed(preview)
 
     async def want_previews(self, client_id: ClientId, submission_id: SubmissionId, wish: PreviewWish | None) -> None:
-        """Make previews of the submission's sampling runs as `wish` says from now on, of runs that are under way, too;
+        """Make previews of the submission's sampling runs as `wish` says from now on, of runs that workers have, too;
         None: no more. Ignored if the submission is over."""
         if self._drivers.submission(client_id, submission_id) is None:
             return
@@ -492,7 +492,7 @@ class Controller:
             if self._drivers.submission(client_id, submission_id) is None:  # it ended meanwhile
                 return
         self._previews.set(submission_id, wish)
-        for step in self._dispatcher.running():
+        for step in self._dispatcher.sent():
             is_its = any(job.submission_id == submission_id for job in self._queue.of_task(step.task_id))
             if is_its and self._tasks.spec(step.task_id).stage is Stage.SAMPLE:
                 wanted = self._previews.of_jobs(self._queue.of_task(step.task_id))

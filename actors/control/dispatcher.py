@@ -103,6 +103,10 @@ class Dispatcher:
             step for worker in self.workers for task_id, step in worker.runs.items() if task_id not in worker.queued
         )
 
+    def sent(self) -> tuple[StepDone, ...]:
+        """Return the runs that workers have: active ones, and those that wait there for their turn."""
+        return tuple(step for worker in self.workers for step in worker.runs.values())
+
     def post(self, event: Event) -> None:
         """Let the core handle `event`, and execute its commands."""
         self._inbox.append(event)

@@ -46,7 +46,7 @@ def run(code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[st
     environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=60,
+        cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
 
 

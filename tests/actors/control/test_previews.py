@@ -90,6 +90,19 @@ async def test_a_wish_during_a_run_reaches_its_worker_and_ends_with_the_submissi
 
 
 @dialogue
+async def test_a_wish_reaches_a_run_that_waits_on_its_worker() -> None:
+    """It was sent without one, ahead of time: its previews were never made."""
+    desk = await Desk().open()
+    await desk.submit(*(request(seed=seed, prompt=f"a circle {seed}") for seed in range(6)))
+    waiting: list[Sent] = []
+    while not waiting:
+        await desk.finish(desk.fleet.running[0])
+        waiting = [sent for sent in desk.fleet.queued if sent.request.task.stage is Stage.SAMPLE]
+    await desk.controller.want_previews(ME, SubmissionId("s"), WISH)
+    assert waiting[0].request.run in {run for _, run, wish in desk.fleet.previews_asked if wish is not None}
+
+
+@dialogue
 async def test_a_request_may_name_the_kind_and_refuse() -> None:
     desk = await Desk().open()
     wanted = (request(preview="taesd"), request(seed=2, preview="none"))
