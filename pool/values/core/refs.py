@@ -207,7 +207,7 @@ class UpscalerRef:
     sha256: str
     scale: int
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
-    latent_channels: int = 0
+    latent_channels: int = field(default=0, repr=False)
 
     @property
     def content(self) -> str:

@@ -421,7 +421,7 @@ class DecodeParams(WireValue):
     tile_frames: int = 0
     parts: int = 0
     part: int = 0
-    track: str = ""
+    track: str = field(default="", repr=False)
 
     @property
     def is_tiled(self) -> bool:
@@ -459,7 +459,7 @@ class UpscaleParams(WireValue):
     frames: int = 0
     tile: int = 0
     overlap: int = 0
-    vae: ModelRef | None = None
+    vae: ModelRef | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -647,7 +647,8 @@ _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
 _APART: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
-        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part"}),
+        DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part", "track"}),
+        UpscaleParams: frozenset({"vae"}),
     }
 )
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
@@ -725,6 +726,8 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
     size = work.batch_size if isinstance(work, (SampleParams, DecodeParams)) else 0
     if isinstance(work, SampleParams) and work.part is not None:
         text += repr(_without_places(work.part))
+    if isinstance(work, DecodeParams):
+        text += work.track
     return f"{stage_of(work).value} {_digest(text)[:16]}{f' {size}' if size else ''}"
 
 
