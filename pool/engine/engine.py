@@ -729,12 +729,7 @@ class Engine:
     ) -> tuple[Result, ...]:
         works, inputs = [member.work for member in members], [TaskInputs(member.inputs) for member in members]
         if isinstance(works[0], UpscaleParams) and works[0].vae is not None:
-<<<<<<< HEAD
             own, (upscaler, vae) = self._opened(works[0].vae).latent, patchers
-=======
-            upscaler, vae = patchers
-            own = self._opened(works[0].vae).latent
->>>>>>> wfltx
             return upscale_latents(_all_of(works, UpscaleParams), inputs, upscaler, vae, own, hooks)
         if isinstance(works[0], UpscaleParams):
             return upscale_images(_all_of(works, UpscaleParams), inputs, patchers[0], hooks, division)
