@@ -12,6 +12,7 @@ from dataclasses import replace
 from modelpool.pool.engine.stages import (
     begin_decode_batch,
     decode_part,
+    decode_sounds,
     join_parts,
     vae_encode,
     vae_encode_beginning,
@@ -25,6 +26,8 @@ from modelpool.pool.inference.pixels.tiled import HOST
 from modelpool.pool.inference.sampling.noise import image_noise_seed
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import (
+    FRAMES,
+    SOUND,
     AudioSamples,
     DecodedTiles,
     DecodeParams,
@@ -118,8 +121,12 @@ def begin_decode_images(
     lasts = works[0].shape.frame_rate, works[0].shape.seconds, leading * latent.frames_per_cell
     # devices may round the sum of tiles differently: it is always on the host, as in the join of parts
     into = vae.device if is_pending and not works[0].is_tiled else HOST
-    tiling, track = requested_tiling(works[0], latent), works[0].track
-    made = begin_decode_batch(latents, vae, latent, hooks, division, *lasts, into, tiling, track)
+    if works[0].track == SOUND:
+        sounds = decode_sounds(latents, vae, hooks)
+        return lambda: sounds
+    if works[0].track == FRAMES:
+        latents = [Latent(each.samples_CHW) for each in latents]
+    made = begin_decode_batch(latents, vae, latent, hooks, division, *lasts, into, requested_tiling(works[0], latent))
     return lambda: tuple(_pasted(work, image, read) for work, image, read in zip(works, made(), inputs, strict=True))
 
 

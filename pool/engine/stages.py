@@ -33,7 +33,6 @@ from modelpool.pool.values.core.errors import CorruptFile, UnusableField
 from modelpool.pool.values.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
 from modelpool.pool.values.core.stage_params import (
     FRAMES,
-    SOUND,
     AudioSamples,
     DecodedTiles,
     DecodeParams,
@@ -175,20 +174,16 @@ def begin_decode_batch(
     leading: int,
     into: torch.device,
     requested: Tiling | None = None,
-    track: str = "",
 ) -> Callable[[], tuple[Output, ...]]:
     """Begin `decode_batch`: images and videos are moved to the device `into`, which may still compute them then; with
-    `requested` tiles they are blended there. `track` as in `DecodeParams`. Returns a function that moves them on to
-    the host and returns the results."""
+    `requested` tiles they are blended there. Returns a function that moves them on to the host and returns the
+    results."""
     scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
     if latent.audio is not None:
         rate, peak = latent.audio.samples_per_second, latent.audio.peak
         samples_BC = decoded(scaled_BC, vae, latent, hooks, division)
         return lambda: tuple(_audio(audio_CS, int(seconds * rate), rate, peak) for audio_CS in samples_BC.unbind())
-    sounds = (None,) * len(sampled) if track == FRAMES else _sounds(sampled, vae, hooks)
-    if track == SOUND:
-        hooks.on_step(1, 1)
-        return lambda: tuple(_present(sound, vae) for sound in sounds)
+    sounds = _sounds(sampled, vae, hooks)
     # bytes are made on the device: a quarter of what float32 is on the bus, and no passes on the CPU
     levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes, into, requested)
 
@@ -295,6 +290,14 @@ def _sounds(sampled: Sequence[Latent], vae: ModelPatcher, hooks: RunHooks) -> tu
         samples_BCS = decoder(torch.stack(latents).to(vae.device), vae.compute_dtype).float().cpu()
         rate = decoder.samples_per_second
     return tuple(_audio(samples_CS, samples_CS.shape[1], rate) for samples_CS in samples_BCS.unbind())
+
+
+def decode_sounds(sampled: Sequence[Latent], vae: ModelPatcher, hooks: RunHooks) -> tuple[AudioSamples, ...]:
+    """Return the audio track of each of `sampled`, without frames. One step. Raises UnusableField for a VAE that
+    decodes none."""
+    found = tuple(_present(sound, vae) for sound in _sounds(sampled, vae, hooks))
+    hooks.on_step(1, 1)
+    return found
 
 
 def _present(sound: AudioSamples | None, vae: ModelPatcher) -> AudioSamples:
