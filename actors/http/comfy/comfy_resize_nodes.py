@@ -46,6 +46,8 @@ _TO_SHORTER, _TO_WIDTH, _TO_HEIGHT = "scale shorter dimension", "scale width", "
 _TO_PIXELS, _MATCH, _TO_MULTIPLE = "scale total pixels", "match size", "scale to multiple"
 RESIZE_TYPES = (_TO_SIZE, _BY, _TO_LONGER, _TO_SHORTER, _TO_WIDTH, _TO_HEIGHT, _TO_PIXELS, _MATCH, _TO_MULTIPLE)
 _MEGAPIXEL = 1024 * 1024
+#: sides that nodes set, and their names in operations
+_SIDES: Mapping[str, str] = MappingProxyType({"longer_edge": "longest", "shorter_edge": "shortest"})
 #: inputs of a node that takes as many as are linked
 _MOST_LINKED = 50
 _SAVED_IMAGE = next(row.build for row in IMAGE_NODES if row.name == "SaveImage")
@@ -117,6 +119,14 @@ def _as_image(given: Mapping[str, Any], name: str, value: Any) -> Any:
         raise NodeUnsupported(f"{name}: expected an image or a mask")
     nodes: MadeNodes = given["nodes"]
     return nodes.operate(f"{given['node_id']}/{name}", "mask_to_image", NodeImage, {"mask": value}, {})
+
+
+def _to_side(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return images with a longer, or a shorter, side of a length."""
+    name, setting = next((each, _SIDES[each]) for each in _SIDES if each in given)
+    settings = {setting: given[name], "method": "lanczos"}
+    operation = f"image_scale_to_{setting}"
+    return (given["nodes"].operate(given["node_id"], operation, NodeImage, {"image": given["images"]}, settings),)
 
 
 def _linked(given: Mapping[str, Any], names: tuple[str, ...]) -> list[Any]:
@@ -221,6 +231,13 @@ _SAVING = (
     ),
 )
 RESIZE_NODES = (
+    *(
+        _row(f"ResizeImagesBy{side}Edge", "image", inputs, only_in_workflows, "IMAGE")
+        for side, inputs in (
+            (side, (link("images", "IMAGE"), whole(f"{side.lower()}_edge", 1024, 1, _SIDE)))
+            for side in ("Longer", "Shorter")
+        )
+    ),
     _row(
         "ResizeImageMaskNode",
         "image",
@@ -280,6 +297,7 @@ RESIZE_NODES = (
 RESIZE_BUILDERS: Mapping[str, Builder] = MappingProxyType(
     {
         "ResizeImageMaskNode": _resized,
+        **dict.fromkeys(("ResizeImagesByLongerEdge", "ResizeImagesByShorterEdge"), _to_side),
         "BatchImagesNode": _images_joined,
         "BatchMasksNode": _masks_joined,
         "BatchLatentsNode": _latents_joined,

@@ -142,3 +142,17 @@ def test_files_of_an_image_are_those_that_the_pool_writes() -> None:
         with pytest.raises(WorkflowRejected) as found:
             outputs_of(changed, NAMES)
         assert "images of the pool have 8 bits" in str(found.value.as_json()["node_errors"]["saved"]), name
+
+
+def test_sides_of_a_length_are_their_operations() -> None:
+    for side in ("longer", "shorter"):
+        graph = basic()
+        name = f"ResizeImagesBy{side.capitalize()}Edge"
+        graph["subject"] = node(name, images=["decoded", 0], **{f"{side}_edge": 50})
+        graph["saved"]["inputs"]["images"] = ["subject", 0]
+        (request,) = requests(graph)
+        assert request.workflow is not None
+        made = request.workflow.nodes["subject"]
+        assert isinstance(made, OperationNode)
+        length = {"longer": "longest", "shorter": "shortest"}[side]
+        assert (made.name, made.settings[length]) == (f"image_scale_to_{length}", 50)
