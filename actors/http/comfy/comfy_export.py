@@ -262,13 +262,18 @@ def api_format(
         workflow = with_everywhere(with_subgraphs(workflow))
         nodes, links = workflow["nodes"], workflow["links"]
         definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
-        return _converted(_Scope(_Definition(nodes, links), _Definitions(definitions, kinds, may_be_own)))
+        found = _converted(_Scope(_Definition(nodes, links), _Definitions(definitions, kinds, may_be_own)))
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, WorkflowRejected):
             raise
         raise WorkflowRejected(
             "invalid_prompt", f"the exported workflow is damaged ({problem!r}); {EXPORT_HINT}"
         ) from None
+    if not found:
+        raise WorkflowRejected(
+            "no_prompt", "found no node that runs: each is muted, bypassed or a note; switch on the ones to run"
+        )
+    return found
 
 
 def _links_by_id(links: Sequence[Any]) -> dict[Any, _Link]:

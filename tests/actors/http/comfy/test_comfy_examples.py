@@ -481,6 +481,14 @@ def test_subgraphs_that_contain_themselves_are_refused() -> None:
         api_format(workflow)
 
 
+def test_a_file_of_the_editor_in_which_nothing_runs_says_so() -> None:
+    """Published files have all their groups muted; they were refused for a format that they have."""
+    for mode in (2, 4):
+        saved = {"id": 1, "type": "SaveImage", "mode": mode, "inputs": [], "widgets_values": ["x"]}
+        with pytest.raises(WorkflowRejected, match="each is muted, bypassed or a note"):
+            api_format({"nodes": [saved], "links": []})
+
+
 def test_changes_of_a_model_become_options_of_its_runs() -> None:
     node = examples.node
     graph = examples.basic(model=["rescaled", 0])
