@@ -188,7 +188,8 @@ class _Field:
         self.value = self.name if is_given else default
         if factory is not None:
             self.parameter = f"{self.name}: {kind} | None = None" if is_given else ""
-            self.value = f"{factory}() if {self.name} is None else {self.name}" if is_given else f"{factory}()"
+            made = f"{factory}()" if factory.isidentifier() else f"({factory})()"  # such as a lambda
+            self.value = f"{made} if {self.name} is None else {self.name}" if is_given else made
 
 
 def _constructor(node: ast.ClassDef, fields: list[_Field]) -> str:

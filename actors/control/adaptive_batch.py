@@ -83,6 +83,7 @@ class AdaptiveBatches:
     def _chosen(self, built: BuiltRequest, at: float) -> _Chosen:
         wanted = built.graph.job.wanted
         if (kept := self._kept.kept(wanted)) is not None:
+            self._kept.put(wanted, kept)  # used now
             return kept
         samplings = [task for task in built.graph.job.tasks if task.stage is Stage.SAMPLE]
         if not self._state.config.joins or not all(task.pass_key for task in samplings):

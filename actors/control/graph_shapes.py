@@ -118,5 +118,6 @@ def _with_seed(
         tasks.append(evolve(task, task_id=new, needs=needs))
     job = evolve(graph.job, job_id=job_id, tasks=tuple(tasks), wanted=ids.get(graph.job.wanted, graph.job.wanted))
     nodes = {ids.get(task_id, task_id): names for task_id, names in graph.nodes.items()} if graph.nodes else graph.nodes
-    new_graph = JobGraph(job, works, graph.components, graph.warnings, graph.fingerprints, nodes)
+    same = graph.components, graph.warnings, graph.fingerprints
+    new_graph = JobGraph(job, works, *same, nodes=nodes, batch_gain=graph.batch_gain)
     return BuiltRequest(evolve(built.recipe, seed=seed), new_graph)

@@ -150,7 +150,7 @@ class PassBreaks:
         sooner = served.count * (min(wait_seconds, served.elsewhere_seconds) - begins_after)
         if sooner <= len(members) * lost_seconds or not self._goes_on(worker, members, served, at):
             return
-        stop_seconds = SWITCH_SECONDS + served.reload_seconds
+        stop_seconds = SWITCH_SECONDS + served.reload_seconds + served.lone_seconds
         may_stop_at = min(member.started_at for member in members) + stop_seconds / MOST_LOST
         if may_stop_at > at:
             self.next_at = min(self.next_at, may_stop_at)
@@ -185,9 +185,11 @@ class PassBreaks:
         oldest, window_seconds = backlog.oldest(capacity_bytes), self._config.share_window_seconds
         if any(task not in served.tasks for _, _, task in islice(backlog.urgent.now(at), MOST_EACH)):
             return False
-        if oldest is None or oldest in served.tasks:
+        if oldest is None:
             return True
-        if oldest.priority > members[0].priority or oldest.waited_seconds(at) > window_seconds:
+        if oldest in served.tasks:  # what runs has its share, too
+            oldest = min(members, key=lambda member: member.virtual_start)
+        elif oldest.priority > members[0].priority or oldest.waited_seconds(at) > window_seconds:
             return False
         latest = share_window_end(oldest.order, window_seconds * self._worker_table.worker_index.count)
         latest = max(oldest.virtual_start, latest)
@@ -210,7 +212,10 @@ class PassBreaks:
             else:
                 served.ends += 1
             extra_seconds = self._costs.extra_seconds(task.spec, task.cost_class, worker) or 0.0
-            served.seconds += extra_seconds + self._costs.resident_seconds(task.spec, task.cost_class, worker)
+            seconds = extra_seconds + self._costs.resident_seconds(task.spec, task.cost_class, worker)
+            served.seconds += seconds
+            if not self._follows_samplings(task):
+                served.lone_seconds += seconds
             if task.cost_class.needed_bytes + first.cost_class.needed_bytes > (worker.capacity_bytes or 0):
                 served.reloads = True
             served.elsewhere_seconds = min(served.elsewhere_seconds, self._elsewhere(task, worker, at))
@@ -251,6 +256,11 @@ class PassBreaks:
         """Whether a job has its result when the task has ended."""
         return any(self._demand.jobs[job_id].spec.wanted == task.name for job_id in islice(task.demand, MOST_EACH))
 
+    def _follows_samplings(self, task: Task) -> bool:
+        """Whether a job of the task samples: as many such tasks come as samplings, and any number of others."""
+        specs = (spec for job_id in islice(task.demand, MOST_EACH) for spec in self._demand.jobs[job_id].spec.tasks)
+        return any(spec.stage is Stage.SAMPLE for spec in specs)
+
     def _elsewhere(self, task: Task, worker: Worker, at: float) -> float:
         """Return the seconds until another worker would start the task, with its weights."""
         index, least = self._worker_table.worker_index, inf
@@ -286,6 +296,7 @@ class _Served:
     elsewhere_seconds  until another worker would start the first of them
     reloads            they need memory that the weights of the pass have
     reload_seconds     to load these weights again
+    lone_seconds       of the tasks, of those that no sampling needs or is needed by
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -295,6 +306,7 @@ class _Served:
     elsewhere_seconds: float = inf
     reloads: bool = False
     reload_seconds: float = 0.0
+    lone_seconds: float = 0.0
 
     @property
     def count(self) -> int:

@@ -107,6 +107,8 @@ def test_a_constructor_takes_the_place_of_a_docstring() -> None:
         "    s: str = field(repr=False)\n"
         "    n: ClassVar[int] = 1\n"
     )
+    made_by_lambda = source.replace("default_factory=list", "default_factory=lambda: [1]")
+    assert "self.z = (lambda: [1])() if z is None else z" in setup_file().with_constructors(made_by_lambda)
     frozen = source.replace("slots", "frozen")
     assert setup_file().with_constructors(frozen) == frozen
     with pytest.raises(ValueError, match="class A: found no docstring"):

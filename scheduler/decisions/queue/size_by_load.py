@@ -85,12 +85,20 @@ class SizeChoice:
         )
 
 
+def _latest_times() -> deque[float]:
+    return deque(maxlen=WINDOW)
+
+
+def _latest_costs() -> deque[SizeCosts]:
+    return deque(maxlen=WINDOW)
+
+
 @dataclass(slots=True)
 class _Kind:
     """The latest arrivals of a kind of request, and the size that they have."""
 
-    times: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    costs: deque[SizeCosts] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    times: deque[float] = field(default_factory=_latest_times)
+    costs: deque[SizeCosts] = field(default_factory=_latest_costs)
     size: int = 1
     #: sums over `costs`: time of a worker that they take in passes of one, and in full ones
     single_seconds: float = 0.0

@@ -25,6 +25,7 @@ MASK = PIXELS[:, :, 0] > 100
 KINDS: dict[str, tuple[dict[str, Any], bool]] = {
     "text": ({}, True),
     "guided": ({"negative": "n", "cfg": 5.0, "loras": ["thick", ("words", 0.5)]}, True),
+    "a chosen batch size": ({"batch": "auto"}, True),
     "image": ({"image": PIXELS, "strength": 0.5}, True),
     "inpaint": ({"model": FILLS_HOLES, "image": PIXELS, "mask": MASK}, True),
     "hires": ({"hires": {"scale": 2.0}}, True),
