@@ -384,6 +384,8 @@ class _WorkflowTasks:
             field = "first_step" if node.strength is None else "strength"
             expected = f"none: model {model.name!r} reads its image in all steps"
             raise unusable_field(field, node.first_step or node.strength, expected)
+        if guides and not work.steps_run:
+            raise unusable_field("guides", counted(len(guides), "image"), "none in a run of no step")
         self.warnings |= tasks.warnings
         self.warnings |= dict.fromkeys(edit_model_warnings(request, facts, model))
         self.warnings |= dict.fromkeys(sampler_warnings(request, facts))

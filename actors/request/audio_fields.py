@@ -7,6 +7,7 @@ Torch-free, ray-free; imports PyAV and numpy when audio is set.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ _DEMUXERS = {"format_whitelist": "mp3,wav,flac,ogg,aac,mov,matroska,avi", "proto
 MAX_AUDIO_SAMPLES = 1 << 26
 #: most samples per second of a channel
 MAX_AUDIO_RATE = 192_000
+#: a multiple of the usual rates, and the least divisor that a rate has in common with it
+_COMMON_RATE, _LEAST_COMMON = 48_000 * 441, 100
 _CHANNELS = (1, 2)
 _AUDIO = "the path of a file with audio, or samples [samples, channels] of float32 with their number per second"
 
@@ -154,8 +157,10 @@ def _check(name: str, rate: int, channels: int, samples: int) -> None:
     """Raise UnusableField for audio with another number of channels, or too many samples."""
     if channels not in _CHANNELS:
         raise unusable_field(name, counted(channels, "channel"), "1 or 2 channels")
-    if not 0 < rate <= MAX_AUDIO_RATE:
-        raise unusable_field(name, f"{rate} samples per second", f"1 to {MAX_AUDIO_RATE}")
+    # of other pairs of rates, the filter that converts one into the other has gigabytes
+    if not 0 < rate <= MAX_AUDIO_RATE or math.gcd(rate, _COMMON_RATE) < _LEAST_COMMON:
+        expected = f"a usual rate up to {MAX_AUDIO_RATE}, such as 44100 or 48000"
+        raise unusable_field(name, f"{rate} samples per second", expected)
     if not 0 < samples * channels <= MAX_AUDIO_SAMPLES:
         seconds = MAX_AUDIO_SAMPLES // (channels * rate)
         found = f"{counted(samples, 'sample')} in each channel" if samples <= MAX_AUDIO_SAMPLES else "more"
@@ -174,7 +179,9 @@ def _samples(name: str, path: str, audio: InputContainer, rate: int) -> FloatArr
     try:
         for frame in audio.decode(audio=0):
             if int(frame.sample_rate) != rate:
-                raise unusable_field(name, f"{path} with rates {rate} and {frame.sample_rate}", "one rate")
+                raise unusable_field(
+                    name, f"{os.path.basename(path)} with rates {rate} and {frame.sample_rate}", "one rate"
+                )
             for own in resampler.resample(frame):
                 part = np.asarray(own.to_ndarray(), np.float32)
                 count += part.shape[1]
@@ -183,7 +190,7 @@ def _samples(name: str, path: str, audio: InputContainer, rate: int) -> FloatArr
     except ValueError as problem:
         if isinstance(problem, UserError | av.FFmpegError):
             raise
-        raise UserError(f"{name}: {path}: its audio changes its format ({problem})") from None
+        raise UserError(f"{name}: {os.path.basename(path)}: its audio changes its format ({problem})") from None
     if not parts:
         raise unusable_field(name, "no samples", "at least one")
     found = np.nan_to_num(np.concatenate(parts, axis=1).T.clip(-1.0, 1.0))

@@ -14,6 +14,8 @@ _NODES = ("Anything Everywhere", "Anything Everywhere?", "Anything Everywhere3",
 _PROMPTS = "Prompts Everywhere"
 #: properties, and widgets of "Anything Everywhere?", that say which nodes are meant
 _PATTERNS = ("title_regex", "input_regex", "group_regex")
+#: properties with which it sends to its own group or colour alone, or to what a pattern does not match
+_LIMITS = ("group_restricted", "color_restricted", *(f"{name}_invert" for name in _PATTERNS))
 _EVERY = ("", ".*", None)
 #: links that are added to a file
 _MOST_ADDED = 2000
@@ -73,10 +75,15 @@ def _by_type(workflow: Mapping[str, Any], senders: Sequence[Mapping[str, Any]]) 
     sent: dict[tuple[str, str], tuple[str, int]] = {}
     for sender in senders:
         values = sender.get("widgets_values")
-        patterns = [(sender.get("properties") or {}).get("ue_properties", {}).get(name) for name in _PATTERNS]
+        patterns = [((sender.get("properties") or {}).get("ue_properties") or {}).get(name) for name in _PATTERNS]
         patterns += list(values) if isinstance(values, list) and sender["type"] != _PROMPTS else []
-        if any(pattern not in _EVERY for pattern in patterns):
-            _refuse(sender, "it chooses inputs by patterns; save the workflow with its links shown, or as an API file")
+        settings = sender.get("properties") or {}
+        limits = [each.get(name) for each in (settings, settings.get("ue_properties") or {}) for name in _LIMITS]
+        if any(pattern not in _EVERY for pattern in patterns) or any(limits):
+            _refuse(
+                sender,
+                "it chooses inputs by patterns, groups or colours; save it with its links shown, or for the API",
+            )
         for place, given in enumerate(sender.get("inputs") or ()):
             link = links.get(given.get("link"))
             if link is None or str(link[1]) not in nodes:

@@ -172,6 +172,9 @@ def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
         )
     step = max(1, given["divisible_by"])
     wide, high = (given[name] // step * step for name in ("width", "height"))
+    if not wide or not high:
+        raise NodeUnsupported(f"divisible_by: found {step}, expected up to the sides, {given['width']} and "
+                              f"{given['height']}")  # fmt: skip
     how = {"width": wide, "height": high, "method": given["upscale_method"], "crop": given["crop"] == "center"}
     return _operate(given, given["node_id"], "image_scale", {"image": given["image"]}, **how), wide, high
 

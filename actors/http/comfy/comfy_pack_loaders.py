@@ -135,8 +135,10 @@ def _unstacked(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _rows(value: Any) -> list[Any]:
     """Return the rows of a table of the editor, which wraps them in files of the API."""
-    found = value.get("__value__", ()) if isinstance(value, dict) else value
-    return list(found) if isinstance(found, list | tuple) else []
+    found = value.get("__value__") if isinstance(value, dict) else value
+    if value not in (None, "") and not isinstance(found, list | tuple):
+        raise NodeUnsupported(f"loras: found {str(value)[:60]}, expected a list of LoRAs")
+    return list(found or ())
 
 
 def _managed_uses(given: Mapping[str, Any]) -> tuple[LoraUse, ...]:

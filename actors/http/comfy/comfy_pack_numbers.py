@@ -37,6 +37,8 @@ from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
 #: largest result of an operation, and largest exponent
 _MOST, _MOST_EXPONENT = 2.0**64, 256
+#: digits of the largest seed
+_MOST_DIGITS = 20
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SIDES = re.compile(r"(\d{2,5})\s*[xX\u00d7]\s*(\d{2,5})")
 #: sizes that are a node's own, and not those of a name
@@ -158,7 +160,7 @@ def _calculated(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _typed(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """A number of a type: a whole number, one with a fraction, or 1 or 0."""
-    kinds: Mapping[str, Callable[[Any], Any]] = {"integer": int, "float": float, "bool": lambda value: int(value > 0)}
+    kinds: Mapping[str, Callable[[Any], Any]] = {"integer": int, "float": float, "bool": lambda value: int(value > 0.5)}
     found = kinds[given["number_type"]](given["number"])
     return found, float(found), int(found)
 
@@ -195,19 +197,25 @@ def _drawn(given: Mapping[str, Any]) -> tuple[Any, ...]:
         case "float":
             found = numbers.uniform(least, most)
         case _:
-            found = round(numbers.random())
-    return found, float(found), int(found)
+            found = numbers.random()
+    return found, float(found), round(found)
 
 
 def _cast(name: str, kind: Callable[[Any], Any]) -> Build:
     return lambda given: (kind(_numbers(given, name)[0]),)
 
 
+def _number_in(written: str) -> int | float:
+    """Return a whole number with all its digits, and another one. Raises ValueError."""
+    plain = written.strip()
+    digits = plain.removeprefix("-").removeprefix("+")
+    return int(plain) if digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS else float(plain)
+
+
 def _parsed(name: str, kind: Callable[[Any], Any]) -> Build:
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
         try:
-            found = float(given[name])
-            return (_bounded(kind(found)),)
+            return (_bounded(kind(_number_in(given[name]))),)
         except (ValueError, OverflowError):
             raise NodeUnsupported(f"{name}: found {given[name][:100]!r}, expected a number") from None
 
@@ -248,6 +256,8 @@ def _size_by_name(name: str) -> Build:
 
 
 def _in_cells(width: int, height: int, count: int) -> BlankLatent:
+    if min(width, height) < 8:
+        raise NodeUnsupported(f"width, height: found {width}x{height}, expected at least 8x8")
     return BlankLatent(width // 8 * 8, height // 8 * 8, count)
 
 
@@ -383,7 +393,12 @@ _JW = (
         "INT",
     ),
     *(
-        row(f"JW{kind}{name}", inputs, _simple("//" if (kind, name) == ("Integer", "Div") else operation, of), made)
+        row(
+            f"JW{kind}{name}",
+            inputs,
+            _simple(operation, float if name == "Div" else of),
+            "FLOAT" if name == "Div" else made,
+        )
         for kind, inputs, of, made in (
             ("Integer", _A_B_INT, int, "INT"),
             ("Float", _A_B_FLOAT, float, "FLOAT"),

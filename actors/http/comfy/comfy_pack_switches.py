@@ -7,7 +7,7 @@ workflow is compiled, so that the branch that is not chosen is not computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -28,11 +28,11 @@ Route: TypeAlias = "Callable[[Mapping[str, Any]], tuple[Any, ...] | None]"
 _SWITCHED = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """What a pipe carries: links and values, by name."""
+    """What a pipe carries: links and values, by name, and no other pipe. It is written and compared in no time."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] = field(repr=False)
 
 
 def unknown_route(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -116,6 +116,8 @@ def _pipe(
         if before is not None and not isinstance(before, Bundle):
             return None
         own = {each: given[each] for each in fields if each in given}
+        if any(isinstance(each, Bundle) for each in own.values()):  # pipes in pipes double at each node
+            return None
         values = {**({} if before is None else before.values), **own}
         return (*((Bundle(values),) if with_pipe else ()), *(values.get(each) for each in parts))
 

@@ -260,7 +260,8 @@ _COMFYROLL = (
     row(
         "CR Combine Prompt",
         (*(text(f"part{place}", "", False) for place in range(1, 5)), text("separator", ",")),
-        _joined_there("separator", *(f"part{place}" for place in range(1, 5))),
+        lambda given: (*_joined_by("separator", *(f"part{place}" for place in range(1, 5)))(given), ""),
+        "STRING",
         "STRING",
     ),
     row(
@@ -409,6 +410,8 @@ PACK_TEXTS = (*_KJ, *_WAS, *_COMFYROLL, *_EASY, *_LAYERS, *_TINYTERRA, *_OTHERS)
 PACK_SEARCH_STEPS: Mapping[str, Callable[[Mapping[str, Any]], int]] = MappingProxyType(
     {
         "String Replace (mtb)": lambda given: steps_of(given, "string", "old", "new") if given["use_regex"] else 0,
-        "StringFunction|pysssss": lambda given: steps_of(given, "text_a", "text_b", "text_c"),
+        "StringFunction|pysssss": lambda given: steps_of(
+            {**given, "text_b": (given.get("text_b") or "")[1:-1]}, "text_a", "text_b", "text_c"
+        ),
     }
 )

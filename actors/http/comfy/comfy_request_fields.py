@@ -187,7 +187,12 @@ def shift_of(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> flo
         return 0.0
     width, height = sampling.size
     by_size = ShiftBySize(_SHIFT_TOKENS, sampling.exponents)
-    return math.exp(by_size.exponent(width * height // _PATCH_SIDE**2))
+    try:
+        return math.exp(by_size.exponent(width * height // _PATCH_SIDE**2))
+    except OverflowError:
+        raise NodeUnsupported(
+            f"max_shift, base_shift: found {sampling.exponents} for {width}x{height}, expected a finite shift"
+        ) from None
 
 
 def whole_cells(width: int, height: int) -> dict[str, int]:

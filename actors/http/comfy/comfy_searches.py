@@ -59,18 +59,24 @@ def _search_steps(pattern: str, characters: int) -> int:
 
 def regex_steps(given: Mapping[str, Any]) -> int:
     """Return the steps of a search that is not refused, and of the parts that take the place of matches."""
-    pattern, characters = given["regex_pattern"], len(given["string"])
+    pattern, characters = _without_flags(given["regex_pattern"])[0], len(given["string"])
     if len(pattern) > _MOST_PATTERN or (steps := _search_steps(pattern, characters)) > _MOST_SEARCH_STEPS:
         return 0
     return steps + min(_MOST_PARTS, (characters + 1) * (len(given.get("replace", "")) + 1))
 
 
+def _without_flags(pattern: str) -> tuple[str, int]:
+    """Return a pattern without the flags for the whole of it at its beginning, and these flags."""
+    first = _FLAGS_FIRST.match(pattern)
+    if first is None:
+        return pattern, 0
+    return pattern[first.end() :], sum(_INLINE[flag] for flag in set(first[1]))
+
+
 def _pattern(given: Mapping[str, Any]) -> re.Pattern[str]:
     """Return a pattern that takes no time without end. Raises NodeUnsupported."""
     whole_pattern, characters = given["regex_pattern"], len(given["string"])
-    first = _FLAGS_FIRST.match(whole_pattern)
-    pattern = whole_pattern if first is None else whole_pattern[first.end() :]
-    inline = sum(_INLINE[flag] for flag in set("" if first is None else first[1]))
+    pattern, inline = _without_flags(whole_pattern)
     repetitions, alternatives = len(_REPETITION.findall(pattern)), pattern.count("|")
     steps = _search_steps(pattern, characters) if len(pattern) <= _MOST_PATTERN else 0
     if len(pattern) > _MOST_PATTERN or _UNBOUNDED.search(pattern) or steps > _MOST_SEARCH_STEPS:

@@ -201,7 +201,9 @@ def settled(kind: str, given: Mapping[str, Any], sizes: Mapping[str, Pixels]) ->
     if kind == "ImageResizeKJ" and "get_image_size" in given:
         if "get_image_size" not in sizes:
             return {}
-        wanted = list(sizes["get_image_size"])
+        like = dict(zip(("width", "height"), sizes["get_image_size"], strict=True))
+        alone = dict.fromkeys(("width_input", "height_input", "get_image_size"))
+        return {**like, "keep_proportion": False, "divisible_by": 1, **alone}
     if not all(isinstance(each, int) and each >= 0 for each in wanted):
         return {}
     width, height = wanted

@@ -8,30 +8,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import ANY, NodeType, NodeUnsupported, link, text
 from modelpool.actors.http.comfy.comfy_searches import replaced
+from modelpool.actors.http.comfy.node_errors import WorkflowRejected
+from modelpool.pool.values.core.errors import counted
 
 _ADD, _ADD_LINES, _PARSE = "Text Add Token by Input", "Text Add Tokens", "Text Parse Tokens"
-#: tokens of a workflow
-_MOST_TOKENS = 100
+#: tokens that a node replaces, nodes that do so, and tokens of a workflow that are looked at
+_MOST_TOKENS, _MOST_READERS, _MOST_DEFINED = 100, 50, 2000
 #: tokens that say something of a server
-_OF_SERVERS = re.compile(r"\[(?:time(?:\([^\]]*\))?|hostname|cuda_device|cuda_name|user)\]")
+_OF_SERVERS = re.compile(r"\[(?:time(?:\([^\[\]()]{0,100}\))?|hostname|cuda_device|cuda_name|user)\]")
 
 
 def with_tokens(nodes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
     """Return a workflow in which each node that replaces tokens is linked to what defines them, but for what depends
     on itself."""
     readers = [node_id for node_id, node in nodes.items() if node["class_type"] == _PARSE]
-    tokens = list(_tokens(nodes)) if readers else []
+    if len(readers) > _MOST_READERS:
+        found_here = counted(len(readers), "node")
+        problem = f"{_PARSE}: found {found_here} in a workflow, expected up to {_MOST_READERS}"
+        raise WorkflowRejected("invalid_prompt", problem, is_over_bound=True)
+    tokens = list(islice(_tokens(nodes), _MOST_DEFINED)) if readers else []
     found = dict(nodes)
+    links = _readers(nodes) if readers else {}
     for reader in readers:
         own: dict[str, Any] = {}
-        known = _depending_on(nodes, reader)
+        known = _depending_on(links, reader)
         for name, value in tokens:
+            if len(own) == 2 * _MOST_TOKENS:
+                break
             sources = {str(each[0]) for each in (name, value) if isinstance(each, list) and each}
-            if not sources & known and len(own) < 2 * _MOST_TOKENS:
+            if not sources & known:
                 place = len(own) // 2 + 1
                 own |= {f"name_{place}": name, f"value_{place}": value}
         found[reader] = {**nodes[reader], "inputs": {**nodes[reader]["inputs"], **own}}
@@ -51,13 +61,18 @@ def _tokens(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Any, Any]]
                     yield name.strip(), value.strip()
 
 
-def _depending_on(nodes: Mapping[str, Mapping[str, Any]], start: str) -> set[str]:
-    """Return the nodes that read what a node makes, with itself."""
+def _readers(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the nodes that are linked to each."""
     readers: dict[str, list[str]] = {}
     for node_id, node in nodes.items():
         for value in node["inputs"].values():
             if isinstance(value, list) and len(value) == 2:
                 readers.setdefault(str(value[0]), []).append(node_id)
+    return readers
+
+
+def _depending_on(readers: Mapping[str, list[str]], start: str) -> set[str]:
+    """Return the nodes that read what a node makes, with itself."""
     found, waiting = {start}, [start]
     while waiting:
         for each in readers.get(waiting.pop(), ()):

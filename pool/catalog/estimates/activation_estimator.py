@@ -70,6 +70,7 @@ from modelpool.pool.values.core.sampling_facts import VideoFacts, VisionEncoderU
 from modelpool.pool.values.core.stage_params import (
     FRAMES,
     SOUND,
+    CameraCondition,
     ControlRef,
     DecodeParams,
     EncodeImageParams,
@@ -534,6 +535,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
             images: tuple[object, ...]
             images = (work.image is not None, work.references, work.guidance.without_image, work.shape.leading)
             images = (*images, len(work.guides)) if work.guides else images
+            images = (*images, "camera") if work.has(CameraCondition) else images
             reads = (
                 work.has(StartCondition),
                 work.has(MaskCondition),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.inference.conditioning.camera_path import CAMERA
 from modelpool.pool.inference.conditioning.guides import GUIDE_MASK
 from modelpool.pool.inference.conditioning.micro_conditioning import (
     CONTEXT,
@@ -36,7 +37,7 @@ from modelpool.pool.values.core.sampling_facts import SamplingFacts, VideoFacts
 from modelpool.pool.values.core.stage_params import Encoded, FloatArray, SampleParams
 
 #: inputs that stay float32: half precision has too few digits for them
-_NUMBERS = frozenset({GUIDANCE, SIZE, FRAME_RATE, SECONDS, NUMBERS, STEP, GUIDE_MASK})
+_NUMBERS = frozenset({GUIDANCE, SIZE, FRAME_RATE, SECONDS, NUMBERS, STEP, GUIDE_MASK, CAMERA})
 
 
 def call_model(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -132,7 +132,7 @@ class DeviationRescaledGuidance(Guider):
     """Another guidance, with its result scaled to the standard deviation of the prediction for the prompt."""
 
     def __init__(self, inner: Guider, factor: float, prediction: Prediction, sigma_data: float) -> None:
-        self.scale = inner.scale
+        self.scale, self.reads_base = inner.scale, inner.reads_base
         self._inner, self._factor = inner, factor
         self._prediction, self._sigma_data = prediction, sigma_data
 
@@ -147,8 +147,13 @@ class DeviationRescaledGuidance(Guider):
     def combine_clean(self, x_BCHW: Tensor, clean: Predictions, sigma: float) -> Tensor:
         """The same on the predictions that `clean` follow from."""
         how = self._prediction, x_BCHW
-        predicted = (prediction_of(*how, each, sigma, self._sigma_data) for each in (clean.cond, clean.uncond))
-        guided_BCHW = self.combine_at(x_BCHW, Predictions(*predicted), sigma)
+        cond, uncond, base = (
+            None if each is None else prediction_of(*how, each, sigma, self._sigma_data)
+            for each in (clean.cond, clean.uncond, clean.base)
+        )
+        assert cond is not None, "it is always there"
+        assert uncond is not None, "it is always there"
+        guided_BCHW = self.combine_at(x_BCHW, replace(clean, cond=cond, uncond=uncond, base=base), sigma)
         return clean_latent(*how, guided_BCHW, sigma, self._sigma_data)
 
 
@@ -156,7 +161,7 @@ class NormedGuidance(Guider):
     """Another guidance, with its clean latent scaled down to the length of the one for the prompt at each position."""
 
     def __init__(self, inner: Guider, strength: float, prediction: Prediction, sigma_data: float) -> None:
-        self.scale = inner.scale
+        self.scale, self.reads_base = inner.scale, inner.reads_base
         self._inner, self._strength = inner, strength
         self._prediction, self._sigma_data = prediction, sigma_data
 

@@ -41,8 +41,8 @@ TEXT_CASES: tuple[Case, ...] = (
     ("CR Prompt Text", {"prompt": "a"}, ("a", "")),
     ("CR Integer To String", {"int_": 7}, ("7", "")),
     ("CR Float To String", {"float_": 1.5}, ("1.5", "")),
-    ("CR Combine Prompt", {"part1": "a", "part2": "", "part3": "c", "part4": "d", "separator": "|"}, ("a|c|d",)),
-    ("CR Combine Prompt", {"part1": "a", "part2": "b"}, ("a,b",)),
+    ("CR Combine Prompt", {"part1": "a", "part2": "", "part3": "c", "part4": "d", "separator": "|"}, ("a||c|d", "")),
+    ("CR Combine Prompt", {"part1": "a", "part2": "b"}, ("a,b,,", "")),
     ("CR Text Concatenate", {"text1": "a", "text2": "b", "separator": "/"}, ("a/b", "")),
     ("CR Text Replace", {"text": "a red cat", **_FINDS}, ("a old fox", "")),
     ("CR Text Operation", {"text": "aB c ", "operation": "invert_case"}, ("Ab C ", "")),
@@ -125,7 +125,7 @@ NUMBER_CASES: tuple[Case, ...] = (
     ("JWFloatToInteger", {"value": 1.2, "mode": "ceiling"}, (2,)),
     *(
         (f"JWInteger{name}", {"a": 7, "b": 2}, (found,))
-        for name, found in (("Add", 9), ("Sub", 5), ("Mul", 14), ("Div", 3), ("Max", 7), ("Min", 2))
+        for name, found in (("Add", 9), ("Sub", 5), ("Mul", 14), ("Div", 3.5), ("Max", 7), ("Min", 2))
     ),
     *(
         (f"JWFloat{name}", {"a": 7.0, "b": 2.0}, (found,))
