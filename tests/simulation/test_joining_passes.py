@@ -14,9 +14,21 @@ import pytest
 
 from benchmarks.joining import BEGIN_AT, SHAPES, TEXT, UNET, UNETS, VAE, Shape, Way, job_of, serve
 from modelpool.pool.values.core.errors import GIB
-from modelpool.pool.values.specs.spec import ComponentSpec, JobId, Role, RunErrorKind, Stage, WorkerId
+from modelpool.pool.values.specs.spec import (
+    ComponentSpec,
+    ComponentUse,
+    JobId,
+    JobSpec,
+    Role,
+    RunErrorKind,
+    Stage,
+    TaskId,
+    TaskSpec,
+    UserId,
+    WorkerId,
+)
 from modelpool.scheduler.core.invariants import validate
-from modelpool.scheduler.core.pass_breaks import SWITCH_SECONDS
+from modelpool.scheduler.core.pass_breaks import MOST_LOST, SWITCH_SECONDS
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import (
@@ -173,3 +185,22 @@ def test_no_request_of_another_model_waits_longer_because_of_joins_and_stops(see
         waits.append(samplings[0].started_at - runs[0].ended_at)
         waits.append(runs[-1].started_at - samplings[-1].ended_at)
     assert max(waits) <= state.config.share_window_seconds + longest + short
+
+
+@pytest.mark.parametrize(("seconds", "per_second"), [(1.0, 0.8), (0.3, 4.0)])
+def test_short_jobs_of_another_user_do_not_take_the_time_of_a_pass(seconds: float, per_second: float) -> None:
+    """A pass stopped for each of them again and again: a run of 60 s took 233 s. What follows a sampling is another
+    thing: there are no more of these than of samplings."""
+    rng, at = Random(1), BEGIN_AT + 5.0
+    cluster = VirtualCluster(SchedulerState(), [SimulatedGpu(WorkerId("a"), 80 * GIB, 25.0 * GIB)])
+    cluster.start(tuple(ComponentSpec(key, role, GIB, GIB) for key, role in
+                        ((VAE, Role.VAE), (UNET, Role.DIFFUSION_MODEL))))  # fmt: skip
+    sample = TaskSpec(TaskId("sample"), Stage.SAMPLE, (ComponentUse(UNET, 1, passes=100),), GIB // 4, 60.0, (),
+                      together="s", batch_size=4, pass_key="p")  # fmt: skip
+    cluster.post(Submitted(BEGIN_AT, JobSpec(JobId("long"), (sample,), sample.task_id, user=UserId("A"))))
+    for number in range(100):
+        at += rng.expovariate(per_second)
+        decode = TaskSpec(TaskId(f"d{number}"), Stage.DECODE, (ComponentUse(VAE, 1),), GIB // 4, seconds, ())
+        cluster.post(Submitted(at, JobSpec(JobId(f"short {number}"), (decode,), decode.task_id, user=UserId("B"))))
+    cluster.run()
+    assert cluster.latency_seconds[JobId("long")] < 60.0 * (1 + MOST_LOST) + 2 * seconds

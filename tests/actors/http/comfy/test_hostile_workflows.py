@@ -15,6 +15,7 @@ from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.http.comfy.comfy_computing import MAX_COMPUTED_STEPS, ComputingWork
 from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
+from modelpool.actors.http.comfy.comfy_value_nodes import SEARCH_STEPS
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
@@ -331,6 +332,34 @@ def test_work_of_nodes_that_fail_counts() -> None:
         of_comfy(many)
     assert found.value.is_over_bound
     assert [error.class_type for error in found.value.errors] == ["RegexReplace"]
+
+
+def test_every_search_that_is_not_refused_counts() -> None:
+    """Flags at the beginning of a pattern, and slashes around it, hid the work of a search."""
+    for flags in ("", "(?i)", "(?ms)"):
+        settings = {"string": "a" * 3000, "regex_pattern": f"{flags}[ab]*c", "replace": ""}
+        assert SEARCH_STEPS["RegexReplace"](settings) >= 3000**2, flags
+    pattern = "x" * 198 + "*"
+    settings = {"action": "replace", "text_a": "a" * 2000, "text_b": f"/{pattern}/", "text_c": "b"}
+    assert SEARCH_STEPS["StringFunction|pysssss"](settings) >= 2000**2
+
+
+def test_pipes_in_pipes_are_refused_and_tokens_are_bounded() -> None:
+    """The text of a pipe doubled with each node that put it twice into the next one."""
+    graph: Graph = {**basic(), "c0": node("Context Big (rgthree)", model=["model", 0])}
+    for place in range(1, 40):
+        inside = {name: [f"c{place - 1}", 0] for name in ("text_pos_g", "text_pos_l")}
+        graph[f"c{place}"] = node("Context Big (rgthree)", **inside)
+    graph["text"] = node("Number to Text", number=["c39", 0])
+    graph["positive"]["inputs"]["text"] = ["text", 0]
+    assert answer(lambda: of_comfy(graph))
+    graph = {**basic(), **{f"p{place}": node("Text Parse Tokens", text="[a]") for place in range(60)}}
+    graph["add"] = node("Text Add Tokens", tokens="a: b", print_current_tokens="false")
+    joined = {f"j{place}": node("StringConcatenate", string_a=[f"j{place - 1}", 0], string_b=[f"p{place}", 0])
+              for place in range(1, 60)}  # fmt: skip
+    graph |= {"j0": node("StringTrim", string=["p0", 0], mode="Both"), **joined}
+    graph["positive"]["inputs"]["text"] = ["j59", 0]
+    assert "Text Parse Tokens: found 60 nodes in a workflow, expected up to 50" in answer(lambda: of_comfy(graph))
 
 
 def test_graphs_with_exponentially_many_paths_are_built_node_by_node() -> None:

@@ -19,6 +19,7 @@ from modelpool.pool.inference.guidance.guiders import (
     ClassifierFreeGuidance,
     DeviationRescaledGuidance,
     Guider,
+    NormedGuidance,
     Predictions,
 )
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
@@ -41,6 +42,8 @@ def _guiders(prediction: Prediction) -> dict[str, Guider]:
         "apg": DirectionalGuidance(CFG, option, *kind, GuidanceMemory()),
         "tcfg": TangentialGuidance(plain, 1.0, *kind),
         "perp_neg": PerpendicularGuidance(CFG, 1.5),
+        "rescaled perp_neg": DeviationRescaledGuidance(PerpendicularGuidance(CFG, 1.5), 0.7, *kind),
+        "normed perp_neg": NormedGuidance(PerpendicularGuidance(CFG, 1.5), 0.9, *kind),
         "rescaled apg": DeviationRescaledGuidance(
             DirectionalGuidance(CFG, option, *kind, GuidanceMemory()), 0.7, *kind
         ),
@@ -116,3 +119,9 @@ def test_epsilon_scaling_divides_the_noise() -> None:
     x, noise, _ = drawn()
     found = epsilon_scaling(EpsilonScaling(1.25))({"input": x, "denoised": x - 2.0 * noise})
     torch.testing.assert_close(found, x - 2.0 * noise / 1.25)
+
+
+def test_a_guidance_in_another_one_still_reads_the_empty_text() -> None:
+    """It was not predicted for, so that the run ended with an internal error."""
+    for name, guider in _guiders(next(iter(Prediction))).items():
+        assert guider.reads_base == ("perp_neg" in name), name
