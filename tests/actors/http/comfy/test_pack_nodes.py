@@ -359,7 +359,8 @@ SWITCHED: tuple[tuple[str, Mapping[str, Any], str, str, str], ...] = (
 
 def test_switches_pass_on_what_they_choose() -> None:
     for name, settings, one, other, chosen in SWITCHED:
-        images = {each: node("LoadImage", image=each or "-") for each in (one, other)}
+        kind = {"vae_name": "x"} if "VAE" in name else {"image": "x"}
+        images = {each: node("VAELoader" if "vae_name" in kind else "LoadImage", **kind) for each in (one, other)}
         links = {each: [each, 0] for each in (one, other) if each}
         assert routed({**images, "switch": node(name, **settings, **links)}, "switch") == [chosen, 0], name
 
