@@ -12,6 +12,7 @@ from tests.architecture.source_tree import PACKAGES, Module, product_modules
 #: modules with names of other kinds, some of which are also names of families, and the kind
 OTHER_KINDS = {
     "actors/http/comfy/comfy_nodes.py": "types of text encoders in nodes of ComfyUI",
+    "actors/http/comfy/comfy_pack_loaders.py": "types of text encoders in nodes of ComfyUI",
     "pool/inference/controlnets/controlnet_kinds.py": "ControlNets",
     "pool/inference/pixels/latent_pixels.py": "VAEs",
     "pool/models/components/common/diffusers_private.py": "layouts of published files",
