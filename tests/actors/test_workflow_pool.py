@@ -37,6 +37,9 @@ from tests.actors.golden_workflows import (
 )
 from tests.actors.loop_connection import open_real_pool
 
+#: operations that other tests render: of models that sample audio with frames (`test_rendered_ltx`), of squares
+#: (`test_comfy_adapter_nodes`), and of first frames (`test_kandinsky5_from_images`, `test_operations`)
+RENDERED_ELSEWHERE = {"latent_sound_track", "image_crop_square", "latent_replace_frames", "latent_normalize_start"}
 CONFIG = Path(__file__).parents[2] / "configs" / "laptop.toml"
 
 
@@ -98,8 +101,7 @@ def test_golden_workflows_have_every_operation_and_every_stage(config: PoolConfi
     """And many of them, so that features meet."""
     assert len(GOLDENS) >= 40
     nodes = [node for golden in GOLDENS.values() for node in golden.nodes.values()]
-    # `test_rendered_ltx` has the one for models that sample audio with frames
-    assert {node["name"] for node in nodes if node["kind"] == "operation"} == set(OPERATIONS) - {"latent_sound_track"}
+    assert {node["name"] for node in nodes if node["kind"] == "operation"} == set(OPERATIONS) - RENDERED_ELSEWHERE
     with open_real_pool(config.override(workers=1)) as pool:
         digests = {name: pool.recipe(golden.request).digest for name, golden in GOLDENS.items()}
     assert len(set(digests.values())) == len(digests)

@@ -28,7 +28,9 @@ from modelpool.pool.values.core.errors import UserError
 #: longest message about a line; it quotes the value that it refuses
 MAX_MESSAGE = 500
 #: options that nodes of workflows have had since seeds are made so
-_LATER_OPTIONS = ("fresca", "apg", "tcfg", "epsilon_scaling", "perp_neg", "deep_shrink", "cfg_override")
+_LATER_OPTIONS = ("fresca", "apg", "tcfg", "epsilon_scaling", "perp_neg", "deep_shrink", "cfg_override", "sound")
+#: fields of nodes that came later, of which the default is nothing
+_LATER_OF_NODES = frozenset(("video_stops", "guides", "camera", "track"))
 #: largest file with lines that are counted before they are read, which takes about a second
 MAX_COUNTED_BYTES = 1 << 30
 #: files with a row in each line
@@ -135,6 +137,8 @@ def _without_later(value: Any) -> Any:
     what they were."""
     if isinstance(value, dict):
         found = {name: _without_later(part) for name, part in value.items()}
+        if "kind" in found:
+            found = {name: part for name, part in found.items() if part or name not in _LATER_OF_NODES}
         if isinstance(options := found.get("options"), dict):
             found["options"] = {name: part for name, part in options.items() if name not in _LATER_OPTIONS or part}
         return found

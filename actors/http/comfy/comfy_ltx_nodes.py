@@ -107,7 +107,7 @@ def _guide(given: Mapping[str, Any]) -> tuple[Any, ...]:
     known, count = _guides_of(latent), latent.frames
     frame = given["frame_idx"] if given["frame_idx"] >= 0 else max(0, count + given["frame_idx"])
     if frame >= count:
-        raise NodeUnsupported(f"frame_idx: found {frame}, expected up to {count - 1}: the video has {count} frames")
+        raise NodeUnsupported(f"frame_idx: found {frame}, expected up to {count - 1}, the last one of the video")
     if not strength:
         raise NodeUnsupported("strength: found 0, expected a number above 0: the image does not act")
     texts = [with_unread(given[name], given, "vae") for name in ("positive", "negative")]

@@ -65,7 +65,7 @@ def test_fields_of_some_models_may_be_options() -> None:
         ({"moton": 3}, "unknown option 'moton'.*motion"),
         (
             {"twist": 2},
-            "unknown option 'twist'.*Options of a run: attention_scale, .*teacache, tiled.*; fields .*motion",
+            "unknown option 'twist'.*Options of a run: apg, attention_scale, .*teacache, tiled.*; fields .*motion",
         ),
         ({"steps": 3}, "unknown option 'steps'"),
         (["motion"], "options: found"),

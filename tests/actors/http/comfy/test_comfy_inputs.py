@@ -66,7 +66,8 @@ PROVIDERS = {
     "LATENT_OPERATION": ("LatentOperationTonemapReinhard", 0), "MODEL_PATCH": ("ModelPatchLoader", 0),
     "LORA_STACK": ("CR LoRA Stack", 0), "IPADAPTER": ("IPAdapterModelLoader", 0), "BASIC_PIPE": ("ToBasicPipe", 0),
     "PIPE_LINE": ("any PIPE_LINE", 0), "RGTHREE_CONTEXT": ("any RGTHREE_CONTEXT", 0),
-    "TIMESTEPS_RANGE": ("ConditioningTimestepsRange", 0), "LATENT_UPSCALE_MODEL": ("LatentUpscaleModelLoader", 0),
+    "WAN_CAMERA_EMBEDDING": ("WanCameraEmbedding", 0), "TIMESTEPS_RANGE": ("ConditioningTimestepsRange", 0),
+    "LATENT_UPSCALE_MODEL": ("LatentUpscaleModelLoader", 0),
 }  # fmt: skip
 #: a node and its input that lead from a type of link to an image
 CONSUMERS = {
@@ -84,6 +85,7 @@ CONSUMERS = {
     "IPADAPTER": ("IPAdapter", "ipadapter"), "METADATA": ("Image Saver Simple", "metadata"),
     "BASIC_PIPE": ("FromBasicPipe", "basic_pipe"), "PIPE_LINE": ("easy pipeOut", "pipe"),
     "TIMESTEPS_RANGE": ("ConditioningSetProperties", "timesteps"),
+    "WAN_CAMERA_EMBEDDING": ("WanCameraImageToVideo", "camera_conditions"),
     "LATENT_UPSCALE_MODEL": ("LTXVLatentUpsampler", "upscale_model"),
 }  # fmt: skip
 EMPTY_PIPES = {"any PIPE_LINE": "easy pipeIn", "any RGTHREE_CONTEXT": "Context (rgthree)"}
@@ -112,6 +114,8 @@ def filled(graph: dict[str, Any], node_id: str, kind: NodeType, **links: Any) ->
         elif given.type in WIDGET_TYPES:
             inputs[given.name] = value_of(given)
         else:
+            if given.type not in PROVIDERS and not given.is_required:  # of nodes that are not here
+                continue
             name, slot = PROVIDERS[given.type]
             provider = f"any {name}"
             if provider == node_id:  # a stack may be made of another one

@@ -78,7 +78,7 @@ TINY = {
 NOT_RENDERED = {
     "canny_node_editor", "flux_depth_lora_editor", "flux_kontext_two_references_api", "flux_redux_editor",
     "qwen_inpainting_controlnet_api", "sd35_controlnet_and_slg_editor", "wan22_text_to_video_two_experts_editor",
-    "ip_adapter_custom_api", "wan_fun_control_api", "z_image_fun_control_api",
+    "ip_adapter_custom_api", "ltxv_guides_api", "wan_fun_control_api", "z_image_fun_control_api",
 }  # fmt: skip
 #: of these, one workflow each renders in the usual tests
 SAMPLE = {

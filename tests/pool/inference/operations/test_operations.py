@@ -57,6 +57,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "image_scale_to_nearest": ({"method": "lanczos", "sizes": (8, 16, 16, 8)}, {"sizes": ()}),
     "image_scale_by_sides": ({"width_factor": 1.3, "height_factor": 0.5, "multiple": 8}, {"height_factor": 0.1}),
     "image_scale_by_filter": ({"factor": 1.55, "method": "bicubic", "oversampled": True}, {"method": "area"}),
+    "image_crop_square": ({"position": "left"}, {"position": "corner"}),
     "image_crop": ({"x": 3, "y": 30, "width": 5, "height": 4}, {"width": 0}),
     "image_pad": ({"left": 1, "top": 0, "right": 3, "bottom": 2, "feathering": 4}, {"top": -1}),
     "image_pad_mask": ({"left": 1, "top": 0, "right": 3, "bottom": 2, "feathering": 4}, {"top": 10**9}),
