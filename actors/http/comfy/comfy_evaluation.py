@@ -198,7 +198,10 @@ def _outputs_of(
     if (route := ROUTES.get(kind.name) or LOADING_ROUTES.get(kind.name)) is not None:
         settings = _settings(node, kind, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
         others = {given.name: inputs[given.name] for given in kind.inputs if given.name in inputs}
-        return None if settings is None else route({**others, **settings})
+        try:
+            return None if settings is None else route({**others, **settings})
+        except NodeUnsupported:  # it is named when it is compiled
+            return None
     if kind.name not in COMPUTED_NODES:
         return None
     settings = _settings(node, kind, kind.inputs)

@@ -64,6 +64,7 @@ PROVIDERS = {
     "SAMPLER": ("KSamplerSelect", 0), "SIGMAS": ("BasicScheduler", 0), ANY: ("PrimitiveFloat", 0),
     "VIDEO": ("CreateVideo", 0), "AUDIO": ("VAEDecodeAudio", 0),
     "LATENT_OPERATION": ("LatentOperationTonemapReinhard", 0), "MODEL_PATCH": ("ModelPatchLoader", 0),
+    "IC_LORA_PARAMETERS": ("PrimitiveFloat", 0),  # of nodes that are not here: their place alone
     "LORA_STACK": ("CR LoRA Stack", 0), "IPADAPTER": ("IPAdapterModelLoader", 0), "BASIC_PIPE": ("ToBasicPipe", 0),
     "PIPE_LINE": ("any PIPE_LINE", 0), "RGTHREE_CONTEXT": ("any RGTHREE_CONTEXT", 0),
     "WAN_CAMERA_EMBEDDING": ("WanCameraEmbedding", 0), "TIMESTEPS_RANGE": ("ConditioningTimestepsRange", 0),
@@ -114,8 +115,6 @@ def filled(graph: dict[str, Any], node_id: str, kind: NodeType, **links: Any) ->
         elif given.type in WIDGET_TYPES:
             inputs[given.name] = value_of(given)
         else:
-            if given.type not in PROVIDERS and not given.is_required:  # of nodes that are not here
-                continue
             name, slot = PROVIDERS[given.type]
             provider = f"any {name}"
             if provider == node_id:  # a stack may be made of another one

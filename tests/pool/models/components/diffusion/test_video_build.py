@@ -51,7 +51,7 @@ OPTIONAL = {each.name: each.build.optional_inputs for each in all_definitions() 
 TABLED = (NoiseKind.SCALED_LINEAR, NoiseKind.ZERO_TERMINAL, NoiseKind.LINEAR)
 #: lists of published keys that are built here
 BUILT = [
-    "sd_x4_upscaler", "svd_img2vid", "sv3d_u", "sv3d_p",
+    "sd_x4_upscaler", "svd_img2vid", "sv3d_u", "sv3d_p", "wan21_camera_14b", "wan22_camera_14b",
     "stable_cascade_c",
     "stable_cascade_c_lite", "stable_cascade_b", "stable_audio_1", "mochi", "ltxv_2b", "hunyuan_video",
     "hunyuan_video_skyreels_i2v", "hunyuan_video_1.5", "cosmos_7b_t2v", "cosmos_7b_i2v", "cosmos_predict2_2b_t2i",
@@ -178,6 +178,8 @@ def test_what_padding_says_does_not_count(case: Case) -> None:
 @CASE
 def test_a_file_in_the_naming_of_diffusers_is_built_as_it_is(case: Case) -> None:
     """A part of a folder, on its own, and beside its config.json."""
+    if case.name == "wan22_camera":  # diffusers has no such class, and so no such folders
+        return
     theirs = case.module()
     state = dict(theirs.state_dict())
     shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}

@@ -87,13 +87,13 @@ def test_decoding_is_what_the_pipeline_does(case: Case) -> None:
 
 @CASE
 def test_encoding_undoes_what_decoding_does_to_latents(case: Case) -> None:
-    """`_to_vae` after `_from_vae` is nothing: and what is encoded is what diffusers encodes, in the model's scale."""
+    """`to_vae` after `from_vae` is nothing: and what is encoded is what diffusers encodes, in the model's scale."""
     codec, theirs = codec_for(case)
     latents = model_latents(case)
-    torch.testing.assert_close(codec._from_vae(codec._to_vae(latents)), latents, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(codec.from_vae(codec.to_vae(latents)), latents, rtol=1e-4, atol=1e-5)
     pixels = torch.rand(case.pixels, generator=torch.Generator().manual_seed(4)) * 2 - 1
     given = (pixels + 1) / 2 if case.name == "cascade_a" else pixels
-    torch.testing.assert_close(codec._to_vae(codec.encode(pixels)), encode(theirs, given), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(codec.to_vae(codec.encode(pixels)), encode(theirs, given), rtol=1e-4, atol=1e-5)
 
 
 def test_noise_for_the_decoder_is_the_generators_and_nobody_elses() -> None:
@@ -123,7 +123,7 @@ def test_sides_are_cut_at_the_middle() -> None:
     ratio = int(codec.facts.encode_ratio)
     assert ratio == 2
     torch.testing.assert_close(
-        codec._to_vae(codec.encode(pixels)), encode(theirs, pixels[..., :16, :]), rtol=1e-4, atol=1e-5
+        codec.to_vae(codec.encode(pixels)), encode(theirs, pixels[..., :16, :]), rtol=1e-4, atol=1e-5
     )
     wide = torch.randn(1, 3, 16, 21, generator=torch.Generator().manual_seed(1))
     assert codec._as_its_own(wide).shape == (1, 3, 16, 20)
@@ -142,7 +142,7 @@ def test_latents_longer_than_the_known_statistics_of_cosmos_take_the_last() -> N
     channels = theirs.config.latent_channels
     known = len(theirs.config.latents_mean) // channels
     long = torch.zeros(1, channels, known + 2, 1, 1)
-    given = codec._to_vae(long)
+    given = codec.to_vae(long)
     assert torch.equal(given[:, :, known - 1], given[:, :, known + 1])
     assert not torch.equal(given[:, :, 0], given[:, :, known + 1])
 
@@ -150,9 +150,9 @@ def test_latents_longer_than_the_known_statistics_of_cosmos_take_the_last() -> N
 def test_each_cell_of_the_refiner_is_two_of_its_vae() -> None:
     codec = VaeCodec(None, HUNYUAN_IMAGE_REFINER, LATENT_FORMATS["hunyuan_image_refiner"])
     latents = torch.randn(1, 64, 1, 2, 3, generator=torch.Generator().manual_seed(1))
-    given = codec._to_vae(latents)
+    given = codec.to_vae(latents)
     assert given.shape == (1, 32, 1, 2, 3)
     assert torch.equal(given[:, :, 0], latents[:, 32:, 0] / codec.latent.scale)
-    again = codec._from_vae(given)
+    again = codec.from_vae(given)
     assert again.shape == latents.shape
     torch.testing.assert_close(again[:, 32:], latents[:, 32:])
