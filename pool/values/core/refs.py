@@ -189,7 +189,7 @@ class ControlRef:
     mask_mode: ControlMaskMode | None = None
     by_noise: bool = False
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
-    is_blockwise: bool = field(default=False, repr=False)
+    is_blockwise: bool = field(default=False, repr=False, compare=False)
 
     @property
     def content(self) -> tuple[str, tuple[tuple[str, bool], ...]]:
