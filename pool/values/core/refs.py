@@ -237,7 +237,7 @@ class ImagePromptRef(WireValue):
     end: float = 1.0
     images: int = 1
     face_version: int = 0
-    blank: bool = False
+    blank: bool = field(default=False, compare=False)  # it follows from the file
     blocks: tuple[tuple[str, float], ...] = ()
     appended: int = 0
     masks: int = 0
