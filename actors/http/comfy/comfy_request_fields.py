@@ -319,7 +319,12 @@ def controls_of(model: ModelValue, text: TextValue, family: str) -> tuple[Contro
 def image_prompts_of(model: ModelValue, text: TextValue, family: str) -> tuple[ImagePromptUse, ...]:
     """Return the image prompts of a run: of its model, and of its text, with the names of their files. Raises
     NodeUnsupported for a preset that models of the family do not have, and for blocks of another one."""
-    return (*(_named(use, family) for use in model.image_prompts), *text.image_prompts)
+    found = (*(_named(use, family) for use in model.image_prompts), *text.image_prompts)
+    if found and text.seen:
+        raise NodeUnsupported(
+            "unCLIPConditioning: found it next to an IP-Adapter or a style model, expected one of them"
+        )
+    return found
 
 
 def _named(use: ImagePromptUse, family: str) -> ImagePromptUse:
