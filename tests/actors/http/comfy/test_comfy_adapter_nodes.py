@@ -104,6 +104,17 @@ def test_a_model_with_an_adapter_is_no_second_model_of_a_merge() -> None:
     assert "model2: found a model that reads images" in problem(graph)
 
 
+def test_an_adapter_next_to_an_image_that_the_model_reads_itself_is_refused() -> None:
+    """The image of unCLIPConditioning took its place without a word."""
+    for image in ("loaded", "turned"):
+        graph = adapted("IPAdapterAdvanced", image, model="xl")
+        graph["seen"] = node("CLIPVisionEncode", clip_vision=["vision", 0], image=["loaded", 0], crop="center")
+        seen = {"conditioning": ["positive", 0], "clip_vision_output": ["seen", 0]}
+        graph["varied"] = node("unCLIPConditioning", **seen, strength=1.0, noise_augmentation=0.0)
+        graph["sampler"]["inputs"]["positive"] = ["varied", 0]
+        assert "next to an IP-Adapter" in problem(graph), image
+
+
 def test_presets_are_files_of_the_family() -> None:
     """A preset without a file for a family is refused."""
     wrong = []
