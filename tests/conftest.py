@@ -10,13 +10,22 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.tiers import NIGHTLY_EXAMPLES, USUAL_EXAMPLES, is_named, left_out, rotation_of_commit
+from tests.tiers import (
+    NIGHTLY_EXAMPLES,
+    USUAL_EXAMPLES,
+    Case,
+    InRotation,
+    is_named,
+    left_out,
+    part_of,
+    rotation_of_commit,
+)
 
 # Before anything imports torch, ray or a Hugging Face library: they read these once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -77,6 +86,17 @@ def _made_once() -> Iterator[None]:
         if opening := sys.modules.get("modelpool.pool.devices.opening"):
             patch.setattr(opening, "LINK_PROBE_BYTES", 1 << 20)
         yield
+
+
+@pytest.fixture
+def in_rotation(request: pytest.FixtureRequest) -> InRotation:
+    """Chooses the cases of a test that loops over them."""
+    takes_all = request.config.option.nightly or is_named(request.node, request.config.args)
+
+    def chosen(cases: Iterable[Case], name: Callable[[Case], str] = str) -> list[Case]:
+        return list(cases) if takes_all else part_of(cases, request.config.option.rotation, name)
+
+    return chosen
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,8 @@ Two markers take tests out of the usual run:
   parametrized function runs a third of its cases, and each file a third of its functions without parameters; at least
   one of each. The folders and files of `COMPARISONS` rotate, too.
 
+A test with the fixture `in_rotation` loops over a third of its cases.
+
 A test that the command line names with "::" always runs.
 """
 
@@ -15,8 +17,9 @@ from __future__ import annotations
 import subprocess
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -45,6 +48,17 @@ FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definiti
 #: rotations after which every test has run
 ROTATIONS = 3
 ROOT = Path(__file__).parents[1]
+Case = TypeVar("Case")
+
+
+class InRotation(Protocol):
+    """The fixture `in_rotation`: returns the cases that this run tries, by their names."""
+
+    def __call__(self, cases: Iterable[Case], name: Callable[[Case], str] = str) -> list[Case]:
+        """Return a third of them, or all in nightly runs and if the command line names the test."""
+        ...
+
+
 #: examples of a property that states no number of its own
 USUAL_EXAMPLES, NIGHTLY_EXAMPLES = 20, 100
 
@@ -88,6 +102,12 @@ def rotates(item: pytest.Item) -> bool:
     if item.get_closest_marker("rotates"):
         return True
     return item.nodeid.startswith(COMPARISONS) and not item.nodeid.startswith(FAST)
+
+
+def part_of(cases: Iterable[Case], rotation: int, name: Callable[[Case], str] = str) -> list[Case]:
+    """Return the third of the cases that one rotation tries, by the hashes of their names."""
+    turn = rotation % ROTATIONS
+    return [case for case in cases if _hash(name(case)) % ROTATIONS == turn]
 
 
 def is_named(item: pytest.Item, arguments: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from modelpool.pool.inference.controlnets.controlnet_kinds import UNION_MODES
 from modelpool.pool.values.core.errors import UnusableField, UserError, unknown_name, unusable_field
 from tests.actors.http.asgi import RefusingPool, call
 from tests.actors.http.comfy import comfy_examples as examples
+from tests.tiers import InRotation
 
 FILES = FileNames(controlnets=("canny",), upscalers=("4x",), image_prompts=("redux",), embeddings=("style",))
 NAMES = PoolNames({"shapes": "Stable Diffusion 1", "flux": "Flux dev"}, ["light"], ("a.png", "clear.png"), FILES)
@@ -96,6 +98,7 @@ PIPES = ("BASIC_PIPE", "PIPE_LINE", "RGTHREE_CONTEXT")
 MAKING = [kind for kind in NODE_TYPES.values() if kind.outputs or kind.is_output]
 #: the node under test
 SUBJECT = "subject"
+NAME = attrgetter("name")
 
 
 def value_of(given: NodeInput) -> Any:
@@ -192,9 +195,11 @@ def errors_of(graph: Any, names: PoolNames = NAMES) -> Mapping[str, Any]:
     return {}
 
 
-def test_every_broken_input_of_every_node_is_refused_by_the_id_and_the_class_of_its_node() -> None:
+def test_every_broken_input_of_every_node_is_refused_by_the_id_and_the_class_of_its_node(
+    in_rotation: InRotation,
+) -> None:
     wrong = []
-    for kind in MAKING:
+    for kind in in_rotation(MAKING, NAME):
         graph = graph_with(kind)
         for given in kind.inputs:
             for value in broken_values(given, graph[SUBJECT]["inputs"][given.name]):
@@ -206,10 +211,10 @@ def test_every_broken_input_of_every_node_is_refused_by_the_id_and_the_class_of_
     assert not wrong, wrong[:5]
 
 
-def test_a_missing_input_has_its_default_or_is_refused_by_its_node() -> None:
+def test_a_missing_input_has_its_default_or_is_refused_by_its_node(in_rotation: InRotation) -> None:
     """Next to a name that the node does not have, a missing setting is refused: it may be misspelt."""
     wrong = []
-    for kind in MAKING:
+    for kind in in_rotation(MAKING, NAME):
         graph = graph_with(kind)
         known = errors_of(graph)
         for given in kind.inputs:
@@ -229,9 +234,9 @@ def test_a_missing_input_has_its_default_or_is_refused_by_its_node() -> None:
     assert not {"weight_dtype", "type", "device", "strength_type", "crop", "steps", "denoise"} & needed
 
 
-def test_null_inputs_are_missing() -> None:
+def test_null_inputs_are_missing(in_rotation: InRotation) -> None:
     wrong = []
-    for kind in NODE_TYPES.values():
+    for kind in in_rotation(NODE_TYPES.values(), NAME):
         graph = graph_with(kind)
         for given in kind.inputs:
             others = {name: value for name, value in graph[SUBJECT]["inputs"].items() if name != given.name}

@@ -5,6 +5,7 @@ another request, a warning with its name, or a refusal. Inputs that cannot matte
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.actors.http.comfy.every_setting import (
     changes_of,
     meaning,
 )
+from tests.tiers import InRotation
 
 
 def _batch(make: Maker, place: int) -> list[Any]:
@@ -328,11 +330,11 @@ CHANGING = ("LatentCrop", "LatentRotate", "LatentComposite", "LatentCompositeMas
             "LatentMultiply", "LatentInterpolate", "LatentBlend")  # fmt: skip
 
 
-def test_every_input_is_read_or_told_of_or_refused() -> None:
+def test_every_input_is_read_or_told_of_or_refused(in_rotation: InRotation) -> None:
     """Dropped before: the VAE of another model, methods of scaling, seeds of second passes, the model of a scheduler,
     sizes next to texts, tiles of encoders, images of vision encoders, and more."""
     wrong = []
-    for kind in TRIED:
+    for kind in in_rotation(TRIED, attrgetter("name")):
         for setting in FIRST[1:] if kind.name in CHANGING else FIRST:
             found = list(dropped(kind, setting, most=1))
             if not any(isinstance(each, tuple) and len(each) == 2 for each in found):
