@@ -66,6 +66,7 @@ from modelpool.pool.values.core.stage_params import (
     CameraCondition,
     DecodeParams,
     EncodeImageParams,
+    FirstFrames,
     GuideCondition,
     ModelRef,
     OperationParams,
@@ -305,7 +306,7 @@ class _WorkflowTasks:
         width, height = whole_cells(video.size, defaults)
         frames = 1 + (video.size.frames - 1) // facts.multiple * facts.multiple
         task = self.tasks.add(
-            EncodeImageParams(model, width, height, frames=frames, is_video=True), {task_inputs.VIDEO: video.task}
+            EncodeImageParams(model, width, height, video=FirstFrames(frames)), {task_inputs.VIDEO: video.task}
         )
         return _latent(task, OutputShape(width, height, frames, facts.rate), model, defaults)
 
