@@ -95,7 +95,7 @@ class Control(Strict):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not set: the seeds of job files are derived from this serialization."""
+        """Leave out unset fields: the seeds of job files are derived from this serialization."""
         left_out = {"mask": None, "shares_of": "steps"}
         return {name: value for name, value in plain(self).items() if left_out.get(name, ...) != value}
 

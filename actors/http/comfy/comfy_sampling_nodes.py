@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -14,11 +15,11 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_SIDE,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
-    NodeInput,
-    NodeType,
     NodeUnsupported,
     combo,
+    flag,
     link,
+    node_row,
     number,
     only_in_workflows,
     warn,
@@ -249,7 +250,7 @@ def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _perpendicular_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Guidance from an empty text. What is applied to the other texts is not applied to it: they are texts alone."""
+    """Guidance from an empty text. Nothing that changes the other texts acts on it: they are texts alone."""
     model, empty = given["model"], given["empty_conditioning"]
     if empty.text.strip() or empty != TextValue(empty.text, empty.clip):
         raise NodeUnsupported("empty_conditioning: expected an empty text of CLIPTextEncode")
@@ -419,10 +420,7 @@ def _shifted_by_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (replace(given["model"], sampling=sampling),)
 
 
-def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str, category: str = "sampling") -> NodeType:
-    return NodeType(name, category, inputs, outputs, build)
-
-
+_row = partial(node_row, category="sampling")
 SAMPLING_NODES = (
     *(
         _row(name, _BLANK, _blank, "LATENT", category="latent")
@@ -642,7 +640,7 @@ SAMPLING_NODES = (
         "SamplerCustom",
         (
             _MODEL,
-            NodeInput("add_noise", "BOOLEAN", True),
+            flag("add_noise", True),
             whole("noise_seed", 0, 0, MAX_SEED),
             _CFG,
             *_TEXTS,
