@@ -142,3 +142,10 @@ def no_truth_value(value: Any, about: ValidationInfo) -> Any:
     if isinstance(value, bool):
         raise unusable_field(str(about.field_name), value, "a number")
     return value
+
+
+def check_schedule_span(field: str, start: float, end: float) -> None:
+    """Raise UnusableField unless the fields `start` and `end` of `field` are a part of the schedule."""
+    if not 0 <= start < end <= 1:
+        expected = "fractions of the schedule from 0 to 1, with start below end"
+        raise unusable_field(f"{field}.start, {field}.end", f"{start:g} to {end:g}", expected)

@@ -148,17 +148,9 @@ _LOADERS = (
         clip_of_files,
         "CLIP",
     ),
-    _row(
-        "TripleCLIPLoader",
-        tuple(map(_clip_name, range(1, 4))),
-        clip_of_files,
-        "CLIP",
-    ),
-    _row(
-        "QuadrupleCLIPLoader",
-        tuple(map(_clip_name, range(1, 5))),
-        clip_of_files,
-        "CLIP",
+    *(
+        _row(name, tuple(map(_clip_name, range(1, count + 1))), clip_of_files, "CLIP")
+        for name, count in (("TripleCLIPLoader", 3), ("QuadrupleCLIPLoader", 4))
     ),
     _row("VAELoader", (text("vae_name", choices=VAES),), _vae_of_file, "VAE"),
     _row(
