@@ -32,6 +32,7 @@ from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointFolder
 from modelpool.actors.worker.wire.messages import CallId, RunRequest, StateSaved
+from modelpool.actors.worker.worker_setup import Checkpointing, WorkerCallbacks
 from modelpool.pool.inference.conditioning.conditions import Condition
 from modelpool.pool.inference.conditioning.prompts import Prompts
 from modelpool.pool.inference.guidance.guided_steps import ModelCall
@@ -162,10 +163,8 @@ def worker_of(
         WorkerId("gpu-0"),
         1,
         lambda: engine,  # type: ignore[arg-type, return-value]
-        lambda step: None,
-        on_state=send,
-        checkpoint_seconds=interval_seconds,
-        checkpoint_disk=CheckpointDisk(CheckpointFolder(folder / "node", 1 << 40)),
+        WorkerCallbacks(lambda step: None, on_state=send),
+        checkpointing=Checkpointing(interval_seconds, CheckpointDisk(CheckpointFolder(folder / "node", 1 << 40))),
     )
     worker.start()
     return worker, engine
@@ -213,9 +212,8 @@ def state_bytes(shape_CHW: tuple[int, ...]) -> int:
         WorkerId("gpu-0"),
         1,
         lambda: engine,  # type: ignore[arg-type, return-value]
-        lambda step: None,
-        on_state=send,
-        checkpoint_seconds=0.0,
+        WorkerCallbacks(lambda step: None, on_state=send),
+        checkpointing=Checkpointing(0.0),
     )
     worker.start()
     request = request_of(2)

@@ -16,13 +16,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack, cast
 
 from modelpool.actors.client.followed_jobs import FollowedJobs
 from modelpool.actors.client.jobs import JobHandle, Jobs, image_of
 from modelpool.actors.client.output_writer import HOLD_SECONDS, DriverOutputs, ImageWriter
 from modelpool.actors.client.pool_operator import PoolOperator
 from modelpool.actors.client.request_stream import Decide, RequestStream
+from modelpool.actors.client.sample_options import SAMPLE_DEFAULTS, SampleOptions
 from modelpool.actors.client.stage_result import StageResult
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.config.output_address import OutputAddress, OutputDefaults, output_address
@@ -445,37 +446,16 @@ class ModelPool:
         *,
         model: str,
         loras: Iterable[LoraLike] = (),
-        steps: int = 20,
-        cfg: float = 5.0,
-        sampler: str = "euler",
-        schedule: str | None = None,
-        width: int | None = None,
-        height: int | None = None,
-        seed: int | None = None,
-        frames: int | None = None,
-        frame_rate: float | None = None,
-        seconds: float | None = None,
+        **options: Unpack[SampleOptions],
     ) -> StageResult:
         """Sample a denoised `Latent`, of an image, a video or an audio clip as `model` generates. Without
-        `negative`, guidance uses the empty text. Raises UserError.
+        `negative`, guidance uses the empty text. The options are `steps`, `cfg`, `sampler`, `schedule`, `width`,
+        `height`, `seed`, `frames`, `frame_rate` and `seconds`, as in a request. Raises UserError.
         """
-        checked = _with_seed(
-            GenerateRequest(
-                model=model,
-                prompt="",
-                loras=_choices(loras),
-                steps=steps,
-                cfg=cfg,
-                sampler=sampler,
-                schedule=schedule,
-                width=width,
-                height=height,
-                seed=seed,
-                frames=frames,
-                frame_rate=frame_rate,
-                seconds=seconds,
-            )
-        )
+        if unknown := options.keys() - SAMPLE_DEFAULTS.keys():
+            raise TypeError(f"sample() has no options {', '.join(sorted(unknown))}")
+        fields = {**SAMPLE_DEFAULTS, **options}
+        checked = _with_seed(GenerateRequest(model=model, prompt="", loras=_choices(loras), **fields))
         expected = "a result of encode()"
         texts = _stage_of(positive, Stage.ENCODE, "positive", expected).request
         avoided = checked if negative is None else _stage_of(negative, Stage.ENCODE, "negative", expected).request

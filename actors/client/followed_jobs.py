@@ -43,7 +43,7 @@ class FollowedJobs:
 
     monitor   guards everything here; its watchers are called after every change
     ends      which jobs have ended
-    outputs   what is on its way to the program
+    outputs   results on their way to the program
     pool      the jobs in the pool
     writing   the outputs that are being written
     """

@@ -40,7 +40,7 @@ class JobEnds:
 
     @property
     def unended_count(self) -> int:
-        """Number of requests so far whose jobs have not ended."""
+        """Number of requests so far with a job that has not ended."""
         with self._monitor:
             return self.ledger.unended
 

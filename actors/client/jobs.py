@@ -422,6 +422,6 @@ def _counts(now: Progress) -> str:
 
 
 def _check_timeout(timeout: object) -> None:
-    """Raise UnusableField for what is no time; None waits without end."""
+    """Raise UnusableField unless it is a time; None waits without end."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
         raise unusable_field("timeout", timeout, "seconds, or None")

@@ -82,16 +82,7 @@ def start_pool(
         from modelpool.actors.ray.output_writers import RayNodeWriters
         from modelpool.actors.ray.ray_connection import RayConnection
 
-        plan = make_plan(config, session.gpu_count(), not session.is_local)
-        if plan.cache is not None:
-            # known to this pool's processes only: it grants access to the files of its nodes
-            plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
-        if keeps_jobs and config.pool.worker_lease_seconds:
-            plan = replace(plan, worker_lease_seconds=config.pool.worker_lease_seconds)
-        if keeps_jobs and plan.log is None and config.observability.log is None:
-            plan = replace(plan, log=LogSettings(None, config.observability.log_format == "json"))
-        if keeps_jobs:
-            plan = replace(plan, journal=config.pool.journal)
+        plan = _completed(make_plan(config, session.gpu_count(), not session.is_local), config, keeps_jobs)
         fork_environment = {} if session.workers_fork else forks.environment
         environment = {**(session.actor_environment or {}), **fork_environment} or None
         place = cluster.controller or controller
@@ -133,6 +124,18 @@ def start_pool(
 
         writers = RayNodeWriters(lambda: connection.controller, _warn_of_writers)
         return OpenedPool(connection, session.address, opened.pop_all().close, jobs, restart, service, writers)
+
+
+def _completed(plan: PoolPlan, config: PoolConfig, keeps_jobs: bool) -> PoolPlan:
+    """Return `plan` with the token of its cache and, if it `keeps_jobs`, with lease, log and journal."""
+    if plan.cache is not None:
+        # known to this pool's processes only: it grants access to the files of its nodes
+        plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
+    if keeps_jobs and config.pool.worker_lease_seconds:
+        plan = replace(plan, worker_lease_seconds=config.pool.worker_lease_seconds)
+    if keeps_jobs and plan.log is None and config.observability.log is None:
+        plan = replace(plan, log=LogSettings(None, config.observability.log_format == "json"))
+    return replace(plan, journal=config.pool.journal) if keeps_jobs else plan
 
 
 def _same(service: JobsConnection) -> JobsConnection:

@@ -78,7 +78,7 @@ class ResultQueue:
         self._connection = connection
         self._on_lost = on_lost
         self._waiting: deque[End] = deque()
-        #: jobs whose ends are on their way from there to the program
+        #: jobs with ends on their way from there to the program
         self._taking: set[int] = set()
         #: written outputs that the object store still keeps, oldest first, and their size
         self._kept: deque[ReadyOutput] = deque()
@@ -291,7 +291,7 @@ def _sound_of(place: OutputPlace, file: str) -> AudioSamples | None:
 
 
 def _result_in_file(recipe: Recipe, place: OutputPlace, file: str, about: dict[str, Any]) -> OutputResult:
-    """Return a written result whose pixels are read from its file."""
+    """Return a written result that reads its pixels from its file."""
     content = partial(_content_of, place, file)
     if recipe.frames:
         track = partial(_sound_of, place, file)

@@ -27,7 +27,7 @@ from modelpool.actors.request.expected_words import expected_words
 from modelpool.actors.request.field_table import MAX_BATCH
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import check_user
-from modelpool.actors.request.strict import Strict
+from modelpool.actors.request.strict import Strict, no_truth_value
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.files.fetch.source_url import checked_source, is_url
@@ -434,12 +434,7 @@ class UserSection(Strict):
     weight: float = 1.0
     running_limit: int | None = None
 
-    @field_validator("weight", "running_limit", mode="before")
-    @classmethod
-    def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
-        if isinstance(value, bool):
-            raise unusable_field(str(about.field_name), value, "a number")
-        return value
+    _no_truth_value = field_validator("weight", "running_limit", mode="before")(no_truth_value)
 
     def share_of(self, name: str) -> UserShare:
         """Convert to the scheduler's form. Raises UnusableField."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
-from modelpool.actors.request.strict import Strict
+from modelpool.actors.request.strict import Strict, no_truth_value
 from modelpool.pool.values.core.errors import UnusableField, UserError, parse_bytes, unusable_field
 from modelpool.scheduler.model.node_groups import NO_LIMITS, AutoscalingConfig, NodeGroup, check_groups
 
@@ -72,13 +72,9 @@ class GroupSection(Strict):
     instance_types: dict[str, InstanceTypeSection] = Field(default_factory=dict)
     zones: dict[str, ZoneSection] = Field(default_factory=dict)
 
-    @field_validator("gpu_memory", "gpus_per_node", "min", "max", "price_per_hour", "start_seconds", mode="before")
-    @classmethod
-    def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
-        """Refuse booleans, which Python counts as numbers."""
-        if isinstance(value, bool):
-            raise unusable_field(str(about.field_name), value, "a number")
-        return value
+    _no_truth_value = field_validator(
+        "gpu_memory", "gpus_per_node", "min", "max", "price_per_hour", "start_seconds", mode="before"
+    )(no_truth_value)
 
     @field_validator("spot", mode="before")
     @classmethod
@@ -135,12 +131,7 @@ class AutoscalingSection(Strict):
     delay_tolerance: float = NO_LIMITS.delay_tolerance
     interval_seconds: float = NO_LIMITS.interval_seconds
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
-        if isinstance(value, bool):
-            raise unusable_field(str(about.field_name), value, "a number")
-        return value
+    _no_truth_value = field_validator("*", mode="before")(no_truth_value)
 
 
 def node_groups(table: Any) -> tuple[NodeGroup, ...]:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from modelpool.actors.config.output_address import local_folder
 from modelpool.actors.request.bounds import (
@@ -18,7 +18,7 @@ from modelpool.actors.request.bounds import (
 )
 from modelpool.actors.request.number_fields import Whole
 from modelpool.actors.request.qos import MAX_PRIORITY, check_user
-from modelpool.actors.request.strict import Strict
+from modelpool.actors.request.strict import Strict, no_truth_value
 from modelpool.pool.values.core.errors import UserError, counted, parse_bytes, unusable_field
 
 #: shortest key and secret: 16 characters of base 64 have 96 bits
@@ -105,13 +105,7 @@ class ServeSection(Strict):
     idle_seconds: Annotated[float, Field(ge=1, le=3600)] = 75.0
     unread_seconds: Annotated[float, Field(ge=1, le=3600)] = 60.0
 
-    @field_validator(*_NUMBERS, "upload_bytes", mode="before")
-    @classmethod
-    def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
-        """Refuse booleans, which Python counts as numbers."""
-        if isinstance(value, bool):
-            raise unusable_field(str(about.field_name), value, "a number")
-        return value
+    _no_truth_value = field_validator(*_NUMBERS, "upload_bytes", mode="before")(no_truth_value)
 
     @field_validator("folder", mode="before")
     @classmethod

@@ -116,7 +116,7 @@ class PoolIdentity:
     """The pool that a controller leads.
 
     name          of the pool
-    epoch         larger than that of every earlier controller of the pool
+    epoch         larger than the epoch of every earlier controller of the pool
     node          of the controller's process
     budget_bytes  the workers' memory budget, if it is known before they start
     output        for drivers that connect
@@ -711,6 +711,6 @@ def _recipe_of(job: QueuedJob) -> Recipe:
 
 
 def _deadline_warnings(submission: OpenSubmission) -> tuple[str, ...]:
-    """Return the warning about queued jobs whose deadline is too soon, once."""
+    """Return the warning about queued jobs with too early a deadline, once."""
     hopeless, submission.hopeless_seconds = submission.hopeless_seconds, []
     return (deadline_warning(hopeless),) if hopeless else ()

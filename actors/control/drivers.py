@@ -40,7 +40,7 @@ class OpenSubmission:
     cancelled: bool = False
     #: arrival of its first part, on the core's clock: deadlines count from here
     began_at: float = 0.0
-    #: minimum run times of its queued jobs whose deadline is sooner
+    #: minimum run times of its queued jobs with an earlier deadline
     hopeless_seconds: list[float] = field(default_factory=list)
 
     @property

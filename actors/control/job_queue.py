@@ -64,7 +64,7 @@ class JobQueue:
         self.broken = ""
         #: in the core, by id
         self.jobs: dict[JobId, QueuedJob] = {}
-        #: those of them that are workflows
+        #: the workflows among them
         self._workflows: set[JobId] = set()
         #: groups of nodes grow by all the work that waits, so the core must know it
         self.parked = ParkedJobs(None if state.config.groups else WINDOW)
@@ -102,7 +102,7 @@ class JobQueue:
             submission.cancelled_early -= cancelled
 
     async def queue_held(self, submission: OpenSubmission) -> None:
-        """Queue what is held, or park it if its turn is far."""
+        """Queue the held jobs, or park them if their turn is far."""
         while submission.held and not submission.cancelled and not self.broken:
             pack = submission.held.pop(0)
             submission.held_jobs -= len(pack)

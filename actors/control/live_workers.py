@@ -32,12 +32,12 @@ class LiveWorker:
         self.key: Incarnation = (spec.worker_id, spec.incarnation)
         self.residency = residency or Residency(spec.capacity_bytes)
         self.runs: dict[TaskId, StepDone] = {}
-        #: those of them that begin when the others have ended, one after the other
+        #: runs among them that begin when the others have ended, one after the other
         self.queued: dict[TaskId, None] = {}
-        #: those of them that decode; and those that wait for it: other decodes, and what reads the result
+        #: decodes among them; and runs that wait for a decode: other decodes, and readers of its result
         self.decodes: set[TaskId] = set()
         self.after_decode: set[TaskId] = set()
-        #: those of them that other workers share, and of which another one has the result
+        #: runs among them that workers share, and another worker has the result
         self.parts: set[TaskId] = set()
         #: where the members of the gangs that it leads meet; "" until it was asked
         self.gang_address = ""
@@ -260,7 +260,7 @@ class LiveWorkers:
             self._tasks.abandon(task_id)
 
     def lose(self, worker_id: WorkerId, incarnation: int, loss: Loss) -> None:
-        """End what is left of a lost worker, and report the loss once."""
+        """End the remains of a lost worker, and report the loss once."""
         lost = self._forget(worker_id, incarnation)
         if lost is None:
             return

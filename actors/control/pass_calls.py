@@ -21,7 +21,7 @@ from modelpool.scheduler.model.messages import RunTask
 
 @dataclass(frozen=True, slots=True)
 class PassRun:
-    """One run: its command, and what is sent of it."""
+    """One run: its command, and the parts that were sent."""
 
     command: RunTask
     call: RunCall

@@ -29,7 +29,7 @@ from modelpool.scheduler.core.history import JobHistory, find_job, history_of, w
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot, waiting_by_model
 from modelpool.scheduler.core.state import SchedulerState
 
-#: starts of workers whose node is remembered; more than run at a time
+#: starts of workers with a remembered node; more than run at a time
 PLACES_KEPT = 4096
 #: failed jobs that the status names
 FAILURES_KEPT = 8
@@ -48,7 +48,7 @@ class PoolOverview:
         self._node = node
         self.facts = facts or ClusterFacts()
         self._opened_at = 0.0
-        #: the nodes of workers whose process has started, by id and incarnation, oldest first
+        #: the nodes of started workers, by id and incarnation, oldest first
         self._placed: dict[tuple[WorkerId, int], NodeId] = {}
         #: the latest failed jobs: time, id and message, oldest first
         self._failures: deque[tuple[float, JobId, str]] = deque(maxlen=FAILURES_KEPT)

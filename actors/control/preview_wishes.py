@@ -46,5 +46,5 @@ class PreviewWishes:
         return None if wish is None else replace(wish, tiny_decoders=self.tiny_decoders)
 
     def of_jobs(self, jobs: Iterable[QueuedJob]) -> PreviewWish | None:
-        """Return what is wanted of a task with these jobs: by the first of them that wants some."""
+        """Return the previews that the first interested job of these wants of a task."""
         return next((wish for job in jobs if (wish := self.of(job)) is not None), None)

@@ -97,7 +97,7 @@ class RunStates:
         self.archive.close()
 
     def _forget(self, task_id: TaskId) -> None:
-        """Remove the checkpoints of a task that has succeeded, and whose result no job needs any more."""
+        """Remove the checkpoints of a task that has succeeded and that no job needs any more."""
         self.archive.remove(task_id)
         saved_by = self._checkpointed.pop(task_id, None)
         if saved_by is not None:

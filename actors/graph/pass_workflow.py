@@ -25,7 +25,7 @@ _OUTER = frozenset(
 )
 #: fields of all its decodes
 _DECODES = ("vae_tile", "vae_frames")
-#: fields that a pass takes from the request; and those of them that a pass with another model does not take
+#: fields that a pass takes from the request; and its fields that a pass with another model does not take
 _OF_REQUEST = (
     *("prompt", "negative", "steps", "cfg", "sampler", "schedule", "eta", "s_noise", "s_churn", "clip_skip"),
     *("loras", "shift", "options", "gpus", "controls", "image_prompts", "reference", "reference_as", "image_cfg"),

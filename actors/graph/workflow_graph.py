@@ -66,6 +66,7 @@ from modelpool.pool.values.core.stage_params import (
     CameraCondition,
     DecodeParams,
     EncodeImageParams,
+    FirstFrames,
     GuideCondition,
     ModelRef,
     OperationParams,
@@ -79,7 +80,7 @@ from modelpool.pool.values.specs.spec import JobId, Stage, TaskId
 
 #: bytes of the results of all nodes of a workflow together
 MAX_INTERMEDIATE_BYTES = 8 << 30
-#: tokens of a text that is made of others: about those of the longest prompt
+#: tokens of a text that is made of others: about as many as the longest prompt has
 MAX_JOINED_TOKENS = 1 << 17
 #: bytes of a token of an encoded text, and of a second of audio
 _TOKEN_BYTES, _SECOND_BYTES = 16384, 384_000
@@ -305,7 +306,7 @@ class _WorkflowTasks:
         width, height = whole_cells(video.size, defaults)
         frames = 1 + (video.size.frames - 1) // facts.multiple * facts.multiple
         task = self.tasks.add(
-            EncodeImageParams(model, width, height, frames=frames, is_video=True), {task_inputs.VIDEO: video.task}
+            EncodeImageParams(model, width, height, video=FirstFrames(frames)), {task_inputs.VIDEO: video.task}
         )
         return _latent(task, OutputShape(width, height, frames, facts.rate), model, defaults)
 
@@ -595,7 +596,7 @@ class _WorkflowTasks:
 
 
 def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:
-    """Return what is equal for models that read each other's latents."""
+    """Return a key that models share if they read each other's latents."""
     return latent.channels, latent.downscale, latent.cells, VaeScale.of(latent), latent.sound is None
 
 
@@ -749,7 +750,7 @@ def _decoded_shape(before: NodeValue, size: Size, defaults: ModelDefaults) -> Ou
 
 
 def _made_shape(kind: str, size: Size, timing: float) -> OutputShape | None:
-    """Return the shape of what an operation makes; None for what is no output."""
+    """Return the shape of an operation's result; None if it is no output."""
     if kind == AUDIO:
         return OutputShape(0, 0, seconds=timing)
     if kind != IMAGE:

@@ -8,6 +8,7 @@ from typing import Any
 
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_json
+from modelpool.actors.request.json_text import parse_json
 from modelpool.actors.request.labels import Labels, labels_from_json, output_key
 from modelpool.pool.values.core.errors import UserError, unusable_field
 
@@ -85,3 +86,12 @@ def parse_entry(fields: Any) -> ManifestEntry:
 def _shortened(found: object) -> str:
     text = found if isinstance(found, str) else repr(found)
     return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def is_usable(line: bytes) -> bool:
+    """Return whether a line of a manifest is an entry."""
+    try:
+        parse_entry(parse_json(line))
+    except UserError:
+        return False
+    return True

@@ -29,7 +29,7 @@ from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_
 from modelpool.actors.outputs.atomic_write import remove_leftovers, temporary_files
 from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically
 from modelpool.actors.outputs.contact_sheet import MOST_IMAGES, LabelledImage, make_contact_sheet, mark_of
-from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
+from modelpool.actors.outputs.entries import ManifestEntry, is_usable, parse_entry
 from modelpool.actors.outputs.failures import FAILURES_NAME, FailedOutput, parse_failure, unresolved
 from modelpool.actors.outputs.file_content import (
     content_problem,
@@ -65,7 +65,6 @@ from modelpool.actors.outputs.place import (
 from modelpool.actors.outputs.place import file_name as file_name
 from modelpool.actors.outputs.place import plain as plain
 from modelpool.actors.outputs.write_failures import check_writable, output_failure
-from modelpool.actors.request.json_text import parse_json
 from modelpool.actors.request.labels import Labels, output_key
 from modelpool.pool.values.core.errors import OutputFailed, UserError
 from modelpool.pool.values.core.stage_params import ImagePixels
@@ -241,7 +240,7 @@ class OutputFolder:
             if moved:
                 content = self.manifest_path.read_bytes()
                 lines = [line + b"\n" for line in content[: content.rfind(b"\n")].split(b"\n")]
-                usable = [_is_usable(line) for line in lines]
+                usable = [is_usable(line) for line in lines]
                 with (self.path / DAMAGED_NAME).open("ab") as file:
                     file.writelines(line for line, good in zip(lines, usable, strict=True) if not good)
                 write_atomically(self.manifest_path, b"".join(compress(lines, usable)))
@@ -440,7 +439,7 @@ class _OnSheet:
 
     @classmethod
     def of(cls, entry: ManifestEntry, file_bytes: int) -> _OnSheet:
-        """Return what is needed of an entry."""
+        """Return the needed facts of an entry."""
         return cls(entry.run, entry.index, entry.key, entry.file, file_bytes, entry.file_sha256)
 
 
@@ -454,12 +453,3 @@ def _sheet_mark(images: Sequence[_OnSheet]) -> str:
     """Return a digest of the files on a contact sheet and of their order."""
     shown = [[each.file, each.file_bytes, each.file_sha256] for each in images]
     return hashlib.sha256(json.dumps([SHEET_VERSION, *shown]).encode()).hexdigest()
-
-
-def _is_usable(line: bytes) -> bool:
-    """Whether a line of a manifest is an entry."""
-    try:
-        parse_entry(parse_json(line))
-    except UserError:
-        return False
-    return True

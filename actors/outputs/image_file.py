@@ -28,7 +28,7 @@ from modelpool.actors.outputs.image_metadata import LABELS_KEY as LABELS_KEY
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY as PARAMETERS_KEY
 from modelpool.actors.outputs.image_metadata import RECIPE_KEY as RECIPE_KEY
 from modelpool.actors.outputs.image_metadata import check_jpeg_metadata, exif_of, texts_of_image, xmp_of
-from modelpool.actors.outputs.recipe_json import recipe_from_text
+from modelpool.actors.outputs.recipe_json import recipe_in
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
 from modelpool.actors.request.lora_fields import lora_text
@@ -185,13 +185,7 @@ def read_parameters(path: str | Path) -> Parameters:
 
 def read_recipe(path: str | Path) -> Recipe:
     """Read the recipe in an image. Raises UserError if it has none, or an unreadable one."""
-    text = texts_of_image(Path(path)).get(RECIPE_KEY)
-    if text is None:
-        raise UserError(f"{path}: no {RECIPE_KEY!r} text in this image (not from modelpool, or stripped)")
-    try:
-        return recipe_from_text(text)
-    except UserError as error:
-        raise UserError(f"{path}: the recipe in this image cannot be read ({error})") from error
+    return recipe_in(path, "image", RECIPE_KEY, texts_of_image(Path(path)).get(RECIPE_KEY))
 
 
 def read_labels(path: str | Path) -> Labels:

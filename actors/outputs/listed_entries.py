@@ -13,7 +13,7 @@ from modelpool.actors.graph.features.recorded_batches import RecordedBatches
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.key_index import KeyIndex
 
-#: the owner of a file whose output is not listed here
+#: the owner of a file that no output here lists
 _NOBODY = -1
 
 
@@ -31,7 +31,7 @@ class ListedEntries:
         #: names of listed files, and the number of the key of each
         self._files = KeyIndex()
         self._owners = array("q")
-        #: earlier owners of files whose names were used again, in places of earlier versions
+        #: earlier owners of files with reused names, in places of earlier versions
         self._more_owners: dict[int, set[int]] = {}
         #: the entry that was noted last: its writer asks for it at once
         self._newest: ManifestEntry | None = None
@@ -88,7 +88,7 @@ class ListedEntries:
         return name in self._files
 
     def is_of_another(self, name: str, key: str) -> bool:
-        """Whether a file of this name is listed, as that of another output."""
+        """Whether another output lists a file of this name."""
         number = self._files.find(name)
         return number is not None and self._owners[number] != self._keys.find(key)
 

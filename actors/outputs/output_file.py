@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind, as_16_bits, encode_audio
 from modelpool.actors.outputs.image_file import encode_animation, encode_image, encode_layers
-from modelpool.actors.outputs.recipe_json import recipe_from_text
+from modelpool.actors.outputs.recipe_json import recipe_in
 from modelpool.actors.outputs.video import VideoKind, encode_video
 from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
 from modelpool.actors.request.video_output_fields import SHARED_FORMATS
@@ -122,13 +122,7 @@ def texts_of(recipe: Recipe) -> dict[str, str]:
 
 def read_video_recipe(path: str | Path) -> Recipe:
     """Read the recipe in a video or an audio clip. Raises UserError if it has none, or an unreadable one."""
-    text = _metadata(Path(path)).get(COMMENT)
-    if text is None:
-        raise UserError(f"{path}: no {COMMENT!r} text in this file (not from modelpool, or stripped)")
-    try:
-        return recipe_from_text(text)
-    except UserError as error:
-        raise UserError(f"{path}: the recipe in this file cannot be read ({error})") from error
+    return recipe_in(path, "file", COMMENT, _metadata(Path(path)).get(COMMENT))
 
 
 def _metadata(path: Path) -> Mapping[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from modelpool.actors.graph.features.recipe import Recipe
@@ -23,6 +24,16 @@ class UnusableRecipe(UserError):
 def recipe_from_text(text: str) -> Recipe:
     """Parse the JSON text of a recipe. Raises UserError."""
     return recipe_from_json(parse_json(text.encode("utf-8", "surrogatepass")))
+
+
+def recipe_in(path: str | Path, kind: str, key: str, text: str | None) -> Recipe:
+    """Return the recipe in the `text` under `key` of a file, an "image" or another "file". Raises UserError."""
+    if text is None:
+        raise UserError(f"{path}: no {key!r} text in this {kind} (not from modelpool, or stripped)")
+    try:
+        return recipe_from_text(text)
+    except UserError as error:
+        raise UserError(f"{path}: the recipe in this {kind} cannot be read ({error})") from error
 
 
 def recipe_from_json(fields: Any) -> Recipe:

@@ -66,7 +66,7 @@ class ReportOutput:
 
     @property
     def own_tasks(self) -> tuple[ReportTask, ...]:
-        """The tasks that ran for it, without those of earlier jobs."""
+        """The tasks that ran for it, without tasks that earlier jobs ran."""
         return tuple(task for task in self.tasks if not task.shared)
 
 

@@ -212,7 +212,7 @@ class OutputStore:
         self.manifest.read()
         found = []
         for _, content in self._objects.read(self._objects.sizes(FAILURES_FOLDER)):
-            with contextlib.suppress(UserError):  # what is none of ours
+            with contextlib.suppress(UserError):  # a file of another program
                 found.append(parse_failure(parse_json(content)))
         return unresolved(sorted(found, key=lambda each: each.at), lambda key: self.manifest.listed(key) is not None)
 

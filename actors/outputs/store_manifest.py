@@ -17,7 +17,7 @@ from typing import Any
 
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.recorded_batches import BatchKind
-from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
+from modelpool.actors.outputs.entries import ManifestEntry, is_usable, parse_entry
 from modelpool.actors.outputs.key_index import KeyIndex
 from modelpool.actors.outputs.listed_entries import ListedEntries
 from modelpool.actors.outputs.objects import ObjectPrefix
@@ -54,7 +54,7 @@ class StoreManifest:
         self._entries = ListedEntries(self._unpacked)
         #: objects of the manifest that were read
         self._read = KeyIndex()
-        #: those of them that have damaged lines
+        #: parts among them with damaged lines
         self._damaged: set[str] = set()
         #: lines of the records that this process has created and not merged, by the object's name
         self._records: dict[str, bytes] = {}
@@ -146,7 +146,7 @@ class StoreManifest:
         return found
 
     def replace(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
-        """List an output whose record exists and no longer holds, in a part of its own."""
+        """List an output with an outdated record, in a part of its own."""
         fields = entry_fields(recipe, file, self.run, facts, about)
         with self._lock:
             fields["run"] = self._run = max(self._run, 1 + self._entries.latest_run)
@@ -176,7 +176,7 @@ class StoreManifest:
         return moved
 
     def _read_new(self) -> set[str]:
-        """Read what is new in the manifest; return the names of the objects that were removed after the listing."""
+        """Read the new lines of the manifest; return the names of the objects that were removed after the listing."""
         sizes = self._objects.sizes(MANIFEST_FOLDER)
         with self._lock:
             new = {name: size_bytes for name, size_bytes in sizes.items() if name not in self._read}
@@ -249,7 +249,7 @@ class StoreManifest:
         good: list[bytes] = []
         bad: list[bytes] = []
         for line in content.splitlines(keepends=True):
-            (good if _is_usable(line) else bad).append(line)
+            (good if is_usable(line) else bad).append(line)
         digest = hashlib.sha256(content).hexdigest()[:16]
         self._objects.create(f"{DAMAGED_FOLDER}{digest}-{name.removeprefix(MANIFEST_FOLDER)}", b"".join(bad))
         if good:
@@ -263,11 +263,3 @@ def _key(recipe: Recipe, about: Mapping[str, Any]) -> str:
 
 def _line(fields: Mapping[str, Any]) -> bytes:
     return (json.dumps(fields, ensure_ascii=True, allow_nan=False) + "\n").encode("ascii")
-
-
-def _is_usable(line: bytes) -> bool:
-    try:
-        parse_entry(parse_json(line))
-    except UserError:
-        return False
-    return True

@@ -68,6 +68,7 @@ from modelpool.actors.worker.wire.packed_calls import PackedEvents, packed_event
 from modelpool.actors.worker.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess
+from modelpool.actors.worker.worker_setup import NO_CHECKPOINTS, Checkpointing, WorkerCallbacks, WorkerNode
 from modelpool.pool.values.core.errors import OutputFailed, UserError
 from modelpool.pool.values.core.stage_params import Result, RunState
 from modelpool.pool.values.specs.spec import JudgedFile, NodeId, WorkerId
@@ -258,17 +259,11 @@ class GpuWorkerActor(GpuWorker):
             new.worker_id,
             new.incarnation,
             plan.open_engine,
-            on_steps,
-            node=node,
-            on_state=on_state,
-            checkpoint_seconds=None if plan.checkpoints is None else plan.checkpoints.seconds,
-            cache=plan.cache,
-            host="" if plan.cache is None else ray.util.get_node_ip_address(),
-            checkpoint_disk=None if plan.checkpoints is None else _disk(plan.checkpoints, own_checkpoints()),
+            WorkerCallbacks(on_steps, on_state, on_preview, on_judged),
+            node=WorkerNode(node, plan.cache, "" if plan.cache is None else ray.util.get_node_ip_address()),
+            checkpointing=NO_CHECKPOINTS if plan.checkpoints is None else _checkpointing(plan.checkpoints),
             lease=lease,
-            on_preview=on_preview,
             overlaps_decode=plan.overlaps_decode,
-            on_judged=on_judged,
         )
         LeaseWatch(lease, end_unneeded).start()
         self._notices = NoticePoller(
@@ -354,6 +349,10 @@ def _history(journal: Path | Literal[False] | None, name: str) -> PoolHistory | 
 
 def _disk(settings: CheckpointSettings, folder: Path) -> CheckpointDisk:
     return CheckpointDisk(settings.folder_at(folder))
+
+
+def _checkpointing(settings: CheckpointSettings) -> Checkpointing:
+    return Checkpointing(settings.seconds, _disk(settings, own_checkpoints()))
 
 
 def start_controller(

@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS
 from modelpool.actors.request.image_fields import checked_image
-from modelpool.actors.request.strict import Strict
+from modelpool.actors.request.strict import Strict, check_schedule_span
 from modelpool.pool.values.core.errors import unusable_field
 
 #: far above the strengths that ControlNets are trained with
@@ -83,10 +83,7 @@ class Control(Strict):
 
     @model_validator(mode="after")
     def _share(self) -> Control:
-        if not 0 <= self.start < self.end <= 1:
-            found = f"{self.start:g} to {self.end:g}"
-            expected = "fractions of the schedule from 0 to 1, with start below end"
-            raise unusable_field("controls.start, controls.end", found, expected)
+        check_schedule_span("controls", self.start, self.end)
         return self
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
@@ -95,7 +92,7 @@ class Control(Strict):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not set: the seeds of job files are derived from this serialization."""
+        """Leave out unset fields: the seeds of job files are derived from this serialization."""
         left_out = {"mask": None, "shares_of": "steps"}
         return {name: value for name, value in plain(self).items() if left_out.get(name, ...) != value}
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from modelpool.actors.request.field_table import MAX_FRAMES
 from modelpool.actors.request.image_decoding import UprightImage, check_size, open_image, plain_pixels
-from modelpool.actors.request.image_fields import checked_image
+from modelpool.actors.request.image_fields import TaskOutput, checked_image
 from modelpool.pool.files.formats.regular_file import open_regular
 from modelpool.pool.values.core.errors import CorruptFile, UnusableField, UserError, counted, unusable_field
 
@@ -60,23 +60,10 @@ class InputVideo:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskVideo:
-    """A video, or its mask, that a task of a workflow makes, or that a node of it has: the id, and the size."""
+class TaskVideo(TaskOutput):
+    """A video, or its mask."""
 
-    task: str
-    width: int
-    height: int
     frames: int
-
-    @property
-    def sha256(self) -> str:
-        """What stands for its hash: the id of a task identifies the result."""
-        return self.task
-
-    @property
-    def file(self) -> str:
-        """The name of its file: none."""
-        return ""
 
 
 #: value of a video field after validation

@@ -72,7 +72,7 @@ class Decoder(Strict):
             return value
         name, *numbers = value.rsplit(":", 2)
         # a colon may be part of a path
-        while numbers and not _is_number(numbers[0]):
+        while numbers and not is_number(numbers[0]):
             name = f"{name}:{numbers.pop(0)}"
         if not name.strip() and not numbers:
             raise unusable_field("decoder", value, _FORMS)
@@ -96,7 +96,8 @@ class Decoder(Strict):
         return None if value is None else CFG.parse("decoder.cfg", value)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether `text` is the text of a number."""
     try:
         float(text)
     except ValueError:

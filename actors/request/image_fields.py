@@ -59,8 +59,9 @@ class InputImage:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskImage:
-    """An image or a mask of this size that a task of the same job computes. Only the nodes of workflows have such."""
+class TaskOutput:
+    """An input of this size that a task of the same job computes, or that a node has. Only nodes of workflows have
+    such."""
 
     task: str
     width: int
@@ -68,13 +69,18 @@ class TaskImage:
 
     @property
     def sha256(self) -> str:
-        """What stands for its hash: the id of a task identifies the result."""
+        """The id of the task, which identifies the result as a hash does."""
         return self.task
 
     @property
     def file(self) -> str:
         """The name of its file: none."""
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskImage(TaskOutput):
+    """An image or a mask."""
 
 
 #: value of an image field after validation

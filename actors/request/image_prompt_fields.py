@@ -23,7 +23,7 @@ from modelpool.actors.request.control_fields import split_numbers
 from modelpool.actors.request.face_fields import Faces, FaceSource, InputFaces, checked_faces
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_fields import IMAGE_FORMS, ImageSource, checked_image
-from modelpool.actors.request.strict import Strict
+from modelpool.actors.request.strict import Strict, check_schedule_span
 from modelpool.pool.values.core.errors import counted, unusable_field
 from modelpool.pool.values.core.image_prompt_blocks import BLOCK
 
@@ -138,10 +138,7 @@ class ImagePrompt(Strict):
 
     @model_validator(mode="after")
     def _share(self) -> ImagePrompt:
-        if not 0 <= self.start < self.end <= 1:
-            found = f"{self.start:g} to {self.end:g}"
-            expected = "fractions of the schedule from 0 to 1, with start below end"
-            raise unusable_field("image_prompts.start, image_prompts.end", found, expected)
+        check_schedule_span("image_prompts", self.start, self.end)
         if self.image is None and self.faces is None:
             raise missing_field("image_prompts.image", f"set it to {IMAGE_FORMS}, or set image_prompts.faces")
         if len(self.masks) > 1 and len(self.masks) != self._read_apart:

@@ -67,7 +67,7 @@ WORKFLOW_FIELDS = frozenset(
         *LABEL_FIELDS,
     )
 )
-#: what a request with passes cannot have: its own second pass, and what is joined with the output
+#: fields that a request with passes cannot have: its own second pass, and inputs that are joined with the output
 WITHOUT_PASSES = ("hires", "mask", "decoder", "low_noise", "video", "video_mask", "face_video", "last_image")
 _NOTHING = object()
 #: seeds are below this, and continue at 0

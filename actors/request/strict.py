@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails
 
 from modelpool.actors.request.bounds import OverBound
@@ -135,3 +135,17 @@ def _to_user_error(detail: ErrorDetails) -> UserError:
         return WrongValue(f"{_place(detail)}: missing; this field is required", is_relative=True)
     message = expected_words(detail["type"], detail["msg"])
     return WrongValue(str(unusable_field(_place(detail), detail["input"], message)), is_relative=True)
+
+
+def no_truth_value(value: Any, about: ValidationInfo) -> Any:
+    """Refuse a boolean in a field of a number: Python counts it as one. A validator before pydantic's own."""
+    if isinstance(value, bool):
+        raise unusable_field(str(about.field_name), value, "a number")
+    return value
+
+
+def check_schedule_span(field: str, start: float, end: float) -> None:
+    """Raise UnusableField unless the fields `start` and `end` of `field` are a part of the schedule."""
+    if not 0 <= start < end <= 1:
+        expected = "fractions of the schedule from 0 to 1, with start below end"
+        raise unusable_field(f"{field}.start, {field}.end", f"{start:g} to {end:g}", expected)

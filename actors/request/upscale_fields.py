@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS
+from modelpool.actors.request.decoder_fields import is_number
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.values.core.errors import unusable_field
 
@@ -36,7 +37,7 @@ class Upscale(Strict):
         if not isinstance(value, str):
             return value
         name, colon, scale = value.strip().rpartition(":")
-        if not colon or not _is_number(scale):
+        if not colon or not is_number(scale):
             name, scale = value.strip(), ""
         if not name:
             raise unusable_field("upscale", value, _FORM)
@@ -54,11 +55,3 @@ class Upscale(Strict):
         if self.overlap is not None and (self.tile is None or self.overlap > self.tile // 2):
             raise unusable_field("upscale.overlap", self.overlap, "a number up to half of upscale.tile, which is set")
         return self
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

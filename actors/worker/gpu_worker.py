@@ -42,7 +42,6 @@ from modelpool.actors.worker.run_files import RunFiles
 from modelpool.actors.worker.run_memory import RunMemory
 from modelpool.actors.worker.run_previews import RunPreviews
 from modelpool.actors.worker.running_pass import Passes, RunningPass, input_count
-from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.step_reports import StepReports
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.wire.messages import (
@@ -50,20 +49,23 @@ from modelpool.actors.worker.wire.messages import (
     EndsWanted,
     LoadReport,
     LoadRequest,
-    PreviewMade,
     RunEnds,
     RunMode,
     RunRequest,
     StartedWorker,
-    StateSaved,
-    StepDone,
 )
 from modelpool.actors.worker.worker_growth import Capacity, WorkerGrowth
 from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess, this_process
+from modelpool.actors.worker.worker_setup import (
+    NO_CHECKPOINTS,
+    UNKNOWN_NODE,
+    Checkpointing,
+    WorkerCallbacks,
+    WorkerNode,
+)
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.fast_path import FastPaths
 from modelpool.pool.values.core.file_part import FilePart
@@ -96,10 +98,7 @@ from modelpool.pool.values.core.stage_params import (
 from modelpool.pool.values.core.task_inputs import TaskInputs, WrongInputs
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import (
-    NO_NODE,
     ComponentKey,
-    JudgedFile,
-    NodeId,
     OomStep,
     Role,
     RunCost,
@@ -291,44 +290,34 @@ class GpuWorker:
         worker_id: WorkerId,
         incarnation: int,
         open_engine: Callable[[], WorkerEngine],
-        on_steps: Callable[[Sequence[StepDone]], None],
+        callbacks: WorkerCallbacks,
         progress_seconds: float = PROGRESS_SECONDS,
-        node: NodeId = NO_NODE,
-        on_state: Callable[[StateSaved, RunState], None] = lambda saved, state: None,
-        checkpoint_seconds: float | None = None,
-        cache: CacheSettings | None = None,
-        host: str = "",
-        checkpoint_disk: CheckpointDisk | None = None,
+        node: WorkerNode = UNKNOWN_NODE,
+        checkpointing: Checkpointing = NO_CHECKPOINTS,
         lease: WorkerLease | None = None,
-        on_preview: Callable[[PreviewMade], None] = lambda made: None,
         overlaps_decode: bool = False,
-        on_judged: Callable[[tuple[JudgedFile, ...], int], None] | None = None,
     ) -> None:
-        """`node` is the machine: its workers share its memory and disks. With `checkpoint_seconds`, `on_state`
-        receives the state of a sampling run, at most once in that time, on another thread, and `checkpoint_disk` saves
-        it. `cache` is the machine's folder for fetched files, and `host` the address at which other nodes get them;
-        empty: they do not. `lease` has the epoch of its controller; without one, all calls are accepted. `on_preview`
-        receives previews that are wanted, on another thread. With `overlaps_decode`, a decode may overlap with the runs
-        after it. `on_judged` receives verdicts about files, with the epoch of the controller, on any thread;
-        it must not block. Without it, files are not hashed."""
+        """`lease` has the epoch of its controller; without one, all calls are accepted. With `overlaps_decode`, a
+        decode may overlap with the runs after it."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
-        self._on_steps = on_steps
+        self._on_steps = callbacks.on_steps
         self._progress_seconds = progress_seconds
         #: returns the reports of the steps of one run, or of those that are computed together
         self._step_reports: Callable[[], StepReports] = lambda: StepReports(
             self._progress_seconds, lambda steps: self._on_steps(steps), self._is_current
         )
-        self._node = node
+        self._node = node.node
         self._memory = RunMemory()
-        self._checkpoints = RunCheckpoints(worker_id, incarnation, checkpoint_seconds, on_state, checkpoint_disk)
-        self._previews = RunPreviews(worker_id, incarnation, self._preview, on_preview)
+        self._checkpoints = RunCheckpoints(worker_id, incarnation, checkpointing, callbacks.on_state)
+        self._previews = RunPreviews(worker_id, incarnation, self._preview, callbacks.on_preview)
         self._engine: WorkerEngine | None = None
         self._lease = lease or WorkerLease()
         self._ended = threading.Event()
+        on_judged = callbacks.on_judged
         judged = None if on_judged is None else lambda files: on_judged(files, self._lease.epoch)
-        self._files = RunFiles(cache, host, node, judged, self._close_models, self._ended.is_set)
+        self._files = RunFiles(node, judged, self._close_models, self._ended.is_set)
         self._prefetcher = Prefetcher(self._files.ranges_of)
         storage, prefetcher = StorageMeter(), self._prefetcher
         #: returns the bytes that this process read from disks, without prefetched ones

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
 from modelpool.actors.worker.wire.messages import RunRequest, StateSaved
+from modelpool.actors.worker.worker_setup import Checkpointing
 from modelpool.pool.values.core.results import RunState
 from modelpool.pool.values.core.stage_params import SampleParams
 from modelpool.pool.values.specs.spec import RunError, RunErrorKind, TaskId, WorkerId
@@ -31,16 +31,15 @@ class RunCheckpoints:
         self,
         worker_id: WorkerId,
         incarnation: int,
-        seconds: float | None,
+        checkpointing: Checkpointing,
         send: Callable[[StateSaved, RunState], None],
-        disk: CheckpointDisk | None = None,
     ) -> None:
-        """Each run is saved after every `seconds` of work; None: never. `send` brings a state to the controller."""
+        """`send` brings a state to the controller."""
         self._worker_id = worker_id
         self._incarnation = incarnation
-        self._seconds = seconds
+        self._seconds = checkpointing.seconds
         self._send = send
-        self._disk = disk
+        self._disk = checkpointing.disk
         self._sending = LatestQueue("send checkpoints")
         #: running tasks that may have files
         self._on_disk: set[TaskId] = set()

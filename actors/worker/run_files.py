@@ -11,14 +11,14 @@ from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.file_verifier import FilesInUse, FileVerifier
 from modelpool.actors.worker.wire.messages import ExpectedFile, FetchOrder, LoadRequest, RunRequest
-from modelpool.pool.files.fetch.cache_settings import CacheSettings
+from modelpool.actors.worker.worker_setup import WorkerNode
 from modelpool.pool.files.fetch.fetch_errors import FETCH_ERRORS
 from modelpool.pool.files.formats.byte_ranges import ByteRange
 from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.stage_params import Outcome
-from modelpool.pool.values.specs.spec import ComponentKey, FileOnDisk, JudgedFile, NodeId, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, FileOnDisk, JudgedFile, TaskSpec
 
 if TYPE_CHECKING:
     from modelpool.actors.worker.worker_files import WorkerFiles
@@ -29,19 +29,16 @@ class RunFiles:
 
     def __init__(
         self,
-        cache: CacheSettings | None,
-        host: str,
-        node: NodeId,
+        node: WorkerNode,
         on_judged: Callable[[tuple[JudgedFile, ...]], None] | None,
         close_models: Callable[[], None],
         is_over: Callable[[], bool],
     ) -> None:
-        """`cache`, `host` and `node` are as for `GpuWorker`. `on_judged` receives verdicts about files, on any
+        """`on_judged` receives verdicts about files, on any
         thread; without it, files are not hashed. `close_models` closes the models that no run uses, with their files.
         `is_over` ends prefetching."""
-        self._cache = cache
-        self._host = host
         self._node = node
+        self._cache = node.cache
         self._on_judged = on_judged
         self._close_models = close_models
         self._is_over = is_over
@@ -56,7 +53,7 @@ class RunFiles:
         if self._cache is not None:
             from modelpool.actors.worker.worker_files import WorkerFiles
 
-            self._fetched = WorkerFiles(self._cache, self._host, self._node, self._close_models)
+            self._fetched = WorkerFiles(self._cache, self._node.host, self._node.node, self._close_models)
 
     @property
     def address(self) -> str:

@@ -195,7 +195,7 @@ class Passes:
 
 
 def _key(call: CallId) -> tuple[int, int]:
-    """Return what orders passes, those of earlier controllers first."""
+    """Return the sort key of passes: the passes of earlier controllers come first."""
     return call.epoch, call.number
 
 

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
 
-#: operations with index tensors: a mask becomes numbers, whose count the host must know
+#: operations with index tensors: a mask becomes numbers, and the host must know how many
 _INDEXED = frozenset({_aten.index.Tensor, _aten._unsafe_index.Tensor})
 _INDEXED_WRITES = frozenset({_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default})
 _MASKS = (torch.bool, torch.uint8)
-#: operations whose result has a shape that depends on values, though torch does not mark them so
+#: operations with a shape of the result that depends on values, though torch does not mark them so
 _COUNTED = frozenset({_aten.bincount.default})
 _VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 

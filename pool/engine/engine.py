@@ -174,6 +174,33 @@ class EngineSettings:
         return self.fast_paths or FastPaths(FastPath(self.compiles, self.cuda_graphs))
 
 
+#: every model has both
+ALL_FAST_PATHS = FastPaths(FastPath(True, True))
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSettings:
+    """How an engine computes the calls of its models: kernels, fast paths and the form of weights.
+
+    compiler    compiles repeated blocks of diffusion models; None: none are compiled
+    graphs      captures calls of diffusion models; None: none are captured
+    fast_paths  the models for which `compiler` and `graphs` are used
+    attention   measured attention kernels; None: by the device
+    The others are as in `EngineSettings`.
+    """
+
+    compiler: BlockCompiler | None = None
+    graphs: GraphStore | None = None
+    fast_paths: FastPaths = ALL_FAST_PATHS
+    attention: KernelChoices | None = None
+    products: Products = Products.EXACT
+    loras_at_run_time: bool = False
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+
+
+USUAL_COMPUTE = ComputeSettings()
+
+
 class Engine:
     """Runs tasks on one GPU. Open with `Engine.open`, end with `close`."""
 
@@ -185,22 +212,14 @@ class Engine:
         capabilities: DeviceCapabilities,
         policy: VramPolicy = VramPolicy.NORMAL,
         reserve_bytes: int = 0,
-        compiler: BlockCompiler | None = None,
-        products: Products = Products.EXACT,
-        attention: KernelChoices | None = None,
-        loras_at_run_time: bool = False,
-        memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
-        graphs: GraphStore | None = None,
-        fast_paths: FastPaths | None = None,
+        compute: ComputeSettings = USUAL_COMPUTE,
     ) -> None:
-        """`fast_paths` say for which models `compiler` and `graphs` are used; None: for all."""
+        """`reserve_bytes` of the device stay free for other programs."""
         self._device = device
+        self._settings = compute
+        graphs = compute.graphs
         #: the nodes of users that it may run, by name
         self.own_nodes: Mapping[str, OpenedNode] = NO_NODES
-        self._fast_paths = fast_paths or FastPaths(FastPath(True, True))
-        self._memory_format = memory_format
-        self._loras_at_run_time = loras_at_run_time
-        self._products = products
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
         self.vram = VramManager(
             facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes, graphs
@@ -210,8 +229,8 @@ class Engine:
             device, self.vram, facts, reserve_bytes, may_grow=not capabilities.shares_host_memory
         )
         self._pipeline = pipeline
-        kernels = AttentionKernels(attention_priority(capabilities), attention)
-        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compiler, graphs)
+        kernels = AttentionKernels(attention_priority(capabilities), compute.attention)
+        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compute.compiler, graphs)
         self._runner = TaskRunner(
             device,
             self.vram,
@@ -269,24 +288,17 @@ class Engine:
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
         overhead_bytes = pipeline.ahead_bytes + workspaces_bytes
         facts = EngineFacts(max(0, room_bytes - overhead_bytes), link, device.name, overhead_bytes)
-        compiler = BlockCompiler.open(device.name) if path.compiles else None
         measures = settings.measures_attention and device.kind is DeviceKind.CUDA
-        choices = KernelChoices.open(device.name) if measures else None
-        opened = cls(
-            device,
-            facts,
-            pipeline,
-            capabilities,
-            policy,
-            reserve_bytes,
-            compiler,
-            settings.products,
-            choices,
-            settings.loras_at_run_time,
-            settings.memory_format,
+        compute = ComputeSettings(
+            BlockCompiler.open(device.name) if path.compiles else None,
             GraphStore(CudaGraphs(device.torch_device)) if path.captures else None,
             settings.paths,
+            KernelChoices.open(device.name) if measures else None,
+            settings.products,
+            settings.loras_at_run_time,
+            settings.memory_format,
         )
+        opened = cls(device, facts, pipeline, capabilities, policy, reserve_bytes, compute)
         if settings.peer_bytes_per_second is not None:
             opened.gang_share.state(settings.peer_bytes_per_second)
         return opened
@@ -547,15 +559,15 @@ class Engine:
         computed = component.form.compute_dtype
         return replace(
             component.form,
-            patches_at_run_time=self._loras_at_run_time,
-            channels_last=self._memory_format.puts_channels_last(component.role, computed, self._capabilities),
+            patches_at_run_time=self._settings.loras_at_run_time,
+            channels_last=self._settings.memory_format.puts_channels_last(component.role, computed, self._capabilities),
         )
 
     def _tools_for(self, component: Component, model: str) -> RunTools:
         """Return the tools of a component's runs, with the kernel that multiplies its quantized weights, and the
         tools of the model's fast path. Of models with equal weights, the first one decides."""
-        kernel = products_kernel(stored_formats(component.weights), self._capabilities, self._products)
-        path, tools = self._fast_paths.of(model), self._tools
+        kernel = products_kernel(stored_formats(component.weights), self._capabilities, self._settings.products)
+        path, tools = self._settings.fast_paths.of(model), self._tools
         return replace(
             tools,
             linear=tools.linear if kernel is None else kernel,

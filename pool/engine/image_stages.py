@@ -29,14 +29,17 @@ from modelpool.pool.values.core.stage_params import (
     FRAMES,
     SOUND,
     AudioSamples,
+    ControlVideo,
     DecodedTiles,
     DecodeParams,
     EncodeImageParams,
+    FirstFrames,
     ImagePixels,
     Latent,
     Mask,
     Output,
     RunHooks,
+    VideoBeginning,
     VideoFrames,
 )
 from modelpool.pool.values.core.stopping import stop_if_asked
@@ -71,22 +74,20 @@ def _encoded(
     follows: bool,
 ) -> Latent:
     size = work.width, work.height
-    if work.is_control_video:
-        return encode_control_video(work, read, vae, latent, hooks, division, follows)
     if work.seconds:
         return encode_audio(work.seconds, read.read(AUDIO, AudioSamples), vae, latent, hooks, division)
-    if work.is_video:
-        return encode_video(work, read, vae, latent, hooks, division)
-    if work.begins:
-        first = read.read(VIDEO, VideoFrames).frames_THWC[: work.begins]
-        images = tuple(ImagePixels(covering(frame, *size)) for frame in first)
-        last = _scaled(read, LAST_IMAGE, size) if work.ends else None
-        return vae_encode_beginning(images, work.frames, vae, latent, hooks, division, last)
+    match work.video:
+        case ControlVideo() as video:
+            return encode_control_video(video, size, read, vae, latent, hooks, division, follows)
+        case FirstFrames(frames):
+            return encode_video(frames, size, read, vae, latent, hooks, division)
+        case VideoBeginning(frames, begins, ends):
+            first = read.read(VIDEO, VideoFrames).frames_THWC[:begins] if begins else ()
+            images = tuple(ImagePixels(covering(frame, *size)) for frame in first) or (_scaled(read, IMAGE, size),)
+            last = _scaled(read, LAST_IMAGE, size) if ends else None
+            return vae_encode_beginning(images, frames, vae, latent, hooks, division, last)
     image = _scaled(read, IMAGE, size)
     hidden = Mask(covering(read.read(MASK, Mask).values_HW, *size)) if work.hides else None
-    if work.frames:
-        last = _scaled(read, LAST_IMAGE, size) if work.ends else None
-        return vae_encode_beginning((image,), work.frames, vae, latent, hooks, division, last)
     shaken = work.noise, image_noise_seed(work.seed)
     return vae_encode(image, vae, latent, hooks, None, division, hidden, shaken, work.bright, work.black)
 

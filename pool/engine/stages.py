@@ -29,6 +29,7 @@ from modelpool.pool.models.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.models.text.embeddings import Embedding
 from modelpool.pool.models.text.encode import AnyTokenizer, ReadText, read_texts
 from modelpool.pool.models.text.image_tokens import ImageStates
+from modelpool.pool.models.text.token_writer import TokenWriting
 from modelpool.pool.values.core.errors import CorruptFile, UnusableField
 from modelpool.pool.values.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
 from modelpool.pool.values.core.stage_params import (
@@ -105,7 +106,7 @@ def encode_batch(
             sees = isinstance(facts, Reading) and facts.sees
             how: dict[str, Any] = {"embeddings": known, "negative": negative, "images": image_states if sees else ()}
             how["tokens"] = [work.tokens[number] if work.tokens else None for work in works]
-            how |= {"writes": works[0].writes, "on_token": hooks.on_step}
+            how["writing"] = None if works[0].writes is None else TokenWriting(works[0].writes, hooks.on_step)
             read.append(read_texts(module, own, texts, device, facts, **how))
     if works[0].writes is None:  # otherwise each token was a step
         hooks.on_step(1, 1)

@@ -307,7 +307,7 @@ class Gangs:
         self._recovery.ended_badly(task, failure.error, self._demand.at, cause=cause, may_pin=False)
 
     def _change_degrees(self, gang: GangRun, task: Task, kind: RunErrorKind) -> None:
-        """Choose the numbers of GPUs for the next run of a task whose gang broke: rule 4."""
+        """Choose the numbers of GPUs for the next run of a task after its gang broke: rule 4."""
         if kind in _OUT_OF_MEMORY:
             more = tuple([degree for degree in task.degrees if degree > gang.degree])
             task.degrees = (1,) if 1 in task.degrees else more or task.degrees

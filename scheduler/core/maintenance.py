@@ -48,7 +48,7 @@ class Maintenance:
 
     @property
     def cordons(self) -> Cordons:
-        """What is in force."""
+        """The cordons and drains in force."""
         return self._worker_table.cordons
 
     def cordon(self, event: Cordoned, at: float) -> None:

@@ -102,7 +102,7 @@ class Membership:
         self.changed()
 
     def leave_idle(self) -> None:
-        """Move idle workers off machines whose deadline has passed."""
+        """Move idle workers off machines after their deadline."""
         if self._worker_table.end_drained(self._demand.at):
             if self._autoscaler is not None:
                 self._autoscaler.nodes_left(self._demand.at)

@@ -22,7 +22,7 @@ DRAINED_SECONDS = 120.0
 
 
 class NodeLimits:
-    """The drain notices, and what is known of missing files. Keeps the restrictions of the worker index."""
+    """The drain notices, and the known missing files. Keeps the restrictions of the worker index."""
 
     def __init__(self, costs: Costs, worker_table: WorkerTable, ticks: Ticks) -> None:
         self._costs = costs
@@ -74,7 +74,7 @@ class NodeLimits:
             self.update(machine.node)
 
     def try_again(self, at: float) -> None:
-        """Somebody may have copied what is missing."""
+        """Somebody may have copied the missing files."""
         if self._costs.nodes.lacking:
             for node in self._costs.nodes.try_again(at):
                 self.update(node)

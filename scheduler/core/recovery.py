@@ -249,29 +249,18 @@ class Recovery:
         if was_shared and error.kind in BLAMED_ALONE:
             self._demand.requeue(task, f"{error.kind.value} on {worker_id}, in a run with others")
             return
-        limits = self._config
-        # if another worker could tell the cause, failures on one worker count once
         others = self._others(task, at) if is_suspect else []
+        # if another worker could tell the cause, failures on one worker count once
         crashes = len(set(task.crashed)) if others else len(task.crashed)
-        # lost results have a limit per job (`scheduler.decisions.queue.demand`), and unavailable files fail a job when
-        # no machine is left
-        is_external = is_lost and cause.is_external
-        if error.kind is RunErrorKind.FILE_UNAVAILABLE:
-            task.unavailable += 1
-            worker = self._worker_table.workers.get(worker_id)
-            has_node = worker is not None and worker.spec is not None and bool(worker.spec.node)
-            is_external = has_node and task.unavailable <= MOST_UNAVAILABLE_RUNS
-        elif error.kind is RunErrorKind.INPUT_LOST:
-            is_external = bool(task.spec.needs)
         ruling = verdict(
             error.kind,
             stop_requested,
             task.failures + 1,
-            limits.max_attempts,
+            self._config.max_attempts,
             crashes,
-            limits.crash_limit,
+            self._config.crash_limit,
             is_shared=was_shared,
-            is_external=is_external,
+            is_external=self._is_external(task, worker_id, error.kind, is_lost and cause.is_external),
         )
         if may_have_ended and is_lost:
             ruling = Verdict.AGAIN_FREE
@@ -295,6 +284,17 @@ class Recovery:
                 self._demand.requeue(task, note)
                 if error.kind is RunErrorKind.INPUT_LOST:
                     self._demand.inputs_lost(task)
+
+    def _is_external(self, task: Task, worker_id: WorkerId, kind: RunErrorKind, lost_externally: bool) -> bool:
+        """Whether the cause of an error is outside of the task, so that the limits of its failures do not count it.
+        Lost results have a limit per job (`scheduler.decisions.queue.demand`), and unavailable files fail a job when no
+        machine is left."""
+        if kind is RunErrorKind.FILE_UNAVAILABLE:
+            task.unavailable += 1
+            worker = self._worker_table.workers.get(worker_id)
+            has_node = worker is not None and worker.spec is not None and bool(worker.spec.node)
+            return has_node and task.unavailable <= MOST_UNAVAILABLE_RUNS
+        return bool(task.spec.needs) if kind is RunErrorKind.INPUT_LOST else lost_externally
 
     def stopped(self, task: Task, kept: KeptState) -> None:
         """A run was stopped with its state: the task resumes from it. Not a failure."""

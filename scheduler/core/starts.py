@@ -316,7 +316,7 @@ class Starts:
                 task.next_oom_step = None
         self._assign(task, decision)
         batch_mates = [batch_mate for batch_mate in wanted if self._join_batch(batch_mate, decision)] if wanted else []
-        # weights whose files are unavailable could not be loaded again
+        # weights without an available file could not be loaded again
         fresh = bool(task.memory_failures) and not self._costs.nodes.are_missing(
             task.cost_class.files, worker.spec, self._demand.at
         )

@@ -44,7 +44,7 @@ class Cordons:
         return bool(self.nodes or self.workers or self.restarts)
 
     def of(self, worker: Worker) -> Cordon | None:
-        """Return the cordon of a worker: that of its machine if this is drained, or else its own, or its machine's."""
+        """Return the cordon of a worker: its machine's if that is drained, or else its own, or its machine's."""
         node = None if worker.spec is None else self.nodes.get(worker.spec.node)
         own = self.workers.get(worker.worker_id)
         return node if own is None or (node is not None and node.deadline is not None) else own

@@ -229,7 +229,7 @@ class Task:
     texts_before: int = field(init=False, default=0)
     #: a run that it shared with others failed: it runs alone from now on
     alone: bool = field(init=False, default=False)
-    #: the numbers of GPUs that its next run may have: those of `spec` that have not failed it
+    #: the numbers of GPUs that its next run may have: the ones in `spec` that have not failed it
     degrees: tuple[int, ...] = field(init=False)
     #: the number of GPUs of its current or last run
     degree: int = field(init=False, default=1)

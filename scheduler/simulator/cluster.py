@@ -216,38 +216,8 @@ class VirtualCluster(Generic[CoreT_co]):
     def _happen(self, at: float, event: Event, number: int) -> Event | None:
         """Apply the event to the simulated cluster; None if another event has superseded it."""
         match event:
-            case RunEnded(report=report):
-                machine = self._machines.live.get(report.worker_id)
-                batch = None if machine is None else machine.batch
-                run = None if batch is None else batch.runs.get(BatchMate(report.task_id, report.attempt))
-                if machine is None or batch is None or run is None or run.number != number:
-                    return None  # the worker was lost, or the run stopped earlier
-                batch.share(at)
-                if report.has_state:
-                    batch.cut(at, [run], machine.host.stop(at, report.worker_id))
-                    met_seconds = min(run.cost.meeting_seconds, run.load_seconds)
-                    cost = replace(
-                        run.cost,
-                        load_seconds=run.load_seconds - met_seconds,
-                        run_seconds=run.run_seconds + met_seconds,
-                        meeting_seconds=met_seconds,
-                    )
-                    report = replace(report, cost=cost)
-                    self.states[report.task_id] = max(report.step, self.states.get(report.task_id, 0))
-                if not batch.rank:
-                    self._count_steps(at, run, report.step if report.has_state else None)
-                del batch.runs[run.member]
-                if not batch.runs:
-                    came_bytes = machine.settle(at)
-                    self.totals.preloaded_bytes += came_bytes
-                    machine.batch = None
-                    if came_bytes or machine.residency is not report.residency:
-                        cost = replace(report.cost, ahead_bytes=came_bytes)
-                        report = replace(report, residency=machine.residency, cost=cost)
-                self._record(at, batch, run, report)
-                if report.error is None and not batch.rank:
-                    self.held.add(report.task_id)
-                return RunEnded(event.at, report)
+            case RunEnded():
+                return self._end_run(at, event, number)
             case WorkerUp(worker=spec):
                 if self._starting.get(spec.worker_id, number) != number:
                     return None  # its start was withdrawn
@@ -295,6 +265,41 @@ class VirtualCluster(Generic[CoreT_co]):
             case Cordoned() | Uncordoned() | RestartRequested():
                 pass
         return event
+
+    def _end_run(self, at: float, event: RunEnded, number: int) -> RunEnded | None:
+        """End a run of the simulated cluster; None if it ended earlier."""
+        report = event.report
+        machine = self._machines.live.get(report.worker_id)
+        batch = None if machine is None else machine.batch
+        run = None if batch is None else batch.runs.get(BatchMate(report.task_id, report.attempt))
+        if machine is None or batch is None or run is None or run.number != number:
+            return None  # the worker was lost, or the run stopped earlier
+        batch.share(at)
+        if report.has_state:
+            batch.cut(at, [run], machine.host.stop(at, report.worker_id))
+            met_seconds = min(run.cost.meeting_seconds, run.load_seconds)
+            cost = replace(
+                run.cost,
+                load_seconds=run.load_seconds - met_seconds,
+                run_seconds=run.run_seconds + met_seconds,
+                meeting_seconds=met_seconds,
+            )
+            report = replace(report, cost=cost)
+            self.states[report.task_id] = max(report.step, self.states.get(report.task_id, 0))
+        if not batch.rank:
+            self._count_steps(at, run, report.step if report.has_state else None)
+        del batch.runs[run.member]
+        if not batch.runs:
+            came_bytes = machine.settle(at)
+            self.totals.preloaded_bytes += came_bytes
+            machine.batch = None
+            if came_bytes or machine.residency is not report.residency:
+                cost = replace(report.cost, ahead_bytes=came_bytes)
+                report = replace(report, residency=machine.residency, cost=cost)
+        self._record(at, batch, run, report)
+        if report.error is None and not batch.rank:
+            self.held.add(report.task_id)
+        return RunEnded(event.at, report)
 
     def _execute(self, command: Command) -> None:
         match command:

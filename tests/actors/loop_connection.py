@@ -43,6 +43,7 @@ from modelpool.actors.worker.wire.messages import (
     StepDone,
 )
 from modelpool.actors.worker.worker_lease import WorkerLease
+from modelpool.actors.worker.worker_setup import Checkpointing, WorkerCallbacks
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.previews import PreviewWish
 from modelpool.pool.values.core.stage_params import PreloadRequest, Result, RunState
@@ -149,13 +150,14 @@ class ThreadFleet:
             worker_id,
             incarnation,
             self._make_engine,
-            self.on_steps,
+            WorkerCallbacks(
+                self.on_steps,
+                on_state=lambda saved, state: self.on_state(saved, state),
+                on_preview=lambda made: self.on_preview(made),
+            ),
             progress_seconds=0.0,
-            on_state=lambda saved, state: self.on_state(saved, state),
-            checkpoint_seconds=self._checkpoint_seconds,
-            checkpoint_disk=disk_at(self._checkpoint_folder),
+            checkpointing=Checkpointing(self._checkpoint_seconds, disk_at(self._checkpoint_folder)),
             lease=WorkerLease(self.epoch),
-            on_preview=lambda made: self.on_preview(made),
         )
         worker._files._on_judged = partial(self._judged, worker)
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from modelpool.pool.values.core import task_inputs as names
 from modelpool.pool.values.core.refs import ControlMaskMode
 from modelpool.pool.values.core.stage_params import (
+    ControlVideo,
     ControlVideoCondition,
     DecodeParams,
     Encoded,
@@ -94,7 +95,7 @@ def _masks(work: StageParams) -> Iterator[str]:
 
 def _images(work: StageParams, count: int) -> Iterator[str]:
     match work:
-        case EncodeImageParams(is_control_video=True):
+        case EncodeImageParams(video=ControlVideo()):
             yield from names.enumerated(names.REFERENCE, range(count))
         case EncodeImageParams():
             yield from (names.IMAGE, names.LAST_IMAGE)

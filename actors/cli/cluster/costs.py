@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.terminal.fitted_table import FittedTable
     from modelpool.actors.control.history.history_reader import CostRow
 
-#: the columns of JSON and CSV behind those of --by, and the sums that they have
+#: the columns of JSON and CSV behind the columns of --by, with their sums
 COLUMNS = {
     "runs": "runs",
     "gpu_seconds": "seconds",

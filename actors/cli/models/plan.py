@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from modelpool.actors.cli.terminal.plots import Plot
-    from modelpool.actors.config.config import PoolConfig
+    from modelpool.actors.config.config import ModelsSection, PoolConfig
     from modelpool.actors.control.forecast import Forecast, StageForecast
     from modelpool.actors.control.gang_forecast import GangForecast
     from modelpool.actors.graph.common.task_collector import JobGraph
@@ -149,8 +149,6 @@ def memory_plan(
     from modelpool.actors.request.field_table import AUTO_BATCH
     from modelpool.actors.request.placeholders import with_placeholders
     from modelpool.actors.request.requests import GenerateRequest
-    from modelpool.pool.catalog.catalog import Catalog
-    from modelpool.pool.catalog.registry.remote_models import open_remote
     from modelpool.pool.devices.kind_names import DeviceKind
     from modelpool.pool.devices.vram_policy import capacity_bytes as usable_bytes
     from modelpool.pool.devices.vram_policy import choose_policy, rules_for
@@ -166,11 +164,7 @@ def memory_plan(
     room_bytes = usable_bytes(None, vram_bytes, reserve_bytes)
     ahead_bytes = ahead_bytes_of(kind, room_bytes)
     capacity_bytes = room_bytes - ahead_bytes
-    models = config.models
-    remote = open_remote(models.sources, models.cache_settings)
-    catalog = Catalog(
-        models.folders, models.loras, kind, models.registry, True, models.allow_pickle, models.assemblies, remote
-    )
+    catalog = _catalog(config.models, kind)
     request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
     request = with_placeholders(request, catalog.model_defaults(catalog.find_model(model)))
     recipe, graph = build_graph(request, JobId("planned"), catalog)
@@ -218,6 +212,16 @@ def memory_plan(
         curve=curve,
         gangs=gangs,
         gang_link_bytes_per_second=gang_link,
+    )
+
+
+def _catalog(models: ModelsSection, kind: str) -> Catalog:
+    from modelpool.pool.catalog.catalog import Catalog
+    from modelpool.pool.catalog.registry.remote_models import open_remote
+
+    remote = open_remote(models.sources, models.cache_settings)
+    return Catalog(
+        models.folders, models.loras, kind, models.registry, True, models.allow_pickle, models.assemblies, remote
     )
 
 

@@ -33,7 +33,7 @@ FIRST_CHUNK = 8
 CHECKED_FIRST_SECONDS = 1.0
 #: invalid lines that are printed; more of them have a common cause
 MOST_REPORTED = 1000
-#: outputs that are all read before the first is generated, so that batches are not larger than what is wanted. Of more,
+#: outputs that are all read before the first is generated, so that no batch is larger than the outputs. Of more,
 #: no batch size leaves so much of its last pass empty that another one would be faster
 FEW_OUTPUTS = 64
 
@@ -84,7 +84,7 @@ def batch(
     *,
     where: PlainPoolOptions,
 ) -> None:
-    """Read the file, start a pool once a line can be generated, and generate what is missing while later lines are
+    """Read the file, start a pool once a line can be generated, and generate the missing outputs while later lines are
     read. Exits with 2 if no line is valid.
     """
     from modelpool.actors.cli.run.checked_requests import CHUNK, WantedOutputs

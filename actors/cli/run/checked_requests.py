@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from modelpool.actors.request.requests import GenerateRequest
 
 
-#: kinds of images whose batch sizes are printed
+#: kinds of images with printed batch sizes
 MOST_CHOSEN = 16
 #: requests that the pool checks together: enough that the calls cost little
 CHUNK = 256

@@ -68,7 +68,7 @@ class ReadAhead(Generic[T]):
 
     def count_of_few(self, most: int) -> int:
         """Wait until all items are taken, or more than `most`. Return how many there are, and 0 for more than `most`.
-        Call it before `chunks`, and with less than what is taken ahead."""
+        Call it before `chunks`, with fewer items than are taken ahead."""
         with self._changed:
             while not self._ended and len(self._taken) <= most:
                 self._changed.wait(_SIGNAL_SECONDS)

@@ -39,7 +39,7 @@ _MOST = "Maximum number of GPUs to try (default: 256)."
 _POLICY = "Placement policy (default: modelpool)."
 _PLOT = "Plot numbers of GPUs against time and cost: as text, or to a FILE.svg, .png or .pdf."
 EXIT_NONE = 1
-#: numbers that are simulated for a plot only, besides those of the search
+#: numbers that are simulated for a plot only, besides the numbers of the search
 MOST_PLOTTED = 8
 #: simulated jobs over all kinds from which on processes of their own are worth their start
 LEAST_JOBS_IN_PROCESSES = 1000

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: of models; further models share the last one
 OTHER_COLOUR, LOADING_COLOUR, OURS_COLOUR, PEER_COLOUR = "#bdbdbd", "#222222", "#0072b2", "#a8b8c4"
-#: number of GPUs whose names are readable next to each other
+#: GPU names that are readable next to each other
 MOST_NAMES = 40
 OURS = "modelpool"
 #: policies with a timeline each; of more, only the first gets one

@@ -167,7 +167,7 @@ class RunCharge(NamedTuple):
 
 @dataclass(slots=True)
 class HistoryBatch:
-    """What is written in one transaction.
+    """The records of one transaction.
 
     node_costs  money of nodes by hour and group, with work or without
     level       of the account of the pool, whose money is in the history up to it; None: unchanged

@@ -61,7 +61,7 @@ class WriterStart:
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """The disk of the history, which is that of the journal, and the size of the history itself, in bytes."""
+    """The disk of the history and the journal, and the size of the history itself, in bytes."""
 
     total_bytes: int
     free_bytes: int

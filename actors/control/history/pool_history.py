@@ -114,7 +114,7 @@ class PoolHistory:
         self._opened_at = self._look_at = 0.0
         self._places: dict[WorkerId, WorkerPlace] = {}
         self._groups_of: dict[WorkerId, str] = {}
-        #: names of the nodes that were seen, and what is known of them; None before the first view
+        #: known facts of each node that was seen, by name; None before the first view
         self._names: dict[NodeId, str] = {}
         self._nodes: Mapping[NodeId, NodeChange] | None = None
         self._groups: tuple[GroupState, ...] = ()

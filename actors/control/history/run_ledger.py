@@ -138,7 +138,7 @@ class RunLedger:
         )
 
     def failed(self, task: Task, model: str) -> FailedRun:
-        """Return what is to be said about a run of the task that ended with an error."""
+        """Return the message about a run of the task that ended with an error."""
         return FailedRun(task.spec.stage, model, task.name in self._state.demand.tasks)
 
     def running_submissions(self) -> set[str]:

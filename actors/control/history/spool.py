@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: bytes of each half: some 3,000 records, those of a second at the highest rates of a pool
+#: bytes of each half: some 3,000 records, as many as a pool has in a second at its highest rates
 HALF_BYTES = 512 * 1024
 _MAGIC = b"modelpool spool 2\n"
 #: of the head of the file: the format, and the path of the history
 _HEADER_BYTES = 4096
-#: a spool of a history whose folder is gone is kept for so long: the disk may come back
+#: a spool is kept for so long without the folder of its history: the disk may come back
 ORPHAN_SECONDS = 86400.0
 #: size, checksum and number of a record
 _HEAD = struct.Struct("<IIQ")

@@ -34,7 +34,6 @@ class PoolGauges:
         parked_jobs       jobs that wait outside of the core for their turn
         """
         up = [worker for worker in now.workers if worker.residency is not None]
-        states = Counter(worker.status for worker in now.workers)
         running = Counter(task.stage for task in now.running)
         return (
             gauge(
@@ -70,27 +69,7 @@ class PoolGauges:
                 },
                 "state",
             ),
-            gauge(
-                "modelpool_workers",
-                "Workers, by state.",
-                {(state,): states.get(state, 0) for state in _WORKER_STATES},
-                "state",
-            ),
-            gauge(
-                "modelpool_workers_out_of_use",
-                "Workers that an operator has taken out of use, by what was ordered.",
-                {(order,): sum(worker.order == order for worker in now.workers) for order in _ORDERS},
-                "order",
-            ),
-            gauge(
-                "modelpool_nodes_out_of_use",
-                "Nodes that an operator has cordoned or drained.",
-                {
-                    (state,): sum(is_drained == (state == "drained") for _, is_drained in now.cordoned_nodes)
-                    for state in ("cordoned", "drained")
-                },
-                "state",
-            ),
+            *_fleet_families(now),
             *_gpu_families(up),
             counter(
                 "modelpool_user_gpu_seconds_total",
@@ -112,6 +91,33 @@ class PoolGauges:
             gauge("modelpool_results", "Results of tasks that are kept for tasks to come.", {(): now.results_held}),
             *(() if now.scaling is None else _scaling_families(now.scaling)),
         )
+
+
+def _fleet_families(now: Snapshot) -> tuple[MetricFamily, ...]:
+    states = Counter(worker.status for worker in now.workers)
+    return (
+        gauge(
+            "modelpool_workers",
+            "Workers, by state.",
+            {(state,): states.get(state, 0) for state in _WORKER_STATES},
+            "state",
+        ),
+        gauge(
+            "modelpool_workers_out_of_use",
+            "Workers that an operator has taken out of use, by what was ordered.",
+            {(order,): sum(worker.order == order for worker in now.workers) for order in _ORDERS},
+            "order",
+        ),
+        gauge(
+            "modelpool_nodes_out_of_use",
+            "Nodes that an operator has cordoned or drained.",
+            {
+                (state,): sum(is_drained == (state == "drained") for _, is_drained in now.cordoned_nodes)
+                for state in ("cordoned", "drained")
+            },
+            "state",
+        ),
+    )
 
 
 def _gpu_families(up: list[WorkerSnapshot]) -> tuple[MetricFamily, ...]:

@@ -75,7 +75,7 @@ class _Worker:
     def __init__(self, incarnation: int, busy_seconds: float) -> None:
         self.incarnation = incarnation
         self.runs: dict[TaskId, Stage] = {}
-        #: those of them of which another worker has the result
+        #: runs among them with a result on another worker
         self.parts: set[TaskId] = set()
         self.busy_since = 0.0
         self.busy_seconds = busy_seconds

@@ -122,7 +122,7 @@ class TaskCollector:
         self._tasks: dict[TaskId, TaskSpec] = {}
         self._works: dict[TaskId, StageParams] = {}
         self._components: dict[ComponentKey, ComponentSpec] = {}
-        #: the node whose tasks are added; "" without a workflow
+        #: the node that adds tasks; "" without a workflow
         self.node = ""
         #: nodes by the tasks that they have; dicts as ordered sets
         self._nodes: dict[TaskId, dict[str, None]] = {}
@@ -221,7 +221,7 @@ class TaskCollector:
         reached = [wanted]
         while reached:
             task_id = reached.pop()
-            if task_id in needed:  # else graphs whose paths double would be walked path by path
+            if task_id in needed:  # else graphs with doubling paths would be walked path by path
                 continue
             needed.add(task_id)
             for need in self._tasks[task_id].needs:

@@ -6,7 +6,6 @@ Pure functions of values. Every error names a field of a request.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.common.input_ids import input_image_id, input_video_id
@@ -26,7 +25,7 @@ from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.control_video_models import follows_video, takes_control_video, takes_face_video
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
-from modelpool.pool.values.core.stage_params import EncodeImageParams, ModelRef, OutputShape
+from modelpool.pool.values.core.stage_params import ControlVideo, EncodeImageParams, ModelRef, OutputShape
 from modelpool.pool.values.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, numbered
 from modelpool.pool.values.specs.spec import TaskId
 
@@ -85,10 +84,9 @@ def control_video_task(
     if request.video_mask is not None:
         needs[VIDEO_MASK] = input_video_id(request.video_mask, is_mask=True)
     needs |= {numbered(REFERENCE, number): input_image_id(each) for number, each in enumerate(request.references)}
-    work = EncodeImageParams(model, shape.width, shape.height, frames=shape.frames, is_control_video=True)
     is_shorter = request.video is not None and request.video.frames < shape.frames
-    work = replace(work, animates=takes_face_video(facts), stops=stops and is_shorter)
-    return StageTask(work, needs)
+    video = ControlVideo(shape.frames, takes_face_video(facts), stops and is_shorter)
+    return StageTask(EncodeImageParams(model, shape.width, shape.height, video=video), needs)
 
 
 def leading_cells(request: GenerateRequest, facts: SamplingFacts) -> int:

@@ -31,7 +31,7 @@ _NOTATIONS: Mapping[str, re.Pattern[str]] = MappingProxyType(
         _WEIGHTS: re.compile(r"\([^()\n:]{1,200}:\s{0,9}[+-]?(?:\d{1,9}\.?\d{0,9}|\.\d{1,9})(?![^()]*\))"),
     }
 )
-#: what may be meant as a weight, and what is one
+#: patterns that may be meant as a weight, and the pattern of a weight
 _LIKE_A_WEIGHT = re.compile(r"\([^()\n:]{1,200}:\s{0,9}([\d.,eE+-]{1,30})\s{0,9}\)")
 _WEIGHT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)")
 #: the word between the parts of a prompt that A1111 predicts apart; BREAK is read

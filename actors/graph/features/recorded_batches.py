@@ -63,7 +63,7 @@ def output_keys(request: GenerateRequest, recipe: Recipe, sizes: Sequence[int]) 
 
 
 class RecordedBatches:
-    """Collects the batch sizes of existing outputs; of many kinds, those of the latest."""
+    """Collects the batch sizes of existing outputs; of too many kinds, the latest."""
 
     def __init__(self) -> None:
         self._sizes: dict[BatchKind, tuple[int, ...]] = {}

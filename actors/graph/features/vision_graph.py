@@ -18,7 +18,13 @@ from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode, SamplingFacts, SeenAs, VideoNumbers
-from modelpool.pool.values.core.stage_params import EncodeImageParams, SeenImages, ViewCondition
+from modelpool.pool.values.core.stage_params import (
+    EncodeImageParams,
+    FirstFrames,
+    SeenImages,
+    VideoBeginning,
+    ViewCondition,
+)
 from modelpool.pool.values.core.task_inputs import LAST_IMAGE, VIDEO
 from modelpool.pool.values.specs.spec import TaskId
 
@@ -174,7 +180,7 @@ def first_frame_task(run: SamplingRun, begins: FirstFrameMode | None, frames: in
     match begins:
         case FirstFrameMode.CONCATENATED:
             ends = {} if request.last_image is None else {LAST_IMAGE: input_image_id(request.last_image)}
-            return StageTask(replace(task.work, frames=frames, ends=bool(ends)), {**task.needs, **ends})
+            return StageTask(replace(task.work, video=VideoBeginning(frames, ends=bool(ends))), {**task.needs, **ends})
         case FirstFrameMode.REPEATED:
             return StageTask(replace(task.work, noise=noise, seed=run.seed if noise else 0), task.needs)
         case _:
@@ -192,11 +198,12 @@ def first_frames_task(run: SamplingRun, begins: FirstFrameMode | None, frames: i
         case FirstFrameMode.CONCATENATED:
             last = run.request.last_image
             needs |= {} if last is None else {LAST_IMAGE: input_image_id(last)}
-            return StageTask(replace(task.work, frames=frames, ends=last is not None, begins=count), needs)
+            beginning = VideoBeginning(frames, count, last is not None)
+            return StageTask(replace(task.work, video=beginning), needs)
         case FirstFrameMode.MARKED_CELL:
             assert video is not None, "a model of videos"
             cell = video.frames_per_cell
-            return StageTask(replace(task.work, frames=1 + (count - 1) // cell * cell, is_video=True), needs)
+            return StageTask(replace(task.work, video=FirstFrames(1 + (count - 1) // cell * cell)), needs)
     raise unusable_field("image", counted(first.frames, "frame"), f"one image for model {run.model.name!r}")
 
 

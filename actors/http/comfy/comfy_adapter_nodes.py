@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,12 +16,13 @@ from modelpool.actors.http.comfy.comfy_image_nodes import with_step
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import (
     STYLES,
-    NodeInput,
-    NodeType,
+    Builder,
     NodeUnsupported,
     check_parts,
     combo,
+    flag,
     link,
+    node_row,
     number,
     only_in_workflows,
     text,
@@ -35,7 +37,6 @@ from modelpool.actors.http.comfy.comfy_values import (
     ModelValue,
     NodeImage,
 )
-from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 from modelpool.actors.request.image_fields import MAX_PARTS
 
 #: files of the presets, for Stable Diffusion 1 and XL. Source: the table of files in the pack's description
@@ -174,33 +175,29 @@ def _method(given: Mapping[str, Any]) -> str:
     return _METHODS[found]
 
 
-def _row(name: str, build: Builder, inputs: tuple[NodeInput, ...], *outputs: str) -> NodeType:
-    return NodeType(name, "ipadapter", inputs, outputs, build)
-
-
+_row = partial(node_row, category="ipadapter")
 _MODEL, _ADAPTER, _IMAGE = link("model", "MODEL"), link("ipadapter", "IPADAPTER"), link("image", "IMAGE")
 _VISION = link("clip_vision", "CLIP_VISION", is_required=False)
 _MASK = link("attn_mask", "MASK", is_required=False)
 _WEIGHT = number("weight", 1.0, -1.0, 5.0)
 _SPAN = (number("start_at", 0.0, 0.0, 1.0), number("end_at", 1.0, 0.0, 1.0))
 ADAPTER_NODES = (
-    _row("IPAdapterModelLoader", _loaded, (text("ipadapter_file", choices=STYLES),), "IPADAPTER"),
+    _row("IPAdapterModelLoader", (text("ipadapter_file", choices=STYLES),), _loaded, "IPADAPTER"),
     _row(
         "IPAdapterUnifiedLoader",
-        _preset,
         (_MODEL, text("preset", "PLUS (high strength)"), link("ipadapter", "IPADAPTER", is_required=False)),
+        _preset,
         "MODEL",
         "IPADAPTER",
     ),
     _row(
         "IPAdapter",
-        _applied_to_file,
         (_MODEL, _ADAPTER, _IMAGE, _WEIGHT, *_SPAN, text("weight_type", "standard", is_required=False), _MASK),
+        _applied_to_file,
         "MODEL",
     ),
     _row(
         "IPAdapterAdvanced",
-        _applied_to_file,
         (
             *(_MODEL, _ADAPTER, _IMAGE, _WEIGHT, text("weight_type", "linear")),
             combo("combine_embeds", (_TOGETHER, "add", "subtract", "average", "norm average"), is_required=False),
@@ -208,28 +205,29 @@ ADAPTER_NODES = (
             text("embeds_scaling", _VALUES_ALONE, is_required=False),
             *(link("image_negative", "IMAGE", is_required=False), _MASK, _VISION),
         ),
+        _applied_to_file,
         "MODEL",
     ),
     _row(
         "IPAdapterApply",
-        _applied_first_to_file,
         (
             *(_ADAPTER, link("clip_vision", "CLIP_VISION", is_required=False), _IMAGE, _MODEL),
             *(_WEIGHT, number("noise", 0.0, 0.0, 1.0)),
             text("weight_type", "original", is_required=False),
             *(replace(each, is_required=False) for each in _SPAN),
-            NodeInput("unfold_batch", "BOOLEAN", default=False, is_required=False),
+            flag("unfold_batch", False, is_required=False),
             _MASK,
         ),
+        _applied_first_to_file,
         "MODEL",
     ),
     _row(
         "PrepImageForClipVision",
-        _prepared_file,
         (
             *(_IMAGE, text("interpolation", "LANCZOS"), text("crop_position", "top")),
             number("sharpening", 0.0, 0.0, 1.0, is_required=False),
         ),
+        _prepared_file,
         "IMAGE",
     ),
 )

@@ -248,7 +248,7 @@ def _add_socket(router: APIRouter, prompts: ComfyPrompts, features: Mapping[str,
 
 
 async def _read_until_closed(socket: WebSocket, known: Socket, features: Mapping[str, Any]) -> None:
-    """Read what a client announces; notice that it goes. What is no message of ComfyUI's clients is ignored."""
+    """Read what a client announces; notice that it goes. Messages that ComfyUI's clients do not send are ignored."""
     while (received := await socket.receive())["type"] != "websocket.disconnect":
         text = received.get("text")
         if isinstance(text, str) and len(text) <= MOST_ANNOUNCED:

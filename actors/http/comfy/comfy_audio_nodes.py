@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -13,10 +13,12 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     AUDIOS,
     MAX_BATCH,
     MAX_SEED,
+    Builder,
     NodeInput,
     NodeType,
     NodeUnsupported,
     combo,
+    flag,
     link,
     number,
     only_in_workflows,
@@ -36,7 +38,6 @@ from modelpool.actors.http.comfy.comfy_values import (
     TextValue,
     VideoUse,
 )
-from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 
 _CLIP, _VAE, _AUDIO = link("clip", "CLIP"), link("vae", "VAE"), link("audio", "AUDIO")
 _PREFIX = text("filename_prefix", "audio/ComfyUI")
@@ -74,7 +75,7 @@ def _song_with_facts(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _timed(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The seconds that a text is about: those of the latents."""
+    """The seconds that a text is about: the length of the latents."""
     if given["seconds_start"]:
         raise NodeUnsupported(f"seconds_start: found {given['seconds_start']:g}, expected 0")
     warn(given, f"seconds_total: {given['seconds_total']:g} is not read: the text has the seconds of the latents")
@@ -168,7 +169,7 @@ def _silence(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _row(
     name: str,
     category: str,
-    build: Callable[[Mapping[str, Any]], tuple[Any, ...]],
+    build: Builder,
     inputs: tuple[NodeInput, ...],
     *outputs: str,
     is_output: bool = False,
@@ -222,7 +223,7 @@ AUDIO_NODES = (
             text("timesignature", "4"),
             text("language", "en"),
             text("keyscale", "E minor"),
-            NodeInput("generate_audio_codes", "BOOLEAN", True, is_required=False),
+            flag("generate_audio_codes", True, is_required=False),
             number("cfg_scale", 2.0, 0.0, 100.0, is_required=False),
             number("temperature", 0.85, 0.0, 2.0, is_required=False),
             number("top_p", 0.9, 0.0, 1.0, is_required=False),

@@ -5,8 +5,9 @@ They are here under their own names, with what their public descriptions say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,13 +23,14 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     SCHEDULE_NAMES,
     TEXT_ENCODERS,
     VAES,
+    Builder,
     NodeInput,
-    NodeType,
     NodeUnsupported,
     check_parts,
     combo,
     file_stem,
     link,
+    node_row,
     number,
     only_in_workflows,
     text,
@@ -48,7 +50,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     TextValue,
     VaeValue,
 )
-from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
+from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
 from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
@@ -172,7 +174,8 @@ def _model_of_gguf(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (ModelValue(given["gguf_name"]),)
 
 
-def _clip(given: Mapping[str, Any]) -> tuple[Any, ...]:
+def clip_of_files(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Text encoders by their files, which the pool does not read: a model has its own."""
     return (ClipValue(""),)
 
 
@@ -197,10 +200,7 @@ def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return image, wide, high, mask
 
 
-def _row(
-    name: str, build: Callable[[Mapping[str, Any]], tuple[Any, ...]], inputs: tuple[NodeInput, ...], *outputs: str
-) -> NodeType:
-    return NodeType(name, "custom", inputs, outputs, build)
+_row = partial(node_row, category="custom")
 
 
 def _clip_names(count: int) -> tuple[NodeInput, ...]:
@@ -212,7 +212,6 @@ _TYPE = text("type", "stable_diffusion", is_required=False)
 CUSTOM_NODES = (
     _row(
         "Efficient Loader",
-        _loaded,
         (
             combo("ckpt_name", MODELS),
             text("vae_name", _BAKED, choices=VAES),
@@ -229,11 +228,11 @@ CUSTOM_NODES = (
             whole("batch_size", 1, 1, MAX_BATCH),
             link("lora_stack", "LORA_STACK", is_required=False),
         ),
+        _loaded,
         *("MODEL", "CONDITIONING", "CONDITIONING", "LATENT", "VAE", "CLIP", "DEPENDENCIES"),
     ),
     _row(
         "KSampler (Efficient)",
-        _sampled,
         (
             link("model", "MODEL"),
             whole("seed", 0, 0, MAX_SEED),
@@ -250,11 +249,11 @@ CUSTOM_NODES = (
             link("optional_vae", "VAE", is_required=False),
             link("sampler_state", ANY, is_required=False),  # a widget of files of 2023
         ),
+        _sampled,
         *("MODEL", "CONDITIONING", "CONDITIONING", "LATENT", "VAE", "IMAGE"),
     ),
     _row(
         "KSampler //Inspire",
-        _sampled_with_noise,
         (
             *next(row.inputs for row in SAMPLING_NODES if row.name == "KSampler"),
             text("noise_mode", "GPU(=A1111)", choices=("GPU(=A1111)", "CPU")),
@@ -262,22 +261,22 @@ CUSTOM_NODES = (
             whole("variation_seed", 0, 0, MAX_SEED),
             number("variation_strength", 0.0, 0.0, 1.0),
         ),
+        _sampled_with_noise,
         "LATENT",
     ),
     _row(
         "Power Lora Loader (rgthree)",
-        _power_loras,
         (
             link("model", "MODEL"),
             link("clip", "CLIP", is_required=False),
             *(link(f"lora_{place}", ANY, is_required=False) for place in range(1, _LORA_SLOTS + 1)),
         ),
+        _power_loras,
         "MODEL",
         "CLIP",
     ),
     _row(
         "Lora Loader Stack (rgthree)",
-        _stacked_loras,
         (
             link("model", "MODEL"),
             link("clip", "CLIP"),
@@ -290,19 +289,21 @@ CUSTOM_NODES = (
                 )
             ),
         ),
+        _stacked_loras,
         "MODEL",
         "CLIP",
     ),
-    _row("UnetLoaderGGUF", _model, (combo("unet_name", MODELS),), "MODEL"),
-    _row("LoaderGGUF", _model_of_gguf, (combo("gguf_name", MODELS),), "MODEL"),
-    _row("ClipLoaderGGUF", _clip, (*_clip_names(1), _TYPE, text("device", "default", is_required=False)), "CLIP"),
-    _row("CLIPLoaderGGUF", _clip, (*_clip_names(1), _TYPE), "CLIP"),
-    _row("DualCLIPLoaderGGUF", _clip, (*_clip_names(2), _TYPE), "CLIP"),
-    _row("TripleCLIPLoaderGGUF", _clip, _clip_names(3), "CLIP"),
-    _row("QuadrupleCLIPLoaderGGUF", _clip, _clip_names(4), "CLIP"),
+    _row("UnetLoaderGGUF", (combo("unet_name", MODELS),), _model, "MODEL"),
+    _row("LoaderGGUF", (combo("gguf_name", MODELS),), _model_of_gguf, "MODEL"),
+    _row(
+        "ClipLoaderGGUF", (*_clip_names(1), _TYPE, text("device", "default", is_required=False)), clip_of_files, "CLIP"
+    ),
+    _row("CLIPLoaderGGUF", (*_clip_names(1), _TYPE), clip_of_files, "CLIP"),
+    _row("DualCLIPLoaderGGUF", (*_clip_names(2), _TYPE), clip_of_files, "CLIP"),
+    _row("TripleCLIPLoaderGGUF", _clip_names(3), clip_of_files, "CLIP"),
+    _row("QuadrupleCLIPLoaderGGUF", _clip_names(4), clip_of_files, "CLIP"),
     _row(
         "ImageResizeKJv2",
-        only_in_workflows,
         (
             link("image", "IMAGE"),
             whole("width", 512, 0, MAX_SIDE),
@@ -315,6 +316,7 @@ CUSTOM_NODES = (
             text("device", "cpu", is_required=False),
             link("mask", "MASK", is_required=False),
         ),
+        only_in_workflows,
         *("IMAGE", "INT", "INT", "MASK"),
     ),
 )

@@ -6,13 +6,14 @@ are apart in what it reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_SIDE,
+    Builder,
     NodeInput,
     NodeType,
     NodeUnsupported,
@@ -25,7 +26,6 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_text_nodes import with_unread
 from modelpool.actors.http.comfy.comfy_values import ChangedText, TextValue
-from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 
 _CLIP = link("clip", "CLIP")
 _SYSTEM_PROMPTS = ("superior", "alignment")
@@ -120,7 +120,7 @@ def _for_lumina(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (TextValue(given["user_prompt"], given["clip"]),)
 
 
-def _row(name: str, build: Callable[[Mapping[str, Any]], tuple[Any, ...]], *inputs: NodeInput) -> NodeType:
+def _row(name: str, build: Builder, *inputs: NodeInput) -> NodeType:
     return NodeType(name, "conditioning", inputs, ("CONDITIONING",), build)
 
 

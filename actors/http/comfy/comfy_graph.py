@@ -127,7 +127,7 @@ class PoolNames:
     loras: Sequence[str]
     images: Sequence[str] | None = None
     files: FileNames | None = None
-    #: the nodes that work here; None for those of the pool without nodes of users
+    #: the kinds of nodes that work here; None: the pool's, without nodes of users
     known_kinds: Mapping[str, NodeType] | None = None
     #: width and height of an image of the user, by its name; raises UserError. None: they are not known
     image_size: Callable[[str], tuple[int, int]] | None = field(default=None, repr=False, compare=False)
@@ -517,7 +517,7 @@ def node_error(
 
 
 def input_errors(graph: KnownGraph, node_id: str, node: Mapping[str, Any], kind: NodeType) -> Iterator[NodeError]:
-    """Yield what is wrong with the inputs of a node."""
+    """Yield the problems of the inputs of a node."""
     inputs = node.get("inputs", {})
     unknown = sorted(set(map(str, inputs)) - {given.name for given in kind.inputs} - EDITOR_INPUTS)
     for given in kind.inputs:
@@ -622,7 +622,7 @@ def _unread_inputs(node: Mapping[str, Any], kind: NodeType) -> list[str]:
 
 
 def node_values(graph: KnownGraph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:
-    """Return the inputs of a node: what is linked or written, else its defaults."""
+    """Return the inputs of a node: linked or written values, else its defaults."""
     values: dict[str, Any] = {}
     for given in kind.inputs:
         link = link_of(node, given.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
@@ -11,11 +12,11 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_SIDE,
     MOST_GROWN,
     UPSCALERS,
-    NodeInput,
-    NodeType,
     NodeUnsupported,
     combo,
+    flag,
     link,
+    node_row,
     number,
     text,
     warn,
@@ -243,24 +244,14 @@ def _saved(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (image,)
 
 
-def _row(
-    name: str,
-    inputs: tuple[NodeInput, ...],
-    build: Any,
-    *outputs: str,
-    category: str = "image",
-    is_output: bool = False,
-) -> NodeType:
-    return NodeType(name, category, inputs, outputs, build, is_output)
-
-
+_row = partial(node_row, category="image")
 IMAGE_NODES = (
     _row("LoadImage", (combo("image", IMAGES),), _loaded, "IMAGE", "MASK"),
     _row(
         "LoadImageOutput",
         (
             combo("image", IMAGES),
-            NodeInput("upload", "BOOLEAN", False, is_required=False),
+            flag("upload", False, is_required=False),
             text("refresh", "refresh", is_required=False),
         ),
         _loaded,
@@ -272,7 +263,7 @@ IMAGE_NODES = (
     _row("InvertMask", (_MASK,), _inverted, "MASK", category="mask"),
     _row(
         "GrowMask",
-        (_MASK, whole("expand", 0, -MOST_GROWN, MOST_GROWN), NodeInput("tapered_corners", "BOOLEAN", True)),
+        (_MASK, whole("expand", 0, -MOST_GROWN, MOST_GROWN), flag("tapered_corners", True)),
         _grown,
         "MASK",
         category="mask",

@@ -7,8 +7,9 @@ Frames and audio of LTX-2 are one latent while they are sampled, here as in Comf
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -19,13 +20,15 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     SOUND,
     TEXT_ENCODERS,
     UPSCALERS,
+    Builder,
     NodeInput,
-    NodeType,
     NodeUnsupported,
     check_parts,
     combo,
+    flag,
     is_one,
     link,
+    node_row,
     number,
     only_in_workflows,
     text,
@@ -52,7 +55,6 @@ from modelpool.actors.http.comfy.comfy_values import (
     VideoUse,
 )
 from modelpool.actors.http.comfy.comfy_video_nodes import blank_video, sizes, with_images
-from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 from modelpool.actors.request.image_fields import MAX_PARTS
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
@@ -291,7 +293,7 @@ def _upscaler(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _upscaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Frames of a sampler with larger sides; the statistics of their latents are those of the VAE of their model."""
+    """Frames of a sampler with larger sides; the VAE of their model has the statistics of the latents."""
     latent, vae, nodes = given["samples"], given["vae"], given["nodes"]
     if not isinstance(latent, NodeLatent) or latent.track == WITH_SOUND or not latent.frames:
         raise NodeUnsupported("samples: expected the frames of a video of a sampler, without audio")
@@ -307,14 +309,7 @@ def _guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (GuiderValue(given["model"], given["positive"], given["negative"], *scales),)
 
 
-def _row(
-    name: str,
-    inputs: tuple[NodeInput, ...],
-    build: Callable[[Mapping[str, Any]], tuple[Any, ...]],
-    *outputs: str,
-    category: str = "video",
-) -> NodeType:
-    return NodeType(name, category, inputs, outputs, build)
+_row = partial(node_row, category="video")
 
 
 def _sound(name: str) -> NodeInput:
@@ -400,7 +395,7 @@ LTX_NODES = (
             _IMAGE,
             _LATENT,
             number("strength", 1.0, 0.0, 1.0, is_required=False),
-            NodeInput("bypass", "BOOLEAN", False, is_required=False),
+            flag("bypass", False, is_required=False),
         ),
         _with_first_frame,
         "LATENT",
@@ -433,7 +428,7 @@ LTX_NODES = (
         (
             whole("steps", 20, 1, MAX_STEPS),
             *_SHIFTS,
-            NodeInput("stretch", "BOOLEAN", True),
+            flag("stretch", True),
             number("terminal", 0.1, 0.0, 0.99),
             _ANY_LATENT,
         ),

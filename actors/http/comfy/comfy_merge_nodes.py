@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from modelpool.actors.http.comfy.comfy_node_types import NodeInput, NodeType, NodeUnsupported, link, number
+from modelpool.actors.http.comfy.comfy_node_types import NodeInput, NodeUnsupported, link, node_row, number
 from modelpool.actors.http.comfy.comfy_values import ClipValue, LoraUse, ModelValue
 
 #: blocks of the pool's merges for each group of the node with three shares
@@ -97,8 +98,7 @@ def _clip_subtracted(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return _of_clip(given, "subtract", _check_multiplier(given))
 
 
-def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, output: str = "MODEL") -> NodeType:
-    return NodeType(name, "model_merging", inputs, (output,), build)
+_row = partial(node_row, category="model_merging")
 
 
 def _shares(*names: str) -> tuple[NodeInput, ...]:
@@ -112,12 +112,12 @@ def _blocks(inputs: int, outputs: int) -> tuple[NodeInput, ...]:
 
 
 MERGE_NODES = (
-    _row("ModelMergeSimple", (*_MODELS, *_shares("ratio")), _mixed),
-    _row("ModelMergeBlocks", (*_MODELS, *_shares(*_GROUPS)), _mixed_by_groups),
-    _row("ModelMergeAdd", _MODELS, _added),
-    _row("ModelMergeSubtract", (*_MODELS, _MULTIPLIER), _subtracted),
-    _row("ModelMergeSD1", (*_MODELS, *_blocks(12, 12)), _mixed_by_blocks),
-    _row("ModelMergeSDXL", (*_MODELS, *_blocks(9, 9)), _mixed_by_blocks),
+    _row("ModelMergeSimple", (*_MODELS, *_shares("ratio")), _mixed, "MODEL"),
+    _row("ModelMergeBlocks", (*_MODELS, *_shares(*_GROUPS)), _mixed_by_groups, "MODEL"),
+    _row("ModelMergeAdd", _MODELS, _added, "MODEL"),
+    _row("ModelMergeSubtract", (*_MODELS, _MULTIPLIER), _subtracted, "MODEL"),
+    _row("ModelMergeSD1", (*_MODELS, *_blocks(12, 12)), _mixed_by_blocks, "MODEL"),
+    _row("ModelMergeSDXL", (*_MODELS, *_blocks(9, 9)), _mixed_by_blocks, "MODEL"),
     _row("CLIPMergeSimple", (*_CLIPS, *_shares("ratio")), _clip_mixed, "CLIP"),
     _row("CLIPMergeAdd", _CLIPS, _clip_added, "CLIP"),
     _row("CLIPMergeSubtract", (*_CLIPS, _MULTIPLIER), _clip_subtracted, "CLIP"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from modelpool.pool.values.core.errors import UserError
 
@@ -39,6 +39,10 @@ _ALWAYS_WRITTEN = frozenset(("seed", "noise_seed", "value"))
 
 class NodeUnsupported(UserError):
     """A node with values that ask for something that the pool does not do."""
+
+
+#: what makes the outputs of a node from its inputs
+Builder: TypeAlias = Callable[[Mapping[str, Any]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,15 @@ class NodeType:
     category: str
     inputs: tuple[NodeInput, ...]
     outputs: tuple[str, ...]
-    build: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    build: Builder
     is_output: bool = False
+
+
+def node_row(
+    name: str, inputs: tuple[NodeInput, ...], build: Builder, *outputs: str, category: str, is_output: bool = False
+) -> NodeType:
+    """Return a kind of node, for the tables of them."""
+    return NodeType(name, category, inputs, outputs, build, is_output)
 
 
 def warn(given: Mapping[str, Any], message: str) -> None:
@@ -132,6 +143,16 @@ def number(name: str, default: float, least: float, most: float, is_required: bo
 def text(name: str, default: str = "", is_required: bool = True, choices: str | tuple[str, ...] = ()) -> NodeInput:
     """Return an input with a text, for which one of `choices` is proposed."""
     return NodeInput(name, "STRING", default, choices=choices, is_required=is_required)
+
+
+def flag(name: str, default: bool = False, is_required: bool = True) -> NodeInput:
+    """Return an input that is on or off."""
+    return NodeInput(name, "BOOLEAN", default, is_required=is_required)
+
+
+def any_of(*names: str) -> tuple[NodeInput, ...]:
+    """Return inputs that take everything, and may be missing."""
+    return tuple(link(name, ANY, is_required=False) for name in names)
 
 
 def combo(name: str, choices: str | tuple[str, ...], is_required: bool = True) -> NodeInput:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_adapter_nodes import ADAPTER_NODES
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_NODES
 from modelpool.actors.http.comfy.comfy_cascade_nodes import CASCADE_NODES
-from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_NODES
+from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_NODES, clip_of_files
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_NODES
 from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
 from modelpool.actors.http.comfy.comfy_ltx_nodes import LTX_NODES
@@ -29,6 +30,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     combo,
     file_stem,
     link,
+    node_row,
     number,
     text,
     warn_unread,
@@ -94,10 +96,6 @@ def _padded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (replace(given["clip"], padding=(given["min_padding"], given["min_length"])),)
 
 
-def _clip_of_files(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (ClipValue(""),)
-
-
 def _vae_of_file(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (VaeValue("", given["vae_name"]),)
 
@@ -111,8 +109,7 @@ def _controlnet(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (ControlNetValue(given["control_net_name"]),)
 
 
-def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str, category: str = "loaders") -> NodeType:
-    return NodeType(name, category, inputs, outputs, build)
+_row = partial(node_row, category="loaders")
 
 
 def _clip_name(place: int = 0) -> NodeInput:
@@ -142,26 +139,18 @@ _LOADERS = (
     _row(
         "CLIPLoader",
         (_clip_name(), text("type", _CLIP_TYPES[0], choices=_CLIP_TYPES), _DEVICE),
-        _clip_of_files,
+        clip_of_files,
         "CLIP",
     ),
     _row(
         "DualCLIPLoader",
         (_clip_name(1), _clip_name(2), text("type", _TWO_CLIPS_TYPES[0], choices=_TWO_CLIPS_TYPES), _DEVICE),
-        _clip_of_files,
+        clip_of_files,
         "CLIP",
     ),
-    _row(
-        "TripleCLIPLoader",
-        tuple(map(_clip_name, range(1, 4))),
-        _clip_of_files,
-        "CLIP",
-    ),
-    _row(
-        "QuadrupleCLIPLoader",
-        tuple(map(_clip_name, range(1, 5))),
-        _clip_of_files,
-        "CLIP",
+    *(
+        _row(name, tuple(map(_clip_name, range(1, count + 1))), clip_of_files, "CLIP")
+        for name, count in (("TripleCLIPLoader", 3), ("QuadrupleCLIPLoader", 4))
     ),
     _row("VAELoader", (text("vae_name", choices=VAES),), _vae_of_file, "VAE"),
     _row(

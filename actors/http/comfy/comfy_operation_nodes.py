@@ -18,10 +18,12 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_BATCH,
     MAX_SEED,
     MAX_SIDE,
+    Builder,
     NodeInput,
     NodeType,
     NodeUnsupported,
     combo,
+    flag,
     link,
     number,
     only_in_workflows,
@@ -36,7 +38,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeMask,
     UnknownSize,
 )
-from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder, OperationRow
+from modelpool.actors.http.comfy.comfy_workflow_nodes import OperationRow
 from modelpool.pool.inference.operations.image_detail import COLOURS, DIRECTIONS, MORPHOLOGY, PLANES
 from modelpool.pool.inference.operations.image_edits import BLEND_MODES, FLIPS, TURNS
 from modelpool.pool.inference.operations.image_filters import DITHERS, MAX_RADIUS
@@ -49,7 +51,7 @@ _IMAGE, _MASK, _LATENT = link("image", "IMAGE"), link("mask", "MASK"), link("sam
 _XY = tuple(whole(name, 0, 0, MAX_SIDE) for name in ("x", "y"))
 _SIDES = tuple(whole(name, 512, 1, MAX_SIDE) for name in ("width", "height"))
 _BORDER = tuple(whole(name, 0, 0, MAX_SIDE) for name in ("left", "top", "right", "bottom"))
-_PASTED = (link("destination", "IMAGE"), link("source", "IMAGE"), *_XY, NodeInput("resize_source", "BOOLEAN", False))
+_PASTED = (link("destination", "IMAGE"), link("source", "IMAGE"), *_XY, flag("resize_source"))
 _LATENTS = (link("samples1", "LATENT"), link("samples2", "LATENT"))
 _TWO_LATENTS = {"first": "samples1", "second": "samples2"}
 _WHERE = {"x": "x", "y": "y"}
@@ -445,7 +447,7 @@ _DETAILS = (
         (
             link("image1", "IMAGE"),
             combo("direction", DIRECTIONS),
-            NodeInput("match_image_size", "BOOLEAN", True),
+            flag("match_image_size", True),
             whole("spacing_width", 0, 0, 1024),
             combo("spacing_color", tuple(COLOURS)),
             link("image2", "IMAGE", is_required=False),
@@ -575,12 +577,12 @@ _MASKS = (
             _MASK,
             whole("expand", 0, -MOST_GROWN, MOST_GROWN),
             number("incremental_expandrate", 0.0, 0.0, 100.0),
-            NodeInput("tapered_corners", "BOOLEAN", True),
-            NodeInput("flip_input", "BOOLEAN", False),
+            flag("tapered_corners", True),
+            flag("flip_input"),
             number("blur_radius", 0.0, 0.0, 100.0),
             number("lerp_alpha", 1.0, 0.0, 1.0),
             number("decay_factor", 1.0, 0.0, 1.0),
-            NodeInput("fill_holes", "BOOLEAN", False, is_required=False),
+            flag("fill_holes", False, is_required=False),
         ),
         _grown_and_blurred,
         "MASK",
@@ -624,7 +626,7 @@ _LATENT_ROWS = (
             link("destination", "LATENT"),
             link("source", "LATENT"),
             *_XY,
-            NodeInput("resize_source", "BOOLEAN", False),
+            flag("resize_source"),
             link("mask", "MASK", is_required=False),
         ),
         "latent_composite",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_node_types import (
@@ -12,6 +13,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     NodeType,
     NodeUnsupported,
     combo,
+    flag,
     link,
     number,
     text,
@@ -23,19 +25,17 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 #: an option of a run and its settings, from the inputs of a node
 _Option: TypeAlias = Callable[[Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _FREEU = ("b1", "b2", "s1", "s2")
 
 
+def _option(name: str, fixed: Mapping[str, Any] = _NOTHING, **sources: str) -> _Option:
+    """Return the option `name` with its `fixed` settings, and settings from inputs of a node."""
+    return lambda given: (name, {**{setting: given[source] for setting, source in sources.items()}, **fixed})
+
+
 def _freeu(version: int) -> _Option:
-    return lambda given: ("freeu", {**{name: given[name] for name in _FREEU}, "version": version})
-
-
-def _perturbed(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return "pag", {"scale": given["scale"]}
-
-
-def _self_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return "sag", {"scale": given["scale"], "blur": given["blur_sigma"]}
+    return _option("freeu", {"version": version}, **{name: name for name in _FREEU})
 
 
 def _skipped_layers(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -52,14 +52,6 @@ def _numbers(listed: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _cfg_zero(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return "cfg_zero", {"zero_steps": 0}
-
-
-def _rescaled(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return "rescale_cfg", {"factor": given["multiplier"]}
-
-
 def _tiled_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Tiles have the same size in each call, as with a swap size of 1; above that, ComfyUI draws one of so many."""
     warn_unread(given, "swap_size", "tiles have one size, as with 1", own=1)
@@ -69,10 +61,6 @@ def _tiled_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 _ROPE = tuple(f"{how}_{axis}" for axis in "xyt" for how in ("scale", "shift"))
-
-
-def _positions(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return "rope", {name: given[name] for name in _ROPE}
 
 
 def _row(name: str, option: _Option, *inputs: NodeInput) -> NodeType:
@@ -90,8 +78,8 @@ def _freeu_inputs(*defaults: float) -> tuple[NodeInput, ...]:
     return tuple(number(name, value, 0.0, 10.0) for name, value in zip(_FREEU, defaults, strict=True))
 
 
-def _differential(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return "differential", {"strength": given["strength"]}
+def _sigmas(most: float, least: float) -> tuple[NodeInput, ...]:
+    return number("sigma_max", most, 0.0, 1000.0), number("sigma_min", least, 0.0, 1000.0)
 
 
 def _scaled_attention(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -112,23 +100,10 @@ def _normed(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return "cfg_norm", {"strength": given["strength"], **before}
 
 
-def _by_frequency(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    names = {"low": "scale_low", "high": "scale_high", "cutoff": "freq_cutoff"}
-    return "fresca", {name: given[source] for name, source in names.items()}
-
-
 def _projected(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     warn(given, "APG: guided by cfg - 1 times the projected difference, as published; another program may scale it "
                 "otherwise")  # fmt: skip
     return "apg", {"eta": given["eta"], "norm": given["norm_threshold"], "momentum": given["momentum"]}
-
-
-def _damped(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return "tcfg", {"strength": 1.0}
-
-
-def _less_noise(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return "epsilon_scaling", {"factor": given["scaling_factor"]}
 
 
 def _shrunk(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -189,33 +164,28 @@ _COMPILED = "the pool decides about compilation itself"
 _NORMED_ITSELF = "the pool guides models as they were published; Lumina 2 and its relatives are normed by themselves"
 _SPEED_NODES = (
     _as_it_is("TomePatchModel", _NO_FASTER, number("ratio", 0.3, 0.0, 1.0)),
-    _as_it_is(
-        "EasyCache",
-        _NO_FASTER,
-        number("reuse_threshold", 0.2, 0.0, 3.0),
-        number("start_percent", 0.15, 0.0, 1.0),
-        number("end_percent", 0.95, 0.0, 1.0),
-        NodeInput("verbose", "BOOLEAN", False),
-    ),
-    _as_it_is(
-        "LazyCache",
-        _NO_FASTER,
-        number("reuse_threshold", 0.2, 0.0, 3.0),
-        number("start_percent", 0.15, 0.0, 1.0),
-        number("end_percent", 0.95, 0.0, 1.0),
-        NodeInput("verbose", "BOOLEAN", False),
+    *(
+        _as_it_is(
+            name,
+            _NO_FASTER,
+            number("reuse_threshold", 0.2, 0.0, 3.0),
+            number("start_percent", 0.15, 0.0, 1.0),
+            number("end_percent", 0.95, 0.0, 1.0),
+            flag("verbose"),
+        )
+        for name in ("EasyCache", "LazyCache")
     ),
     _as_it_is("TorchCompileModel", _COMPILED, text("backend", "inductor")),
     _as_it_is(
         "TorchCompileModelAdvanced",
         _COMPILED,
         text("backend", "inductor"),
-        NodeInput("fullgraph", "BOOLEAN", False),
+        flag("fullgraph"),
         text("mode", "default"),
-        NodeInput("dynamic", "BOOLEAN", False),
-        NodeInput("compile_transformer_blocks_only", "BOOLEAN", True, is_required=False),
+        flag("dynamic"),
+        flag("compile_transformer_blocks_only", True, is_required=False),
         whole("dynamo_cache_size_limit", 64, 0, 1024, is_required=False),
-        NodeInput("debug_compile_keys", "BOOLEAN", False, is_required=False),
+        flag("debug_compile_keys", False, is_required=False),
     ),
     _as_it_is("ModelComputeDtype", "the pool decides about dtypes itself", text("dtype", "default")),
     _as_it_is("PathchSageAttentionKJ", _NO_FASTER, text("sage_attention", "disabled")),
@@ -263,9 +233,12 @@ _SKIPPED_SPAN = (number("start_percent", 0.01, 0.0, 1.0), number("end_percent", 
 OPTION_NODES = (
     _row("FreeU", _freeu(1), *_freeu_inputs(1.1, 1.2, 0.9, 0.2)),
     _row("FreeU_V2", _freeu(2), *_freeu_inputs(1.3, 1.4, 0.9, 0.2)),
-    _row("PerturbedAttentionGuidance", _perturbed, number("scale", 3.0, 0.0, 100.0)),
+    _row("PerturbedAttentionGuidance", _option("pag", scale="scale"), number("scale", 3.0, 0.0, 100.0)),
     _row(
-        "SelfAttentionGuidance", _self_attention, number("scale", 0.5, -2.0, 5.0), number("blur_sigma", 2.0, 0.01, 10.0)
+        "SelfAttentionGuidance",
+        _option("sag", scale="scale", blur="blur_sigma"),
+        number("scale", 0.5, -2.0, 5.0),
+        number("blur_sigma", 2.0, 0.01, 10.0),
     ),
     _row(
         "SkipLayerGuidanceSD3",
@@ -283,12 +256,12 @@ OPTION_NODES = (
         *_SKIPPED_SPAN,
         number("rescaling_scale", 0.0, 0.0, 10.0),
     ),
-    _row("CFGZeroStar", _cfg_zero),
+    _row("CFGZeroStar", _option("cfg_zero", {"zero_steps": 0})),
     _row(
         "CFGNorm",
         _normed,
         number("strength", 1.0, 0.0, 100.0),
-        NodeInput("pre_cfg", "BOOLEAN", False, is_required=False),
+        flag("pre_cfg", False, is_required=False),
     ),
     NodeType(
         "UNetTemporalAttentionMultiply",
@@ -306,7 +279,7 @@ OPTION_NODES = (
     ),
     _row(
         "FreSca",
-        _by_frequency,
+        _option("fresca", low="scale_low", high="scale_high", cutoff="freq_cutoff"),
         number("scale_low", 1.0, 0.0, 10.0),
         number("scale_high", 1.25, 0.0, 10.0),
         whole("freq_cutoff", 20, 1, 10_000),
@@ -318,7 +291,7 @@ OPTION_NODES = (
         number("norm_threshold", 5.0, 0.0, 50.0),
         number("momentum", 0.0, -5.0, 1.0),
     ),
-    _row("TCFG", _damped),
+    _row("TCFG", _option("tcfg", {"strength": 1.0})),
     _row(
         "CFGOverride",
         _overridden,
@@ -333,62 +306,50 @@ OPTION_NODES = (
         number("downscale_factor", 2.0, 0.1, 9.0),
         number("start_percent", 0.0, 0.0, 1.0),
         number("end_percent", 0.35, 0.0, 1.0),
-        NodeInput("downscale_after_skip", "BOOLEAN", True),
+        flag("downscale_after_skip", True),
         *(combo(name, (*_FEATURE_SCALING, "bislerp")) for name in ("downscale_method", "upscale_method")),
     ),
     *(
-        _row(name, _less_noise, number("scaling_factor", 1.005, 0.5, 1.5))
+        _row(name, _option("epsilon_scaling", factor="scaling_factor"), number("scaling_factor", 1.005, 0.5, 1.5))
         for name in ("EpsilonScaling", "Epsilon Scaling")
     ),
-    _row("DifferentialDiffusion", _differential, number("strength", 1.0, 0.0, 1.0, is_required=False)),
+    _row(
+        "DifferentialDiffusion",
+        _option("differential", strength="strength"),
+        number("strength", 1.0, 0.0, 1.0, is_required=False),
+    ),
     *_SPEED_NODES,
-    NodeType(
-        "ModelSamplingDiscrete",
-        "model",
-        (
-            link("model", "MODEL"),
-            text("sampling", "eps", choices=("eps", "v_prediction", "lcm", "x0", "img_to_img")),
-            NodeInput("zsnr", "BOOLEAN", False),
-        ),
-        ("MODEL",),
-        _sampled_as,
+    *(
+        NodeType(
+            name,
+            "model",
+            (link("model", "MODEL"), text("sampling", own, choices=kinds), *more),
+            ("MODEL",),
+            _sampled_as,
+        )
+        for name, own, kinds, more in (
+            ("ModelSamplingDiscrete", "eps", ("eps", "v_prediction", "lcm", "x0", "img_to_img"), (flag("zsnr"),)),
+            (
+                "ModelSamplingContinuousEDM",
+                "v_prediction",
+                ("v_prediction", "edm", "edm_playground_v2.5", "eps"),
+                _sigmas(120.0, 0.002),
+            ),
+            ("ModelSamplingContinuousV", "v_prediction", ("v_prediction",), _sigmas(500.0, 0.03)),
+        )
     ),
-    NodeType(
-        "ModelSamplingContinuousEDM",
-        "model",
-        (
-            link("model", "MODEL"),
-            text("sampling", "v_prediction", choices=("v_prediction", "edm", "edm_playground_v2.5", "eps")),
-            number("sigma_max", 120.0, 0.0, 1000.0),
-            number("sigma_min", 0.002, 0.0, 1000.0),
-        ),
-        ("MODEL",),
-        _sampled_as,
-    ),
-    NodeType(
-        "ModelSamplingContinuousV",
-        "model",
-        (
-            link("model", "MODEL"),
-            text("sampling", "v_prediction", choices=("v_prediction",)),
-            number("sigma_max", 500.0, 0.0, 1000.0),
-            number("sigma_min", 0.03, 0.0, 1000.0),
-        ),
-        ("MODEL",),
-        _sampled_as,
-    ),
-    _row("RescaleCFG", _rescaled, number("multiplier", 0.7, 0.0, 1.0)),
+    _row("RescaleCFG", _option("rescale_cfg", factor="multiplier"), number("multiplier", 0.7, 0.0, 1.0)),
     _row(
         "HyperTile",
         _tiled_attention,
         whole("tile_size", 256, 32, MAX_SIDE),
         whole("swap_size", 2, 1, 128),
         whole("max_depth", 0, 0, 3),
-        NodeInput("scale_depth", "BOOLEAN", False),
+        flag("scale_depth"),
     ),
     _row(
         "ScaleROPE",
-        _positions,
+        _option("rope", **{name: name for name in _ROPE}),
         *(
             number(name, 1.0, 0.0, 100.0) if name.startswith("scale") else number(name, 0.0, -256.0, 256.0)
             for name in _ROPE

@@ -32,7 +32,7 @@ _LEAST, _MOST = -(2.0**53), 2.0**53
 
 
 def kinds_with(nodes: Sequence[NodeListing]) -> Mapping[str, NodeType]:
-    """Return the nodes that work here, with those of users; a node of a user does not replace another one."""
+    """Return the nodes that work here, the users' own included; a user's node does not replace another one."""
     own = {node.name: _kind(node) for node in nodes if node.name not in NODE_TYPES}
     return MappingProxyType({**NODE_TYPES, **own}) if own else NODE_TYPES
 

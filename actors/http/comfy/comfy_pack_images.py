@@ -14,10 +14,12 @@ from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     MAX_SIDE,
+    Builder,
     NodeInput,
     NodeType,
     NodeUnsupported,
     combo,
+    flag,
     link,
     number,
     only_in_workflows,
@@ -25,7 +27,6 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     whole,
 )
 from modelpool.actors.http.comfy.comfy_values import ImageFile, NodeImage, NodeMask
-from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 from modelpool.pool.inference.operations.image_colours import COLOUR_METHODS
 from modelpool.pool.values.core.errors import counted
 
@@ -197,7 +198,7 @@ def _row(name: str, inputs: tuple[NodeInput, ...], *outputs: str, build: Any = o
 
 
 _IMAGE = link("image", "IMAGE")
-_SIDE_BY_SIDE = (combo("direction", _DIRECTIONS), NodeInput("match_image_size", "BOOLEAN", False))
+_SIDE_BY_SIDE = (combo("direction", _DIRECTIONS), flag("match_image_size"))
 _MANY = tuple(link(name, "IMAGE", is_required=False) for name in _IMAGES)
 _ROWS: tuple[tuple[NodeType, Builder], ...] = (
     (_row("ImageConcanate", (*(link(name, "IMAGE") for name in ("image1", "image2")), *_SIDE_BY_SIDE), "IMAGE"),
@@ -227,7 +228,7 @@ _ROWS: tuple[tuple[NodeType, Builder], ...] = (
             "ImageResizeKJ",
             (
                 _IMAGE, *(whole(name, 512, 0, MAX_SIDE) for name in ("width", "height")),
-                combo("upscale_method", _METHODS), NodeInput("keep_proportion", "BOOLEAN", False),
+                combo("upscale_method", _METHODS), flag("keep_proportion"),
                 whole("divisible_by", 2, 0, 512), *(link(f"{name}_input", ANY, is_required=False)
                                                     for name in ("width", "height")),
                 link("get_image_size", "IMAGE", is_required=False),
@@ -244,7 +245,7 @@ _ROWS: tuple[tuple[NodeType, Builder], ...] = (
                 link("image_ref", "IMAGE"), link("image_target", "IMAGE"),
                 text("method", "mkl", choices=COLOUR_METHODS),
                 number("strength", 1.0, 0.0, 10.0, is_required=False),
-                NodeInput("multithread", "BOOLEAN", True, is_required=False),
+                flag("multithread", True, is_required=False),
             ),
             "IMAGE",
         ),

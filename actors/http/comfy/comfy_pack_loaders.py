@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from modelpool.actors.http.comfy.comfy_custom_nodes import check_weights, with_loras
+from modelpool.actors.http.comfy.comfy_custom_nodes import check_weights, clip_of_files, with_loras
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     LORAS,
@@ -21,13 +22,15 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     SCHEDULE_NAMES,
     TEXT_ENCODERS,
     VAES,
+    Builder,
     NodeInput,
-    NodeType,
     NodeUnsupported,
     check_parts,
     combo,
     file_stem,
+    flag,
     link,
+    node_row,
     number,
     text,
     warn,
@@ -38,7 +41,7 @@ from modelpool.actors.http.comfy.comfy_pack_switches import Route
 from modelpool.actors.http.comfy.comfy_pack_texts import has_choices
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
 from modelpool.actors.http.comfy.comfy_values import ClipValue, LoraUse, ModelValue, TextValue, VaeValue
-from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
+from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
 from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
@@ -78,10 +81,6 @@ def _model(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _vae(given: Mapping[str, Any]) -> tuple[Any, ...]:
     warn_unread(given, "weight_dtype", _OWN_CHOICE, own="bf16")
     return (VaeValue("", given["vae_name"]),)
-
-
-def _clip(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (ClipValue(""),)
 
 
 def _use(name: str, strength: float, text_strength: float) -> tuple[LoraUse, ...]:
@@ -279,18 +278,14 @@ def _sampled_node(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return WORKFLOW_NODES["KSampler"](_seed_of(given))
 
 
-def _row(name: str, build: Builder, inputs: tuple[NodeInput, ...], *outputs: str) -> NodeType:
-    return NodeType(name, "custom", inputs, outputs, build)
+_row = partial(node_row, category="custom")
 
 
 def _slots(count: int, *parts: NodeInput) -> tuple[NodeInput, ...]:
     return tuple(replace(part, name=f"{part.name}_{place}") for place in range(1, count + 1) for part in parts)
 
 
-def _flag(name: str) -> NodeInput:
-    return NodeInput(name, "BOOLEAN", False, is_required=False)
-
-
+_flag = partial(flag, is_required=False)
 _MODEL_CLIP = (link("model", "MODEL"), link("clip", "CLIP"))
 _BY_TEXT = (link("model", "MODEL"), link("clip", "CLIP", is_required=False))
 _WEIGHTS = (
@@ -307,56 +302,55 @@ _DTYPES = tuple(text(name, "default", False) for name in ("weight_dtype", "compu
 _INSERTED = tuple(text(f"insert_{name}", "CHOOSE", False) for name in ("lora", "embedding", "saved"))
 _ON = combo("switch", ("Off", "On"))
 LOADING_NODES = (
-    _row("VAELoaderKJ", _vae, (text("vae_name", choices=VAES), text("device", "main_device", False),
-                              text("weight_dtype", "bf16", False)), "VAE"),
+    _row("VAELoaderKJ", (text("vae_name", choices=VAES), text("device", "main_device", False),
+                              text("weight_dtype", "bf16", False)), _vae, "VAE"),
     _row(
         "DiffusionModelLoaderKJ",
-        _model,
         (
             combo("model_name", MODELS), *_DTYPES, _flag("patch_cublaslinear"),
             text("sage_attention", "disabled", False), _flag("enable_fp16_accumulation"),
             link("extra_state_dict", ANY, is_required=False),
         ),
+        _model,
         "MODEL",
     ),
     _row(
         "GGUFLoaderKJ",
-        _model,
         (
             combo("model_name", MODELS), text("extra_model_name", "none", False, choices=MODELS),
             *(text(name, "default", False) for name in ("dequant_dtype", "patch_dtype")), _flag("patch_on_device"),
             _flag("enable_fp16_accumulation"), text("attention_override", "none", False),
         ),
+        _model,
         "MODEL",
     ),
     _row(
         "DualClipLoaderGGUF",
-        _clip,
         (*(text(f"clip_name{place}", choices=TEXT_ENCODERS) for place in (1, 2)), text("type", "sdxl", False),
          text("device", "default", False)),
+        clip_of_files,
         "CLIP",
     ),
-    _row("Checkpoint Loader (Simple)", _named_checkpoint, (combo("ckpt_name", MODELS),),
+    _row("Checkpoint Loader (Simple)", (combo("ckpt_name", MODELS),), _named_checkpoint,
          *("MODEL", "CLIP", "VAE", "STRING")),
-    _row("CheckpointLoader|pysssss", _checkpoint, (combo("ckpt_name", MODELS),), *("MODEL", "CLIP", "VAE")),
-    _row("LoraLoader|pysssss", _lora, (*_MODEL_CLIP, *_LORA), "MODEL", "CLIP"),
-    _row("Load Lora", _named_lora, (*_MODEL_CLIP, *_LORA), "MODEL", "CLIP", "STRING"),
-    _row("Lora Loader", _named_lora, (*_MODEL_CLIP, *_LORA), "MODEL", "CLIP", "STRING"),
-    _row("CR Load LoRA", _helped_lora, (*_MODEL_CLIP, _ON, *_LORA), "MODEL", "CLIP", "STRING"),
+    _row("CheckpointLoader|pysssss", (combo("ckpt_name", MODELS),), _checkpoint, *("MODEL", "CLIP", "VAE")),
+    _row("LoraLoader|pysssss", (*_MODEL_CLIP, *_LORA), _lora, "MODEL", "CLIP"),
+    _row("Load Lora", (*_MODEL_CLIP, *_LORA), _named_lora, "MODEL", "CLIP", "STRING"),
+    _row("Lora Loader", (*_MODEL_CLIP, *_LORA), _named_lora, "MODEL", "CLIP", "STRING"),
+    _row("CR Load LoRA", (*_MODEL_CLIP, _ON, *_LORA), _helped_lora, "MODEL", "CLIP", "STRING"),
     _row(
         "CR LoRA Stack",
-        _stacked,
         (
             *_slots(_STACKED, _ON, _LORA[0], number("model_weight", 1.0, -10.0, 10.0),
                     number("clip_weight", 1.0, -10.0, 10.0)),
             _STACK,
         ),
+        _stacked,
         "LORA_STACK", "STRING",
     ),
-    _row("CR Apply LoRA Stack", _unstacked, (*_MODEL_CLIP, _STACK), "MODEL", "CLIP", "STRING"),
+    _row("CR Apply LoRA Stack", (*_MODEL_CLIP, _STACK), _unstacked, "MODEL", "CLIP", "STRING"),
     _row(
         "LoRA Stacker",
-        _stacked_efficiently,
         (
             combo("input_mode", ("simple", "advanced")),
             whole("lora_count", 3, 0, _EFFICIENT_SLOTS),
@@ -364,61 +358,62 @@ LOADING_NODES = (
                                                   for name in ("lora_wt", "model_str", "clip_str"))),
             _STACK,
         ),
+        _stacked_efficiently,
         "LORA_STACK",
     ),
     _row(
         "Lora Loader (LoraManager)",
-        _managed,
         (link("model", "MODEL"), text("text", "", False), link("clip", "CLIP", is_required=False), _STACK,
          link("loras", ANY, is_required=False)),
+        _managed,
         *("MODEL", "CLIP", "STRING", "STRING"),
     ),
     _row(
         "Lora Stacker (LoraManager)",
-        _managed_stack,
         (text("text", "", False), _STACK, link("loras", ANY, is_required=False)),
+        _managed_stack,
         *("LORA_STACK", "STRING", "STRING"),
     ),
     _row(
         "TriggerWord Toggle (LoraManager)",
-        lambda given: _toggled(given) or ("",),
         (
             *(_flag(name) for name in ("group_mode", "default_active", "allow_strength_adjustment")),
             *(link(name, ANY, is_required=False)
               for name in ("trigger_words", "toggle_trigger_words", "originalMessage", "orinalMessage")),
         ),
+        lambda given: _toggled(given) or ("",),
         "STRING",
     ),
     _row(
         "Prompt (LoraManager)",
-        _managed_prompt,
         (link("clip", "CLIP"), text("text"), link("seed", ANY, is_required=False),
          *(link(f"trigger_words{place}", ANY, is_required=False) for place in range(1, 5))),
+        _managed_prompt,
         *("CONDITIONING", "STRING"),
     ),
-    _row("LoraTagLoader", _tag_loaded, (*_BY_TEXT, text("text")), "MODEL", "CLIP", "STRING"),
+    _row("LoraTagLoader", (*_BY_TEXT, text("text")), _tag_loaded, "MODEL", "CLIP", "STRING"),
     _row(
         "Power Prompt (rgthree)",
-        _prompt,
         (text("prompt"), link("opt_model", "MODEL", is_required=False), link("opt_clip", "CLIP", is_required=False),
          *_INSERTED),
+        _prompt,
         *("CONDITIONING", "MODEL", "CLIP", "STRING"),
     ),
     _row(
         "Power Prompt - Simple (rgthree)",
-        _plain_prompt,
         (text("prompt"), link("opt_clip", "CLIP", is_required=False), *_INSERTED[1:]),
+        _plain_prompt,
         *("CONDITIONING", "STRING"),
     ),
-    _row("BNK_CLIPTextEncodeAdvanced", _weighted, (text("text"), link("clip", "CLIP"), *_WEIGHTS), "CONDITIONING"),
+    _row("BNK_CLIPTextEncodeAdvanced", (text("text"), link("clip", "CLIP"), *_WEIGHTS), _weighted, "CONDITIONING"),
     _row(
         "KSampler (WAS)",
-        _sampled,
         (
             link("model", "MODEL"), link("seed", ANY), whole("steps", 20, 1, MAX_STEPS), number("cfg", 8.0, 0.0, 100.0),
             combo("sampler_name", SAMPLER_NAMES), combo("scheduler", SCHEDULE_NAMES), link("positive", "CONDITIONING"),
             link("negative", "CONDITIONING"), link("latent_image", "LATENT"), number("denoise", 1.0, 0.0, 1.0),
         ),
+        _sampled,
         "LATENT",
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Custom nodes of numbers: arithmetic, comparisons, seeds, settings of samplers, sizes by name. Pure.
 
-They are here under their own names, with what their public descriptions say. As those of `comfy_value_nodes`, they are
+They are here under their own names, as their public descriptions say. Like the nodes of `comfy_value_nodes`, they are
 computed before a workflow is compiled; empty latents are made when it is.
 """
 
@@ -21,16 +21,18 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_SEED,
     MAX_SIDE,
     SAMPLER_NAMES,
-    NodeInput,
+    Builder,
     NodeType,
     NodeUnsupported,
+    any_of,
     combo,
+    flag,
     link,
     number,
     text,
     whole,
 )
-from modelpool.actors.http.comfy.comfy_pack_texts import Build, any_of, passed, row
+from modelpool.actors.http.comfy.comfy_pack_texts import passed, row
 from modelpool.actors.http.comfy.comfy_values import BlankLatent
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
@@ -41,7 +43,7 @@ _MOST, _MOST_EXPONENT = 2.0**64, 256
 _MOST_DIGITS = 20
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SIDES = re.compile(r"(\d{2,5})\s*[xX\u00d7]\s*(\d{2,5})")
-#: sizes that are a node's own, and not those of a name
+#: the choice of the sizes that the node itself has
 _CUSTOM = "custom"
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
@@ -94,7 +96,7 @@ def _numbers(given: Mapping[str, Any], *names: str) -> list[Any]:
     return found
 
 
-def _computed(how: str, *kinds: type, names: tuple[str, str] = ("a", "b"), whole_division: bool = False) -> Build:
+def _computed(how: str, *kinds: type, names: tuple[str, str] = ("a", "b"), whole_division: bool = False) -> Builder:
     """Return what computes a number from two of them, in the types of its outputs: `whole_division` of whole numbers
     cuts the fraction of a quotient off."""
 
@@ -107,12 +109,12 @@ def _computed(how: str, *kinds: type, names: tuple[str, str] = ("a", "b"), whole
     return build
 
 
-def _simple(name: str, kind: type) -> Build:
+def _simple(name: str, kind: type) -> Builder:
     """Return what computes a fixed operation."""
     return lambda given: (kind(_bounded(_ARITHMETIC[name](*_numbers(given, "a", "b")))),)
 
 
-def _compared(how: str) -> Build:
+def _compared(how: str) -> Builder:
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
         one, other = given.get("a"), given.get("b")
         try:
@@ -140,7 +142,7 @@ def _by_operator(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return ({"and": bool(one and other), "or": bool(one or other), "xor": bool(one) is not bool(other)}[how],)
 
 
-def _evaluated(expression: str, names: Mapping[str, str], *kinds: Callable[[Any], Any]) -> Build:
+def _evaluated(expression: str, names: Mapping[str, str], *kinds: Callable[[Any], Any]) -> Builder:
     """Return what computes the expression of an input, with the numbers of others by their names in it; missing ones
     are not known to it."""
 
@@ -201,7 +203,7 @@ def _drawn(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return found, float(found), round(found)
 
 
-def _cast(name: str, kind: Callable[[Any], Any]) -> Build:
+def _cast(name: str, kind: Callable[[Any], Any]) -> Builder:
     return lambda given: (kind(_numbers(given, name)[0]),)
 
 
@@ -212,7 +214,7 @@ def _number_in(written: str) -> int | float:
     return int(plain) if digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS else float(plain)
 
 
-def _parsed(name: str, kind: Callable[[Any], Any]) -> Build:
+def _parsed(name: str, kind: Callable[[Any], Any]) -> Builder:
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
         try:
             return (_bounded(kind(_number_in(given[name]))),)
@@ -222,7 +224,7 @@ def _parsed(name: str, kind: Callable[[Any], Any]) -> Build:
     return build
 
 
-def _rounded(name: str, how: str) -> Build:
+def _rounded(name: str, how: str) -> Builder:
     return lambda given: (_ROUNDED[given[how]](given[name]),)
 
 
@@ -234,11 +236,11 @@ def _slid_twice(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(given[f"{side}f"] if given[f"isfloat{side}"] else given[f"{side}i"] for side in "XY")
 
 
-def _all(*names: str) -> Build:
+def _all(*names: str) -> Builder:
     return lambda given: tuple(given[name] for name in names)
 
 
-def _twice(name: str) -> Build:
+def _twice(name: str) -> Builder:
     return lambda given: (given[name], given[name])
 
 
@@ -251,7 +253,7 @@ def _sides_of(name: str, found: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
-def _size_by_name(name: str) -> Build:
+def _size_by_name(name: str) -> Builder:
     return lambda given: _sides_of(name, given[name])
 
 
@@ -293,10 +295,6 @@ def _preset(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return _in_cells(width, height, given["batch_size"]), width, height
 
 
-def _flag(name: str, default: bool = False) -> NodeInput:
-    return NodeInput(name, "BOOLEAN", default)
-
-
 _A_B_INT = tuple(whole(name, 0, *_INT) for name in "ab")
 _A_B_FLOAT = tuple(number(name, 0.0, *_FLOAT) for name in "ab")
 _SAMPLER_NAME = text("sampler_name", "euler", choices=SAMPLER_NAMES)
@@ -306,7 +304,7 @@ _COMPARED = ("==", "!=", "<", "<=", ">", ">=")
 _IMPACT = (
     row("ImpactInt", (whole("value", 0, *_INT),), passed("value"), "INT"),
     row("ImpactFloat", (number("value", 1.0, *_FLOAT),), passed("value"), "FLOAT"),
-    row("ImpactBoolean", (_flag("value"),), passed("value"), "BOOLEAN"),
+    row("ImpactBoolean", (flag("value"),), passed("value"), "BOOLEAN"),
     row(
         "ImpactCompare",
         (
@@ -319,14 +317,14 @@ _IMPACT = (
     ),
     row(
         "ImpactLogicalOperators",
-        (combo("operator", ("and", "or", "xor")), _flag("bool_a"), _flag("bool_b")),
+        (combo("operator", ("and", "or", "xor")), flag("bool_a"), flag("bool_b")),
         _by_boole,
         "BOOLEAN",
     ),
-    row("ImpactNeg", (_flag("value"),), lambda given: (not given["value"],), "BOOLEAN"),
+    row("ImpactNeg", (flag("value"),), lambda given: (not given["value"],), "BOOLEAN"),
     row(
         "ImpactMinMax",
-        (_flag("mode", True), *any_of("a", "b")),
+        (flag("mode", True), *any_of("a", "b")),
         lambda given: ((max if given["mode"] else min)(*_numbers(given, "a", "b")),),
         "INT",
     ),
@@ -358,7 +356,7 @@ _ESSENTIALS = (
     row("SimpleMathFloat+", (number("value", 0.0, *_FLOAT),), passed("value"), "FLOAT"),
     row(
         "SimpleMathBoolean+",
-        (_flag("value"),),
+        (flag("value"),),
         lambda given: (given["value"], int(given["value"])),
         "BOOLEAN",
         "INT",
@@ -366,7 +364,7 @@ _ESSENTIALS = (
     row("SimpleComparison+", (*any_of("a", "b"), combo("comparison", _COMPARED)), _compared("comparison"), "BOOLEAN"),
 )
 _KJ = (
-    row("BOOLConstant", (_flag("value", True),), passed("value"), "BOOLEAN"),
+    row("BOOLConstant", (flag("value", True),), passed("value"), "BOOLEAN"),
     row(
         "SimpleCalculatorKJ",
         (text("expression", "a + b"), *any_of("a", "b", *(f"variables.{letter}" for letter in _LETTERS))),
@@ -478,7 +476,7 @@ _COMFYROLL = (
     ),
     row(
         "CR Set Value On Boolean",
-        (_flag("boolean"), number("value_if_true", 1.0, *_FLOAT), number("value_if_false", 0.0, *_FLOAT)),
+        (flag("boolean"), number("value_if_true", 1.0, *_FLOAT), number("value_if_false", 0.0, *_FLOAT)),
         lambda given: _value_of_both(given["value_if_true" if given["boolean"] else "value_if_false"]),
         *("INT", "FLOAT", "STRING"),
     ),
@@ -529,7 +527,7 @@ _SIZES = (
     ),
     row(
         "EmptyLatentImagePresets",
-        (text("dimensions", "512 x 512 (1:1)"), _flag("invert"), whole("batch_size", 1, 1, MAX_BATCH)),
+        (text("dimensions", "512 x 512 (1:1)"), flag("invert"), whole("batch_size", 1, 1, MAX_BATCH)),
         _preset,
         *("LATENT", "INT", "INT"),
     ),
@@ -540,7 +538,7 @@ _SIZES = (
 _LAYERS = (
     row("LayerUtility: Integer", (whole("int_value", 0, *_INT),), passed("int_value"), "INT"),
     row("LayerUtility: Float", (number("float_value", 0.0, *_FLOAT),), passed("float_value"), "FLOAT"),
-    row("LayerUtility: Boolean", (_flag("bool_value", True),), passed("bool_value"), "BOOLEAN"),
+    row("LayerUtility: Boolean", (flag("bool_value", True),), passed("bool_value"), "BOOLEAN"),
     row("LayerUtility: Seed", (_SEED,), passed("seed"), "INT"),
     row(
         "LayerUtility: NumberCalculator",
@@ -556,7 +554,7 @@ _LAYERS = (
     ),
     row("Primitive integer [Crystools]", (whole("int", 1, *_INT),), passed("int"), "INT"),
     row("Primitive float [Crystools]", (number("float", 1.0, *_FLOAT),), passed("float"), "FLOAT"),
-    row("Primitive boolean [Crystools]", (_flag("boolean", True),), passed("boolean"), "BOOLEAN"),
+    row("Primitive boolean [Crystools]", (flag("boolean", True),), passed("boolean"), "BOOLEAN"),
 )
 _WAS = (
     row("Seed", (_SEED,), lambda given: (given["seed"], given["seed"], float(given["seed"]), given["seed"]),

@@ -13,20 +13,22 @@ from typing import Any
 
 from modelpool.actors.http.comfy.comfy_image_nodes import IMAGE_NODES
 from modelpool.actors.http.comfy.comfy_node_types import (
-    ANY,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
+    Builder,
     NodeInput,
     NodeType,
     NodeUnsupported,
+    any_of,
     combo,
+    flag,
     link,
     text,
     warn,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_values import DecodedImage, SavedAs
-from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
+from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
 
 _SAVED_IMAGE = next(row.build for row in IMAGE_NODES if row.name == "SaveImage")
 #: the formats of files that are written, by the endings that nodes name
@@ -84,15 +86,6 @@ class _Saver:
         return NodeType(self.name, "image", inputs, ("IMAGE",), self.plain, is_output=True)
 
 
-def _flag(name: str, default: bool = False) -> NodeInput:
-    return NodeInput(name, "BOOLEAN", default)
-
-
-def _free(*names: str) -> tuple[NodeInput, ...]:
-    """Return inputs that take everything, of which none is needed."""
-    return tuple(link(name, ANY, is_required=False) for name in names)
-
-
 def _is_true(name: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda given: given[name] in (True, "true")
 
@@ -138,12 +131,12 @@ _SAVERS = (
         (
             text("filename_prefix", "ComfyUI"),
             combo("file_format", ("png", "jpeg", "webp")),
-            _flag("lossless_webp"),
+            flag("lossless_webp"),
             whole("quality", 100, 1, 100),
-            _flag("embed_workflow"),
-            _flag("save_with_metadata", True),
-            _flag("add_counter_to_filename", True),
-            _flag("save_as_recipe"),
+            flag("embed_workflow"),
+            flag("save_with_metadata", True),
+            flag("add_counter_to_filename", True),
+            flag("save_as_recipe"),
         ),
         "file_format",
         "quality",
@@ -157,16 +150,16 @@ _SAVERS = (
                 text("filename", "%time_%basemodelname_%seed"),
                 text("path", "", False),
                 text("extension", "png"),
-                _flag("lossless_webp", True),
+                flag("lossless_webp", True),
                 whole(_QUALITY, 100, 1, 100),
-                _flag("optimize_png"),
+                flag("optimize_png"),
                 whole("counter", 0, 0, 2**63),
                 text("time_format", "%Y-%m-%d-%H%M%S"),
-                _flag("save_workflow_as_json"),
-                _flag("embed_workflow", True),
-                _flag("show_preview", True),
+                flag("save_workflow_as_json"),
+                flag("embed_workflow", True),
+                flag("show_preview", True),
                 *_HOW,
-                *_free("metadata", "scheduler", *_ABOUT, "download_civitai_data", "easy_remix"),
+                *any_of("metadata", "scheduler", *_ABOUT, "download_civitai_data", "easy_remix"),
             ),
             "extension",
             _QUALITY,
@@ -199,10 +192,10 @@ _SAVERS = (
             text("timestamp", "None", False),
             combo("format", ("png", "jpg")),
             whole("quality", 80, 10, 100),
-            _flag("meta_data"),
+            flag("meta_data"),
             text("blind_watermark", "", False),
-            _flag("save_workflow_as_json"),
-            _flag("preview", True),
+            flag("save_workflow_as_json"),
+            flag("preview", True),
         ),
         "format",
         "quality",
@@ -221,7 +214,7 @@ def _metadata(given: Mapping[str, Any]) -> tuple[Any, ...]:
 _METADATA = NodeType(
     "Image Saver Metadata",
     "image",
-    (*_HOW, *_free(*_ABOUT, "download_civitai_data", "easy_remix")),
+    (*_HOW, *any_of(*_ABOUT, "download_civitai_data", "easy_remix")),
     ("METADATA", "STRING", "STRING"),
     _metadata,
 )

@@ -1,4 +1,4 @@
-"""Custom nodes that pass on what is linked to them: switches, reroutes, pipes of several links. Pure.
+"""Custom nodes that pass on their links: switches, reroutes, pipes of several links. Pure.
 
 They are here under their own names, with what their public descriptions say. `comfy_evaluation` follows them before a
 workflow is compiled, so that the branch that is not chosen is not computed.
@@ -16,12 +16,13 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     NodeInput,
     NodeType,
     NodeUnsupported,
+    any_of,
     combo,
+    flag,
     link,
     text,
     whole,
 )
-from modelpool.actors.http.comfy.comfy_pack_texts import any_of
 
 #: the outputs of a node, from its settings and from what is written or linked to its other inputs
 Route: TypeAlias = "Callable[[Mapping[str, Any]], tuple[Any, ...] | None]"
@@ -48,7 +49,7 @@ def _row(name: str, inputs: tuple[NodeInput, ...], *outputs: str) -> NodeType:
 
 
 def _flag(name: str, default: bool = True) -> NodeInput:
-    return NodeInput(name, "BOOLEAN", default)
+    return flag(name, default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +284,7 @@ _SWITCHES = (
                 name,
                 (
                     whole("select", 1, 1, 999),
-                    NodeInput("sel_mode", "BOOLEAN", False, is_required=False),
+                    flag("sel_mode", False, is_required=False),
                     *(link(f"input{place}", kind, is_required=False) for place in range(1, _SWITCHED + 1)),
                 ),
                 *(kind, "STRING", "INT"),
@@ -347,7 +348,7 @@ _CAMERA = _Pass(
     _camera,
 )
 _ROWS = (*_PIPES, *_SWITCHES, *_PASSED, _CAMERA)
-#: kinds of nodes that pass on what is linked to them
+#: kinds of nodes that pass on their links
 PACK_SWITCHES = tuple(each.kind for each in _ROWS)
 #: what their outputs are, by kind; None where that is not known
 ROUTES: Mapping[str, Route] = MappingProxyType({each.kind.name: each.route for each in _ROWS})

@@ -1,24 +1,27 @@
 """Custom nodes of texts: KJNodes, WAS, Comfyroll, easy-use, mtb, LayerStyle, tinyterra, pysssss, Impact, others. Pure.
 
 They are here under their own names, with what their public descriptions say. What depends on files, times or lists of a
-server is not here. As those of `comfy_value_nodes`, they are computed before a workflow is compiled.
+server is not here. Like the nodes of `comfy_value_nodes`, they are computed before a workflow is compiled.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     MAX_SEED,
+    Builder,
     NodeInput,
-    NodeType,
     NodeUnsupported,
     combo,
+    flag,
     link,
+    node_row,
     number,
     text,
     whole,
@@ -33,25 +36,18 @@ _NO_STYLES = ("base", "sai-base", "none", "no style", "")
 #: the name of a list, and alternatives
 _CHOICES = re.compile(r"__[\w.\-+/*\\]{1,100}__|\{[^{}|]*\|")
 _UNTIDY = ((re.compile(r"[ \t]{2,}"), " "), (re.compile(r" +,"), ","), (re.compile(r",{2,}"), ","))
-Build = Callable[[Mapping[str, Any]], tuple[Any, ...]]
 
 
-def row(name: str, inputs: tuple[NodeInput, ...], build: Build, *outputs: str) -> NodeType:
-    """Return a kind of node of values."""
-    return NodeType(name, "values", inputs, outputs, build)
+#: a kind of node of values
+row = partial(node_row, category="values")
 
 
-def any_of(*names: str) -> tuple[NodeInput, ...]:
-    """Return inputs that take everything, and may be missing."""
-    return tuple(link(name, ANY, is_required=False) for name in names)
-
-
-def passed(name: str) -> Build:
+def passed(name: str) -> Builder:
     """Return what gives the input `name` as it is."""
     return lambda given: (given[name],)
 
 
-def _helped(name: str) -> Build:
+def _helped(name: str) -> Builder:
     """Return what gives the input `name`, and an empty text of help."""
     return lambda given: (given[name], "")
 
@@ -61,12 +57,12 @@ def _there(given: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
     return [given[name] for name in names if given.get(name)]
 
 
-def _joined_by(delimiter: str, *names: str) -> Build:
+def _joined_by(delimiter: str, *names: str) -> Builder:
     """Return what joins all texts, also empty ones, by the delimiter of the input."""
     return lambda given: (joined(given[delimiter], [given.get(name) or "" for name in names]),)
 
 
-def _joined_there(delimiter: str, *names: str, escapes: bool = False) -> Build:
+def _joined_there(delimiter: str, *names: str, escapes: bool = False) -> Builder:
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
         between = given[delimiter].replace("\\n", "\n") if escapes else given[delimiter]
         return (joined(between, _there(given, names)),)
@@ -83,7 +79,7 @@ def _joined_many(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (joined(given["delimiter"], [first, *(each for each in others if each)]),)
 
 
-def _replaced_each(source: str, pairs: tuple[tuple[str, str], ...], *more: str) -> Build:
+def _replaced_each(source: str, pairs: tuple[tuple[str, str], ...], *more: str) -> Builder:
     """Return what replaces some parts of a text, one after the other; empty ones are not looked for."""
 
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -206,7 +202,7 @@ def _boxed(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (given.get("passthrough") or given["text"],)
 
 
-def _as_text(name: str, *more: str) -> Build:
+def _as_text(name: str, *more: str) -> Builder:
     return lambda given: (str(given[name]), *more)
 
 
@@ -234,7 +230,7 @@ _KJ = (
         (
             whole("inputcount", 2, 2, _MOST_JOINED),
             text("delimiter", " "),
-            NodeInput("return_list", "BOOLEAN", False),
+            flag("return_list"),
             *(NodeInput(name, "STRING", is_required=False) for name in _TEXTS),
         ),
         _joined_many,
@@ -358,7 +354,7 @@ _TINYTERRA = (
 _OTHERS = (
     row(
         "String Replace (mtb)",
-        (text("string"), text("old"), text("new"), NodeInput("use_regex", "BOOLEAN", False, is_required=False)),
+        (text("string"), text("old"), text("new"), flag("use_regex", False, is_required=False)),
         _replaced_or_searched,
         "STRING",
     ),
@@ -388,7 +384,7 @@ _OTHERS = (
     ),
     row(
         "ImpactStringSelector",
-        (text("strings"), NodeInput("multiline", "BOOLEAN", False), whole("select", 0, 0, MAX_SEED)),
+        (text("strings"), flag("multiline"), whole("select", 0, 0, MAX_SEED)),
         _listed_text,
         "STRING",
     ),

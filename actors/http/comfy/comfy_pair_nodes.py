@@ -6,15 +6,16 @@ What they do with hooks is not here: a node that makes hooks is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
     NodeInput,
-    NodeType,
     NodeUnsupported,
     combo,
     is_one,
     link,
+    node_row,
     number,
 )
 from modelpool.actors.http.comfy.comfy_text_nodes import combined, in_mask, in_part_of_steps
@@ -48,8 +49,7 @@ def _combined_pairs(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(combined(given[f"{side}_A"], given[f"{side}_B"]) for side in ("positive", "negative"))
 
 
-def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str) -> NodeType:
-    return NodeType(name, "conditioning", inputs, outputs, build)
+_row = partial(node_row, category="conditioning")
 
 
 def _texts(*names: str) -> tuple[NodeInput, ...]:

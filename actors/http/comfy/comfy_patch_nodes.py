@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
     CONTROLNETS,
-    NodeInput,
-    NodeType,
+    Builder,
     NodeUnsupported,
     check_parts,
     link,
+    node_row,
     number,
     text,
 )
 from modelpool.actors.http.comfy.comfy_text_nodes import with_control, with_unread
 from modelpool.actors.http.comfy.comfy_values import ControlNetValue, ControlUse, ImageFile, MaskFile
-from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 from modelpool.actors.request.image_fields import MAX_PARTS
 
 _SPAN = (
@@ -71,10 +71,7 @@ def _hiding(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(with_unread(with_control(each, use), given, "vae") for each in texts)
 
 
-def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str) -> NodeType:
-    return NodeType(name, "conditioning", inputs, outputs, build)
-
-
+_row = partial(node_row, category="conditioning")
 _PATCH = (link("model", "MODEL"), link("model_patch", "MODEL_PATCH"), link("vae", "VAE"))
 _STRENGTH = number("strength", 1.0, -10.0, 10.0)
 PATCH_NODES = (

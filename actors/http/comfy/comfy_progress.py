@@ -123,7 +123,7 @@ class PromptNodes:
         return tuple(dict.fromkeys(node for stage in _STAGES for node in self._of_stage(output, stage)))
 
     def _of_stage(self, output: WorkflowOutput, stage: str, place: int | None = None) -> tuple[str, ...]:
-        """Return the nodes of the task at a place among those of its stage; None: of all."""
+        """Return the nodes of the task at a place among the tasks of its stage; None: of all."""
         samplers, latent = [output.latent.node_id], output.latent
         while isinstance(latent.start, ScaledLatent):
             latent = latent.start.latent

@@ -104,7 +104,7 @@ def _merge_fields(use: LoraUse) -> dict[str, Any]:
 
 
 def padding_of(text: TextValue, family: str) -> tuple[int, int] | None:
-    """Return the least padding and length of T5's tokens, where they are not those of the family. Raises
+    """Return the least padding and length of T5's tokens, where they differ from the family's. Raises
     NodeUnsupported for families that read no more than their own."""
     padding = text.clip.padding
     if padding is None or (padding == _OWN_PADDING and family.startswith(_UNPADDED)):

@@ -15,6 +15,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     MAX_BATCH,
     MAX_SIDE,
+    Builder,
     NodeInput,
     NodeType,
     NodeUnsupported,
@@ -38,7 +39,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeMask,
     SavedAs,
 )
-from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
+from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
 
 _TYPE = "resize_type"
 _BY, _TO_SIZE, _TO_LONGER = "scale by multiplier", "scale dimensions", "scale longer dimension"

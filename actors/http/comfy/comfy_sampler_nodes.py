@@ -8,10 +8,12 @@ from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_SIDE,
+    Builder,
     NodeInput,
     NodeType,
     NodeUnsupported,
     combo,
+    flag,
     link,
     number,
     text,
@@ -177,7 +179,7 @@ _ADAPTIVE = {
 }  # fmt: skip
 
 
-def _row(name: str, output: str, build: Callable[[Mapping[str, Any]], tuple[Any, ...]], *inputs: NodeInput) -> NodeType:
+def _row(name: str, output: str, build: Builder, *inputs: NodeInput) -> NodeType:
     return NodeType(name, "sampling", inputs, (output,), build)
 
 
@@ -267,7 +269,7 @@ SAMPLER_NODES = (
         number("sde_end_percent", 0.8, 0.0, 1.0),
         whole("predictor_order", 3, 1, 6),
         whole("corrector_order", 4, 0, 6),
-        NodeInput("use_pece", "BOOLEAN", False),
+        flag("use_pece"),
         NodeInput("simple_order_2", "BOOLEAN", False),
     ),
     _row("SamplerDPMPP_2S_Ancestral", "SAMPLER", _sampler("dpmpp_2s_ancestral"), *_noise()),

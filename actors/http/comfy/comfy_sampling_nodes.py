@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -14,11 +15,14 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_SIDE,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
+    Builder,
     NodeInput,
     NodeType,
     NodeUnsupported,
     combo,
+    flag,
     link,
+    node_row,
     number,
     only_in_workflows,
     warn,
@@ -249,7 +253,7 @@ def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _perpendicular_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Guidance from an empty text. What is applied to the other texts is not applied to it: they are texts alone."""
+    """Guidance from an empty text. Nothing that changes the other texts acts on it: they are texts alone."""
     model, empty = given["model"], given["empty_conditioning"]
     if empty.text.strip() or empty != TextValue(empty.text, empty.clip):
         raise NodeUnsupported("empty_conditioning: expected an empty text of CLIPTextEncode")
@@ -419,58 +423,30 @@ def _shifted_by_size(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (replace(given["model"], sampling=sampling),)
 
 
-def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str, category: str = "sampling") -> NodeType:
-    return NodeType(name, category, inputs, outputs, build)
+_row = partial(node_row, category="sampling")
+
+
+def _latent(name: str, inputs: tuple[NodeInput, ...], build: Builder) -> NodeType:
+    return node_row(name, inputs, build, "LATENT", category="latent")
 
 
 SAMPLING_NODES = (
-    *(
-        _row(name, _BLANK, _blank, "LATENT", category="latent")
-        for name in ("EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage")
-    ),
-    _row(
-        "RepeatLatentBatch",
-        (link("samples", "LATENT"), whole("amount", 1, 1, MAX_BATCH)),
-        repeated,
-        "LATENT",
-        category="latent",
-    ),
-    _row(
+    *(_latent(name, _BLANK, _blank) for name in ("EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage")),
+    _latent("RepeatLatentBatch", (link("samples", "LATENT"), whole("amount", 1, 1, MAX_BATCH)), repeated),
+    _latent(
         "LatentFromBatch",
         (link("samples", "LATENT"), whole("batch_index", 0, 0, 63), whole("length", 1, 1, 64)),
         only_in_workflows,
-        "LATENT",
-        category="latent",
     ),
-    _row(
-        "LatentBatch",
-        (link("samples1", "LATENT"), link("samples2", "LATENT")),
-        only_in_workflows,
-        "LATENT",
-        category="latent",
-    ),
-    _row(
+    _latent("LatentBatch", (link("samples1", "LATENT"), link("samples2", "LATENT")), only_in_workflows),
+    _latent(
         "LatentBatchSeedBehavior",
         (link("samples", "LATENT"), combo("seed_behavior", ("random", "fixed"))),
         only_in_workflows,
-        "LATENT",
-        category="latent",
     ),
-    _row(
-        "SetLatentNoiseMask",
-        (link("samples", "LATENT"), link("mask", "MASK")),
-        _with_noise_mask,
-        "LATENT",
-        category="latent",
-    ),
-    _row(
-        "LatentUpscaleBy",
-        (link("samples", "LATENT"), _UPSCALE, number("scale_by", 1.5, 1.0, 8.0)),
-        _scaled,
-        "LATENT",
-        category="latent",
-    ),
-    _row(
+    _latent("SetLatentNoiseMask", (link("samples", "LATENT"), link("mask", "MASK")), _with_noise_mask),
+    _latent("LatentUpscaleBy", (link("samples", "LATENT"), _UPSCALE, number("scale_by", 1.5, 1.0, 8.0)), _scaled),
+    _latent(
         "LatentUpscale",
         (
             link("samples", "LATENT"),
@@ -480,8 +456,6 @@ SAMPLING_NODES = (
             combo("crop", ("disabled", "center")),
         ),
         _scaled_to,
-        "LATENT",
-        category="latent",
     ),
     _row("ModelSamplingSD3", (_MODEL, number("shift", 3.0, 0.01, 100.0)), _shifted, "MODEL"),
     _row(
@@ -521,14 +495,12 @@ SAMPLING_NODES = (
         "LATENT",
     ),
     _row("DisableNoise", (), only_in_workflows, "NOISE"),
-    _row(
+    _latent(
         "EmptyQwenImageLayeredLatentImage",
         (*_SIZE, whole("layers", 3, 0, 64), whole("batch_size", 1, 1, MAX_BATCH)),
         only_in_workflows,
-        "LATENT",
-        category="latent",
     ),
-    _row(
+    _latent(
         "LatentCut",
         (
             link("samples", "LATENT"),
@@ -537,15 +509,11 @@ SAMPLING_NODES = (
             whole("amount", 1, 1, MAX_SIDE),
         ),
         only_in_workflows,
-        "LATENT",
-        category="latent",
     ),
-    _row(
+    _latent(
         "LatentCutToBatch",
         (link("samples", "LATENT"), combo("dim", ("t", "x", "y")), whole("slice_size", 1, 1, MAX_SIDE)),
         only_in_workflows,
-        "LATENT",
-        category="latent",
     ),
     _row("SetFirstSigma", (_SIGMAS, number("sigma", 136.0, 0.0, 20_000.0)), only_in_workflows, "SIGMAS"),
     _row("SplitSigmas", (_SIGMAS, whole("step", 0, 0, 10000)), only_in_workflows, "SIGMAS", "SIGMAS"),
@@ -642,7 +610,7 @@ SAMPLING_NODES = (
         "SamplerCustom",
         (
             _MODEL,
-            NodeInput("add_noise", "BOOLEAN", True),
+            flag("add_noise", True),
             whole("noise_seed", 0, 0, MAX_SEED),
             _CFG,
             *_TEXTS,

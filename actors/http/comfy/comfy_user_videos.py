@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, warn
+from modelpool.actors.http.comfy.comfy_node_types import Builder, NodeUnsupported, warn
 from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import AnyImage, NodeImage, NodeLatent, NodeMask, VideoUse
 from modelpool.actors.http.comfy.comfy_video_nodes import (
@@ -18,7 +18,6 @@ from modelpool.actors.http.comfy.comfy_video_nodes import (
     from_image_with_camera,
     vace_texts_and_latent,
 )
-from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 from modelpool.actors.request.audio_fields import AudioFile, audio_facts
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.pool.values.core.errors import UserError

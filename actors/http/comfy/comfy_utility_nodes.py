@@ -1,6 +1,6 @@
 """ComfyUI nodes of values that its templates use: sizes by their ratio, lists of choices, parts of JSON, formats. Pure.
 
-As those of `comfy_value_nodes`, they are computed before a workflow is compiled.
+Like the nodes of `comfy_value_nodes`, they are computed before a workflow is compiled.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ import json
 import math
 import string
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     MAX_SEED,
     NodeInput,
-    NodeType,
     NodeUnsupported,
     chosen_by,
     combo,
+    flag,
     link,
+    node_row,
     number,
     text,
     whole,
@@ -185,10 +187,7 @@ def _generated(given: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str) -> NodeType:
-    return NodeType(name, "values", inputs, outputs, build)
-
-
+_row = partial(node_row, category="values")
 _WRITING_INPUTS = (
     link("clip", "CLIP"),
     text("prompt"),
@@ -211,8 +210,8 @@ _WRITING_INPUTS = (
             number("presence_penalty", 0.0, 0.0, 5.0),
         ),
     ),
-    NodeInput("thinking", "BOOLEAN", False, is_required=False),
-    NodeInput("use_default_template", "BOOLEAN", True, is_required=False),
+    flag("thinking", False, is_required=False),
+    flag("use_default_template", True, is_required=False),
     text("mtp", "auto", False),
     link("system_prompt", "STRING", is_required=False),
 )

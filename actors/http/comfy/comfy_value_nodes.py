@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -19,10 +20,12 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_BATCH,
     MAX_SEED,
     NodeInput,
-    NodeType,
     NodeUnsupported,
+    any_of,
     combo,
+    flag,
     link,
+    node_row,
     number,
     text,
     whole,
@@ -216,16 +219,7 @@ def _numbers(given: Mapping[str, Any], names: str) -> dict[str, Any]:
     return found
 
 
-def _row(name: str, inputs: tuple[NodeInput, ...], build: Any, *outputs: str) -> NodeType:
-    return NodeType(name, "values", inputs, outputs, build)
-
-
-def _flag(name: str, default: bool = False) -> NodeInput:
-    return NodeInput(name, "BOOLEAN", default)
-
-
-def _any(*names: str) -> tuple[NodeInput, ...]:
-    return tuple(link(name, ANY, is_required=False) for name in names)
+_row = partial(node_row, category="values")
 
 
 _INTEGER, _NUMBER = (whole("value", 0, *_INT),), (number("value", 0.0, *_FLOAT),)
@@ -234,7 +228,7 @@ _CORE = (
     _row("PrimitiveFloat", _NUMBER, _value, "FLOAT"),
     _row("PrimitiveString", (text("value"),), _value, "STRING"),
     _row("PrimitiveStringMultiline", (text("value"),), _value, "STRING"),
-    _row("PrimitiveBoolean", (_flag("value"),), _value, "BOOLEAN"),
+    _row("PrimitiveBoolean", (flag("value"),), _value, "BOOLEAN"),
     _row(
         "StringConcatenate", (text("string_a"), text("string_b"), text("delimiter", "", False)), _concatenated, "STRING"
     ),
@@ -249,21 +243,21 @@ _CORE = (
     _row("StringTrim", (text("string"), combo("mode", ("Both", "Left", "Right"))), _trimmed, "STRING"),
     _row("StringReplace", (text("string"), text("find"), text("replace")), _replacement, "STRING"),
     _row("ReplaceText", (text("text"), text("find"), text("replace")), _found_and_replaced, "STRING"),
-    _row("StringContains", (text("string"), text("substring"), _flag("case_sensitive", True)), _contains, "BOOLEAN"),
+    _row("StringContains", (text("string"), text("substring"), flag("case_sensitive", True)), _contains, "BOOLEAN"),
     _row(
         "StringCompare",
         (
             text("string_a"),
             text("string_b"),
             combo("mode", ("Starts With", "Ends With", "Equal")),
-            _flag("case_sensitive", True),
+            flag("case_sensitive", True),
         ),
         _compared,
         "BOOLEAN",
     ),
 )
 _FLAGS = tuple(
-    NodeInput(name, "BOOLEAN", default, is_required=False)
+    flag(name, default, is_required=False)
     for name, default in (("case_insensitive", True), ("multiline", False), ("dotall", False))
 )
 _LATER = (
@@ -294,29 +288,29 @@ _LATER = (
     _row("RegexMatch", (text("string"), text("regex_pattern"), *_FLAGS), regex_matched, "BOOLEAN"),
     _row(
         "ComfyMathExpression",
-        (text("expression", "a + b"), *_any(*(f"values.{name}" for name in _LETTERS))),
+        (text("expression", "a + b"), *any_of(*(f"values.{name}" for name in _LETTERS))),
         _calculated_of,
         "FLOAT",
         "INT",
         "BOOLEAN",
     ),
-    _row("InvertBooleanNode", (_flag("boolean"),), _negated, "BOOLEAN"),
+    _row("InvertBooleanNode", (flag("boolean"),), _negated, "BOOLEAN"),
 )
 #: nodes that show something in the editor, and make nothing
 _SHOWING = (
-    _row("Image Comparer (rgthree)", _any("image_a", "image_b"), _nothing),
-    _row("ImageCompare", _any("image_a", "image_b"), _nothing),
-    _row("ImageHistogram", _any("image"), _nothing),
-    _row("Display Any (rgthree)", _any("source"), _nothing),
+    _row("Image Comparer (rgthree)", any_of("image_a", "image_b"), _nothing),
+    _row("ImageCompare", any_of("image_a", "image_b"), _nothing),
+    _row("ImageHistogram", any_of("image"), _nothing),
+    _row("Display Any (rgthree)", any_of("source"), _nothing),
     # in the API format, the links that the editor adds for these are there
-    _row("Anything Everywhere", _any("anything"), _nothing),
-    _row("Anything Everywhere3", _any("anything", "anything2", "anything3"), _nothing),
-    _row("Anything Everywhere?", (*_any("anything"), *(text(name, ".*", False) for name in _PATTERNS)), _nothing),
-    _row("Prompts Everywhere", _any("+ve", "-ve", "anything", "anything2"), _nothing),
-    _row("Display Int (rgthree)", _any("input"), _nothing),
-    _row("LayerUtility: PurgeVRAM", (*_any("anything"), _flag("purge_cache"), _flag("purge_models")), _nothing),
-    _row("Show any [Crystools]", _any("any_value"), _nothing),
-    _row("DisplayAny", _any("input"), _nothing),
+    _row("Anything Everywhere", any_of("anything"), _nothing),
+    _row("Anything Everywhere3", any_of("anything", "anything2", "anything3"), _nothing),
+    _row("Anything Everywhere?", (*any_of("anything"), *(text(name, ".*", False) for name in _PATTERNS)), _nothing),
+    _row("Prompts Everywhere", any_of("+ve", "-ve", "anything", "anything2"), _nothing),
+    _row("Display Int (rgthree)", any_of("input"), _nothing),
+    _row("LayerUtility: PurgeVRAM", (*any_of("anything"), flag("purge_cache"), flag("purge_models")), _nothing),
+    _row("Show any [Crystools]", any_of("any_value"), _nothing),
+    _row("DisplayAny", any_of("input"), _nothing),
 )
 _CUSTOM = (
     _row("Text Multiline", (text("text"),), _written, "STRING"),
@@ -348,24 +342,24 @@ _CUSTOM = (
     _row("INTConstant", _INTEGER, _value, "INT"),
     _row("FloatConstant", _NUMBER, _value, "FLOAT"),
     _row("StringConstant", (text("string"),), _written, "STRING"),
-    _row("StringConstantMultiline", (text("string"), _flag("strip_newlines", True)), _without_newlines, "STRING"),
+    _row("StringConstantMultiline", (text("string"), flag("strip_newlines", True)), _without_newlines, "STRING"),
     _row("JWInteger", _INTEGER, _value, "INT"),
     _row("JWFloat", _NUMBER, _value, "FLOAT"),
     _row("JWString", (text("text"),), _written, "STRING"),
     _row("easy int", _INTEGER, _value, "INT"),
     _row("easy float", _NUMBER, _value, "FLOAT"),
     _row("easy string", (text("value"),), _value, "STRING"),
-    _row("easy boolean", (_flag("value"),), _value, "BOOLEAN"),
+    _row("easy boolean", (flag("value"),), _value, "BOOLEAN"),
     _row("Seed (rgthree)", (whole("seed", 0, 0, MAX_SEED),), _written, "INT"),
     _row("CR Seed", (whole("seed", 0, 0, MAX_SEED),), _written, "INT"),
-    _row("MathExpression|pysssss", (text("expression"), *_any("a", "b", "c")), _calculated, "INT", "FLOAT"),
-    _row("SimpleMath+", (text("value"), *_any("a", "b")), _rounded, "INT", "FLOAT"),
+    _row("MathExpression|pysssss", (text("expression"), *any_of("a", "b", "c")), _calculated, "INT", "FLOAT"),
+    _row("SimpleMath+", (text("value"), *any_of("a", "b")), _rounded, "INT", "FLOAT"),
 )
 _PASSING = (
-    _row("ComfySwitchNode", (_flag("switch"), *_any("on_false", "on_true")), unknown_route, ANY),
-    _row("LazySwitchKJ", (_flag("switch"), *_any("on_false", "on_true")), unknown_route, ANY),
-    _row("Switch any [Crystools]", (_flag("boolean", True), *_any("on_true", "on_false")), unknown_route, ANY),
-    _row("Any Switch (rgthree)", _any(*(f"any_{place:02}" for place in range(1, _SWITCHED + 1))), unknown_route, ANY),
+    _row("ComfySwitchNode", (flag("switch"), *any_of("on_false", "on_true")), unknown_route, ANY),
+    _row("LazySwitchKJ", (flag("switch"), *any_of("on_false", "on_true")), unknown_route, ANY),
+    _row("Switch any [Crystools]", (flag("boolean", True), *any_of("on_true", "on_false")), unknown_route, ANY),
+    _row("Any Switch (rgthree)", any_of(*(f"any_{place:02}" for place in range(1, _SWITCHED + 1))), unknown_route, ANY),
 )
 
 

@@ -278,7 +278,7 @@ class TextValue:
         return replace(change(self), timed=tuple(map(change, self.timed))) if self.timed else change(self)
 
     def at_step(self, step: int, steps: int) -> tuple[TextValue, ...]:
-        """Return the texts that act in a step of so many: those of which the share has begun, and has not ended."""
+        """Return the texts that act in a step of so many: their share has begun, and has not ended."""
         share = step / steps
         acting = (
             each for each in self.all_parts if each.span[0] <= share and (share < each.span[1] or each.span[1] == 1)
@@ -353,7 +353,7 @@ class NodeLatent:
     size   width and height in pixels; (0, 0) if they are known when they are made
     track  of a video with audio: frames and audio as one latent (WITH_SOUND), or the frames of such a latent (FRAMES)
     guides  images that guide the run that begins with it
-    uncropped  whether ComfyUI has the frames of guides behind those of the video
+    uncropped  whether ComfyUI has the frames of guides behind the frames of the video
     """
 
     node: str

@@ -5,8 +5,9 @@ A video is one image of the pool with frames: batches of images that are put tog
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,12 +18,14 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_SIDE,
     MODELS,
     VIDEOS,
+    Builder,
     NodeInput,
-    NodeType,
     NodeUnsupported,
     combo,
+    flag,
     is_one,
     link,
+    node_row,
     number,
     only_in_workflows,
     shown_with,
@@ -95,7 +98,7 @@ def _blank(given: Mapping[str, Any], frames: str = "length", cell: int = 4, **mo
     return BlankLatent(given["width"], given["height"], given.get("batch_size") or 1, count, **more)
 
 
-def _empty(cell: int) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+def _empty(cell: int) -> Builder:
     return lambda given: (_blank(given, cell=cell),)
 
 
@@ -160,7 +163,7 @@ def with_images(given: Mapping[str, Any], use: VideoUse) -> tuple[TextValue, Tex
     return positive, negative
 
 
-def _latent_from_image(cell: int) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+def _latent_from_image(cell: int) -> Builder:
     def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
         if given.get("end_image") is not None:
             raise NodeUnsupported("end_image: found an image, expected none: the model has no last frame")
@@ -277,7 +280,7 @@ def _saved_as(given: Mapping[str, Any], images: str, saved: SavedAs) -> tuple[An
 
 
 def _check_sound(image: Any, audio: Any, saved: SavedAs) -> None:
-    """Raise NodeUnsupported for a file with another audio than that of its frames, which a request makes with them."""
+    """Raise NodeUnsupported for a file with other audio than its frames have, which a request makes with them."""
     latent = getattr(image, "latent", None)
     if audio is not None and not (isinstance(audio, DecodedSound) and audio.latent is latent):
         raise NodeUnsupported("audio: a video with the audio of a node is a part of a workflow of several steps")
@@ -369,14 +372,7 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return _saved_as(given, "images", SavedAs(file_format, given["frame_rate"], quality))
 
 
-def _row(
-    name: str,
-    inputs: tuple[NodeInput, ...],
-    build: Callable[[Mapping[str, Any]], tuple[Any, ...]],
-    *outputs: str,
-    is_output: bool = False,
-) -> NodeType:
-    return NodeType(name, "video", inputs, outputs, build, is_output)
+_row = partial(node_row, category="video")
 
 
 def _image(name: str, is_required: bool = False) -> NodeInput:
@@ -641,7 +637,7 @@ VIDEO_NODES = (
             _IMAGES,
             _PREFIX,
             number("fps", 6.0, 0.01, 1000.0),
-            NodeInput("lossless", "BOOLEAN", True),
+            flag("lossless", True),
             whole("quality", 80, 0, 100),
             text("method", "default", choices=("default", "fastest", "slowest")),
         ),
@@ -704,8 +700,8 @@ VIDEO_NODES = (
             whole("loop_count", 0, 0, 100),
             _PREFIX,
             text("format", "image/gif", choices=tuple(_COMBINED)),
-            NodeInput("pingpong", "BOOLEAN", False),
-            NodeInput("save_output", "BOOLEAN", True),
+            flag("pingpong"),
+            flag("save_output", True),
             number("crf", 19.0, 0.0, 49.0, is_required=False),
             _AUDIO,
         ),

@@ -37,7 +37,7 @@ from modelpool.actors.http.comfy.comfy_graph import (
 from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_ltx_nodes import LTX_BUILDERS
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, NodeUnsupported, check_parts
+from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, Builder, NodeUnsupported, check_parts
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_images import PACK_IMAGE_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_BUILDERS
@@ -47,7 +47,7 @@ from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
 from modelpool.actors.http.comfy.comfy_tokens import with_tokens
 from modelpool.actors.http.comfy.comfy_user_videos import USER_VIDEO_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
-from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES, Builder
+from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 from modelpool.actors.request.audio_fields import MAX_AUDIO_SAMPLES, AudioFile
 from modelpool.actors.request.control_video_fields import VideoFile

@@ -6,14 +6,14 @@ builder here have the same values as in requests: models, LoRAs, texts, samplers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 from modelpool.actors.http.comfy.comfy_image_nodes import tile_fields, warn_of_encoder_tiles, warn_of_vae
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsupported, check_parts, warn
+from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, Builder, NodeUnsupported, check_parts, warn
 from modelpool.actors.http.comfy.comfy_sampling_nodes import denoised_levels, repeated
 from modelpool.actors.http.comfy.comfy_text_nodes import encoded_prompt, warn_of_crop, with_control, with_unread
 from modelpool.actors.http.comfy.comfy_values import (
@@ -41,8 +41,6 @@ _SIDES = ("positive", "negative")
 _IMAGES = ("image", "image1", "image2", "image3", "images")
 #: texts that one conditioning is made of
 _MOST_TEXTS = 100
-#: the outputs of a node, from its inputs
-Builder: TypeAlias = Callable[[Mapping[str, Any]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ POOL_KEY = "pool"
 #: `scheduler.core` counts the waiting tasks of each stage
 _STAGES = tuple(stage.value for stage in Stage)
 #: where submissions come from: this server, the pool's journal (another server, or `modelpool submit`), or another
-#: program, whose results this server does not read
+#: program: this server does not read their results
 HERE, JOURNAL, ELSEWHERE = "here", "journal", "elsewhere"
 
 

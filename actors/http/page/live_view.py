@@ -43,7 +43,7 @@ MOST_ASKING, LONGEST_INTERVAL_SECONDS = 0.25, 5.0
 #: viewers of the page, and those of one user of a server with keys
 MOST_VIEWERS, MOST_OF_USER = 500, 50
 _RETRY = {"Retry-After": "30"}
-#: the rate of a submission is that of the latest time, in samples of one interval
+#: the rate of a submission is its latest rate, in samples of one interval
 RATE_SAMPLES = 60
 #: ends without which there is no rate: one of them would be the time of a single job, or of what it waited for
 LEAST_ENDS = 2

@@ -14,7 +14,7 @@ from modelpool.actors.http.service.submissions import RunningTask
 MOST_DRAWN = 400
 #: characters of a title, of the words below it, and of a message
 _MOST_TITLE, _MOST_WHAT, _MOST_MESSAGE = 80, 120, 1000
-#: states besides those of `NodeState`: it waits, it runs, an image of the user, the job ended without it
+#: states besides the ones of `NodeState`: it waits, it runs, an image of the user, the job ended without it
 WAITING, RUNNING, IS_GIVEN, NOT_RUN = "waiting", "running", "given", "not run"
 
 

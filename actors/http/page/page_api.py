@@ -31,6 +31,7 @@ from modelpool.actors.http.page.live_entries import end_entry
 from modelpool.actors.http.page.live_view import LiveView
 from modelpool.actors.http.page.node_graph import graph_json
 from modelpool.actors.http.page.thumbnails import MEDIA_TYPE, Thumbnails
+from modelpool.actors.http.service.access import Caller
 from modelpool.actors.http.service.bodies import as_object
 from modelpool.actors.http.service.event_stream import EVENT_STREAM, with_pings
 from modelpool.actors.http.service.gate import PAGE_FILES_PATH, PAGE_PATH
@@ -181,18 +182,7 @@ def page_router(services: Services, live: LiveView) -> Any:
 
     @router.post("/api/jobs/{submission_id}/retry", status_code=201, summary="Submit jobs that have no output again")
     async def retry(request: Request, submission_id: str) -> Response:
-        caller = caller_of(request)
-        submission = await services.submissions.find(submission_id, caller.owner)
-        requests = retried_requests(submission)
-        jobs_id = uuid.uuid4().hex[:16] if submission.detached else None
-        root = services.folder / INPUTS_FOLDER
-        folder = None if jobs_id is None else root / jobs_id
-
-        def build() -> Sequence[GenerateRequest]:
-            return requests if folder is None else [with_own_inputs(each, root, folder) for each in requests]
-
-        async with written_for_submission(folder):
-            again = await services.submit(caller, build, INTERFACE, len(requests), jobs_id)
+        again = await _retried(services, caller_of(request), submission_id)
         return JSONResponse(submission_json(again), 201, {"Location": f"/api/jobs/{again.id}"})
 
     @router.get("/api/job-history/{job_id}", summary="Explain where the tasks of a job ran, with its event log")
@@ -202,6 +192,21 @@ def page_router(services: Services, live: LiveView) -> Any:
         return as_object(shown_values({**history_json(found), "lines": lines}))
 
     return router
+
+
+async def _retried(services: Services, caller: Caller, submission_id: str) -> HttpSubmission:
+    """Submit the jobs of a submission that have no output again, with their own copies of the inputs."""
+    submission = await services.submissions.find(submission_id, caller.owner)
+    requests = retried_requests(submission)
+    jobs_id = uuid.uuid4().hex[:16] if submission.detached else None
+    root = services.folder / INPUTS_FOLDER
+    folder = None if jobs_id is None else root / jobs_id
+
+    def build() -> Sequence[GenerateRequest]:
+        return requests if folder is None else [with_own_inputs(each, root, folder) for each in requests]
+
+    async with written_for_submission(folder):
+        return await services.submit(caller, build, INTERFACE, len(requests), jobs_id)
 
 
 async def found_ends(

@@ -48,7 +48,7 @@ class PoolSeries:
         seconds, since = now - self._before[0], done - self._before[1]
         if seconds < self._sample_seconds:
             return False
-        # another controller counts from 0; and after a time without questions, a rate would be that of the whole gap
+        # another controller counts from 0; and after a time without questions, a rate would span the whole gap
         is_known = since >= 0 and seconds < 4 * self._sample_seconds
         rate = 60.0 * since / seconds if is_known else None
         self._samples.append((self._number, _sample(self._noted, at, rate)))

@@ -293,7 +293,7 @@ class HttpSubmission:
         return found
 
     def note_previews(self, found: Mapping[int, ImagePreview]) -> None:
-        """Take the newest previews of the running jobs, and forget those of others. Call before `note`."""
+        """Take the newest previews of the running jobs, and forget all others. Call before `note`."""
         before = self.previews
         # previews of detached jobs are copies at every question; readers recognize a new one by its identity
         old = {index: preview for index, preview in before.items() if found.get(index) == preview}
@@ -615,7 +615,7 @@ class _Reader:
             return  # the loop has ended, and with it all readers
 
     def read(self) -> None:
-        """Read what is ready, unless that is going on: then once more afterwards."""
+        """Read the ready results; during a read, once more afterwards."""
         if self._reading:
             self._again = True
             return

@@ -71,6 +71,7 @@ from modelpool.pool.models.text.encode import (
     read_texts,
 )
 from modelpool.pool.models.text.image_tokens import ImageStates
+from modelpool.pool.models.text.token_writer import TokenWriting
 from modelpool.pool.values.core.family_facts import LatentFacts, TextFacts
 from modelpool.pool.values.core.prompt_tokens import PromptTokens
 from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
@@ -431,7 +432,8 @@ def _read_bytes(encoder: TextStage, work: EncodeParams, before: Sequence[ReadTex
         if isinstance(encoder.facts, Reading) and encoder.facts.connects:
             read.extend(connected(module, before, encoder.module.compute_dtype))
             return
-        how: dict[str, Any] = {"negative": (work.is_negative,), "tokens": (encoder.tokens,), "writes": work.writes}
+        how: dict[str, Any] = {"negative": (work.is_negative,), "tokens": (encoder.tokens,)}
+        how["writing"] = None if work.writes is None else TokenWriting(work.writes)
         how |= {"images": encoder.images, "embeddings": encoder.embeddings}
         read.extend(read_texts(module, encoder.tokenizer, (work.text,), META, encoder.facts, **how))
 

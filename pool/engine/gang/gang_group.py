@@ -437,7 +437,7 @@ class GangGroup:
         return broken
 
     def _absent(self) -> dict[int, str]:
-        """The other members whose processes have ended or are stopped, as far as this machine tells."""
+        """The other members with an ended or stopped process, as far as this machine tells."""
         found: dict[int, str] = {}
         for rank, known in self._processes.items():
             if has_ended(*known):

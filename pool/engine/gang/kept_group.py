@@ -35,7 +35,7 @@ class KeptGroup:
         return () if formed is None else (*formed.layout.group_sizes, len(formed.members))
 
     def keep(self, formed: FormedGroup) -> None:
-        """Keep a group whose members have all ended their run well."""
+        """Keep a group after all its members have ended their run well."""
         with self._lock:
             self._formed = formed
             self._timer = threading.Timer(self._idle_seconds, self._expire, (formed,))

@@ -48,7 +48,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Module:
-    """A shared module: who holds it, and what is sent."""
+    """A shared module: its holder, and the pieces to send."""
 
     place: int
     owner: int

@@ -264,7 +264,8 @@ def _noise(shift: float) -> fam.NoiseFacts:
     return fam.NoiseFacts(fam.NoiseKind.ZERO_TERMINAL, sigma_max=_PURE_NOISE, shift=shift)
 
 
-def _scheduler(shift: float) -> fam.SchedulerFacts:
+def scheduler(shift: float) -> fam.SchedulerFacts:
+    """The published scheduler, with this shift of its signal-to-noise ratio."""
     return fam.SchedulerFacts(
         "CogVideoXDDIMScheduler",
         {
@@ -324,7 +325,7 @@ _LARGE = fam.Family(
     ),
     size=(_WIDTH, _HEIGHT),
     sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-5b",
-    folder=fam.DiffusersFolder("CogVideoXPipeline", scheduler=_scheduler(_LARGE_SHIFT)),
+    folder=fam.DiffusersFolder("CogVideoXPipeline", scheduler=scheduler(_LARGE_SHIFT)),
     lora=fam.TRANSFORMER,
     options=fam.OptionFacts(
         teacache=_teacache(-1.53880483e03, 8.43202495e02, -1.34363087e02, 7.97131516e00, -5.23162339e-02),
@@ -346,7 +347,7 @@ _SMALL = replace(
     latent="cogvideox_2b",
     sampling=replace(_LARGE.sampling, noise=_noise(_SMALL_SHIFT)),
     sources="diffusers' CogVideoXPipeline; THUDM/CogVideoX-2b",
-    folder=replace(_LARGE.folder, scheduler=_scheduler(_SMALL_SHIFT)),
+    folder=replace(_LARGE.folder, scheduler=scheduler(_SMALL_SHIFT)),
     options=replace(
         _LARGE.options,
         teacache=_teacache(-3.10658903e01, 2.54732368e01, -5.92380459e00, 1.75769064e00, -3.61568434e-03),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from modelpool.pool.families.definitions import cogview4
+from modelpool.pool.families.definitions import cogvideox, cogview4
 from modelpool.pool.families.detection.layouts.image_layouts import COGVIEW
 from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
@@ -68,19 +68,7 @@ FAMILIES = (
         sources="diffusers' CogView3PlusPipeline; THUDM/CogView3-Plus-3B",
         folder=fam.DiffusersFolder(
             "CogView3PlusPipeline",
-            scheduler=fam.SchedulerFacts(
-                "CogVideoXDDIMScheduler",
-                {
-                    "beta_start": 0.00085,
-                    "beta_end": 0.012,
-                    "beta_schedule": "scaled_linear",
-                    "clip_sample": False,
-                    "prediction_type": "v_prediction",
-                    "timestep_spacing": "trailing",
-                    "rescale_betas_zero_snr": True,
-                    "snr_shift_scale": _SHIFT,
-                },
-            ),
+            scheduler=cogvideox.scheduler(_SHIFT),
         ),
         lora=fam.TRANSFORMER,
     ),

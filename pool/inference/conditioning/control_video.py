@@ -1,4 +1,4 @@
-"""Encodes a control video, and its mask for VACE, to a model input: the stage of `EncodeImageParams.is_control_video`.
+"""Encodes a control video, and its mask for VACE, to a model input: the stage of `ControlVideo`.
 
 Knows the inputs of that work and the form of the model input (`pool.families.control_video_models`); not which models
 read it.
@@ -22,7 +22,7 @@ from modelpool.pool.inference.pixels.latent_pixels import encoded
 from modelpool.pool.values.core.errors import CorruptFile
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import (
-    EncodeImageParams,
+    ControlVideo,
     ImagePixels,
     Latent,
     PixelArray,
@@ -36,7 +36,8 @@ from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 
 
 def encode_control_video(
-    work: EncodeImageParams,
+    video: ControlVideo,
+    size: tuple[int, int],
     read: TaskInputs,
     vae: ModelPatcher,
     latent: LatentFacts,
@@ -44,22 +45,22 @@ def encode_control_video(
     division: ExecutionMode | None = None,
     follows: bool = False,
 ) -> Latent:
-    """Return the model input of the control video in `read`, for a video of `work.frames`. A shorter video is padded
-    with grey that is regenerated; without a video, all frames are. Reference images precede it, the last one first.
-    One that the model `follows` as a whole, without a mask, goes back and forth if it is shorter, or `work.stops`:
-    zeros follow its last complete cell.
+    """Return the model input of the control video in `read`, for a `video` of this width and height. A shorter video is
+    padded with grey that is regenerated; without a video, all frames are. Reference images precede it, the last one
+    first. One that the model `follows` as a whole, without a mask, goes back and forth if it is shorter, or
+    `video.stops`: zeros follow its last complete cell.
 
     Reports the steps of `vae_encode`, for one part after the other. Raises CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
     """
     if follows:
-        return _finite(_followed(work, read, vae, latent, hooks, division), vae)
+        return _finite(_followed(video, size, read, vae, latent, hooks, division), vae)
     images = read.read_all(REFERENCE, ImagePixels)
-    if work.animates:
-        return _animated(work, read, images[0], vae, latent, hooks, division)
-    kept_1CTHW, anew_1CTHW, mask_THW = _split(work, read)
+    if video.animates:
+        return _animated(video.frames, size, read, images[0], vae, latent, hooks, division)
+    kept_1CTHW, anew_1CTHW, mask_THW = _split(video.frames, size, read)
     is_grey = VIDEO not in read
-    parts = [_on_white(one, work.width, work.height) for one in reversed(images)]
+    parts = [_on_white(one, *size) for one in reversed(images)]
     parts += [kept_1CTHW] if is_grey else [kept_1CTHW, anew_1CTHW]
     latents = [
         encoded(part, vae, latent, part_hooks, None, division)[0]
@@ -74,19 +75,21 @@ def encode_control_video(
 
 
 def encode_video(
-    work: EncodeImageParams,
+    frames: int,
+    size: tuple[int, int],
     read: TaskInputs,
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
     division: ExecutionMode | None = None,
 ) -> Latent:
-    """Return the latent of the first frames of the video in `read`. As `encode_control_video`."""
-    return _finite(encoded(_back_and_forth(work, read), vae, latent, hooks, None, division)[0], vae)
+    """Return the latent of the first `frames` of the video in `read`, scaled to `size`. As `encode_control_video`."""
+    return _finite(encoded(_back_and_forth(frames, size, read), vae, latent, hooks, None, division)[0], vae)
 
 
 def _followed(
-    work: EncodeImageParams,
+    video: ControlVideo,
+    size: tuple[int, int],
     read: TaskInputs,
     vae: ModelPatcher,
     latent: LatentFacts,
@@ -94,18 +97,17 @@ def _followed(
     division: ExecutionMode | None,
 ) -> Tensor:
     """Return the latent of a video that is followed as a whole. As `encode_control_video`."""
-    frames, cell = work.frames, latent.frames_per_cell
-    if work.stops:
+    frames, cell = video.frames, latent.frames_per_cell
+    if video.stops:
         known = len(read.read(VIDEO, VideoFrames).frames_THWC)
         frames = min(frames, 1 + (known - 1) // cell * cell)
-    found_CTHW: Tensor = encoded(
-        _back_and_forth(replace(work, frames=frames), read), vae, latent, hooks, None, division
-    )[0]
-    return functional.pad(found_CTHW, (0, 0, 0, 0, 0, (work.frames - frames) // cell))
+    found_CTHW: Tensor = encoded(_back_and_forth(frames, size, read), vae, latent, hooks, None, division)[0]
+    return functional.pad(found_CTHW, (0, 0, 0, 0, 0, (video.frames - frames) // cell))
 
 
 def _animated(
-    work: EncodeImageParams,
+    frames: int,
+    size: tuple[int, int],
     read: TaskInputs,
     character: ImagePixels,
     vae: ModelPatcher,
@@ -116,8 +118,7 @@ def _animated(
     """Return the model input of poses and of a character, which is complete on black in the leading cell. As
     `encode_control_video`. Source: `prepare_reference_image_latents`, `prepare_prev_segment_cond_latents` and
     `prepare_pose_latents` of diffusers' WanAnimatePipeline, for one segment without a background."""
-    size = work.width, work.height
-    poses_1CTHW = _back_and_forth(work, read)
+    poses_1CTHW = _back_and_forth(frames, size, read)
     parts = [_on_white(character, *size, ground=-1.0), torch.zeros_like(poses_1CTHW), poses_1CTHW]
     shown_CTHW, empty_CTHW, poses_CTHW = (
         encoded(part, vae, latent, part_hooks, None, division)[0]
@@ -136,22 +137,22 @@ def _finite(control_CTHW: Tensor, vae: ModelPatcher) -> Latent:
     return Latent(control_CTHW.contiguous().numpy())
 
 
-def _back_and_forth(work: EncodeImageParams, read: TaskInputs) -> Tensor:
+def _back_and_forth(frames: int, size: tuple[int, int], read: TaskInputs) -> Tensor:
     """Return the control video, [1, C, T, H, W] from -1 to 1; after its last frame, back and forth as often as it
     takes."""
     frames_THWC = read.read(VIDEO, VideoFrames).frames_THWC
-    frames_THWC = _covering(frames_THWC[there_and_back(len(frames_THWC), work.frames)], work.width, work.height)
+    frames_THWC = _covering(frames_THWC[there_and_back(len(frames_THWC), frames)], *size)
     return torch.from_numpy(frames_THWC).permute(3, 0, 1, 2)[None].float() / 127.5 - 1.0
 
 
-def _split(work: EncodeImageParams, read: TaskInputs) -> tuple[Tensor, Tensor, Tensor]:
+def _split(frames: int, size: tuple[int, int], read: TaskInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Return the kept and the regenerated part of the video, [1, C, T, H, W] from -1 to 1 with grey elsewhere, and the
     mask, [T, H, W] of 0 and 1. Frames beyond the video are regenerated."""
-    size = work.width, work.height
-    video_1CTHW = torch.zeros((1, 3, work.frames, work.height, work.width))
-    mask_THW = torch.ones((work.frames, work.height, work.width))
+    width, height = size
+    video_1CTHW = torch.zeros((1, 3, frames, height, width))
+    mask_THW = torch.ones((frames, height, width))
     if VIDEO in read:
-        frames_THWC = _covering(read.read(VIDEO, VideoFrames).frames_THWC[: work.frames], *size)
+        frames_THWC = _covering(read.read(VIDEO, VideoFrames).frames_THWC[:frames], *size)
         count = len(frames_THWC)
         video_1CTHW[0, :, :count] = torch.from_numpy(frames_THWC).permute(3, 0, 1, 2).float() / 127.5 - 1.0
         if VIDEO_MASK in read:

@@ -30,7 +30,7 @@ TOKENS = "tokens"
 
 
 class BlockwiseControlBlock(nn.Module):
-    """What is added to the tokens of an image behind one block of a model."""
+    """The residual that is added to the tokens of an image behind one block of a model."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class BlockwiseControlNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return tokens_BND
 
     def added(self, block: int, x_BND: Tensor, image_BND: Tensor) -> Tensor:
-        """Return what is added to the tokens `x_BND` behind a block of the model."""
+        """Return the residual for the tokens `x_BND` behind a block of the model."""
         added_BND: Tensor = self.controlnet_blocks[block](x_BND, image_BND)
         return added_BND
 

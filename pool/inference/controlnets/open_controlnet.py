@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.families.detection.other_files import CONTROL_PREFIX as PREFIX
@@ -31,13 +31,13 @@ from modelpool.pool.inference.controlnets.fits import check_fits, mode_of
 from modelpool.pool.inference.controlnets.inpainting_controlnets import INPAINT, mask_form
 from modelpool.pool.models.components.common.extra_tensors import check_extra_tensors
 from modelpool.pool.models.components.common.fitted_key_map import fitted, within
+from modelpool.pool.models.components.common.module_plan import ModulePlan
 from modelpool.pool.models.components.diffusion.meta_module import empty_module
 from modelpool.pool.models.loading.open_model import OpenModel, form_of
 from modelpool.pool.values.core.errors import CorruptFile, UnknownArchitecture, counted
 from modelpool.pool.values.core.stage_params import ControlMaskMode, ControlRef, control_key
 from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, Role
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
-from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
 from modelpool.pool.weights.patcher.weight_bytes import component_spec, component_use, module_weights
 from modelpool.pool.weights.patches.patch_set import PatchSet
 from modelpool.pool.weights.quant.open_weights import OpenWeights, open_weights
@@ -83,7 +83,7 @@ def _own_name(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlNetPlan:
+class ControlNetPlan(ModulePlan):
     """The plan for building the ControlNet of a file: its kind, the arguments of its class, and the key map between the
     file's tensors and the module's parameters."""
 
@@ -91,13 +91,8 @@ class ControlNetPlan:
     config: Config
     key_map: KeyMap
 
-    def empty(self) -> nn.Module:
-        """Return the module without weights. Raises UnknownArchitecture if the file lacks tensors of the class, has
-        some in other shapes, or has more layers."""
-        return self.fitting()[0]
-
     def fitting(self) -> tuple[nn.Module, KeyMap]:
-        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
+        """See `ModulePlan.fitting`."""
         try:
             module = empty_module(self.kind.module, self.config)
         except UnknownArchitecture as error:
@@ -105,19 +100,6 @@ class ControlNetPlan:
                 f"recognised as a ControlNet for {self.kind.title}, but with impossible sizes: {error}"
             ) from error
         return module, fitted(self.key_map, module, f"recognised as a ControlNet for {self.kind.title}, but")
-
-    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients. Raises as
-        `empty`."""
-        module, key_map = self.fitting()
-        fill(module, key_map.load(tensors))
-        assert_filled(module)
-        return module
-
-    def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the file's tensors from `module`'s parameters; those that it does not use are taken from `tensors`."""
-        key_map = within(self.key_map, module.state_dict())
-        return key_map.save(module.state_dict()) | {key: tensors[key] for key in key_map.unused}
 
 
 def plan_controlnet(shapes: Mapping[str, Shape], overrides: Mapping[str, bool] | None = None) -> ControlNetPlan:

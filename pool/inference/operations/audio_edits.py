@@ -27,7 +27,7 @@ from modelpool.pool.values.core.stage_params import AudioSamples, FloatArray
 
 #: seconds of audio that an operation makes at most
 MAX_SECONDS = 3600
-#: samples of a channel: those of `MAX_SECONDS` at 48,000 a second
+#: samples of a channel: `MAX_SECONDS` at 48,000 a second
 MAX_SAMPLES = MAX_SECONDS * 48_000
 
 

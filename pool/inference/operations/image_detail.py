@@ -73,7 +73,7 @@ _NEIGHBOURS = ((0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (-1,
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Thresholds of the steepness: edges above `high`, and what is connected to them above `low`."""
+    """Thresholds of the steepness: edges above `high`, and edges above `low` that are connected to one of them."""
 
     low: float = 0.4
     high: float = 0.8

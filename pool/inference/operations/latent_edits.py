@@ -41,7 +41,7 @@ from modelpool.pool.values.core.errors import UnusableField, counted, unusable_f
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import FloatArray, Latent
 
-#: what is done with latents and is no operation on one, and why
+#: changes of latents that are no operation on one result, and why
 NOT_LATENT_EDITS: Mapping[str, str] = MappingProxyType(
     {
         "latent_batch": "a Latent holds no batch: a batch is a list of latents",

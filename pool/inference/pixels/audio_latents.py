@@ -29,7 +29,7 @@ CHANNELS = 2
 
 
 def samples_encoded(seconds: float, latent: LatentFacts) -> int:
-    """Return the samples of a channel that are encoded for audio of `seconds`: those of all its cells."""
+    """Return the samples of a channel that are encoded for audio of `seconds`: as many as its cells span."""
     assert latent.audio is not None, "a model of audio"
     return latent.audio.cells_of(seconds, latent.downscale) * cell_samples(latent)
 

@@ -20,7 +20,7 @@ from modelpool.pool.weights.patches.full_weights import PatchedWeight
 from modelpool.pool.weights.patches.lora_file import LoraMatch
 from modelpool.pool.weights.patches.patch_set import WeightPatch
 
-#: what is no weight of a text encoder: numbers of positions, and the scale of a comparison that nobody computes
+#: tensors of a text encoder that are no weights: numbers of positions, and the scale of a comparison that nobody makes
 _NOT_MERGED = ("position_ids", "logit_scale")
 
 

@@ -10,7 +10,7 @@ width, S states per token, V width of a pooled text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
@@ -37,10 +37,9 @@ from modelpool.pool.models.text.templates import (
     whole_text,
 )
 from modelpool.pool.models.text.text_tokenizer import TextTokenizer
-from modelpool.pool.models.text.token_writer import written
+from modelpool.pool.models.text.token_writer import TokenWriting, written
 from modelpool.pool.values.core.family_facts import PLAIN_TEXT, TextFacts
 from modelpool.pool.values.core.prompt_tokens import ClipTokens, PromptTokens, Tokens
-from modelpool.pool.values.core.written_tokens import WrittenTokens
 
 #: largest ratio of the common length of two repeated texts to the longer one: always enough for up to four chunks each,
 #: but not for 5 with 6 chunks (30)
@@ -76,8 +75,7 @@ def read_texts(
     negative: Sequence[bool] | None = None,
     images: Sequence[ImageStates] = (),
     tokens: Sequence[PromptTokens | None] | None = None,
-    writes: WrittenTokens | None = None,
-    on_token: Callable[[int, int], None] = lambda written, tokens: None,
+    writing: TokenWriting | None = None,
 ) -> tuple[ReadText, ...]:
     """Encode each of `texts` as `facts` define, all in one forward pass; they may differ in length and weights.
 
@@ -87,8 +85,7 @@ def read_texts(
     tokens of the template (`pool.models.components.text.vision_prompt`), in each of `texts`. If only the pooled text of
     a CLIP is used, only the first chunk is encoded. `negative` marks negative prompts, for families with another
     template for them; by default, these are the empty texts. `tokens` has the tokens of texts, if known.
-    An encoder that writes tokens of an image writes the tokens of `writes`, for one text after the other; `on_token` is
-    called after each with (tokens written, all tokens of the text).
+    An encoder that writes tokens of an image does so as `writing` says, for one text after the other.
     Rows of the batch are independent. Kernels may round differently at another batch size.
     Raises UnusableField as `parse_weights` does and for more skipped layers than the encoder has, UnknownName for an
     unknown embedding.
@@ -101,10 +98,10 @@ def read_texts(
     prompts = _prompts(text_model, tokenizer, texts, reading, embeddings, sides, counts, known_tokens)
     if reading.writes_tokens:
         assert isinstance(tokenizer, TextTokenizer), f"{reading.encoder} with another kind of tokenizer"
-        assert writes is not None, f"{reading.encoder} reads a text without an image to write"
+        assert writing is not None, f"{reading.encoder} reads a text without an image to write"
         codes = min(tokenizer.id_of(IMAGE_START), _config(text_model).vision_vocab_size)
         with torch.no_grad():
-            return tuple(written(text_model, row, writes, images, codes, device, on_token) for (row,) in prompts)
+            return tuple(written(text_model, row, writing, images, codes, device) for (row,) in prompts)
     rows = [row for prompt in prompts for row in prompt]
     side_of_row = [side for side, prompt in zip(sides, prompts, strict=True) for _ in prompt]
     empties = _empties(tokenizer, reading, rows, side_of_row, counts)

@@ -10,6 +10,7 @@ Shape legend: T tokens of the prompt, N tokens to write, V tokens of the vocabul
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,23 +29,29 @@ TEMPERATURE, TOP_P = 0.9, 0.75
 _PATCHES = 2
 
 
+@dataclass(frozen=True, slots=True)
+class TokenWriting:
+    """The `tokens` to write for a text; `on_token` is called after each with (tokens written, all tokens)."""
+
+    tokens: WrittenTokens
+    on_token: Callable[[int, int], None] = lambda written, tokens: None
+
+
 def written(
     text_model: nn.Module,
     row: Chunk,
-    written_tokens: WrittenTokens,
+    writing: TokenWriting,
     images: Sequence[ImageStates],
     codes: int,
     device: torch.device,
-    on_token: Callable[[int, int], None],
 ) -> ReadText:
     """Return the tokens that `text_model` writes after the prompt `row`, and the tokens of `images`, which are their
     states: one for each patch of a latent, row by row, on the CPU. Tokens of images are below `codes`.
-    `on_token` is called after each token with (tokens written, all tokens).
 
     Other tokens, which would end the image early, are never taken: the next best one of the same draw is instead. On
     the meta device, the first and the last step run.
     """
-    grids = written_grids(written_tokens, len(images))
+    grids = written_grids(writing.tokens, len(images))
     ids_T, places_3T = torch.tensor(row.token_ids), places(row, images)
     seen = [image.states_LD[:, 0].long() for image in images]
     for start, tokens_L in zip(row.images, seen, strict=True):
@@ -60,12 +67,12 @@ def written(
         writer.fill(following_3N.shape[1] - 1)
         writer.logits(ids_T[-1:], following_3N[:, -1:])
         return _read(torch.empty((rows, columns), dtype=torch.long, device=device), seen_N)
-    generator = torch.Generator(device="cpu").manual_seed(written_tokens.seed)
+    generator = torch.Generator(device="cpu").manual_seed(writing.tokens.seed)
     logits_V, tokens = writer.logits(ids_T, places_3T), list[int]()
     count = following_3N.shape[1]
     for number in range(count):
         tokens.append(drawn(logits_V, codes, generator))
-        on_token(number + 1, count)
+        writing.on_token(number + 1, count)
         if number + 1 < count:
             logits_V = writer.logits(torch.tensor(tokens[-1:]), following_3N[:, number : number + 1])
     return _read(torch.tensor(tokens[-rows * columns :]).view(rows, columns), seen_N)

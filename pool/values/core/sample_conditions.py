@@ -113,7 +113,7 @@ class PriorCondition:
 
 @dataclass(frozen=True, slots=True)
 class ControlVideoCondition:
-    """The latents of a control video: the result of `EncodeImageParams.is_control_video`."""
+    """The latents of a control video: the result of encoding a `ControlVideo`."""
 
     def inputs(self, number: int) -> tuple[str, ...]:
         """Return the names of its inputs."""

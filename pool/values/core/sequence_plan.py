@@ -20,7 +20,7 @@ class Split:
     module    its name
     argument  the name of the input: a tensor, or some with equal dimensions; "name.1" is the second of them
     dim       the dimension of the tokens
-    segments  the segments whose tokens it has, one behind the other
+    segments  the segments of its tokens, one behind the other
     dims      the dimensions of an input that is split so, where there are others; 0: of any
     whole     the dimensions of one that is for all tokens; 0: there is none
     """
@@ -48,7 +48,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class SplitAttention:
-    """The attention modules whose members are divided.
+    """The attention modules that members compute together: each some heads, for all tokens.
 
     module      their name
     queries     the segments of the queries, in any order; () if every member has all of them

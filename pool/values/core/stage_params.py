@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, get_args
 
+from modelpool.pool.values.core.encoded_videos import ControlVideo as ControlVideo
+from modelpool.pool.values.core.encoded_videos import EncodedVideo, video_identity
+from modelpool.pool.values.core.encoded_videos import FirstFrames as FirstFrames
+from modelpool.pool.values.core.encoded_videos import VideoBeginning as VideoBeginning
 from modelpool.pool.values.core.prompt_tokens import PromptTokens
 from modelpool.pool.values.core.refs import ControlMaskMode as ControlMaskMode
 from modelpool.pool.values.core.refs import ControlRef as ControlRef
@@ -340,36 +344,27 @@ class EncodeImageParams:
     Reads "image", which is scaled and cropped to this size.
 
     hides    also reads "mask"; masked pixels become grey, or black with `black`
-    frames   encodes a video of that many frames: the image first, then grey
-    begins   the first frames of a video are so many of "video", in the place of the image
-    ends     the last frame is "last_image"
     noise    standard deviation of noise of `seed` on the pixels, which are in [-1, 1]
     bright   the VAE reads pixels from 0.5 to 128 instead, as the edge ControlNet of Stable Diffusion 3.5 was trained
-    is_control_video  encodes a control video of `frames` (`pool.inference.conditioning.control_video`): reads "video"
-                      and
-             "video_mask", if there are, and "reference.N" for each reference image
-    animates  the control video has the poses of the character in "reference.0"
-    is_video  encodes the first `frames` frames of "video" instead of an image
-    seconds  encodes "audio" instead: so many seconds of it, with the samples and channels of the VAE
-    stops    zeros follow the last cell of a video that is followed and shorter; else it goes back and forth
+    seconds  encodes this many seconds of "audio" instead, with the samples and channels of the VAE
+    video    encodes a video of this kind instead
     """
 
     model: ModelRef
     width: int
     height: int
     hides: bool = False
-    frames: int = 0
     noise: float = 0.0
     seed: int = 0
-    ends: bool = False
     bright: bool = False
-    is_control_video: bool = False
     black: bool = False
-    animates: bool = False
-    stops: bool = False
-    is_video: bool = False
     seconds: float = 0.0
-    begins: int = 0
+    video: EncodedVideo | None = None
+
+    @property
+    def frames(self) -> int:
+        """The frames of the video; 0 for an image or audio."""
+        return 0 if self.video is None else self.video.frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -670,7 +665,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
         EncodeParams: frozenset({"writes", "lyrics"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
-        EncodeImageParams: frozenset({"animates", "stops", "is_video", "seconds", "begins"}),
+        EncodeImageParams: frozenset({"seconds"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part", "track"}),
         UpscaleParams: frozenset({"vae"}),
@@ -802,6 +797,8 @@ def _identity(work: StageParams) -> dict[str, Any]:
     content = {name: _without_places(getattr(work, name)) for name in _FIELDS[type(work)]}
     if later := _LATER_FIELDS.get(type(work)):  # ids without them are what they were
         content = {name: value for name, value in content.items() if name not in later or value}
+    if isinstance(work, EncodeImageParams):
+        content |= video_identity(content.pop("video"))
     return content
 
 

@@ -70,7 +70,7 @@ class ManagedComponents:
         return {**{p.key: p.spec() for p, _ in firsts if p.key not in self.specs}, **self.specs}
 
     def resident(self) -> tuple[Resident, ...]:
-        """Return what is resident, read from the patchers."""
+        """Return the resident bytes, read from the patchers."""
         entries = (patcher.resident() for patcher in self._patchers.values())
         return tuple(entry for entry in entries if entry.resident_bytes)
 

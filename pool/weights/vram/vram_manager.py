@@ -66,7 +66,7 @@ class VramManager:
         if graphs is not None:
             # a graph holds the activations of a call in addition to the activations of a planned run
             graphs.has_room = lambda: self.room_bytes >= self._leases.run_bytes
-        #: what is managed; components of runs are added by their leases
+        #: the managed components; leases add the components of runs
         self.components = ManagedComponents(graphs)
         self._leases = HeldLeases()
         #: pins and priorities, set by the callers

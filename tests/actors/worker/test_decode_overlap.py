@@ -16,6 +16,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.wire.messages import EndsWanted, RunEnds, RunRequest
 from modelpool.actors.worker.worker_lease import OlderEpoch
+from modelpool.actors.worker.worker_setup import WorkerCallbacks
 from modelpool.pool.values.core.stage_params import DecodeParams, Result
 from modelpool.pool.values.specs.spec import JobId, RunCost, RunErrorKind, Stage, TaskReport, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
@@ -77,7 +78,9 @@ class Overlapping:
     """One worker, with a decode and a sampling run of it."""
 
     def __init__(self, fails: bool = False) -> None:
-        self.worker = GpuWorker(WorkerId("gpu-0"), 4, lambda: self.open(fails), lambda step: None, overlaps_decode=True)
+        self.worker = GpuWorker(
+            WorkerId("gpu-0"), 4, lambda: self.open(fails), WorkerCallbacks(lambda step: None), overlaps_decode=True
+        )
         self.worker.start()
         _, cut = build_graph(GenerateRequest(model="shapes", prompt="x", seed=1, steps=3), JobId("x"), FakeCatalog())
         tasks = {task.stage: task for task in cut.job.tasks if task.stage is not Stage.ENCODE}

@@ -12,6 +12,7 @@ from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes
 from modelpool.actors.worker.wire.messages import RunRequest, StepDone
+from modelpool.actors.worker.worker_setup import WorkerCallbacks, WorkerNode
 from modelpool.pool.values.core.errors import CorruptFile, DoesNotFit
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Latent, PreloadRequest, SampleParams, Stopped
@@ -30,7 +31,9 @@ class Bench:
     def __init__(self, engine: object | None = None, prompt: str = "a red circle", steps: int = 3) -> None:
         self.steps: list[StepDone] = []
         self.engine = engine or FakeEngine()
-        self.worker = GpuWorker(WorkerId("gpu-0"), 4, lambda: self.engine, self.steps.extend, progress_seconds=0.0)
+        self.worker = GpuWorker(
+            WorkerId("gpu-0"), 4, lambda: self.engine, WorkerCallbacks(self.steps.extend), progress_seconds=0.0
+        )
         request = GenerateRequest(model="shapes", prompt=prompt, seed=1, steps=steps)
         _, cut = build_graph(request, JobId("x"), FakeCatalog())
         self.task = next(task for task in cut.job.tasks if task.stage is Stage.SAMPLE)
@@ -415,7 +418,9 @@ def test_what_was_read_ahead_is_no_business_of_the_run_after_it(tmp_path: Path) 
 
 
 def test_a_worker_says_which_machine_it_is_on_and_what_that_can_keep() -> None:
-    worker = GpuWorker(WorkerId("gpu-0"), 1, FakeEngine, lambda step: None, node=NodeId("here"))
+    worker = GpuWorker(
+        WorkerId("gpu-0"), 1, FakeEngine, WorkerCallbacks(lambda step: None), node=WorkerNode(NodeId("here"))
+    )
     spec = worker.start()
     assert spec.node == "here"
     assert spec.host_bytes > 64 * MIB

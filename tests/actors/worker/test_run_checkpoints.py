@@ -19,6 +19,7 @@ from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointD
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointFolder
 from modelpool.actors.worker.wire.messages import RunRequest, StateSaved
 from modelpool.actors.worker.worker_lease import OlderEpoch
+from modelpool.actors.worker.worker_setup import Checkpointing, WorkerCallbacks
 from modelpool.pool.values.core.results import Latent, RunState, SamplerState
 from modelpool.pool.values.core.stage_params import RunHooks, SampleParams
 from modelpool.pool.values.specs.spec import RunErrorKind, TaskReport, WorkerId
@@ -64,10 +65,8 @@ class Saving(Bench):
             WorkerId("gpu-0"),
             1,
             lambda: self.engine,
-            self.steps.append,
-            on_state=send,
-            checkpoint_seconds=seconds,
-            checkpoint_disk=self.disk,
+            WorkerCallbacks(self.steps.append, on_state=send),
+            checkpointing=Checkpointing(seconds, self.disk),
         )
         self.worker.start()
 

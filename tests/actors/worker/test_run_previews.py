@@ -11,6 +11,7 @@ import numpy as np
 
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.wire.messages import PreviewMade, RunRequest
+from modelpool.actors.worker.worker_setup import WorkerCallbacks
 from modelpool.pool.values.core.previews import PreviewKind, PreviewWish
 from modelpool.pool.values.core.stage_params import FloatArray, ModelRef, RunHooks
 from modelpool.pool.values.specs.spec import WorkerId
@@ -60,7 +61,7 @@ class Watched(Bench):
         super().__init__(PredictingEngine(lambda step: before(self, step)), steps=STEPS)
         self.sent: list[PreviewMade] = []
         self.worker = GpuWorker(
-            WorkerId("gpu-0"), 4, lambda: self.engine, self.steps.append, on_preview=self.sent.append
+            WorkerId("gpu-0"), 4, lambda: self.engine, WorkerCallbacks(self.steps.append, on_preview=self.sent.append)
         )
         self.worker.start()
 

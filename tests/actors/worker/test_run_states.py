@@ -11,6 +11,7 @@ from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, resu
 from modelpool.actors.worker.step_checkpoints.latest_queue import LatestQueue
 from modelpool.actors.worker.wire.messages import RunRequest, StateSaved
 from modelpool.actors.worker.wire.packing import packed_result, result_of
+from modelpool.actors.worker.worker_setup import Checkpointing, WorkerCallbacks
 from modelpool.pool.values.core.results import GuidanceState, Latent, RunState, SamplerState
 from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
 from tests.actors.fakes import FakeEngine
@@ -81,9 +82,8 @@ def test_states_are_saved_at_most_once_in_an_interval(
         WorkerId("gpu-0"),
         4,
         FakeEngine,
-        bench.steps.append,
-        on_state=lambda *one: saved.append(one),
-        checkpoint_seconds=seconds,
+        WorkerCallbacks(bench.steps.append, on_state=lambda *one: saved.append(one)),
+        checkpointing=Checkpointing(seconds),
     )
     bench.worker.start()
     report, _ = bench.run(run=7, attempt=3)
@@ -102,9 +102,8 @@ def test_states_after_a_takeover_have_the_name_that_the_new_controller_knows(mon
         WorkerId("gpu-3"),
         2,
         FakeEngine,
-        bench.steps.append,
-        on_state=lambda one, state: saved.append(one),
-        checkpoint_seconds=0.0,
+        WorkerCallbacks(bench.steps.append, on_state=lambda one, state: saved.append(one)),
+        checkpointing=Checkpointing(0.0),
     )
     bench.worker.start()
     bench.worker.adopt(WorkerId("gpu-0"), 1)

@@ -12,6 +12,7 @@ from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.run_memory import MOST_KINDS, MOST_RUNS, RunMemory
 from modelpool.actors.worker.wire.messages import LoadRequest, RunRequest
 from modelpool.actors.worker.worker_lease import LeaseWatch, OlderEpoch, WorkerLease
+from modelpool.actors.worker.worker_setup import WorkerCallbacks
 from modelpool.pool.values.core.stage_params import PreloadRequest
 from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, WorkerId
 from modelpool.pool.weights.plan.eviction_plan import Residency
@@ -75,7 +76,12 @@ class LeasedBench(Bench):
     def __init__(self, engine: FakeEngine | None = None, prompt: str = "a red circle") -> None:
         super().__init__(engine, prompt)
         self.worker = GpuWorker(
-            WorkerId("gpu-0"), 4, lambda: self.engine, self.steps.append, progress_seconds=0.0, lease=WorkerLease(2)
+            WorkerId("gpu-0"),
+            4,
+            lambda: self.engine,
+            WorkerCallbacks(self.steps.append),
+            progress_seconds=0.0,
+            lease=WorkerLease(2),
         )
         self.request = RunRequest(self.task, self.work, 1, 1, epoch=2)
 

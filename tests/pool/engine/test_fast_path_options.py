@@ -10,7 +10,7 @@ import pytest
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.engine.engine import ComputeSettings, Engine, EngineSettings
 from modelpool.pool.values.core.fast_path import FastPath, FastPaths
 from modelpool.pool.values.core.stage_params import Latent
 from modelpool.pool.values.specs.spec import Role
@@ -77,14 +77,14 @@ def test_options_reach_the_components_that_they_are_for(catalog: Catalog) -> Non
 def test_a_fast_path_is_for_the_models_that_have_it(catalog: Catalog) -> None:
     store, compiler = GraphStore(RecordedGraphs()), BlockCompiler()
     for paths, expected in (
-        (None, (True, True)),
+        (FastPaths(FastPath(True, True)), (True, True)),
         (FastPaths(models=(("toy", FastPath(captures=True)),)), (False, True)),
         (FastPaths(FastPath(True, True), (("toy", FastPath()),)), (False, False)),
         (FastPaths(models=(("another", FastPath(True, True)),)), (False, False)),
     ):
         opened = Engine.open(EngineSettings("cpu", 0, PLENTY_BYTES))
         parts = opened.device, opened.introduce(), opened._pipeline, opened._capabilities
-        engine = Engine(*parts, compiler=compiler, graphs=store, fast_paths=paths)
+        engine = Engine(*parts, compute=ComputeSettings(compiler, store, paths))
         weights = engine.patcher(catalog.find_model("toy"), Role.DIFFUSION_MODEL)._weights
         assert (weights.compiled is not None, weights.graphed is not None) == expected
         engine.close()
@@ -98,7 +98,8 @@ def test_sampling_runs_by_graphs_from_the_second_call_on(catalog: Catalog) -> No
     for uses_graphs in (False, True):
         store = GraphStore(RecordedGraphs()) if uses_graphs else None
         opened = Engine.open(settings)
-        engine = Engine(opened.device, opened.introduce(), opened._pipeline, opened._capabilities, graphs=store)
+        parts = opened.device, opened.introduce(), opened._pipeline, opened._capabilities
+        engine = Engine(*parts, compute=ComputeSettings(graphs=store))
         latents = []
         for strength in strengths:
             pipeline = Pipeline(engine, catalog, {"twist": strength} if strength else {})

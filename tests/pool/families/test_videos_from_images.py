@@ -29,6 +29,7 @@ from modelpool.pool.values.core.stage_params import (
     SampleParams,
     SamplingSchedule,
     Stopped,
+    VideoBeginning,
     stage_of,
     task_id,
 )
@@ -147,7 +148,7 @@ def test_a_video_from_a_image_is_that_of_diffusers(name: str, tmp_path: Path) ->
     read, begins = whole.texts(), whole.family.sampling.video
     assert begins is not None
     frames = whole.frames if begins.begins is FirstFrameMode.CONCATENATED else 0
-    first = whole.run(EncodeImageParams(whole.model, PIXELS_WIDE, PIXELS_HIGH, frames=frames), image())
+    first = whole.run(EncodeImageParams(whole.model, PIXELS_WIDE, PIXELS_HIGH, video=VideoBeginning(frames)), image())
     assert isinstance(first, Latent)
     latent = whole.latent(read, beginning=first)
     with torch.no_grad():
@@ -213,7 +214,7 @@ def test_more_frames_are_counted_and_expected_to_take_longer(tmp_path: Path) -> 
                 (ImageCondition(),),
             ),
             DecodeParams(whole.model, OutputShape(width, height, frames, 8.0)),
-            EncodeImageParams(whole.model, width, height, frames=frames),
+            EncodeImageParams(whole.model, width, height, video=VideoBeginning(frames)),
         )
         asked = whole.catalog
         return [(asked.figures.activation_bytes(whole.model, w), asked.run_seconds(whole.model, w)) for w in works]

@@ -15,7 +15,7 @@ Facts that shapes do not tell
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -405,3 +405,12 @@ def _count(keys: Iterable[str], pattern: str) -> int:
             f"found {counted(len(found), 'number')} in {pattern!r} without {missing}, expected all from 0 on"
         )
     return len(found)
+
+
+def whole_numbers(value: Any) -> Iterator[int]:
+    """Yield the whole numbers in an argument of a class: it, or those in its lists."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from whole_numbers(part)

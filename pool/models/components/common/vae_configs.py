@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from modelpool.pool.families.detection.tiny_names import ENCODER, half_numbers, with_both_halves_names
@@ -88,7 +88,10 @@ def ltx_kinds(keys: Iterable[str], beginning: str) -> list[str]:
 
 def kl_config(shapes: Shapes) -> Config:
     """Return the arguments of `diffusers.AutoencoderKL`."""
-    widths, blocks = _ldm_levels(shapes)
+    return _kl_config(shapes, *_ldm_levels(shapes), _has_middle_attention(shapes))
+
+
+def _kl_config(shapes: Shapes, widths: tuple[int, ...], blocks: int, has_attention: bool) -> Config:
     return {
         "block_out_channels": widths,
         "layers_per_block": blocks,
@@ -97,35 +100,35 @@ def kl_config(shapes: Shapes) -> Config:
         "up_block_types": ("UpDecoderBlock2D",) * len(widths),
         "use_quant_conv": "quant_conv.weight" in shapes,
         "use_post_quant_conv": "post_quant_conv.weight" in shapes,
-        "mid_block_add_attention": _has_middle_attention(shapes),
+        "mid_block_add_attention": has_attention,
         "norm_num_groups": norm_groups(widths),
     }
 
 
-def diffusers_kl_config(shapes: Shapes) -> Config:
-    """Return the arguments of `diffusers.AutoencoderKL` or `AutoencoderKLFlux2`, for a file in diffusers' naming."""
+def diffusers_levels(
+    shapes: Shapes, convolution: str, number_of: Callable[[Iterable[str], str], int] = count_all
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return the widths of the levels of the encoder and of the decoder of a file in diffusers' naming, and the
+    residual blocks of a level of the encoder; the second `convolution` of a block tells its width. If a file lacks the
+    encoder, its levels are the decoder's, from the finest to the coarsest. Raises UnknownArchitecture for no level."""
     down, up = (
         tuple(
-            size_of(shapes, f"{half}.{i}.resnets.0.conv2.weight")
-            for i in range(count(shapes, rf"{re.escape(half)}\.(\d+)\."))
+            size_of(shapes, f"{half}.{i}.resnets.0.{convolution}.weight")
+            for i in range(number_of(shapes, rf"{re.escape(half)}\.(\d+)\."))
         )
         for half in ("encoder.down_blocks", "decoder.up_blocks")
     )
     widths = down or tuple(reversed(up))
     if not widths:
         raise UnknownArchitecture("VAE: found no encoder.down_blocks and no decoder.up_blocks, expected a level")
-    blocks = count(shapes, r"encoder\.down_blocks\.0\.resnets\.(\d+)\.")
-    config: Config = {
-        "block_out_channels": widths,
-        "layers_per_block": blocks or count(shapes, r"decoder\.up_blocks\.0\.resnets\.(\d+)\.") - 1,
-        "latent_channels": _ldm_latent_channels(shapes),
-        "down_block_types": ("DownEncoderBlock2D",) * len(widths),
-        "up_block_types": ("UpDecoderBlock2D",) * len(widths),
-        "use_quant_conv": "quant_conv.weight" in shapes,
-        "use_post_quant_conv": "post_quant_conv.weight" in shapes,
-        "mid_block_add_attention": any(".mid_block.attentions." in key for key in shapes),
-        "norm_num_groups": norm_groups(widths),
-    }
+    blocks = number_of(shapes, r"encoder\.down_blocks\.0\.resnets\.(\d+)\.")
+    return widths, up, blocks or number_of(shapes, r"decoder\.up_blocks\.0\.resnets\.(\d+)\.") - 1
+
+
+def diffusers_kl_config(shapes: Shapes) -> Config:
+    """Return the arguments of `diffusers.AutoencoderKL` or `AutoencoderKLFlux2`, for a file in diffusers' naming."""
+    widths, up, blocks = diffusers_levels(shapes, "conv2", count)
+    config = _kl_config(shapes, widths, blocks, any(".mid_block.attentions." in key for key in shapes))
     if "bn.running_mean" in shapes:
         side = math.isqrt(size_of(shapes, "bn.running_mean") // config["latent_channels"])
         config["patch_size"] = (side, side)

@@ -13,7 +13,7 @@ from modelpool.pool.models.components.common.vae_configs import (
     Config,
     Shapes,
     count,
-    count_all,
+    diffusers_levels,
     ltx_kinds,
     norm_groups,
     shape_of,
@@ -249,7 +249,7 @@ def cogvideox_config(shapes: Shapes) -> Config:
     if any(key.startswith("decoder.mid.") for key in shapes):
         widths, layers = _widths(shapes, "encoder.down"), count(shapes, r"encoder\.down\.0\.block\.(\d+)\.")
     else:
-        widths, layers = _levels(shapes, "conv2.conv")
+        widths, _, layers = diffusers_levels(shapes, "conv2.conv")
     return {
         "block_out_channels": widths,
         "layers_per_block": layers,
@@ -265,7 +265,7 @@ def cogvideox_config(shapes: Shapes) -> Config:
 def allegro_config(shapes: Shapes) -> Config:
     """Return the arguments of `diffusers.AutoencoderKLAllegro`, for a file in diffusers' naming. A missing half halves
     time at the levels of the existing one."""
-    widths, layers = _levels(shapes, "conv2")
+    widths, _, layers = diffusers_levels(shapes, "conv2")
     levels = range(len(widths))
     down = [f"encoder.down_blocks.{i}.temp_convs_down.conv1.2.weight" in shapes for i in levels]
     up = [f"decoder.up_blocks.{i}.temp_conv_up.conv1.2.weight" in shapes for i in levels]
@@ -283,23 +283,6 @@ def allegro_config(shapes: Shapes) -> Config:
         "temporal_compression_ratio": 2 ** sum(up if any(up) else down),
         "norm_num_groups": norm_groups(widths),
     }
-
-
-def _levels(shapes: Shapes, convolution: str) -> tuple[tuple[int, ...], int]:
-    """Return the width of each level of a file in diffusers' naming, finest first, and the residual blocks of one of
-    the encoder; the second `convolution` of a block tells its width. Raises UnknownArchitecture for no level."""
-    down, up = (
-        tuple(
-            size_of(shapes, f"{half}.{i}.resnets.0.{convolution}.weight")
-            for i in range(count_all(shapes, rf"{re.escape(half)}\.(\d+)\."))
-        )
-        for half in ("encoder.down_blocks", "decoder.up_blocks")
-    )
-    widths = down or tuple(reversed(up))
-    if not widths:
-        raise UnknownArchitecture("VAE: found no encoder.down_blocks and no decoder.up_blocks, expected a level")
-    blocks = count_all(shapes, r"encoder\.down_blocks\.0\.resnets\.(\d+)\.")
-    return widths, blocks or count_all(shapes, r"decoder\.up_blocks\.0\.resnets\.(\d+)\.") - 1
 
 
 def wan21_config(shapes: Shapes) -> Config:

@@ -17,10 +17,10 @@ from modelpool.pool.files.formats.folder_header import DURATION_FOLDER, PROJECTI
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
 from modelpool.pool.models.components.common.library_names import of_library
+from modelpool.pool.models.components.common.module_plan import ModulePlan
 from modelpool.pool.models.components.diffusion.meta_module import empty_module
 from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
-from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
 
 #: its key prefix in the file
 PREFIX = "conditioner.conditioners."
@@ -51,7 +51,7 @@ class StableAudio3DurationEmbedder(_DurationEmbedder):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
-class SecondsPlan:
+class SecondsPlan(ModulePlan):
     """The plan for building the model.
 
     model    its class
@@ -63,25 +63,10 @@ class SecondsPlan:
     config: Arguments
     key_map: KeyMap
 
-    def empty(self) -> nn.Module:
-        """Return the module without weights. Raises UnknownArchitecture if the file's tensors do not fit the class."""
-        return self.fitting()[0]
-
     def fitting(self) -> tuple[nn.Module, KeyMap]:
-        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
+        """See `ModulePlan.fitting`."""
         module = empty_module(self.model, self.config)
         return module, fitted(self.key_map, module, "recognised as Stable Audio's seconds, but")
-
-    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """Return the module over `tensors`, in evaluation mode, without gradients."""
-        module, key_map = self.fitting()
-        fill(module, key_map.load(tensors))
-        assert_filled(module)
-        return module
-
-    def save(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return the file's tensors from `module`'s parameters."""
-        return self.key_map.save(module.state_dict())
 
 
 def plan_seconds(shapes: Mapping[str, Shape]) -> SecondsPlan:

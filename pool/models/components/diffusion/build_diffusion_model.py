@@ -17,18 +17,18 @@ from modelpool.pool.families.detection.layouts.signature import Naming
 from modelpool.pool.families.parts.forward import Arguments
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.diffusers_private import ConverterChangedError, differing_keys
-from modelpool.pool.models.components.common.fitted_key_map import fitted, within
+from modelpool.pool.models.components.common.fitted_key_map import fitted
+from modelpool.pool.models.components.common.module_plan import ModulePlan
 from modelpool.pool.models.components.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.components.diffusion.folder_config import config_arguments
 from modelpool.pool.models.components.diffusion.meta_module import empty_module, tables_of
 from modelpool.pool.models.components.diffusion.rows import ARCHITECTURES
 from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
-from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
 
 
 @dataclass(frozen=True, slots=True)
-class DiffusionModelPlan:
+class DiffusionModelPlan(ModulePlan):
     """The plan for building the diffusion model in a file.
 
     recognised    its facts, with the key prefix in the file
@@ -42,34 +42,15 @@ class DiffusionModelPlan:
     key_map: KeyMap
     architecture: DiffusionArchitecture
 
-    def empty(self) -> nn.Module:
-        """Return the module without weights.
-
-        Raises UnknownArchitecture if the file lacks tensors of the class, has some in other shapes, or has more layers.
-        """
-        return self.fitting()[0]
-
     def fitting(self) -> tuple[nn.Module, KeyMap]:
-        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
+        """See `ModulePlan.fitting`."""
         module = empty_module(self.architecture.module, self.config)
         return module, fitted(self.key_map, module, f"recognised as {self.recognised.title}, but")
 
-    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
-
-        Raises UnknownArchitecture if the file's tensors do not fit the class.
-        """
-        module, key_map = self.fitting()
-        fill(module, key_map.load(tensors))
-        assert_filled(module)
+    def complete(self, module: nn.Module) -> None:
+        """Check that the file had all tables."""
         left = [name for name, value in tables_of(module) if value.is_meta]
         assert not left, f"{type(module).__name__} has unfilled tables: {left}"
-        return module
-
-    def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the file's tensors from `module`'s parameters; tensors that it does not use come from `tensors`."""
-        key_map = within(self.key_map, module.state_dict())
-        return key_map.save(module.state_dict()) | {key: tensors[key] for key in key_map.unused}
 
     def call(self, module: nn.Module, x: Tensor, level_B: Tensor, kwargs: Mapping[str, Tensor]) -> Tensor:
         """Return the prediction of `module` for the latent `x` at `level_B`; see `DiffusionArchitecture`."""

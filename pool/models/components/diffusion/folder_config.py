@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from modelpool.pool.families.parts.forward import Arguments
+from modelpool.pool.models.components.common.infer_config import whole_numbers
 from modelpool.pool.values.core.errors import UnknownArchitecture
 
 #: limits for the side of a position table in cells, and for numbers in lists (reach and width of tables): several
@@ -39,7 +40,7 @@ def config_arguments(
     own = {key: value for key, value in config.items() if key in taken}
     for key, value in own.items():
         most = math.inf if key in lengths else _most(key, value, tensors)
-        if max(_numbers(value), default=0) > most:
+        if max(whole_numbers(value), default=0) > most:
             of_tensors = " (the number of tensors)" if most == tensors else ""
             raise UnknownArchitecture(
                 f"diffusion model: {module.__name__}: found {key} {value!r}, expected at most {most}{of_tensors}"
@@ -54,11 +55,3 @@ def _most(key: str, value: Any, tensors: int) -> float:
     if key == "sample_size":
         return MOST_CELLS
     return MOST_IN_LISTS if isinstance(value, list | tuple) else math.inf
-
-
-def _numbers(value: Any) -> Iterator[int]:
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _numbers(part)

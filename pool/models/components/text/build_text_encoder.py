@@ -19,13 +19,13 @@ from modelpool.pool.families.detection.text_encoders import (
     stands_for,
 )
 from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.models.components.common.fitted_key_map import fitted, within
+from modelpool.pool.models.components.common.fitted_key_map import fitted
+from modelpool.pool.models.components.common.module_plan import ModulePlan
 from modelpool.pool.models.components.text.configs import CONFIGS, Config, count
 from modelpool.pool.models.components.text.text_encoder_classes import empty_text_encoder, fill_tables
 from modelpool.pool.models.components.text.text_encoder_names import CONVERTERS, convert_without_norm, in_known_naming
 from modelpool.pool.values.core.errors import UnknownArchitecture, counted, unknown_name
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
-from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
 
 #: distinguishes UMT5 from T5 if recognition saw only a part of the keys: positions in every layer
 _UMT5_POSITIONS = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
@@ -39,7 +39,7 @@ _SECOND_NAME = "encoder.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class TextEncoderPlan:
+class TextEncoderPlan(ModulePlan):
     """The plan for building the text encoder in a file.
 
     facts    its facts
@@ -53,35 +53,16 @@ class TextEncoderPlan:
     prefix: str
     key_map: KeyMap
 
-    def empty(self) -> nn.Module:
-        """Return the module without weights.
-
-        Raises UnknownArchitecture if the file lacks tensors of the class, has some in other shapes, or has more layers.
-        """
-        return self.fitting()[0]
-
     def fitting(self) -> tuple[nn.Module, KeyMap]:
-        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
+        """See `ModulePlan.fitting`."""
         module = empty_text_encoder(self.facts.architecture, self.config)
         if self.facts.name == FIRST_LAYERS:
             module.norm = nn.Identity()  # its last state is read before the norm
         return module, fitted(self.key_map, module, f"recognised as {self.facts.title}, but", _carried(module))
 
-    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
-
-        Raises UnknownArchitecture if the file's tensors do not fit the class.
-        """
-        module, key_map = self.fitting()
-        fill(module, key_map.load(tensors))
+    def complete(self, module: nn.Module) -> None:
+        """See `ModulePlan.complete`."""
         fill_tables(module)
-        assert_filled(module)
-        return module
-
-    def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the file's tensors from `module`'s parameters; tensors that it does not use come from `tensors`."""
-        key_map = within(self.key_map, module.state_dict())
-        return key_map.save(module.state_dict()) | {key: tensors[key] for key in key_map.unused}
 
 
 def plan_text_encoder(

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from modelpool.pool.families.detection.vaes import VaeFacts, recognise_vae
 from modelpool.pool.files.formats.safetensors_file import Shape
-from modelpool.pool.models.components.common.fitted_key_map import fitted, within
+from modelpool.pool.models.components.common.fitted_key_map import fitted
+from modelpool.pool.models.components.common.module_plan import ModulePlan
 from modelpool.pool.models.components.common.vae_compression import measured
 from modelpool.pool.models.components.common.vae_configs import Config
 from modelpool.pool.models.components.vae.vae_classes import VaeArchitecture, architecture_of, empty_vae
 from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
-from modelpool.pool.weights.ops.fill_parameters import assert_filled, fill
 
 #: convolutions at the latent that some models of a class lack; without one, values pass unchanged
 _OPTIONAL = ("quant_conv", "post_quant_conv")
@@ -31,7 +31,7 @@ NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class VaePlan:
+class VaePlan(ModulePlan):
     """The plan for building the VAE in a file.
 
     facts    its facts
@@ -70,21 +70,6 @@ class VaePlan:
         _fill_tables(module, mapped)
         title = f"recognised as the VAE of {self.facts.title}, but"
         return module, fitted(self.key_map, module, title, _carried(module, mapped))
-
-    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
-
-        Raises UnknownArchitecture if the file's tensors do not fit the class.
-        """
-        module, key_map = self.fitting()
-        fill(module, key_map.load(tensors))
-        assert_filled(module)
-        return module
-
-    def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the file's tensors from `module`'s parameters; tensors that it does not use come from `tensors`."""
-        key_map = within(self.key_map, module.state_dict())
-        return key_map.save(module.state_dict()) | {key: tensors[key] for key in key_map.unused}
 
 
 class MissingHalf(nn.Module):

@@ -7,7 +7,7 @@ the class are passed on, and it may not request more layers than there are tenso
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 from modelpool.pool.families.detection.vaes import FACTS, VaeFacts
 from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.files.formats.safetensors_file import Shape
+from modelpool.pool.models.components.common.infer_config import whole_numbers
 from modelpool.pool.models.components.common.vae_compression import measured
 from modelpool.pool.models.components.common.vae_configs import Config
 from modelpool.pool.models.components.vae.build_vae import VaePlan
@@ -70,18 +71,10 @@ def _with_defaults(module: type[nn.Module], config: Config) -> Config:
 def _check_counts(class_name: str, config: Config, tensors: int) -> None:
     """Reject configurations with more layers than the file has tensors."""
     for key, value in config.items():
-        if ("layers" in key or "blocks" in key) and any(number > tensors for number in _numbers(value)):
+        if ("layers" in key or "blocks" in key) and any(number > tensors for number in whole_numbers(value)):
             raise UnknownArchitecture(
                 f"VAE folder: {class_name}: found {key} {value!r}, expected no more than its {tensors} tensors"
             )
-
-
-def _numbers(value: Any) -> Iterator[int]:
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _numbers(part)
 
 
 def _with_formats(facts: VaeFacts, config: Config) -> VaeFacts:

@@ -11,7 +11,8 @@ openai/clip-vit-large-patch14. A folder's configuration overrides them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, CLIPVisionModelWithP
 
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
+from modelpool.pool.models.components.common.module_plan import ModulePlan
 from modelpool.pool.models.components.vision.vision_encoder_names import convert_vision
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
@@ -38,7 +40,7 @@ _PROJECTION = "visual_projection.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class VisionPlan:
+class VisionPlan(ModulePlan):
     """The plan for building the vision encoder in a file.
 
     config   the arguments of its configuration
@@ -51,15 +53,8 @@ class VisionPlan:
     kind: type[Any] | None = None
     config_kind: type[Any] = CLIPVisionConfig
 
-    def empty(self) -> nn.Module:
-        """Return the module without weights, its position table filled.
-
-        Raises UnknownArchitecture if the file's tensors do not fit the class.
-        """
-        return self.fitting()[0]
-
     def fitting(self) -> tuple[nn.Module, KeyMap]:
-        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
+        """See `ModulePlan.fitting`."""
         module = _empty(self.config, self.kind, self.config_kind)
         return module, fitted(self.key_map, module, f"it is not a {type(module).__name__}:")
 
@@ -120,12 +115,20 @@ def _with_folder_config(config: Config, folder_config: Mapping[str, Any]) -> Con
 def _empty(config: Config, kind: type[Any] | None, config_kind: type[Any]) -> nn.Module:
     if kind is None:
         kind = CLIPVisionModelWithProjection if "projection_dim" in config else CLIPVisionModel
+    with without_weights(kind.__name__):
+        module: nn.Module = kind(config_kind(**config))
+    return with_places(module)
+
+
+@contextmanager
+def without_weights(title: str) -> Iterator[None]:
+    """Modules of transformers that the block builds have no weights. Raises UnknownArchitecture, with the `title` of
+    the class, for sizes that it cannot have."""
     try:
         with uninitialised_on_meta():
-            module: nn.Module = kind(config_kind(**config))
+            yield
     except Exception as error:  # transformers validates with various exception types
-        raise UnknownArchitecture(f"vision encoder: {kind.__name__} cannot have these sizes: {error}") from error
-    return with_places(module)
+        raise UnknownArchitecture(f"vision encoder: {title} cannot have these sizes: {error}") from error
 
 
 def with_places(module: nn.Module) -> nn.Module:

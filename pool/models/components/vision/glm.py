@@ -23,11 +23,12 @@ from modelpool.pool.families.parts.written_image import LEAST_SIDE, MOST_SIDE
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
 from modelpool.pool.models.components.common.library_names import image_processor, of_library
+from modelpool.pool.models.components.common.module_plan import ModulePlan
+from modelpool.pool.models.components.vision.build_vision_encoder import without_weights
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.results import PixelArray
 from modelpool.pool.values.core.written_tokens import TOKEN_SIDE
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
-from modelpool.pool.weights.ops.skip_init import uninitialised_on_meta
 
 get_vision_position_ids: Any = of_library("transformers.vision_utils", "get_vision_position_ids")
 #: pixels along a side of a patch, of the image at half its size
@@ -49,7 +50,7 @@ class GlmImageVision(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class GlmVisionPlan:
+class GlmVisionPlan(ModulePlan):
     """The plan for building it from its file.
 
     vision, codes  the arguments of their configurations
@@ -63,11 +64,8 @@ class GlmVisionPlan:
     def fitting(self) -> tuple[nn.Module, KeyMap]:
         """Return the module without weights, and the key map without tensors that it has no parameter for. Raises
         UnknownArchitecture if the file's tensors do not fit the class."""
-        try:
-            with uninitialised_on_meta():
-                module = GlmImageVision(self.vision, self.codes)
-        except Exception as error:  # transformers validates with various exception types
-            raise UnknownArchitecture(f"vision encoder: GLM-Image cannot have these sizes: {error}") from error
+        with without_weights("GLM-Image"):
+            module = GlmImageVision(self.vision, self.codes)
         key_map = fitted(self.key_map, module, "it is not a vision encoder of GLM-Image:")
         return module.eval().requires_grad_(False), key_map
 

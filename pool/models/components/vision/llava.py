@@ -19,11 +19,16 @@ from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
-from modelpool.pool.models.components.vision.build_vision_encoder import Config, measured_vision, with_places
+from modelpool.pool.models.components.common.module_plan import ModulePlan
+from modelpool.pool.models.components.vision.build_vision_encoder import (
+    Config,
+    measured_vision,
+    with_places,
+    without_weights,
+)
 from modelpool.pool.models.components.vision.vision_encoder_names import convert_vision
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
-from modelpool.pool.weights.ops.skip_init import uninitialised_on_meta
 
 ACTIVATION = "quick_gelu"
 #: key prefix of the projection, which a plain vision encoder lacks, and a prefix that folders add
@@ -58,7 +63,7 @@ class ImageWords(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageWordsPlan:
+class ImageWordsPlan(ModulePlan):
     """The plan for building it from its file.
 
     config   the arguments of the vision encoder's configuration
@@ -70,17 +75,10 @@ class ImageWordsPlan:
     width: int
     key_map: KeyMap
 
-    def empty(self) -> nn.Module:
-        """Return the module without weights. Raises UnknownArchitecture if the file's tensors do not fit the class."""
-        return self.fitting()[0]
-
     def fitting(self) -> tuple[nn.Module, KeyMap]:
-        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
-        try:
-            with uninitialised_on_meta():
-                module: nn.Module = ImageWords(self.config, self.width)
-        except Exception as error:  # transformers validates with various exception types
-            raise UnknownArchitecture(f"vision encoder: CLIP cannot have these sizes: {error}") from error
+        """See `ModulePlan.fitting`."""
+        with without_weights("CLIP"):
+            module: nn.Module = ImageWords(self.config, self.width)
         key_map = fitted(self.key_map, module, "it is not a LLaVA vision encoder:")
         return with_places(module), key_map
 

@@ -38,10 +38,11 @@ from modelpool.pool.families.detection.qwen_layout import (
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.models.components.common.fitted_key_map import fitted
 from modelpool.pool.models.components.common.library_names import image_processor, is_stand_in, of_library
+from modelpool.pool.models.components.common.module_plan import ModulePlan
+from modelpool.pool.models.components.vision.build_vision_encoder import without_weights
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.results import PixelArray
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
-from modelpool.pool.weights.ops.skip_init import uninitialised_on_meta
 
 _VISION = "transformers.vision_utils"
 get_vision_cu_seqlens: Any = of_library(_VISION, "get_vision_cu_seqlens")
@@ -93,7 +94,7 @@ _NAMES = {False: "Qwen 2.5 VL", True: "Qwen 3 VL"}
 
 
 @dataclass(frozen=True, slots=True)
-class QwenVisionPlan:
+class QwenVisionPlan(ModulePlan):
     """The plan for building it from its file.
 
     config   the arguments of its configuration
@@ -105,21 +106,14 @@ class QwenVisionPlan:
     key_map: KeyMap
     is_3: bool = False
 
-    def empty(self) -> nn.Module:
-        """Return the module without weights. Raises UnknownArchitecture if the file's tensors do not fit the class."""
-        return self.fitting()[0]
-
     def fitting(self) -> tuple[nn.Module, KeyMap]:
-        """Return `empty`, and the key map without tensors that the module has no parameter for. Raises as `empty`."""
+        """See `ModulePlan.fitting`."""
         name = _NAMES[self.is_3]
-        try:
-            with uninitialised_on_meta():
-                if self.is_3:
-                    module: nn.Module = Qwen3VLVisionModel(Qwen3VLVisionConfig(**self.config))
-                else:
-                    module = Qwen2_5_VisionTransformerPretrainedModel(Qwen2_5_VLVisionConfig(**self.config))
-        except Exception as error:  # transformers validates with various exception types
-            raise UnknownArchitecture(f"vision encoder: {name} cannot have these sizes: {error}") from error
+        with without_weights(name):
+            if self.is_3:
+                module: nn.Module = Qwen3VLVisionModel(Qwen3VLVisionConfig(**self.config))
+            else:
+                module = Qwen2_5_VisionTransformerPretrainedModel(Qwen2_5_VLVisionConfig(**self.config))
         key_map = fitted(self.key_map, module, f"it is not a {name} vision encoder:")
         return module.eval().requires_grad_(False), key_map
 

@@ -31,6 +31,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UnusableField, UserError
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts, VideoFacts
 from modelpool.pool.values.core.stage_params import (
+    ControlVideo,
     ControlVideoCondition,
     EncodeImageParams,
     ModelRef,
@@ -311,7 +312,7 @@ def encoded(job: JobGraph) -> tuple[EncodeImageParams, tuple[TaskId, ...]]:
     (found,) = [
         (work, task.needs)
         for task in job.job.tasks
-        if isinstance(work := job.works[task.task_id], EncodeImageParams) and work.is_control_video
+        if isinstance(work := job.works[task.task_id], EncodeImageParams) and isinstance(work.video, ControlVideo)
     ]
     return found
 

@@ -31,6 +31,7 @@ from modelpool.pool.values.core.stage_params import (
     RunHooks,
     RunState,
     SamplerState,
+    VideoBeginning,
 )
 from modelpool.pool.values.specs.gang import ANY_GPUS, Gang
 from modelpool.pool.values.specs.spec import Role, RunCost, WorkerId
@@ -317,7 +318,7 @@ def _beginning(whole: Whole) -> Latent:
     pixels = np.random.default_rng(3).integers(0, 255, (height, width, 3), np.uint8)
     video = whole.family.sampling.video
     concatenated = video is not None and video.begins is FirstFrameMode.CONCATENATED
-    work = EncodeImageParams(whole.model, width, height, frames=whole.frames if concatenated else 0)
+    work = EncodeImageParams(whole.model, width, height, video=VideoBeginning(whole.frames) if concatenated else None)
     made = whole.run(work, ImagePixels(pixels))
     assert isinstance(made, Latent)
     return made

@@ -146,7 +146,7 @@ def test_seconds_are_embedded_as_the_pipeline_does() -> None:
     given = seconds_states(ours, start, total)
     assert torch.equal(given[:, :1], expected.seconds_start_hidden_states)
     assert torch.equal(given[:, 1:], expected.seconds_end_hidden_states)
-    saved = plan.save(ours)
+    saved = plan.save(ours, file)
     assert saved.keys() == file.keys() - {"model.x"}
     assert all(torch.equal(saved[key], file[key]) for key in saved)
     again = plan_seconds({key: tuple(tensor.shape) for key, tensor in theirs.state_dict().items()})
