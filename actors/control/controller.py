@@ -652,7 +652,7 @@ class Controller:
     def _on_report(self, task: TaskSpec, report: TaskReport) -> None:
         """Pass the cost of successful runs to the catalog, for later activation estimates, and care for the states of
         runs."""
-        if report.error is None:
+        if report.error is None and report.cost.shows_activations:
             self._catalog.learn(task, report.cost)
         self._states.run_ended(task, report, self._tasks)
 
