@@ -2,8 +2,10 @@
 
 Ends of jobs are kept until the driver acknowledges them, so that a lost answer loses nothing; there are at most as
 many as the driver has jobs. Progress is a level, which every answer has: it has an answer of its own only if no end
-follows within `PROGRESS_SECONDS`. While more ends are expected, answers are `GATHER_SECONDS` apart so that each
-carries many: an answer costs about as much as a task. Knows neither the content of jobs nor the core.
+follows within `PROGRESS_SECONDS`, or within `PATIENT_SECONDS` while ends come that often. While more ends are expected,
+answers are `GATHER_SECONDS` apart, and wait for the ends that come in the next turns of the event loop, as those of one
+batch do, so that each carries many: an answer costs about as much as a task. Knows neither the content of jobs nor the
+core.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from modelpool.actors.worker.wire.messages import DriverEvents, JobEnded, JobPre
 from modelpool.pool.values.specs.spec import JobId
 
 PROGRESS_SECONDS = 0.1
+PATIENT_SECONDS = 0.3
 #: previews of one answer, some KiB each; the oldest are dropped
 PREVIEWS_KEPT = 256
 #: ends of tasks of one answer, some hundred bytes each; the oldest are dropped: the end of a job ends all its nodes
@@ -42,8 +45,9 @@ class ClientEvents:
         self._all_ended = asyncio.Event()
         self._listening = 0
         self._last_call_at = now
-        #: on the loop's clock, when the last answer with ends was sent
+        #: on the loop's clock, when the last answer with ends was sent, and the time between it and the one before
         self._last_sent_at = float("-inf")
+        self._gap_seconds = float("inf")
 
     def ended(self, job: JobEnded) -> None:
         """Add the end of a job of this driver."""
@@ -57,7 +61,11 @@ class ClientEvents:
     def progressed(self) -> None:
         """Note that the running tasks of this driver may have changed."""
         if self._wake_later is None and self._listening:
-            self._wake_later = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._send_progress)
+            loop = asyncio.get_running_loop()
+            since_seconds = loop.time() - self._last_sent_at
+            is_patient = max(since_seconds, self._gap_seconds) < PATIENT_SECONDS
+            delay_seconds = PATIENT_SECONDS - since_seconds if is_patient else PROGRESS_SECONDS
+            self._wake_later = loop.call_later(max(PROGRESS_SECONDS, delay_seconds), self._send_progress)
 
     def previewed(self, made: JobPreview) -> None:
         """Add a preview, in place of an earlier one of its job that was not sent."""
@@ -98,7 +106,8 @@ class ClientEvents:
             if early > 0 and self._ended and more_to_come():
                 await self._gather(early)
             if self._ended:
-                self._last_sent_at = loop.time()
+                await self._take_turns(more_to_come)
+                self._gap_seconds, self._last_sent_at = loop.time() - self._last_sent_at, loop.time()
         except TimeoutError:
             pass
         finally:
@@ -128,6 +137,16 @@ class ClientEvents:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._all_ended.wait()
+
+    async def _take_turns(self, more_to_come: Callable[[], bool]) -> None:
+        """Wait while each turn of the event loop brings further ends."""
+        for _ in range(ENDS_IN_ONE_ANSWER):
+            before = len(self._ended)
+            if not more_to_come():
+                return
+            await asyncio.sleep(0)
+            if len(self._ended) == before:
+                return
 
     def _acknowledge(self, cursor: int) -> None:
         while self._dropped < cursor and self._ended:

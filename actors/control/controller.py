@@ -652,7 +652,7 @@ class Controller:
     def _on_report(self, task: TaskSpec, report: TaskReport) -> None:
         """Pass the cost of successful runs to the catalog, for later activation estimates, and care for the states of
         runs."""
-        if report.error is None:
+        if report.error is None and report.cost.shows_activations:
             self._catalog.learn(task, report.cost)
         self._states.run_ended(task, report, self._tasks)
 
@@ -663,11 +663,13 @@ class Controller:
             self._overview.failed(command.job_id, command.error.message)
         result = None if command.result is None else self._tasks.result(command.result)
         made_by = None if command.result is None else self._tasks.made_by(command.result)
+        result_bytes = 0 if command.result is None else self._tasks.result_bytes(command.result)
         tasks = self._tasks.resolve(command.job_id)
         if self._states.has_checkpoints:
             unneeded = [task.task_id for task in job.graph.job.tasks if self._tasks.first_job(task.task_id) is None]
             self._states.job_ended(unneeded, command.outcome is Outcome.SUCCEEDED)
-        end = end_of(job, command.outcome, result, command.error, tasks, self._overview.place_of(made_by))
+        node = self._overview.place_of(made_by)
+        end = end_of(job, command.outcome, result, command.error, tasks, node, result_bytes)
         self._drivers.ended(job.client_id, end)
 
     def _note_change(self) -> None:

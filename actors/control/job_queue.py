@@ -335,6 +335,7 @@ def end_of(
     error: RunError | None,
     tasks: tuple[TaskSummary, ...],
     node: NodeId = NO_NODE,
+    result_bytes: int = 0,
 ) -> JobEnded:
     """Return the end of a job, for its driver."""
     return JobEnded(
@@ -348,4 +349,5 @@ def end_of(
         error=error,
         tasks=tasks,
         node=node,
+        result_bytes=result_bytes,
     )

@@ -29,6 +29,7 @@ from modelpool.pool.values.core.installed_versions import installed_versions
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.stage_params import ModelRef
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, JobId, Role, RunCost, TaskId, TaskSpec
+from modelpool.pool.values.specs.wire_value import evolve
 
 #: after this time, an answer holds no further requests: other callers get their turn
 TURN_SECONDS = 0.05
@@ -137,7 +138,7 @@ class OpenedCatalog:
         recipe, job = build_graph(request, job_id, self._catalog, batches)
         if capacity_bytes is not None:
             check_fits(job.job, capacity_bytes)
-        found = replace(recipe, versions=self._versions, computed_by=computed_by_of(self._computed_by, recipe.model))
+        found = evolve(recipe, versions=self._versions, computed_by=computed_by_of(self._computed_by, recipe.model))
         return BuiltRequest(found, self._with_fingerprints(job))
 
     def _with_fingerprints(self, graph: JobGraph) -> JobGraph:
@@ -145,7 +146,7 @@ class OpenedCatalog:
         parts: dict[ComponentKey, FilePart] = {}
         for task in graph.job.tasks:
             parts.update(task_files(task, graph.works[task.task_id]))
-        return replace(graph, fingerprints=self._fingerprints_of(parts))
+        return evolve(graph, fingerprints=self._fingerprints_of(parts))
 
     def _fingerprints_of(self, parts: Mapping[ComponentKey, FilePart]) -> dict[ComponentKey, str]:
         """Return the fingerprint of each file. Files that cannot be read here are left out: they are not checked. Those

@@ -365,6 +365,11 @@ class TaskStore:
         entry = self._entries.get(task_id)
         return None if entry is None or entry.report is None else (entry.report.worker_id, entry.report.incarnation)
 
+    def result_bytes(self, task_id: TaskId) -> int:
+        """Return the bytes of the arrays of a result; 0 for one that a driver gave."""
+        entry = self._entries.get(task_id)
+        return 0 if entry is None or entry.report is None else entry.report.result_bytes
+
     def find(self, task_id: TaskId) -> ResultRef | None:
         """Return the reference of a result or a state; None if it is not held."""
         owner = task_of_state(task_id)

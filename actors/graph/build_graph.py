@@ -8,8 +8,6 @@ workers nor queues.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from modelpool.actors.graph.all_features import check_request, recipe_of, with_defaults
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.stage_request import StageLike, StageRequest, UpscaleRequest
@@ -30,6 +28,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
 from modelpool.pool.values.core.stage_params import ModelRef
 from modelpool.pool.values.specs.spec import JobId, Stage, TaskId
+from modelpool.pool.values.specs.wire_value import evolve
 
 
 def build_graph(
@@ -52,7 +51,7 @@ def build_graph(
     if request.batch not in CHOSEN_BATCHES:
         return _built(request, job_id, catalog, model, defaults)
     if request.batch == ADAPTIVE_BATCH:  # each request has a size of its own
-        terms = replace(terms, submission=NO_BATCHES)
+        terms = evolve(terms, submission=NO_BATCHES)
     work, sides = catalog.batched_work(model), (request.width or defaults.width, request.height or defaults.height)
     choice = terms.pool.usual(work, *sides, request.frames or 0, terms.submission.expected)
 
@@ -68,8 +67,8 @@ def build_graph(
     except RunsAlone as alone:
         recipe, graph = built_with(1)
         reason = alone.reason
-    graph = replace(graph, job=replace(graph.job, batch_reason=reason), batch_gain=choice.gain)
-    return replace(recipe, batch_reason=reason), graph
+    graph = evolve(graph, job=evolve(graph.job, batch_reason=reason), batch_gain=choice.gain)
+    return evolve(recipe, batch_reason=reason), graph
 
 
 def _built(

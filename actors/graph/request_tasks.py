@@ -97,6 +97,7 @@ from modelpool.pool.values.core.task_inputs import (
 )
 from modelpool.pool.values.core.written_tokens import WrittenTokens
 from modelpool.pool.values.specs.spec import JobId, Role, Stage, TaskId
+from modelpool.pool.values.specs.wire_value import evolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,11 +504,11 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         raise unusable_field("last_step", part.last_step, f"more than the first step, {read.first_step}")
     if part is not None and part.last_step >= schedule.steps:
         part = replace(part, last_step=0, keeps_noise=False)
-    return replace(work, part=None if part == StepPart() else part)
+    return evolve(work, part=None if part == StepPart() else part)
 
 
 def _decode_params(model: ModelRef, sample: SampleParams, pastes: bool = False) -> DecodeParams:
-    return DecodeParams(model, replace(sample.shape, leading=sample.leading_kept), pastes)
+    return DecodeParams(model, evolve(sample.shape, leading=sample.leading_kept), pastes)
 
 
 def _numbered(name: str, tasks: Sequence[TaskId]) -> dict[str, TaskId]:

@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from modelpool.actors.config.config import ControllerPlace, ModelsSection
 from modelpool.actors.control.catalog_process import CatalogProcess
@@ -56,15 +56,17 @@ from modelpool.actors.worker.node_notices import NoticePoller, notice_lock
 from modelpool.actors.worker.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.wire.messages import (
-    ClientId,
+    DriverEvents,
     EndsWanted,
+    JobEnded,
     PreviewMade,
+    ResultRef,
     RunEnds,
     StartedWorker,
     StateSaved,
     StepDone,
 )
-from modelpool.actors.worker.wire.packed_calls import PackedEvents, packed_events
+from modelpool.actors.worker.wire.packed_calls import PackedEvents, packed_events, travels_itself
 from modelpool.actors.worker.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess
@@ -201,9 +203,12 @@ class ControllerActor(Controller):
         """As `steps_done`, packed."""
         await self.steps_done(unpacked(steps))
 
-    async def events_packed(self, client_id: ClientId, cursor: int, timeout_seconds: float) -> PackedEvents:
-        """As `events`, packed; see `PACKED_CALLS`."""
-        return packed_events(await self.events(client_id, cursor, timeout_seconds))
+    async def events_packed(self, asked: bytes) -> PackedEvents:
+        """As `events`, packed, with small results; see `PACKED_CALLS`."""
+        events: DriverEvents = await self.events(*unpacked(asked))
+        small = [job for job in events.ended if travels_itself(job)]
+        values = iter(await asyncio.gather(*map(_small_result, small)) if small else ())
+        return packed_events(events, [next(values) if travels_itself(job) else job.result for job in events.ended])
 
     async def submit_packed(self, submission: bytes) -> bytes:
         """As `submit`, packed."""
@@ -316,6 +321,16 @@ class GpuWorkerActor(GpuWorker):
         """As `ends`, packed; see `RayFleet.ends`."""
         wanted: EndsWanted = unpacked(asked)
         return _packed_ends(self.ends(wanted), wanted.most)
+
+
+async def _small_result(job: JobEnded) -> ResultRef | None:
+    """Return the packed result of a job, which Ray has sent here with the answer of its run; the reference if it has
+    not."""
+    try:
+        value = await cast("ray.ObjectRef[Any]", job.result)
+    except RayError:  # whoever reads the reference hears why
+        return job.result
+    return value if isinstance(value, bytes) else job.result
 
 
 def _packed_ends(ends: RunEnds, count: int) -> tuple[bytes | Result | None, ...]:

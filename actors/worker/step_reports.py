@@ -1,7 +1,7 @@
 """`StepReports`: tells a controller the steps of runs that are computed together, in one message for all of them.
 
 A message costs the controller about as much as a task. So there is one for all rows of a pass, at intervals, once the
-last row has done the step.
+last row has done the step, and none if all of them should end within the interval: their ends tell more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StepReports:
         self._interval_seconds = interval_seconds
         self._send = send
         self._is_current = is_current
-        self._told_at = time.monotonic()
+        self._told_at = self._stepped_at = time.monotonic()
         #: by run, with the number of calls of `tell` before
         self._steps: dict[int, tuple[RunRequest, StepDone, int]] = {}
         self._calls = 0
@@ -59,8 +59,12 @@ class StepReports:
         """Send what was noted, unless the last message was sent just now. Called when all runs have done a step."""
         self._calls += 1
         now = time.monotonic()
+        step_seconds, self._stepped_at = now - self._stepped_at, now
         if now - self._told_at < self._interval_seconds:
             return
+        left = max((step.steps - step.step for _, step, _ in self._steps.values()), default=0)
+        if left * step_seconds < self._interval_seconds:
+            return  # the ends of these runs follow
         steps = tuple(step for request, step, _ in self._steps.values() if self._is_current(request))
         self._steps.clear()
         if steps:

@@ -309,10 +309,12 @@ class SchedulerState:
         if self.worker_table.cordons:
             self._maintain(event)
         self.demand.fair_queue.settle(self.at)
+        # the ends of the others follow at once, and with them what may start
+        in_parts = self.ends_at is None and isinstance(event, RunEnded) and self.starts.is_reported_in_parts(event)
         if self.ends_at is None:
             if self.config.preemption and self.worker_table.open_passes:
                 self.pass_breaks.stop_passes(self.at)
-            if not (isinstance(event, RunEnded) and self.starts.is_reported_in_parts(event)):
+            if not in_parts:
                 self.starts.start_ready()
             if self.config.preemption:
                 self.preemption.preempt(self.at)
@@ -320,7 +322,7 @@ class SchedulerState:
                 self.gang_starts.resize(self.at)
         else:
             self.leaving.stop_what_outlasts(self.ends_at, self.at)
-        if self.starts.send_ahead.seconds:
+        if self.starts.send_ahead.seconds and not in_parts:
             self.starts.plan_ahead(self.ends_at is not None)
         if self.node_limits.draining:
             self._leave_drained(event)
@@ -329,7 +331,7 @@ class SchedulerState:
             self.demand.fair_queue.settle(self.at)
             if self.ends_at is None:
                 self.starts.start_ready()
-        if self.ends_at is None:
+        if self.ends_at is None and not in_parts:
             self.starts.prepare_loads(isinstance(event, Submitted))
             if self.pinned_loads.sets and (load_at := self.pinned_loads.plan(self.at)) < inf:
                 self.ticks.request(load_at - self.at, self.at)

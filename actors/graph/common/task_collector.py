@@ -153,7 +153,7 @@ class TaskCollector:
         if not self._keeps:
             return self._priced(work, context_tokens, batch_size, degrees)
         key = (
-            replace(work, seed=0) if isinstance(work, SampleParams) else work,
+            evolve(work, seed=0) if isinstance(work, SampleParams) else work,
             tuple(context_tokens),
             batch_size,
             degrees,
@@ -196,9 +196,9 @@ class TaskCollector:
         if gpus != ANY_GPUS:
             if obstacle := gang_obstacle(facts, work, gpus):
                 raise unusable_field("gpus", gpus, f"fewer: {obstacle}")
-            return replace(work, gpus=gpus), (gpus,)
+            return evolve(work, gpus=gpus), (gpus,)
         degrees = tuple(degree for degree in DEGREES if not gang_obstacle(facts, work, degree))
-        return (work if degrees == (1,) else replace(work, gpus=ANY_GPUS)), degrees
+        return (work if degrees == (1,) else evolve(work, gpus=ANY_GPUS)), degrees
 
     def _of_batch(self, work: StageParams) -> tuple[StageParams, int]:
         """Return `work` with the batch size of its forward passes, and that size."""
@@ -206,7 +206,7 @@ class TaskCollector:
             return work, 1
         if reason := why_single(work, self._catalog.model_defaults(work.model).sampling):
             raise runs_alone(unusable_field("batch", self._batch_size, f"1: {reason}"), reason)
-        return replace(work, batch_size=self._batch_size), self._batch_size
+        return evolve(work, batch_size=self._batch_size), self._batch_size
 
     def _pass_key(self, work: StageParams, context_tokens: Sequence[int]) -> str:
         """Return the key of tasks that may share passes with `work` at other steps."""

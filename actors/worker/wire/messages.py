@@ -275,9 +275,10 @@ class StageSubmission(WireValue):
 class JobEnded(WireValue):
     """The end of a job, for its driver. `result` is set if it succeeded, `error` if it failed.
 
-    wanted  the task that makes the result of the job
-    tasks   its successful tasks, in the order of the task graph
-    node    of the worker that made the result; NO_NODE if that is not known
+    wanted        the task that makes the result of the job
+    tasks         its successful tasks, in the order of the task graph
+    node          of the worker that made the result; NO_NODE if that is not known
+    result_bytes  arrays of the result; 0 if that is not known
     """
 
     submission_id: SubmissionId
@@ -290,6 +291,7 @@ class JobEnded(WireValue):
     error: RunError | None
     tasks: tuple[TaskSummary, ...]
     node: NodeId = NO_NODE
+    result_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,23 @@
 """`PACKED_CALLS`: the calls of a driver that are made for each image, or have something for each, as bytes.
 
 Ray looks up the class of every value in a message again, in Python; see `actors.worker.wire.packing`. References of
-results are not packed: Ray must see them, so that the results stay. Knows no Ray and no controller.
+results are not packed: Ray must see them, so that the results stay. Small results of requests travel themselves, as
+bytes: a reference costs the driver and the controller half of the CPU time of all else about an end, since Ray notes
+who holds it, and sends such a result along anyway. Knows no Ray and no controller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import DriverEvents, JobEnded, ResultRef, Submission
-from modelpool.actors.worker.wire.packing import packed, unpacked
+from modelpool.actors.worker.wire.packing import SMALL_BYTES, packed, unpacked
 
-#: packed events, and the references of the results of the jobs that have ended, in order
+#: packed events, and the results of the jobs that have ended, in order: packed ones, and references
 PackedEvents: TypeAlias = tuple[bytes, tuple[ResultRef | None, ...]]
 
 #: the place of the reference in the end of a job
@@ -37,11 +39,17 @@ class PackedCall(NamedTuple):
     unpack: Callable[[Any], Any]
 
 
-def packed_events(events: DriverEvents) -> PackedEvents:
-    """Pack the events of a driver."""
+def travels_itself(job: JobEnded) -> bool:
+    """Whether the result of a job travels with its end. Results of single stages stay references, which a driver gives
+    to later stages."""
+    return job.recipe is not None and job.result is not None and 0 < job.result_bytes <= SMALL_BYTES
+
+
+def packed_events(events: DriverEvents, results: Sequence[ResultRef | None]) -> PackedEvents:
+    """Pack the events of a driver, with these results of the jobs that have ended."""
     ends = [(_before_result(job), _after_result(job)) for job in events.ended]
     rest = events.cursor, events.running, events.previews, events.nodes
-    return packed((ends, rest)), tuple([job.result for job in events.ended])
+    return packed((ends, rest)), tuple(results)
 
 
 def unpacked_events(answer: PackedEvents) -> DriverEvents:
@@ -63,7 +71,7 @@ def _submission(submission: Submission) -> tuple[bytes] | None:
 
 PACKED_CALLS: Mapping[str, PackedCall] = MappingProxyType(
     {
-        "events": PackedCall("events_packed", lambda *arguments: arguments, unpacked_events),
+        "events": PackedCall("events_packed", lambda *arguments: (packed(arguments),), unpacked_events),
         "submit": PackedCall("submit_packed", _submission, unpacked),
         "check_each": PackedCall("check_each_packed", _submission, unpacked),
     }

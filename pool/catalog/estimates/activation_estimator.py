@@ -88,6 +88,7 @@ from modelpool.pool.values.core.stage_params import (
 )
 from modelpool.pool.values.specs.execution_modes import execution_modes as ways_of
 from modelpool.pool.values.specs.spec import ExecutionMode, Role, RunCost, TaskSpec
+from modelpool.pool.values.specs.wire_value import evolve
 from modelpool.pool.weights.patcher.weight_bytes import module_bytes
 from modelpool.pool.weights.plan.eviction_plan import ModuleBytes
 from modelpool.pool.weights.tracing.activation_bytes import WITHOUT_MARGIN, StageModule, attention_form, with_margin
@@ -194,7 +195,7 @@ class ActivationEstimator:
             if number == len(counted):
                 figure_bytes = min(figure_bytes, mode.counted_bytes)
             most_bytes = min(figure_bytes, most_bytes - 1)
-            yield replace(mode, activation_bytes=most_bytes)
+            yield evolve(mode, activation_bytes=most_bytes)
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
         """Calibrate with a successful run of `task` with the cost `cost`.
@@ -202,7 +203,7 @@ class ActivationEstimator:
         Runs that ran out of memory are not used here: the worker knows device, other load and division, and uses such
         runs in its own calibration. Nor are batches: the memory of a single task in a batch is unknown.
         """
-        if cost.batched > 1 or not task.uses:
+        if not cost.shows_activations or not task.uses:
             return
         mode = ways_of(task)[0] if cost.division is None else cost.division
         component, options = task.uses[0].component, task.options
@@ -237,7 +238,7 @@ class ActivationEstimator:
         for mode in self._execution_modes(model, work):
             counted_bytes = self._mode_bytes(model, work, context_tokens, mode)
             if counted_bytes < least_bytes:
-                found.append(replace(mode, activation_bytes=counted_bytes, counted_bytes=counted_bytes))
+                found.append(evolve(mode, activation_bytes=counted_bytes, counted_bytes=counted_bytes))
                 least_bytes = counted_bytes
         return tuple(found)
 

@@ -9,6 +9,13 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
+class _None:
+    """Stands for an entry that is missing: None may be one."""
+
+
+_NONE = _None()
+
+
 class LruCache(Generic[K, V]):
     """At most `limit` entries. Not thread-safe."""
 
@@ -20,8 +27,13 @@ class LruCache(Generic[K, V]):
     def get(self, key: K, find: Callable[[], V]) -> V:
         """Return the entry of `key`, computed by `find` if it is missing. Errors of `find` propagate and nothing is
         cached."""
-        answer = self._answers[key] if key in self._answers else find()
-        self.put(key, answer)
+        answers = self._answers
+        answer: V | _None = answers.pop(key, _NONE)
+        if isinstance(answer, _None):
+            answer = find()
+            self.put(key, answer)
+        else:
+            answers[key] = answer  # as the latest. A key is hashed twice in all: some have many fields
         return answer
 
     def setdefault(self, key: K, answer: V) -> V:

@@ -432,6 +432,12 @@ class RunCost(WireValue):
         )
 
     @property
+    def shows_activations(self) -> bool:
+        """Whether estimates of activations can learn from it: the memory of a single task in a batch is unknown, and
+        some devices measure none."""
+        return self.batched == 1 and self.working_bytes > 0
+
+    @property
     def remaining(self) -> float:
         """Fraction of all steps that the run had to do."""
         return (self.steps - self.steps_before) / self.steps if self.steps else 1.0

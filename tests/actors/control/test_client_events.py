@@ -89,6 +89,41 @@ def test_ends_that_come_while_others_are_to_come_are_told_together() -> None:
     asyncio.run(asyncio.wait_for(scene(), 30))
 
 
+def test_ends_of_one_batch_are_told_by_one_answer() -> None:
+    """They come in turns of the event loop: the first one was told alone, and the others by a second answer."""
+
+    async def scene() -> None:
+        talk = Talk()
+        answer = asyncio.ensure_future(talk.hear())
+        await asyncio.sleep(0)
+        for job in range(8):
+            talk.end(job)
+            await asyncio.sleep(0)
+        assert await answer == tuple(range(8))
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_progress_waits_longer_while_ends_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of small images had twice as many answers about progress as about ends."""
+    monkeypatch.setattr(feed, "GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(feed, "PATIENT_SECONDS", 1e6)
+
+    async def scene() -> None:
+        talk, loop = Talk(), asyncio.get_running_loop()
+        for ends in range(3):
+            answer = asyncio.ensure_future(talk.hear())
+            await asyncio.sleep(0)
+            talk.feed.progressed()
+            assert talk.feed._wake_later is not None
+            is_patient = talk.feed._wake_later.when() - loop.time() > 2 * feed.PROGRESS_SECONDS
+            assert is_patient == (ends == 2), "after two answers with ends that came soon after each other"
+            talk.end(ends)
+            await answer
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
 def test_progress_is_told_alone_only_if_no_end_has_told_it() -> None:
     async def scene() -> None:
         talk = Talk()

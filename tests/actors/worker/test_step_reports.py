@@ -1,8 +1,8 @@
 """Steps of runs that are computed together are told in one message.
 
 Proves: a message has the last step of every run, once the last one has done it, and not more often than at the
-interval; the end of a run is not told as a step; if the run that tells has left, the next step tells; nothing is sent
-for a controller that is not current.
+interval; the end of a run is not told as a step, and none is told right before the ends of all runs; if the run that
+tells has left, the next step tells; nothing is sent for a controller that is not current.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Rows:
     def send(self, steps: Sequence[StepDone]) -> None:
         self.sent.append([(step.run, step.step) for step in steps])
 
-    def done(self, step: int, runs: Sequence[int] = (1, 2, 3), tells: bool = True) -> None:
+    def done(self, step: int, runs: Sequence[int] = (1, 2, 3), tells: bool = True, steps: int = STEPS) -> None:
         for run in runs:
             request: Any = SimpleNamespace(run=run, epoch=1)
-            self.reports.note(request, StepDone(WorkerId("gpu-0"), 1, TaskId(f"task-{run}"), run, step, STEPS))
+            self.reports.note(request, StepDone(WorkerId("gpu-0"), 1, TaskId(f"task-{run}"), run, step, steps))
         if tells:
             self.reports.tell()
 
@@ -53,8 +53,23 @@ def test_messages_keep_the_interval_and_have_the_latest_steps(monkeypatch: pytes
     rows = Rows(interval_seconds=10.0)
     for step, at in ((1, 4.0), (2, 11.0), (3, 20.0)):
         now[0] = at
-        rows.done(step)
+        rows.done(step, steps=100)
     assert rows.sent == [[(1, 2), (2, 2), (3, 2)]], "nothing in the first interval, nor in that after a message"
+
+
+def test_a_run_that_should_end_within_the_interval_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image of 0.15 s cost a message about its steps, although its end followed at once."""
+    now = [0.0]
+    monkeypatch.setattr(step_reports.time, "monotonic", lambda: now[0])
+    rows = Rows(interval_seconds=10.0)
+    for step, at in ((1, 6.0), (2, 12.0), (3, 18.0)):
+        now[0] = at
+        rows.done(step, runs=(1,))
+    assert rows.sent == [[(1, 2)]], "12 s are left after the second step, and 6 s after the third"
+    now[0] = 24.0
+    rows.done(3, runs=(1,), tells=False)
+    rows.done(1, runs=(2,))
+    assert rows.sent[1:] == [[(1, 3), (2, 1)]], "the longest of the runs counts"
 
 
 def test_the_next_step_tells_if_the_run_that_tells_has_left() -> None:

@@ -20,7 +20,8 @@ from modelpool.actors.worker.wire.messages import (
     SubmissionId,
     TaskProgress,
 )
-from modelpool.actors.worker.wire.packed_calls import PACKED_CALLS, packed_events, unpacked_events
+from modelpool.actors.worker.wire.packed_calls import PACKED_CALLS, packed_events, travels_itself, unpacked_events
+from modelpool.actors.worker.wire.packing import SMALL_BYTES
 from modelpool.pool.values.specs.spec import JobId, Stage, TaskId, WorkerId
 from modelpool.pool.values.specs.wire_value import WireValue, evolve
 from modelpool.scheduler.model.messages import Outcome
@@ -50,9 +51,29 @@ def test_events_arrive_as_they_were_with_the_references_beside_them() -> None:
     running = (TaskProgress(*about, Stage.SAMPLE, WorkerId("w"), 1, 2),)
     nodes = (NodesEnded(*about, ("3",), Stage.DECODE, "w", 1.5),)
     events = DriverEvents(7, tuple(ends), running, (), nodes)
-    packed = packed_events(events)
+    packed = packed_events(events, [job.result for job in events.ended])
     assert packed[1] == (reference, None)
     assert unpacked_events(packed) == events
+
+
+@pytest.mark.parametrize(
+    ("bytes_of_result", "is_request", "expected"),
+    [(1, True, True), (SMALL_BYTES, True, True), (SMALL_BYTES + 1, True, False), (0, True, False), (1, False, False)],
+)
+def test_small_results_of_requests_travel_with_their_ends(
+    bytes_of_result: int, is_request: bool, expected: bool
+) -> None:
+    """References of small ones took half of the CPU time that an end takes."""
+    about, recipe = (SubmissionId("s"), 1, JobId("s-1"), TaskId("t")), built().recipe if is_request else None
+    end = JobEnded(*about, Outcome.SUCCEEDED, recipe, Reference(), None, (), result_bytes=bytes_of_result)
+    assert travels_itself(end) == expected
+    assert not travels_itself(replace(end, result=None))
+
+
+def test_the_arguments_of_a_call_for_events_are_one_value() -> None:
+    """Ray packs each argument of a call by itself, with a second value for its name."""
+    (sent,) = PACKED_CALLS["events"].pack(ClientId("c"), 3, 1.5) or ()
+    assert pickle.loads(sent) == (ClientId("c"), 3, 1.5)
 
 
 def test_requests_are_packed_unless_ray_must_see_what_they_have() -> None:
