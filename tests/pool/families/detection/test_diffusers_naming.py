@@ -196,7 +196,6 @@ def test_what_no_class_of_diffusers_runs_is_listed() -> None:
         "lens",
         "mage_flow",
         "newbie",
-        "omnigen2",
         "pid",
         "pixeldit",
         "seedvr2",
