@@ -500,8 +500,8 @@ _ROWS = (
         "reference",
         "Reference image, or a list of several. It keeps its proportions and is read at about as many pixels as the "
         "output; a missing output size follows it (the last one).",
-        requires="reference images (Flux Kontext, Qwen-Image-Edit, Qwen-Image layered, JoyImage, GLM-Image, OmniGen, OmniGen "
-        "2)",
+        requires="reference images (Flux Kontext, Qwen-Image-Edit, Qwen-Image layered, JoyImage, GLM-Image, OmniGen, "
+        "OmniGen 2)",
         option=Option(
             "--reference",
             "FILE",

@@ -205,18 +205,14 @@ def whole_cells(width: int, height: int) -> dict[str, int]:
 def image_guidance(positive: TextValue, negative: TextValue, cfg: float, family: str) -> dict[str, float]:
     """Return the guidance by the images that a model reads: none where both texts have them, and as much as by the text
     where the negative one has no reference images: what is left is the difference to neither text nor images. Nothing
-    if a node set it, and for families without. Raises NodeUnsupported for a scale that images cannot have."""
+    if a node set it, and for families without."""
     if positive.video is not None and "image_cfg" in positive.video.fields():
         return {}
     if positive.video is not None and positive.video.image is not None and family.endswith(_GUIDED_BY_IMAGE):
         return {"image_cfg": 1.0}
     if cfg == 1 or not positive.references or not family.startswith(_GUIDED_BY_REFERENCES):
         return {}
-    if negative.references:
-        return {"image_cfg": 1.0}
-    if cfg < 1:
-        raise NodeUnsupported(f"cfg: found {cfg:g} with a negative text without the images, expected at least 1")
-    return {"image_cfg": cfg}
+    return {"image_cfg": 1.0 if negative.references else cfg}
 
 
 def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]:

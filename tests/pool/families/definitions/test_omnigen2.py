@@ -3,6 +3,7 @@ weights and inputs, which are sines of their places; the loop of its pipeline is
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -96,9 +97,8 @@ def test_velocities_are_those_of_the_original_code(name: str) -> None:
     images = [_waves((4, 4, 4), 0.61), _waves((4, 2, 8), 0.83)]
     count = {"one": 1, "two": 2}.get(name.removeprefix("short text, ").split()[0], 0)
     kwargs: dict[str, Tensor] = {"context": _waves((2, 9, 32), 0.53), "context_mask": mask}
-    kwargs |= {
-        name: image.expand(2, -1, -1, -1) for name, image in zip(("reference", "reference_2")[:count], images, strict=False)
-    }  # fmt: skip
+    for key, shown in list(zip(("reference", "reference_2"), images, strict=True))[:count]:
+        kwargs[key] = shown.expand(2, -1, -1, -1)
     found = -omnigen2.forward(module, _waves((2, 4, 4, 6), 0.71), 1 - torch.tensor([0.3, 0.85]), kwargs)
     expected = torch.tensor(GOLDEN["velocities"][name]).reshape(found.shape)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
@@ -141,7 +141,7 @@ def _expected(tiny: TinyModel, made: Made, images: list[Image.Image], image_cfg:
     even = np.linspace(0, 1, STEPS + 1)[:-1]
     shift = math.sqrt(x.shape[-2] * x.shape[-1]) / 40
     times = [*(even / (shift - shift * even + even)).tolist(), 1.0]
-    for time, following in zip(times, times[1:], strict=False):
+    for time, following in itertools.pairwise(times):
 
         def velocity(text: Tensor, inputs: ModelKwargs, time: float = time, x: Tensor = x) -> Tensor:
             found: Tensor = module(x, torch.tensor([time]), text, references=list(inputs.values()))[0]
