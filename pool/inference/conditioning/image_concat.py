@@ -142,10 +142,9 @@ def image_inputs(
         model_kwargs[PRIOR] = _latents(inputs, task_inputs.PRIOR)
         # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
         negative[PRIOR] = torch.zeros_like(model_kwargs[PRIOR])
-    without, left_out = None, frozenset[str]()
+    without = None
     if work.guidance.without_image and not facts.names_images:  # a text without names of images is one without images
         without = {name: torch.zeros_like(value) for name, value in model_kwargs.items() if name == IMAGE}
-        left_out = frozenset(reference_names(work) if facts.guides_by_references else ())
     vision_kwargs = vision_inputs(works, inputs, facts)
     if facts.seen_as is not None and IMAGE_CONTEXT in vision_kwargs:
         # Source: `negative_image_embeds` of diffusers' StableCascadePriorPipeline
@@ -153,7 +152,7 @@ def image_inputs(
     if CLASS_LABELS in vision_kwargs:
         # Source: `_encode_image` of diffusers' StableUnCLIPImg2ImgPipeline
         negative[CLASS_LABELS] = torch.zeros_like(vision_kwargs[CLASS_LABELS])
-    return ImageInputs({**model_kwargs, **vision_kwargs}, negative, without, left_out)
+    return ImageInputs({**model_kwargs, **vision_kwargs}, negative, without, left_out(work, facts))
 
 
 def repeats_image(facts: SamplingFacts) -> bool:
@@ -194,6 +193,12 @@ def empty_image_inputs(
         places = [[place, place + 1] for place in range(len(work.references))]
         model_kwargs[IMAGE_PLACES] = torch.tensor([places] * batch)
     return model_kwargs
+
+
+def left_out(work: SampleParams, facts: SamplingFacts) -> frozenset[str]:
+    """Return the names of the model inputs that a prediction without images of `work` has not: reference images. Texts
+    that name images are without them where they name none."""
+    return frozenset(reference_names(work) if facts.guides_by_references and not facts.names_images else ())
 
 
 def reference_names(work: SampleParams) -> dict[str, tuple[int, int]]:

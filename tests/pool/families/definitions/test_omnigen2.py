@@ -6,19 +6,25 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.families.definitions import omnigen2
 from modelpool.pool.families.parts.forward import ModelKwargs
 from modelpool.pool.inference.pixels.latent_pixels import latent_shape
@@ -27,20 +33,24 @@ from modelpool.pool.models.components.diffusion.omnigen2_module import OmniGen2T
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.saving.diffusers_folder import save_diffusers
 from modelpool.pool.values.core.errors import UnknownArchitecture, UserError
-from modelpool.pool.values.core.stage_params import EncodeImageParams, EncodeParams, SampleParams
+from modelpool.pool.values.core.stage_params import EncodeImageParams, EncodeParams, Latent, SampleParams
 from modelpool.pool.values.specs.spec import JobId, Role
 from tests.each_case import each_case
+from tests.pool.device_waits import WaitRecorder
 from tests.pool.families.definitions.compared import Compared, check_texts_of_two_lengths
+from tests.pool.families.test_device_waits import SENT
 from tests.pool.families.test_from_images import image
 from tests.pool.families.test_transformers_as_folders import assert_same_model
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, kl_vae, seeded, words
-from tests.pool.families.whole_transformer import NEGATIVE
+from tests.pool.families.whole_transformer import NEGATIVE, Whole
 from tests.pool.inference.conditioning.test_image_concat import assert_equal
+from tests.pool.input_names import results_read
 from tests.pool.models.components.text import cases as texts
 from tests.pool.models.text.tiny_tokenizers import for_transformers
+from tests.pool.pipeline import QUIET
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[3] / "golden" / "omnigen2.json").read_text())
 NOT_COMPARED = {
@@ -57,11 +67,11 @@ CHAT = (
 )
 
 
-def _model() -> Any:
+def _model(width: int = WIDTH) -> Any:
     return OmniGen2Transformer2DModel(
         in_channels=16, hidden_size=48, num_layers=2, num_refiner_layers=2, num_attention_heads=4, num_kv_heads=2,
         out_channels=16, multiple_of=1, ffn_dim_multiplier=1.25, axes_dim_rope=(4, 4, 4),
-        axes_lens=(1024, 1664, 1664), text_feat_dim=WIDTH, timestep_scale=1000.0,
+        axes_lens=(1024, 1664, 1664), text_feat_dim=width, timestep_scale=1000.0,
     )  # fmt: skip
 
 
@@ -73,6 +83,22 @@ TINY = TinyFamily(
     dict,
     {"qwen25_3b": (lambda: texts.qwen2(words=words("qwen")), texts.under("model.", "visual.x.weight"))},
     lambda: kl_vae(16),
+)
+
+
+def _wide_encoder() -> Any:
+    """With keys and values as wide as published, by which a file of it alone is recognised."""
+    own = {**texts.DECODER, "vocab_size": words("qwen"), "hidden_size": 256, "num_attention_heads": 2}
+    positions = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+    del own["head_dim"]
+    config = transformers.Qwen2_5_VLTextConfig(**own, rms_norm_eps=1e-6, rope_parameters=positions)
+    return texts.seeded(transformers.Qwen2_5_VLTextModel(config))
+
+
+PUBLISHED_WIDTH = replace(
+    TINY,
+    model=lambda: _model(256),
+    encoders={"qwen25_3b": (_wide_encoder, texts.under("model.", "visual.x.weight"))},
 )
 
 
@@ -252,3 +278,59 @@ def test_a_folder_of_its_authors_is_the_same_model(tmp_path: Path) -> None:
         (folder / place).write_text(json.dumps(content))
     again = open_checkpoint(folder)
     assert_same_model(checkpoint, again)
+
+
+def test_separate_files_are_a_model(tmp_path: Path) -> None:
+    """As ComfyUI's graphs name them: the model without a prefix, the text encoder with its vision part, which is not
+    read, and an autoencoder."""
+    whole, apart = tmp_path / "whole", tmp_path / "apart"
+    whole.mkdir()
+    apart.mkdir()
+    tiny = TinyFamilyModel(whole, PUBLISHED_WIDTH)
+    fields = {**SIZES, "reference": [image(96, 64), image(32, 48)], "image_cfg": IMAGE_CFG}
+    expected = tiny.made(**fields).latents[0]
+    tiny.close()
+    parts: dict[str, dict[str, Tensor]] = {"omnigen2_fp16": {}, "qwen_2.5_vl_fp16": {}, "ae": {}}
+    prefixes = ("model.diffusion_model.", "text_encoders.qwen25_3b.transformer.", "vae.")
+    for key, tensor in load_file(whole / "tiny.safetensors").items():
+        for (_, part), prefix in zip(parts.items(), prefixes, strict=True):
+            if key.startswith(prefix):
+                part[key.removeprefix(prefix)] = tensor
+    for name, tensors in parts.items():
+        save_file(tensors, apart / f"{name}.safetensors")
+    shutil.copy(whole / "tokenizer_qwen25_3b/tokenizer.json", apart / "qwen_2.5_vl_fp16.tokenizer.json")
+    files = [f"{name}.safetensors" for name in parts]
+    said = {"format": 1, "diffusion_model": files[0], "text_encoders": [files[1]], "vae": files[2]}
+    (apart / "tiny.model.json").write_text(json.dumps(said))
+    tiny = TinyModel.of_folder(apart)
+    assert torch.equal(tiny.made(**fields).latents[0], expected)
+    tiny.close()
+
+
+def test_it_runs_within_what_was_counted_and_steps_do_not_wait_for_the_device(tmp_path: Path) -> None:
+    """On the simulated device, where what a task takes is measured, with and without images; and streamed weights make
+    what resident ones make."""
+    sim.install()
+    sim.configure(0, 1 << 28)
+    sim.recover(0)
+    tiny = TinyFamilyModel(tmp_path, TINY, device="sim")
+    shown = {"reference": [image(96, 64), image(32, 48)]}
+    for fields in ({}, shown, {**shown, "prompt": "a cat"}, {**shown, "image_cfg": 1.0}):
+        made = tiny.made(**{**SIZES, **fields})
+        for task, cost in zip(made.tasks, made.costs, strict=True):
+            if isinstance(made.works[task.task_id], SampleParams | EncodeParams | EncodeImageParams):
+                assert cost.working_bytes <= task.activation_bytes <= 1.35 * cost.working_bytes
+    (task,) = (one for one in made.tasks if isinstance(made.works[one.task_id], SampleParams))
+    recorder = WaitRecorder(is_recording=False)
+    with recorder:
+        inputs = results_read(task, made.results)
+        tiny.engine.run(task, made.works[task.task_id], inputs, recorder.hooks_of_step(1))
+    assert set(recorder.places) <= {SENT}, recorder.places
+    tiny.close()
+    settings = EngineSettings("sim", budget_bytes=1 << 28, vram_policy=VramPolicy.NONE)
+    streamed = Whole(tmp_path, TINY, write=False, settings=settings)
+    work = made.works[task.task_id]
+    again, _ = streamed.engine.run(task, work, inputs, QUIET)
+    assert isinstance(again, Latent)
+    np.testing.assert_allclose(again.samples_CHW, made.latents[0][0], atol=1e-5)
+    streamed.engine.close()
