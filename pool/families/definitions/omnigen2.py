@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.families.detection.layouts.image_layouts import OMNIGEN_2
+from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import references
 from modelpool.pool.files.formats.folder_header import WORDS_AND_IMAGES
@@ -106,12 +107,17 @@ FAMILIES = (
                 image_cfg=2.0,
                 negative=_NEGATIVE,
             ),
-            not_divided="its reference images are parts of one sequence with the text",
+            sequence=sequence_plans.OMNIGEN_2,
         ),
         sources="pipeline_omnigen2.py and inference.py of VectorSpaceLab/OmniGen2; ComfyUI has a shift of 2.6 at every "
         "size",
         # its pipeline and its class are no part of diffusers
         folder=fam.DiffusersFolder("", text_folders={fam.Role.TEXT_ENCODER: WORDS_AND_IMAGES}),
         lora=fam.TRANSFORMER,
+        options=fam.OptionFacts(
+            # teacache_util.py and transformer_omnigen2.py of its authors
+            teacache=(fam.TeaCacheFacts((-5.48259225, 11.48772289, -4.47407401, 2.47730926, -0.03316487), 0.05),),
+            skips_blocks=True,
+        ),
     ),
 )
