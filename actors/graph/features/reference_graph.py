@@ -83,7 +83,7 @@ def text_with_images(text: str, count: int, field: str = "prompt") -> str:
 
 def reference_cfg(request: GenerateRequest, facts: SamplingFacts) -> float:
     """Return the guidance scale of the reference images; 0 for a run that is not guided by them."""
-    if not (facts.names_images and request.references):
+    if not (facts.guides_by_references and request.references):
         return 0.0
     usual = 0.0 if facts.defaults is None else facts.defaults.image_cfg
     return usual if request.image_cfg is None else request.image_cfg
@@ -101,7 +101,7 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
     accepts_several = facts.several_references or (facts.reference_mode is not None and not facts.reference_covers)
     if count > 1 and not accepts_several:
         raise unusable_field("reference", counted(count, "image"), f"one: model {request.model!r} accepts only one")
-    if facts.names_images and request.image_cfg is not None and not count:
+    if facts.guides_by_references and request.image_cfg is not None and not count:
         raise UnusableField("image_cfg requires reference")
     if request.reference_as is None:
         return
@@ -168,10 +168,10 @@ def _is_called(names: str, request: GenerateRequest, model: ModelRef) -> bool:
     return names != "" and any(re.search(names, name) for name in (request.model, model.name, file))
 
 
-def _own_size(size: tuple[int, int], most: int, step: int) -> tuple[int, int]:
+def _own_size(size: tuple[int, int], most: int, pixels: int, step: int) -> tuple[int, int]:
     """Return the width and height at which an image of this size is read that is not enlarged: multiples of `step`, up
-    to `most`."""
-    scale = min(1.0, most / max(size))
+    to `most`, with at most `pixels` pixels; 0: any number."""
+    scale = min(1.0, most / max(size), math.sqrt((pixels or math.inf) / math.prod(size)))
     width, height = (max(step, round(side * scale) // step * step) for side in size)
     return width, height
 
@@ -195,7 +195,8 @@ def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
         step, pixels = max(step, EDIT_STEP), min(pixels, EDIT_PIXELS)
     sizes = tuple(reference_size(size, pixels, step) for size in own_sizes)
     if facts.reference_side:
-        sizes = tuple(_own_size(size, facts.reference_side, step) for size in own_sizes)
+        most, few = facts.reference_side, facts.reference_pixels
+        sizes = tuple(_own_size(size, most, few, step) for size in own_sizes)
     if facts.writes_tokens:
         sizes = tuple(reference_sides(*size) for size in own_sizes)
     most = MOST_RATIO if facts.writes_tokens else MOST_PROPORTION

@@ -656,7 +656,8 @@ def _warnings_of_run(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
             yield (f"node {latent.node_id}: seed {latent.seed} is not read: a second pass of a request has the seed of "
                    f"the first, {start.latent.seed}")  # fmt: skip
     if latent.cfg != 1:
-        yield from negative_warnings(latent.node_id, latent.positive, latent.negative)
+        family = names.models.get(latent.model.name, "")
+        yield from negative_warnings(latent.node_id, latent.positive, latent.negative, family)
 
 
 def guidance_warnings(latent: SampledLatent, names: PoolNames) -> tuple[str, ...]:
@@ -741,7 +742,8 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     fields |= _start_fields(latent, read_image)
     if positive.video is not None:
         images = {name: read_steps(image, read_image) for name, image in positive.video.images().items()}
-        fields |= positive.video.fields() | images | image_guidance(positive, family)
+        fields |= positive.video.fields() | images
+    fields |= image_guidance(positive, latent.negative, latent.cfg, family)
     if positive.regions:
         size = _size(latent.start)
         fields["regions"] = tuple(_region_fields(region, size, read_image) for region in positive.regions)

@@ -478,7 +478,7 @@ class MadeNodes:
         unread = (*told, *seen_warnings(positive, family))
         self.warnings |= dict.fromkeys((*unread, *option_warnings(node_id, model, given["cfg"], family)))
         if given["cfg"] != 1:
-            self.warnings |= dict.fromkeys(negative_warnings(node_id, positive, negative))
+            self.warnings |= dict.fromkeys(negative_warnings(node_id, positive, negative, family))
         if isinstance(start, BlankLatent):
             fields |= whole_cells(start.width, start.height) if start.width else {}
             fields |= {"frames": start.frames} if start.frames else {}
@@ -497,6 +497,7 @@ class MadeNodes:
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
         controls, prompts = controls_of(model, positive, family), image_prompts_of(model, positive, family)
         self._add_images(fields, inputs, replace(positive, controls=controls, image_prompts=prompts), size)
+        fields |= image_guidance(positive, negative, given["cfg"], family)
         if positive.video is not None and positive.video.video_stops:
             stops = {**stops, "video_stops": True}
         if positive.video is not None and positive.video.camera is not None:
@@ -659,7 +660,7 @@ class MadeNodes:
     ) -> None:
         """Add the images that condition a run."""
         if text.video is not None:
-            fields |= text.video.fields() | image_guidance(text, self._families.get(fields["model"], ""))
+            fields |= text.video.fields()
             inputs |= {name: self.image(image) for name, image in text.video.images().items()}
             inputs |= {} if text.video.video_mask is None else {"video_mask": self.mask(text.video.video_mask)}
         for number, use in enumerate(text.controls):

@@ -35,6 +35,8 @@ _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
 _CELL = 8
 #: families with guidance by an image
 _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
+#: families with guidance by reference images, by the beginning of their title
+_GUIDED_BY_REFERENCES = "OmniGen 2"
 #: families that vary images which their vision encoder reads, by the beginning of their title
 _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: families that read embeddings of images next to a text, and the ones of which they are states
@@ -200,11 +202,17 @@ def whole_cells(width: int, height: int) -> dict[str, int]:
     return {"width": max(_CELL, width // _CELL * _CELL), "height": max(_CELL, height // _CELL * _CELL)}
 
 
-def image_guidance(text: TextValue, family: str) -> dict[str, float]:
-    """Return the guidance by the image that a model reads, where both texts have it: none. Nothing if a node set it,
-    and for families without."""
-    read = text.video is not None and text.video.image is not None and "image_cfg" not in text.video.fields()
-    return {"image_cfg": 1.0} if read and family.endswith(_GUIDED_BY_IMAGE) else {}
+def image_guidance(positive: TextValue, negative: TextValue, cfg: float, family: str) -> dict[str, float]:
+    """Return the guidance by the images that a model reads: none where both texts have them, and as much as by the text
+    where the negative one has no reference images: what is left is the difference to neither text nor images. Nothing
+    if a node set it, and for families without."""
+    if positive.video is not None and "image_cfg" in positive.video.fields():
+        return {}
+    if positive.video is not None and positive.video.image is not None and family.endswith(_GUIDED_BY_IMAGE):
+        return {"image_cfg": 1.0}
+    if cfg == 1 or not positive.references or not family.startswith(_GUIDED_BY_REFERENCES):
+        return {}
+    return {"image_cfg": 1.0 if negative.references else cfg}
 
 
 def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]:
@@ -292,8 +300,11 @@ def option_warnings(node_id: str, model: ModelValue, cfg: float, family: str) ->
         yield f"node {node_id}: CFGNorm: found strength {strength:g}, which is not read: {own}"
 
 
-def negative_warnings(node_id: str, positive: TextValue, negative: TextValue) -> Iterator[str]:
-    """Yield what only the negative text of a run says besides its text: the run has one value of it, of positive."""
+def negative_warnings(node_id: str, positive: TextValue, negative: TextValue, family: str) -> Iterator[str]:
+    """Yield what only the negative text of a run says besides its text: the run has one value of it, of positive; and
+    that it is read with reference images although it has none, by families without guidance by them."""
+    if positive.references and not negative.references and not family.startswith(_GUIDED_BY_REFERENCES):
+        yield f"node {node_id}: negative: found no reference images, those of positive are read with both texts"
     fields = [{} if text.video is None else {**text.video.fields(), **text.video.images()}
               for text in (positive, negative)]  # fmt: skip
     own = [{**found, "guidance": text.guidance, "inpainted image": text.inpainted}

@@ -28,7 +28,7 @@ from modelpool.pool.families.parts.two_stages import prior_channels
 from modelpool.pool.inference.conditioning.conditions import Condition, inputs_on
 from modelpool.pool.inference.conditioning.first_frame import first_frame_inputs, first_frame_shape
 from modelpool.pool.inference.conditioning.guides import placed_guides
-from modelpool.pool.inference.conditioning.image_concat import PRIOR, empty_image_inputs, repeats_image
+from modelpool.pool.inference.conditioning.image_concat import PRIOR, empty_image_inputs, left_out, repeats_image
 from modelpool.pool.inference.conditioning.image_labels import empty_image_labels
 from modelpool.pool.inference.conditioning.inpainting import Inpainting
 from modelpool.pool.inference.conditioning.micro_conditioning import (
@@ -197,8 +197,8 @@ def sample_bytes(
     run = lengths if work.reads_negative else lengths[:1]
     cached_bytes = 0
     together = Counter(run if common is not None or (len(run) > 2 and max_batch != 1) else set(run))
-    if len(run) == 2 and work.guidance.without_image and max_batch != 1:
-        together[lengths[1]] += 1
+    if len(run) == 2 and work.guidance.without_image and max_batch != 1 and not facts.guides_by_references:
+        together[lengths[1]] += 1  # without reference images its prediction has other inputs, and is made by itself
     together.update(of_regions if max_batch != 1 else set(of_regions) - together.keys())
     for length, batch in together.items():
         inputs = inputs_of(batch, length)
@@ -569,6 +569,7 @@ def _loop_bytes(
                     Regions(tuple(regions), tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions)),
                     without if work.guidance.without_image else None,
                     texts[2].context_BLD if len(texts) > 2 else None,
+                    left_out(work, facts),
                 ),
                 ModelCall(predict_noise, sd1_sigma_table(), options=options.model_options, max_batch=max_batch),
                 guider_of(facts, run, cond, (1, *shape_CHW), META, GuidanceMemory()),

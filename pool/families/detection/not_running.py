@@ -70,7 +70,6 @@ NOT_RUNNING: tuple[Signature, ...] = (
         latent="pixels",
     ),
     _shared(image.LUMINA_2, "newbie", "NewBie", "Lumina2", having(pooled_text=True), latent="flux"),
-    _shared(image.OMNIGEN_2, "omnigen2", "OmniGen 2", "Omnigen2", latent="flux"),
     _marked(
         "lens", "Lens", "Lens",
         published("transformer_blocks.0.attn.norm_added_q.weight", "transformer_blocks.0.img_mlp.w1.weight"),

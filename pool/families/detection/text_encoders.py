@@ -280,7 +280,6 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     },
     "newbie": ("gemma3_4b",),
     "ace_step": ("t5_base",),
-    "omnigen2": ("qwen25_3b",),
     "kandinsky5": ("clip_l", "qwen25_7b"),
     "kandinsky5_image": ("clip_l", "qwen25_7b"),
 }

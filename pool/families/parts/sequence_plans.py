@@ -241,6 +241,8 @@ LUMINA_2 = one_stream(
     attention="attn",
     segment="tokens",
 )
+#: words, reference images and patches are one sequence
+OMNIGEN_2 = replace(LUMINA_2, reads_references=True)
 KREA_2 = one_stream(
     "transformer_blocks",
     Split("transformer_blocks.*", "image_rotary_emb", 0, TOKENS),

@@ -22,6 +22,8 @@ PROJECTION = "projection_model"
 DURATION_FOLDER = "duration_embedder"
 #: the folder with statistics of image embeddings (unCLIP)
 NORMALIZER = "image_normalizer"
+#: the text encoder of OmniGen 2, a model of words and images
+WORDS_AND_IMAGES = "mllm"
 #: the folder with the projection of views (Zero123)
 VIEW_PROJECTION = "cc_projection"
 #: folders of LTX-2: what joins the states of the text encoder, and what decodes audio
@@ -42,6 +44,7 @@ COMPONENT_FOLDERS = (
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
     *(PROJECTION, DURATION_FOLDER, NORMALIZER, VIEW_PROJECTION, CONNECTORS, AUDIO_VAE, VOCODER),
     WRITER_FOLDER,
+    WORDS_AND_IMAGES,
     CONDITION_ENCODER,
 )
 #: key in `Header.configs`: the class of each component, from the model's index

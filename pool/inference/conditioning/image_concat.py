@@ -71,11 +71,13 @@ class ImageInputs:
     model_kwargs  with every text
     negative  with the negative prompt, replacing inputs of the same names
     without  with the negative prompt, for a prediction without the image; None if there is none
+    left_out  names of inputs that this prediction has not
     """
 
     model_kwargs: Mapping[str, Tensor] = field(default_factory=dict)
     negative: Mapping[str, Tensor] = field(default_factory=dict)
     without: Mapping[str, Tensor] | None = None
+    left_out: frozenset[str] = frozenset()
 
 
 def image_inputs_part(run: DenoisingRun) -> RunPart | None:
@@ -84,7 +86,7 @@ def image_inputs_part(run: DenoisingRun) -> RunPart | None:
     found = image_inputs(run.works, run.inputs, run.facts, run.latent, cells)
     run.prompts = run.prompts.with_inputs(found.model_kwargs, found.negative)
     if found.without is not None:
-        run.prompts = replace(run.prompts, without_image=found.without)
+        run.prompts = replace(run.prompts, without_image=found.without, left_out=found.left_out)
     return None
 
 
@@ -142,7 +144,7 @@ def image_inputs(
         negative[PRIOR] = torch.zeros_like(model_kwargs[PRIOR])
     without = None
     if work.guidance.without_image and not facts.names_images:  # a text without names of images is one without images
-        without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])}
+        without = {name: torch.zeros_like(value) for name, value in model_kwargs.items() if name == IMAGE}
     vision_kwargs = vision_inputs(works, inputs, facts)
     if facts.seen_as is not None and IMAGE_CONTEXT in vision_kwargs:
         # Source: `negative_image_embeds` of diffusers' StableCascadePriorPipeline
@@ -150,7 +152,7 @@ def image_inputs(
     if CLASS_LABELS in vision_kwargs:
         # Source: `_encode_image` of diffusers' StableUnCLIPImg2ImgPipeline
         negative[CLASS_LABELS] = torch.zeros_like(vision_kwargs[CLASS_LABELS])
-    return ImageInputs({**model_kwargs, **vision_kwargs}, negative, without)
+    return ImageInputs({**model_kwargs, **vision_kwargs}, negative, without, left_out(work, facts))
 
 
 def repeats_image(facts: SamplingFacts) -> bool:
@@ -191,6 +193,12 @@ def empty_image_inputs(
         places = [[place, place + 1] for place in range(len(work.references))]
         model_kwargs[IMAGE_PLACES] = torch.tensor([places] * batch)
     return model_kwargs
+
+
+def left_out(work: SampleParams, facts: SamplingFacts) -> frozenset[str]:
+    """Return the names of the model inputs that a prediction without images of `work` has not: reference images. Texts
+    that name images are without them where they name none."""
+    return frozenset(reference_names(work) if facts.guides_by_references and not facts.names_images else ())
 
 
 def reference_names(work: SampleParams) -> dict[str, tuple[int, int]]:

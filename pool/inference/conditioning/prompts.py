@@ -23,6 +23,7 @@ class Prompts:
     regions        prompts for parts of the image in addition to `cond`
     without_image  model inputs that replace inputs of the same names for a prediction of `uncond` without an image
     without_image_BLD  the text of that prediction; None: the text of `uncond`
+    left_out       names of model inputs that this prediction has not
     """
 
     cond: Condition
@@ -30,6 +31,7 @@ class Prompts:
     regions: Regions = NO_REGIONS
     without_image: ModelKwargs | None = None
     without_image_BLD: Tensor | None = None
+    left_out: frozenset[str] = frozenset()
 
     def to(self, device: torch.device) -> Prompts:
         """Return the same on `device`."""
@@ -40,6 +42,7 @@ class Prompts:
             self.regions.to(device),
             None if without is None else inputs_on(without, device),
             None if self.without_image_BLD is None else self.without_image_BLD.to(device),
+            self.left_out,
         )
 
     def with_inputs(self, model_kwargs: ModelKwargs, negative: ModelKwargs = NO_KWARGS) -> Prompts:

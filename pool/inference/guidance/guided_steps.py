@@ -130,7 +130,8 @@ class _GuidedStep:
         self._conditions: tuple[Condition | None, ...] = (prompts.cond, prompts.uncond, *prompts.regions.conditions)
         self._without_image = len(self._conditions)
         if prompts.uncond is not None and prompts.without_image is not None:
-            model_kwargs = {**prompts.uncond.model_kwargs, **prompts.without_image}
+            kept = {**prompts.uncond.model_kwargs, **prompts.without_image}
+            model_kwargs = {name: value for name, value in kept.items() if name not in prompts.left_out}
             text = prompts.uncond.context_BLD if prompts.without_image_BLD is None else prompts.without_image_BLD
             without_image = replace(prompts.uncond, context_BLD=text, model_kwargs=model_kwargs)
             self._conditions = (*self._conditions, without_image)

@@ -456,6 +456,8 @@ class SamplingFacts:
     reference_covers  whether its reference image, which is a single one, has the size of the output
     reference_side  most pixels along a side of its reference images, which keep their size otherwise; 0: they have
                     about as many pixels as the output
+    reference_pixels  most pixels of its reference images, which keep their size otherwise; 0: any number up to
+                    `reference_side`
     learned_negative  it is guided against a state that it has learned, and reads no negative prompt
     sequence        how several GPUs divide its tokens; None: they cannot
     not_divided     why they cannot, for users: a clause
@@ -489,6 +491,7 @@ class SamplingFacts:
     needs_reference: bool = False
     reference_covers: bool = False
     reference_side: int = 0
+    reference_pixels: int = 0
     learned_negative: bool = False
     sequence: SequencePlan | None = None
     not_divided: str = ""
@@ -499,6 +502,12 @@ class SamplingFacts:
     def reads_lyrics(self) -> bool:
         """It generates music, and reads lyrics and facts about the music."""
         return "lyrics" in self.reads
+
+    @property
+    def guides_by_references(self) -> bool:
+        """Its reference images have a guidance scale of their own, next to the one of the text."""
+        by_image = self.defaults is not None and self.defaults.guidance is Guidance.TEXT_AND_IMAGE
+        return by_image and "reference" in self.reads
 
     @property
     def names_images(self) -> bool:

@@ -58,13 +58,14 @@ IN_OWN_TESTS = {
     *("cogvideox_fun_control", "cogvideox_i2v", "cogview3_plus", "cogview4", "cogview4_control", "ernie_image"),
     "glm_image",
     *("hunyuan_image_21_refiner", "ideogram4", "joyimage", "kandinsky5_image", "kandinsky5_video", "kandinsky6"),
-    *("kandinsky6_distilled", "krea2", "longcat_image", "ltx2", "omnigen", "ovis_image", "qwen_image_21"),
-    *("qwen_image_layered", "sana", "sana_sprint", "skyreels_i2v", "stable_audio_3", "wan22_animate"),
+    *("kandinsky6_distilled", "krea2", "longcat_image", "ltx2", "omnigen", "ovis_image"),
+    *("qwen_image_21", "qwen_image_layered", "sana", "sana_sprint", "skyreels_i2v", "stable_audio_3", "wan22_animate"),
 }
 #: of another size than one of these, and equal to it but in name
 ALIKE = {"flux2_dev", "sana_4k"}
 #: that diffusers has no pipeline for
 WITHOUT_PIPELINE = {
+    "omnigen2",
     *("wan21_fun_control", "wan22_fun_control", "wan22_fun_control_5b", "wan21_camera", "wan22_camera"),
 }
 #: of a BERT, which its class has and no file and no pipeline

@@ -6,6 +6,7 @@ import diffusers
 import torch
 from torch import nn, randn, tensor, zeros
 
+from modelpool.pool.models.components.diffusion.omnigen2_module import OmniGen2Transformer2DModel
 from tests.pool.zoo.case import Inputs, Maker
 
 HALFWAY = (0.5, 0.2)
@@ -217,6 +218,19 @@ def lumina2() -> tuple[nn.Module, Inputs]:
     return module, inputs
 
 
+def omnigen2() -> tuple[nn.Module, Inputs]:
+    module = OmniGen2Transformer2DModel(
+        in_channels=4, hidden_size=24, num_layers=2, num_refiner_layers=1, num_attention_heads=3, num_kv_heads=1,
+        multiple_of=2, axes_dim_rope=(4, 2, 2), text_feat_dim=32, timestep_scale=1000.0,
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": randn(2, 4, 16, 16),
+        "timestep": tensor([0.1, 0.5]),
+        "encoder_hidden_states": randn(2, 7, 32),
+    }
+    return module, inputs
+
+
 def hidream() -> tuple[nn.Module, Inputs]:
     module = diffusers.HiDreamImageTransformer2DModel(
         patch_size=2,
@@ -315,7 +329,7 @@ def stableaudio() -> tuple[nn.Module, Inputs]:
 IMAGE_TRANSFORMERS: dict[str, Maker] = {
     f.__name__: f
     for f in (
-        sd3, sd35, flux, chroma, flux2, qwenimage, zimage, hunyuandit, auraflow, lumina2, hidream, pixart, sana,
-        stableaudio,
+        sd3, sd35, flux, chroma, flux2, qwenimage, zimage, hunyuandit, auraflow, lumina2, omnigen2, hidream, pixart,
+        sana, stableaudio,
     )
 }  # fmt: skip

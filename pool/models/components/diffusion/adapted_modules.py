@@ -24,6 +24,7 @@ from modelpool.pool.families.parts.audio_tracks import MOST_SOUND
 from modelpool.pool.families.parts.inner_models import COMPANION, SILENCE_CELLS, TIMBRE_CELLS, UNCONDITIONAL
 from modelpool.pool.models.components.common.library_names import of_library
 from modelpool.pool.models.components.diffusion.camera_rays import rays_of_cells
+from modelpool.pool.models.components.diffusion.omnigen2_module import OmniGen2Transformer2DModel
 from modelpool.pool.values.core.errors import CorruptFile, unusable_field
 
 #: of families that came after the oldest supported version
@@ -572,6 +573,7 @@ ADAPTED: Mapping[str, type[nn.Module]] = {
         Kandinsky6Transformer3DModel,
         LTXVideoTransformer3DModel,
         OmniGenTransformer2DModel,
+        OmniGen2Transformer2DModel,
         QwenImageTransformer2DModel,
         StableAudioDiTModel,
         WanCameraTransformer3DModel,

@@ -39,6 +39,7 @@ from tests.pool.families.definitions import (
     test_krea2,
     test_longcat_image,
     test_ltx2,
+    test_omnigen2,
     test_ovis_image,
     test_wan_animate,
 )
@@ -112,6 +113,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
         yield f"wan_vace, {name}", Case(wan_vace.VACE, wan_vace.CALLS[name][0])
     face = {"video": _video(1), "face_video": _video(3, 512), "reference": _image(2)}
     yield "wan22_animate", Case(test_wan_animate.TINY, face)
+    yield "omnigen2", Case(test_omnigen2.TINY, {"reference": [_image(5), _image(6)]})
     yield "wan21_fun_control", Case(seen_wan.FOLLOWING, {**begun, "video": _video(4)})
     yield (
         "cogvideox_fun_control",

@@ -36,6 +36,7 @@ MODULES = Path(modules.__file__ or "").parent
 WITHOUT_INPUT = {"hunyuan_video_15_sr"}
 #: families that diffusers has no pipeline for
 WITHOUT_PIPELINE = {
+    "omnigen2",
     *("wan21_fun_control", "wan22_fun_control", "wan22_fun_control_5b", "wan21_camera", "wan22_camera"),
 }
 

@@ -93,7 +93,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 _DEPTHS = ("num_layers", "num_single_layers", "num_blocks", "num_visual_blocks", "num_refiner_layers")
 #: classes that diffusers does not have: their own tests build them
-_OWN = {"WanReferenceTransformer3DModel", "WanCameraTransformer3DModel"}
+_OWN = {"WanReferenceTransformer3DModel", "WanCameraTransformer3DModel", "OmniGen2Transformer2DModel"}
 RUNS = sorted({row.runs for row in SIGNATURES if row.runs} - _OWN)
 
 
@@ -196,7 +196,6 @@ def test_what_no_class_of_diffusers_runs_is_listed() -> None:
         "lens",
         "mage_flow",
         "newbie",
-        "omnigen2",
         "pid",
         "pixeldit",
         "seedvr2",

@@ -157,6 +157,7 @@ TEACACHE_CASES: dict[str, tuple[Callable[[], Case], int]] = {
     "ltxv": (lambda: build("ltxv"), 28),
     "mochi": (lambda: build("mochi"), 2),
     "lumina2": (lambda: build("lumina2"), 2),
+    "omnigen2": (lambda: build("omnigen2"), 2),
     "cogvideox": (lambda: build("cogvideox"), 2),
     "wan_t2v": (lambda: build("wan"), 30),
 }
@@ -258,7 +259,7 @@ def test_models_without_published_coefficients_of_teacache_are_refused() -> None
     # a family that is derived from one of these inherits its coefficients, unless it says otherwise
     wan, cogvideox = ("wan_t2v", "wan21_i2v"), ("cogvideox", "cogvideox_2b", "cogvideox_i2v", "cogvideox_15")
     flux_models = ("flux_dev", "flux_schnell", "flux_fill", "flux_control")
-    others = ("cogvideox_15_i2v", "hunyuan_video", "ltxv", "mochi", "lumina2")
+    others = ("cogvideox_15_i2v", "hunyuan_video", "ltxv", "mochi", "lumina2", "omnigen2")
     assert TEACACHE_FACTS.keys() == {*wan, *cogvideox, *flux_models, *others}
     assert TEACACHE_FACTS.keys() <= running_families().keys()
 
