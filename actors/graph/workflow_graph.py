@@ -94,6 +94,8 @@ _CELL_SIDE = 16
 _INPAINTED = ("inpaint_image", "inpaint_mask")
 #: beginning of the names of images that guide a video
 _GUIDES = "guides."
+#: beginning of the names of texts in boxes
+_BOXES = "boxes."
 #: level below which a start latent is a part of what a run begins with
 _ALL_NOISE = 0.999
 #: videos that condition a run
@@ -104,7 +106,7 @@ _CAMERA = "camera"
 _FIRST_FRAMES = "first_frames"
 _SAMPLE_INPUTS = (
     "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask, "
-    "video, video_mask, face_video, first_frames, guides.N"
+    "video, video_mask, face_video, first_frames, guides.N, boxes.N"
 )
 
 
@@ -119,6 +121,7 @@ class NodeValue:
     shape   of what a latent is decoded to
     model   that a latent is of
     has_sound  whether a latent has an audio track behind its frames
+    is_pooled  whether an encoded text has its pooled state, for boxes
     """
 
     kind: str
@@ -128,6 +131,7 @@ class NodeValue:
     shape: OutputShape | None = None
     model: ModelRef | None = None
     has_sound: bool = False
+    is_pooled: bool = False
 
     @property
     def timing(self) -> float:
@@ -274,9 +278,9 @@ class _WorkflowTasks:
         fields: dict[str, Any] = {"model": node.model, "prompt": "", "loras": node.loras, "clip_skip": node.clip_skip}
         request = GenerateRequest(**{**fields, name: node.prompt})
         tasks = RequestTasks(self._catalog, StageRequest(Stage.ENCODE, request), self.tasks)
-        task, tokens = tasks.encoded(node.is_negative)
+        task, tokens = tasks.encoded(node.is_negative, node.pooled)
         self.warnings |= tasks.warnings
-        return NodeValue(ENCODED, task, tokens=tokens)
+        return NodeValue(ENCODED, task, tokens=tokens, is_pooled=node.pooled)
 
     def _encode(self, node: EncodeNode) -> NodeValue:
         for name, encode in (("video", self._encode_video), ("audio", self._encode_audio)):
@@ -378,6 +382,7 @@ class _WorkflowTasks:
         if camera is not None and _CAMERA not in facts.reads:
             raise unsupported_field(_CAMERA, request.model, "reads no camera")
         read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
+        read = replace(read, **self._boxes(node))
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:
@@ -393,6 +398,25 @@ class _WorkflowTasks:
             self.warnings |= dict.fromkeys(prompt_warnings(request))
         made = _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
         return replace(made, has_sound=_makes_sound(defaults))
+
+    def _boxes(self, node: SampleNode) -> dict[str, Any]:
+        """Return what a run reads of texts in boxes, as fields. Raises UnusableField for boxes without their text, or
+        the other way round."""
+        boxes = () if node.gligen is None else node.gligen.boxes
+        given = [name for name in node.inputs if name.startswith(_BOXES)]
+        expected = [f"{_BOXES}{number}" for number, _ in enumerate(boxes)]
+        if sorted(given) != sorted(expected):
+            raise unusable_field("inputs", ", ".join(given) or "no boxes", ", ".join(expected) or "no boxes")
+        if node.gligen is None:
+            return {}
+        texts = {name: self._read(node, name, ENCODED) for name in expected}
+        for name, text in texts.items():
+            if not text.is_pooled:
+                raise unusable_field(name, "a text without its pooled state", "a text node with pooled")
+        gligen = replace(self._catalog.gligens.find(node.gligen.model), end=node.gligen.end)
+        places = [(box.x, box.y, box.x + box.width, box.y + box.height) for box in boxes]
+        tasks = (text.task for text in texts.values())
+        return {"gligen": gligen, "boxes": tuple(zip(tasks, places, strict=True))}
 
     def _guides(self, node: SampleNode) -> tuple[tuple[TaskId, GuideCondition], ...]:
         """Return the images that guide a video. Raises UnusableField for images without their frame, or the other way
@@ -426,7 +450,7 @@ class _WorkflowTasks:
         videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
         _check_videos(videos, request.frames)
         changed |= videos
-        read = [name for name in node.inputs if name not in others and not name.startswith(_GUIDES)]
+        read = [name for name in node.inputs if name not in others and not name.startswith((_GUIDES, _BOXES))]
         images = {name: self._task_image(node, name) for name in read}
         parts: dict[str, Any] = {}
         for name, image in images.items():

@@ -16,6 +16,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     AUDIOS,
     CONTROLNETS,
     EDITOR_INPUTS,
+    GLIGENS,
     IMAGES,
     LORAS,
     MODELS,
@@ -158,6 +159,7 @@ class PoolNames:
             CONTROLNETS: () if self.files is None else self.files.controlnets,
             UPSCALERS: () if self.files is None else self.files.upscalers,
             STYLES: () if self.files is None else self.files.image_prompts,
+            GLIGENS: () if self.files is None else self.files.gligens,
             VIDEOS: self.videos,
             AUDIOS: self.audios,
             **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS), ()),
@@ -606,7 +608,7 @@ def _value_errors(
 
 def _chosen(given: NodeInput, value: str, names: PoolNames) -> str:
     """Return the name that a value with choices means: models and other weights may be named by their files."""
-    if given.choices in (MODELS, LORAS, CONTROLNETS, UPSCALERS, STYLES) and not names.has(given, value):
+    if given.choices in (MODELS, LORAS, CONTROLNETS, UPSCALERS, STYLES, GLIGENS) and not names.has(given, value):
         return file_stem(value)
     if given.choices != IMAGES:
         return value

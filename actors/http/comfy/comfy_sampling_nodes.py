@@ -12,6 +12,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_BATCH,
     MAX_SEED,
     MAX_SIDE,
+    NO_NEGATIVE_BOXES,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
     NodeInput,
@@ -398,6 +399,10 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
         raise NodeUnsupported("negative: expected one text; areas are only supported in positive")
     if positive.controls != negative.controls and negative.controls:
         raise NodeUnsupported("negative: its ControlNets must be those of positive")
+    if positive.gligen is not None:
+        raise NodeUnsupported("positive: texts in boxes are a part of a workflow")
+    if negative.gligen is not None and cfg != 1:
+        raise NodeUnsupported(NO_NEGATIVE_BOXES)
     for name in ("references", "image_prompts"):
         if getattr(negative, name) and getattr(negative, name) != getattr(positive, name):
             raise NodeUnsupported(f"negative: its {name} must be those of positive")

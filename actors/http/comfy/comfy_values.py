@@ -204,6 +204,26 @@ class ImagePromptUse:
 
 
 @dataclass(frozen=True, slots=True)
+class BoxText:
+    """A text in a box of the image, in pixels, and the text encoder that reads it."""
+
+    text: str
+    clip: ClipValue
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class GligenUse:
+    """A GLIGEN model of the pool, and the texts in boxes that it reads."""
+
+    model: str
+    boxes: tuple[BoxText, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Unread:
     """What the input `name` of a node says, which a run does not read: it has an equivalent of its own, which may
     differ."""
@@ -241,6 +261,7 @@ class TextValue:
     prior       the latents of stage C of Stable Cascade, which stage B reads
     span        the share of the steps in which it acts, from and to
     timed       other texts, each in its share of the steps
+    gligen      texts in boxes of the image
     unread      what its nodes say of the run that reads it
     """
 
@@ -261,6 +282,7 @@ class TextValue:
     prior: SampledLatent | None = None
     span: tuple[float, float] = (0.0, 1.0)
     timed: tuple[TextValue, ...] = ()
+    gligen: GligenUse | None = None
     unread: tuple[Unread, ...] = field(default=(), compare=False)
 
     @property
