@@ -116,6 +116,7 @@ class ReadFromNodes:
     guides      images that guide a video, each with its frame and strength
     camera      of a video, for a model that reads its path
     gligen      a GLIGEN model, and its boxes: the text of each, with left, top, right and bottom in pixels
+    of_prompt, nested  as in `GuidanceParams`
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -129,6 +130,8 @@ class ReadFromNodes:
     camera: CameraCondition | None = None
     gligen: GligenRef | None = None
     boxes: tuple[tuple[TaskId, tuple[int, int, int, int]], ...] = ()
+    of_prompt: bool = False
+    nested: bool = False
 
 
 class RequestTasks:
@@ -261,6 +264,8 @@ class RequestTasks:
             if not unguided and self._stage.negative_prompt not in ("", usual):
                 reason = f"model {self._model.name!r} reads it with image_cfg above 1 only, as it has references"
                 self.warnings[f"negative: ignored, {reason}"] = None
+        if work.guidance.of_prompt and work.guidance.without_image:
+            texts[WITHOUT_IMAGES] = texts[POSITIVE]
         for name in unguided:
             if name in given:
                 texts[name] = given[name]
@@ -507,6 +512,9 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         work = replace(work, shape=shape, conditions=(*work.conditions, *(guide for _, guide in read.guides)))
     if read.camera is not None:
         work = replace(work, conditions=(*work.conditions, read.camera))
+    guidance = replace(work.guidance, of_prompt=read.of_prompt, nested=read.nested)
+    if guidance.without_image:
+        work = replace(work, guidance=guidance)
     if read.gligen is not None:
         gligen = replace(read.gligen, boxes=tuple(_shares(box, work.shape) for _, box in read.boxes))
         work = replace(work, conditions=(*work.conditions, gligen))

@@ -60,7 +60,7 @@ from modelpool.pool.inference.operations.resampling import SLERP
 from modelpool.pool.values.core import task_inputs
 from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
-from modelpool.pool.values.core.sampling_facts import ModelDefaults
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import (
     SOUND,
     CameraCondition,
@@ -360,7 +360,7 @@ class _WorkflowTasks:
             _check_sound(node, start, defaults)
             if start.shape is not None:
                 self._warn_of_shape(mask, start.shape.width, start.shape.height)
-        request = self._with_nodes(node, start)
+        request = self._with_nodes(node, start, facts)
         if facts.inpaints and {*_INPAINTED} <= node.inputs.keys():
             shown = {
                 name: self._task_image(node, place) for name, place in zip(("image", "mask"), _INPAINTED, strict=True)
@@ -382,7 +382,7 @@ class _WorkflowTasks:
         if camera is not None and _CAMERA not in facts.reads:
             raise unsupported_field(_CAMERA, request.model, "reads no camera")
         read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
-        read = replace(read, **self._boxes(node))
+        read = replace(read, of_prompt=_predicts_prompt(node, facts), nested=node.nested, **self._boxes(node))
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:
@@ -429,7 +429,7 @@ class _WorkflowTasks:
         conditions = [GuideCondition(guide.frame, guide.strength) for guide in node.guides]
         return tuple((TaskId(image.task), each) for image, each in zip(images, conditions, strict=True))
 
-    def _with_nodes(self, node: SampleNode, start: NodeValue | None) -> GenerateRequest:
+    def _with_nodes(self, node: SampleNode, start: NodeValue | None, facts: SamplingFacts) -> GenerateRequest:
         """Return the request of a node with its seed, the size of its start latent, and the images of other nodes."""
         request = node.request
         changed: dict[str, Any] = {} if request.seed is not None else {"seed": self._request.seed}
@@ -470,11 +470,13 @@ class _WorkflowTasks:
                 raise unusable_field("inputs", name, _SAMPLE_INPUTS)
         if len(parts.get("reference", ())) == 1:
             parts["reference"] = parts["reference"][0]
-        if "image" in parts:
-            image = parts["image"]
+        sizing, step = "image", SIZE_STEP
+        if facts.guided_by_reference:
+            sizing, step = "reference", facts.side_multiple or SIZE_STEP
+        if isinstance(image := parts.get(sizing), TaskImage):
             for name, side in (("width", image.width), ("height", image.height)):
                 if getattr(request, name) is None and name not in changed:
-                    changed[name] = max(SIZE_STEP, side // SIZE_STEP * SIZE_STEP)
+                    changed[name] = max(step, side // step * step)
         return request.model_copy(update={**changed, **parts})
 
     def _task_image(self, node: SampleNode, name: str) -> TaskImage:
@@ -616,6 +618,13 @@ class _WorkflowTasks:
         if operation.result == AUDIO and timing > MAX_SECONDS:
             raise unusable_field(node.name, f"{timing:g} seconds of audio", f"up to {MAX_SECONDS}")
         return NodeValue(operation.result, task, size, tokens, _made_shape(operation.result, size, timing))
+
+
+def _predicts_prompt(node: SampleNode, facts: SamplingFacts) -> bool:
+    """Whether the prediction without the image that guides is for the prompt. Raises UnusableField."""
+    if node.prompt_without_image and facts.names_images:
+        raise unsupported_field("prompt_without_image", node.request.model, "names images in its texts")
+    return node.prompt_without_image
 
 
 def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:

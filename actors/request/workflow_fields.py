@@ -219,6 +219,10 @@ class SampleNode(_Node):
                  and forth
     guides       images that guide a video, for models that read them (LTX)
     camera       its path, for a model that reads one
+    prompt_without_image  the prediction without the image that guides (`image_cfg`) is for the prompt, instead of the
+                 negative prompt
+    nested       guidance by an image (`image_cfg`) scales what guidance by text and its options make, instead of the
+                 prediction for the negative prompt
     gligen       texts in boxes of the image, for UNets with one text encoder (Stable Diffusion 1)
     """
 
@@ -233,6 +237,8 @@ class SampleNode(_Node):
     guides: tuple[Guide, ...] = Field(default=(), max_length=MAX_PARTS)
     camera: CameraPath | None = None
     gligen: GligenBoxes | None = None
+    prompt_without_image: bool = False
+    nested: bool = False
 
     @field_validator("request", mode="before")
     @classmethod

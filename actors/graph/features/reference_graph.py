@@ -83,7 +83,7 @@ def text_with_images(text: str, count: int, field: str = "prompt") -> str:
 
 def reference_cfg(request: GenerateRequest, facts: SamplingFacts) -> float:
     """Return the guidance scale of the reference images; 0 for a run that is not guided by them."""
-    if not (facts.names_images and request.references):
+    if not ((facts.names_images or facts.guided_by_reference) and request.references):
         return 0.0
     usual = 0.0 if facts.defaults is None else facts.defaults.image_cfg
     return usual if request.image_cfg is None else request.image_cfg
@@ -101,7 +101,7 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
     accepts_several = facts.several_references or (facts.reference_mode is not None and not facts.reference_covers)
     if count > 1 and not accepts_several:
         raise unusable_field("reference", counted(count, "image"), f"one: model {request.model!r} accepts only one")
-    if facts.names_images and request.image_cfg is not None and not count:
+    if (facts.names_images or facts.guided_by_reference) and request.image_cfg is not None and not count:
         raise UnusableField("image_cfg requires reference")
     if request.reference_as is None:
         return

@@ -41,7 +41,9 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.comfy_request_fields import (
+    PATCHES,
     acting_options,
+    as_edited,
     check_guidance,
     check_seen,
     clip_skip,
@@ -687,7 +689,11 @@ def _unread(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
 
 def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages) -> dict[str, Any]:
     """Return the fields of a request for one run of a sampler."""
-    positive, family = latent.positive, names.models.get(latent.model.name, "")
+    family = names.models.get(latent.model.name, "")
+    positive = as_edited(latent.positive, family)
+    if positive.video is not None and (positive.video.nested or positive.video.prompt_without_image):
+        raise NodeUnsupported("DualCFGGuider: changed guidance in guidance, and the text of cond1 in negative, are a "
+                              "part of a workflow")  # fmt: skip
     check_parts("model", "LoRAs", len(latent.model.loras), MAX_LORAS)
     levels: dict[str, Any]
     levels = {"sigmas": latent.sigmas} if latent.sigmas else {"steps": latent.steps, "schedule": latent.schedule}
@@ -740,6 +746,9 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         )
     if positive.references:
         fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)
+    if positive.references and not latent.positive.references:  # the latents have its size
+        image = fields["reference"][0]
+        fields |= {"width": image.width // PATCHES * PATCHES, "height": image.height // PATCHES * PATCHES}
     fields |= _start_fields(latent, read_image)
     if positive.video is not None:
         images = {name: read_steps(image, read_image) for name, image in positive.video.images().items()}

@@ -21,6 +21,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
+    as_edited,
     check_guidance,
     check_seen,
     clip_skip,
@@ -461,7 +462,9 @@ class MadeNodes:
         """Return the latents of a sampling run. `given` has model, positive, negative, cfg, sampler_name and node_id.
         Raises NodeUnsupported."""
         model = self._model_of(given["model"], levels)
-        positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
+        family, node_id = self._families.get(model.name, ""), given["node_id"]
+        positive = as_edited(with_whole(given, given["positive"]), family)
+        negative = as_edited(given["negative"], family)
         start = self._as_video(node_id, start, model)
         _check_texts(positive, negative, given["cfg"])
         if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
@@ -505,6 +508,10 @@ class MadeNodes:
         self._add_images(fields, inputs, replace(positive, controls=controls, image_prompts=prompts), size)
         if positive.video is not None and positive.video.video_stops:
             stops = {**stops, "video_stops": True}
+        if positive.video is not None and positive.video.nested:
+            stops = {**stops, "nested": True}
+        if positive.video is not None and positive.video.prompt_without_image:
+            stops = {**stops, "prompt_without_image": True}
         if positive.video is not None and positive.video.camera is not None:
             stops = {**stops, "camera": positive.video.camera.path}
         stops = {**stops, **self._add_boxes(node_id, inputs, positive, model.name)}

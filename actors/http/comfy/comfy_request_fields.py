@@ -35,6 +35,10 @@ _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
 _CELL = 8
 #: families with guidance by an image
 _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
+#: families with guidance by a reference image, by the beginning of their title
+_GUIDED_BY_REFERENCE = "HiDream I1"
+#: multiple of the sides of an image that models read as patches, in pixels
+PATCHES = 16
 #: families that vary images which their vision encoder reads, by the beginning of their title
 _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: families that read embeddings of images next to a text, and the ones of which they are states
@@ -198,6 +202,19 @@ def shift_of(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> flo
 def whole_cells(width: int, height: int) -> dict[str, int]:
     """Return the sides of an image as a request has them: parts of a cell of 8 pixels are cut off, as latents do."""
     return {"width": max(_CELL, width // _CELL * _CELL), "height": max(_CELL, height // _CELL * _CELL)}
+
+
+def as_edited(text: TextValue, family: str) -> TextValue:
+    """Return a text with the image that a model edits where a request has it: models that are guided by a reference
+    image read it as that. Raises NodeUnsupported."""
+    video = text.video
+    if video is None or video.image is None:
+        return text
+    if not family.startswith(_GUIDED_BY_REFERENCE):
+        return text
+    if text.references:
+        raise NodeUnsupported("InstructPixToPixConditioning: found reference images next to it, expected one image")
+    return replace(text, references=(video.image,), video=replace(video, image=None))
 
 
 def image_guidance(text: TextValue, family: str) -> dict[str, float]:

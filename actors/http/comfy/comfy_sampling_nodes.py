@@ -228,7 +228,8 @@ def _cfg_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Guidance by a text and by an image: of a model that reads an image next to its latents (InstructPix2Pix). From
     the predictions n, c2 and c1, style regular is n + b * (c2 - n) + a * (c1 - c2) with a as cfg_conds and b as
-    cfg_cond2_negative; nested puts c2 + a * (c1 - c2) in the place of c2, which is regular with a * b as a."""
+    cfg_cond2_negative; nested puts c2 + a * (c1 - c2) in the place of c2, which is regular with a * b as a, unless an
+    option of the model changes it."""
     first, second, negative = given["cond1"], given["cond2"], given["negative"]
     images = [None if text.video is None else text.video.image for text in (first, second, negative)]
     if images[0] is None or images[0] != images[1] or images[2] is not None:
@@ -236,16 +237,18 @@ def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
             "cond1, cond2, negative: expected the same image of InstructPixToPixConditioning in cond1 and cond2, and "
             "none in negative"
         )
-    if replace(second, video=None) != negative:
-        raise NodeUnsupported("negative: expected the text of cond2: only the image differs between them")
+    alike = [replace(text, video=None) == negative for text in (first, second)]
+    if not any(alike):
+        raise NodeUnsupported("negative: expected the text of cond1 or of cond2: only the image differs between them")
     image_cfg = given["cfg_cond2_negative"]
-    cfg = given["cfg_conds"] * (image_cfg if given["style"] == "nested" else 1.0)
-    if given["style"] == "nested" and dict(given["model"].options).keys() & set(GUIDANCE_OPTIONS):
-        raise NodeUnsupported("style: found nested on a model with changed guidance, expected regular")
+    nested = given["style"] == "nested" and bool(dict(given["model"].options).keys() & set(GUIDANCE_OPTIONS))
+    cfg = given["cfg_conds"] * (image_cfg if given["style"] == "nested" and not nested else 1.0)
     if cfg == 1 and image_cfg != 1:
         raise NodeUnsupported(f"cfg_conds: found 1 with cfg_cond2_negative {image_cfg:g}, expected a number above 1: "
                               "the pool guides by an image next to guidance by a text")  # fmt: skip
-    others = VideoUse(others=(("image_cfg", image_cfg),))
+    others = VideoUse(
+        others=(("image_cfg", image_cfg),), prompt_without_image=not alike[1], nested=nested and image_cfg != 1
+    )
     return (GuiderValue(given["model"], with_video(first, others), replace(second, video=None), cfg),)
 
 

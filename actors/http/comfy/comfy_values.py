@@ -455,7 +455,7 @@ class VideoUse:
     """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
     other fields of a request, by name, and videos that it follows; None where a node says nothing. `video_stops`:
     nothing follows the last frame of its video. `first_frames`: the frames that a video begins with, if they are
-    several, of which `image` is the first."""
+    several, of which `image` is the first. `prompt_without_image`, `nested`: as of a node that samples."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
@@ -466,6 +466,8 @@ class VideoUse:
     video_stops: bool = False
     first_frames: NodeImage | None = None
     camera: CameraValue | None = None
+    prompt_without_image: bool = False
+    nested: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -484,6 +486,8 @@ class VideoUse:
             more.video_stops or (self.video_stops and more.video is None),
             self.first_frames if more.image is None else more.first_frames,
             more.camera or self.camera,
+            more.prompt_without_image or self.prompt_without_image,
+            more.nested or self.nested,
         )
 
     def images(self) -> dict[str, AnyImage]:

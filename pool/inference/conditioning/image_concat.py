@@ -84,7 +84,8 @@ def image_inputs_part(run: DenoisingRun) -> RunPart | None:
     found = image_inputs(run.works, run.inputs, run.facts, run.latent, cells)
     run.prompts = run.prompts.with_inputs(found.model_kwargs, found.negative)
     if found.without is not None:
-        run.prompts = replace(run.prompts, without_image=found.without)
+        # the inputs of a text of its own stay
+        run.prompts = replace(run.prompts, without_image={**(run.prompts.without_image or {}), **found.without})
     return None
 
 
@@ -141,7 +142,9 @@ def image_inputs(
         # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
         negative[PRIOR] = torch.zeros_like(model_kwargs[PRIOR])
     without = None
-    if work.guidance.without_image and not facts.names_images:  # a text without names of images is one without images
+    if work.guidance.without_image and facts.guided_by_reference:
+        without = {name: torch.zeros_like(model_kwargs[name]) for name in reference_names(work)}
+    elif work.guidance.without_image and not facts.names_images:  # a text without names of images is one without images
         without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])}
     vision_kwargs = vision_inputs(works, inputs, facts)
     if facts.seen_as is not None and IMAGE_CONTEXT in vision_kwargs:

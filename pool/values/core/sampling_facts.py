@@ -456,6 +456,7 @@ class SamplingFacts:
     reference_covers  whether its reference image, which is a single one, has the size of the output
     reference_side  most pixels along a side of its reference images, which keep their size otherwise; 0: they have
                     about as many pixels as the output
+    guided_by_reference  guidance by its reference image has a scale of its own
     learned_negative  it is guided against a state that it has learned, and reads no negative prompt
     sequence        how several GPUs divide its tokens; None: they cannot
     not_divided     why they cannot, for users: a clause
@@ -489,6 +490,7 @@ class SamplingFacts:
     needs_reference: bool = False
     reference_covers: bool = False
     reference_side: int = 0
+    guided_by_reference: bool = False
     learned_negative: bool = False
     sequence: SequencePlan | None = None
     not_divided: str = ""

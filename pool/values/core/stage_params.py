@@ -191,15 +191,20 @@ class GuidanceParams(WireValue):
     cfg        guidance scale; 1 for none, then the negative prompt is not read
     distilled  guidance input of a distilled model; `cfg` is then 1
     image_cfg  guidance scale of the image, 1 for none; 0 for models that are not guided by the image
+    of_prompt  the prediction without the image is for the prompt, instead of the negative prompt
+    nested     it scales the way from the prediction without the image to the result of the guidance by text, whatever
+               that is; else the way to the prediction for the negative prompt
     """
 
     cfg: float
     distilled: float = 0.0
     image_cfg: float = 0.0
+    of_prompt: bool = False
+    nested: bool = False
 
     @property
     def without_image(self) -> bool:
-        """The model is also evaluated for the negative prompt without the image (guidance by text and image)."""
+        """The model is also evaluated without the image (guidance by text and image)."""
         return self.cfg != 1 and self.image_cfg not in (0, 1)
 
 
@@ -693,7 +698,11 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
 )
 #: the same of parts of parameters
 _LATER_OF_PARTS: Mapping[type[Any], frozenset[str]] = MappingProxyType(
-    {SamplingSchedule: frozenset({"shift", "settings"}), ImageCondition: frozenset({"frames"})}
+    {
+        SamplingSchedule: frozenset({"shift", "settings"}),
+        ImageCondition: frozenset({"frames"}),
+        GuidanceParams: frozenset({"of_prompt", "nested"}),
+    }
 )
 #: the sampler with step lengths that follow from the images
 ADAPTIVE_SAMPLER = "dpm_adaptive"
