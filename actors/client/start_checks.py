@@ -298,6 +298,7 @@ class NameCheck:
             "controlnet": registry.find_controlnet,
             "upscaler": registry.find_upscaler,
             "image_prompt": registry.find_image_prompt,
+            "gligen": registry.find_gligen,
             "vision_encoder": registry.find_vision_encoder,
             "embedding": registry.find_embedding,
         }[kind]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from modelpool.actors.graph.common.graph_catalog import (
     ControlNetCatalog,
     EmbeddingCatalog,
+    GligenCatalog,
     GraphCatalog,
     ImagePromptCatalog,
     UpscalerCatalog,
@@ -82,6 +83,10 @@ class CachedCatalog:
     @property
     def image_prompts(self) -> ImagePromptCatalog:
         return self._catalog.image_prompts
+
+    @property
+    def gligens(self) -> GligenCatalog:
+        return self._catalog.gligens
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return the cached answer of `Catalog.use`."""

@@ -30,6 +30,7 @@ from modelpool.pool.values.core.stage_params import (
     ControlRef,
     EmbeddingRef,
     EncodeParams,
+    GligenRef,
     ImagePromptRef,
     LoraRef,
     ModelRef,
@@ -483,16 +484,18 @@ class TaskStore:
 
 
 def remote_sets(work: StageParams) -> tuple[tuple[RemoteFile, ...], ...]:
-    """Return the files of sources that a run reads, by model or upscaler, LoRA, ControlNet, image prompt adapter and
-    embedding."""
+    """Return the files of sources that a run reads, by model or upscaler, LoRA, ControlNet, image prompt adapter,
+    GLIGEN model and embedding."""
     if isinstance(work, OperationParams):
         return ()
-    refs: list[ModelRef | LoraRef | ControlRef | ImagePromptRef | EmbeddingRef | UpscalerRef] = [work.model]
+    refs: list[ModelRef | LoraRef | ControlRef | ImagePromptRef | GligenRef | EmbeddingRef | UpscalerRef]
+    refs = [work.model]
     if isinstance(work, (EncodeParams, SampleParams)):
         refs += work.loras
     if isinstance(work, SampleParams):
         refs += work.controls
         refs += work.image_prompts
+        refs += work.all_of(GligenRef)
     if isinstance(work, UpscaleParams) and work.vae is not None:
         refs.append(work.vae)
     if isinstance(work, EncodeParams):

@@ -6,7 +6,7 @@ catalog.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
@@ -64,17 +64,20 @@ from modelpool.pool.values.core.stage_params import (
     EncodeImageParams,
     EncodeParams,
     FaceCondition,
+    GligenRef,
     GuideCondition,
     ImageCondition,
     LoraRef,
     MaskCondition,
     ModelRef,
+    OutputShape,
     SampleParams,
     StartCondition,
     StepPart,
     VisionEncodeParams,
 )
 from modelpool.pool.values.core.task_inputs import (
+    BOX,
     CONTROL_VIDEO,
     FACE_VIDEO,
     GUIDE,
@@ -113,6 +116,8 @@ class ReadFromNodes:
     first_frames  the frames that a video begins with, if they are several
     guides      images that guide a video, each with its frame and strength
     camera      of a video, for a model that reads its path
+    gligen      a GLIGEN model, and its boxes: the text of each, with left, top, right and bottom in pixels
+    of_prompt, nested  as in `GuidanceParams`
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -124,6 +129,10 @@ class ReadFromNodes:
     first_frames: TaskVideo | None = None
     guides: tuple[tuple[TaskId, GuideCondition], ...] = ()
     camera: CameraCondition | None = None
+    gligen: GligenRef | None = None
+    boxes: tuple[tuple[TaskId, tuple[int, int, int, int]], ...] = ()
+    of_prompt: bool = False
+    nested: bool = False
 
 
 class RequestTasks:
@@ -162,13 +171,13 @@ class RequestTasks:
                 wanted = self._decode()
         return self._tasks.job(job_id, wanted, given, tuple(self.warnings))
 
-    def encoded(self, is_negative: bool = False) -> tuple[TaskId, int]:
-        """Add the encoding of the prompt of the request, or of its negative prompt; return the task, and the number of
-        tokens. Raises UserError."""
+    def encoded(self, is_negative: bool = False, pooled: bool = False) -> tuple[TaskId, int]:
+        """Add the encoding of the prompt of the request, or of its negative prompt, also with its pooled state; return
+        the task, and the number of tokens. Raises UserError."""
         if is_negative:
             text = self._named(self._request.negative, 0, "negative")
-            return self._encode(self._request, text, is_negative=True, name=NEGATIVE_TEXT)
-        return self._encode(self._request, self._named(self._request.prompt))
+            return self._encode(self._request, text, is_negative=True, name=NEGATIVE_TEXT, pooled=pooled)
+        return self._encode(self._request, self._named(self._request.prompt), pooled=pooled)
 
     def sampled(self) -> tuple[TaskId, SampleParams]:
         """Add the sampling run of a workflow; return its task and its work. Raises UserError."""
@@ -193,11 +202,12 @@ class RequestTasks:
         name: str = PROMPT,
         writes: WrittenTokens | None = None,
         is_lyrics: bool = False,
+        pooled: bool = False,
     ) -> tuple[TaskId, int]:
         """Add the encoding of a text, or of lyrics, by the model of `request` with its LoRAs that act for the text of
         this name, and with image embeddings where the text encoder reads images. Return the task, and the number of
         tokens that the diffusion model reads. `writes` are the tokens of the image that the text encoder writes for the
-        text."""
+        text; `pooled` as in `EncodeParams`."""
         catalog = self._catalog
         model = self._model if request.model == self._request.model else catalog.find_model(request.model)
         roles = tuple(role for role in catalog.components(model) if role.is_text_encoder)
@@ -208,8 +218,8 @@ class RequestTasks:
             is_negative = catalog.model_defaults(model).sampling.words_negative
         text = text if is_lyrics else text_of(request, text, self._facts, self._request)
         named = () if is_lyrics else catalog.embeddings.of(text, self._files_of_loras(request))
-        images = (references.seen, references.numbered)
-        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *images, writes, is_lyrics)
+        how = (references.seen, references.numbered, writes, is_lyrics, pooled)
+        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *how)
         tokenized = catalog.tokenize(work)
         task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
         return task, tokenized.length
@@ -255,6 +265,8 @@ class RequestTasks:
             if not unguided and self._stage.negative_prompt not in ("", usual):
                 reason = f"model {self._model.name!r} reads it with image_cfg above 1 only, as it has references"
                 self.warnings[f"negative: ignored, {reason}"] = None
+        if work.guidance.of_prompt and work.guidance.without_image:
+            texts[WITHOUT_IMAGES] = texts[POSITIVE]
         for name in unguided:
             if name in given:
                 texts[name] = given[name]
@@ -297,6 +309,7 @@ class RequestTasks:
         work, references = sample_params(run, loras, self._catalog)
         if self._read is not None:
             work = _as_read(work, self._read, self._model)
+            self.warnings |= dict.fromkeys(_box_warnings(work))
         check_lora_texts(self._request.loras, work)
         guided = work.reads_negative
         texts_set = self._stage.positive_request.prompt, self._stage.negative_prompt
@@ -312,6 +325,7 @@ class RequestTasks:
             needs[FACE_VIDEO] = input_video_id(self._request.face_video)
         for embeds in self._image_embeds():
             needs[IMAGE_EMBEDS] = embeds
+        needs |= _numbered(BOX, [] if self._read is None else [text for text, _ in self._read.boxes])
         needs |= _numbered(REFERENCE, [self._add(each) for each in references.encodes])
         for number, region in enumerate(self._request.regions):
             if region.mask is not None:
@@ -499,12 +513,40 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         work = replace(work, shape=shape, conditions=(*work.conditions, *(guide for _, guide in read.guides)))
     if read.camera is not None:
         work = replace(work, conditions=(*work.conditions, read.camera))
+    guidance = replace(work.guidance, of_prompt=read.of_prompt, nested=read.nested)
+    if guidance.without_image:
+        work = replace(work, guidance=guidance)
+    if read.gligen is not None:
+        gligen = replace(read.gligen, boxes=tuple(_shares(box, work.shape) for _, box in read.boxes))
+        work = replace(work, conditions=(*work.conditions, gligen))
     part = read.part
     if part is not None and 0 < part.last_step <= read.first_step:
         raise unusable_field("last_step", part.last_step, f"more than the first step, {read.first_step}")
     if part is not None and part.last_step >= schedule.steps:
         part = replace(part, last_step=0, keeps_noise=False)
     return evolve(work, part=None if part == StepPart() else part)
+
+
+def _shares(box: tuple[int, int, int, int], shape: OutputShape) -> tuple[float, float, float, float]:
+    left, top, right, bottom = box
+    return left / shape.width, top / shape.height, right / shape.width, bottom / shape.height
+
+
+def _box_warnings(work: SampleParams) -> Iterator[str]:
+    """Yield warnings about boxes beyond the image. Raises UnusableField for texts in boxes next to an option with which
+    they do not act."""
+    if work.gligen is None:
+        return
+    for number, box in enumerate(work.gligen.boxes):
+        if max(box) > 1:
+            yield (f"gligen.boxes.{number}: it ends beyond the image of {work.shape.width}x{work.shape.height} pixels: "
+                   "models were trained with boxes inside of images")  # fmt: skip
+    options = work.options
+    if options.tiled is not None:
+        raise UnusableField("gligen: found together with options.tiled, expected one: boxes are of the whole image")
+    if options.perp_neg is not None:
+        expected = "expected one of them: the empty text of perp_neg would read the boxes"
+        raise UnusableField(f"gligen: found together with options.perp_neg, {expected}")
 
 
 def _decode_params(model: ModelRef, sample: SampleParams, pastes: bool = False) -> DecodeParams:

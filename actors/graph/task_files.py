@@ -7,6 +7,7 @@ from modelpool.pool.values.core.stage_params import (
     ControlRef,
     EmbeddingRef,
     EncodeParams,
+    GligenRef,
     ImagePromptRef,
     LoraRef,
     OperationParams,
@@ -23,8 +24,8 @@ from modelpool.pool.values.specs.spec import ComponentKey, Role, TaskSpec
 
 
 def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart]:
-    """Return the file of each component that the task uses, LoRAs, textual inversions, ControlNets and image prompt
-    adapters included."""
+    """Return the file of each component that the task uses, LoRAs, textual inversions, ControlNets, image prompt
+    adapters and GLIGEN models included."""
     if isinstance(work, UpscaleParams):
         own = {task.uses[0].component: FilePart(work.model.path, files=work.model.files, sha256=work.model.sha256)}
         if (vae := work.vae) is not None:
@@ -41,6 +42,10 @@ def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart
         if role is Role.IMAGE_PROMPT:
             prompt = _image_prompt(work, use.component)
             files[use.component] = FilePart(prompt.path, files=prompt.files, sha256=prompt.sha256)
+            continue
+        if role is Role.GLIGEN:
+            gligen = _gligen(work, use.component)
+            files[use.component] = FilePart(gligen.path, files=gligen.files, sha256=gligen.sha256)
             continue
         model = work.model
         files[use.component] = FilePart(model.path, role, model.assembly, model.files, model.sha256)
@@ -63,3 +68,9 @@ def _image_prompt(work: StageParams, key: ComponentKey) -> ImagePromptRef:
     """Return an image prompt of a run."""
     assert isinstance(work, SampleParams), f"{key} is used by {work}"
     return next(prompt for prompt in work.image_prompts if image_prompt_key(prompt) == key)
+
+
+def _gligen(work: StageParams, key: ComponentKey) -> GligenRef:
+    """Return the GLIGEN model of a run."""
+    assert isinstance(work, SampleParams), f"{key} is used by {work}"
+    return next(iter(work.all_of(GligenRef)))

@@ -60,7 +60,7 @@ from modelpool.pool.inference.operations.resampling import SLERP
 from modelpool.pool.values.core import task_inputs
 from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
-from modelpool.pool.values.core.sampling_facts import ModelDefaults
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import (
     SOUND,
     CameraCondition,
@@ -95,6 +95,8 @@ _CELL_SIDE = 16
 _INPAINTED = ("inpaint_image", "inpaint_mask")
 #: beginning of the names of images that guide a video
 _GUIDES = "guides."
+#: beginning of the names of texts in boxes
+_BOXES = "boxes."
 #: level below which a start latent is a part of what a run begins with
 _ALL_NOISE = 0.999
 #: videos that condition a run
@@ -105,7 +107,7 @@ _CAMERA = "camera"
 _FIRST_FRAMES = "first_frames"
 _SAMPLE_INPUTS = (
     "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask, "
-    "video, video_mask, face_video, first_frames, guides.N"
+    "video, video_mask, face_video, first_frames, guides.N, boxes.N"
 )
 
 
@@ -120,6 +122,7 @@ class NodeValue:
     shape   of what a latent is decoded to
     model   that a latent is of
     has_sound  whether a latent has an audio track behind its frames
+    is_pooled  whether an encoded text has its pooled state, for boxes
     """
 
     kind: str
@@ -129,6 +132,7 @@ class NodeValue:
     shape: OutputShape | None = None
     model: ModelRef | None = None
     has_sound: bool = False
+    is_pooled: bool = False
 
     @property
     def timing(self) -> float:
@@ -275,9 +279,9 @@ class _WorkflowTasks:
         fields: dict[str, Any] = {"model": node.model, "prompt": "", "loras": node.loras, "clip_skip": node.clip_skip}
         request = GenerateRequest(**{**fields, name: node.prompt})
         tasks = RequestTasks(self._catalog, StageRequest(Stage.ENCODE, request), self.tasks)
-        task, tokens = tasks.encoded(node.is_negative)
+        task, tokens = tasks.encoded(node.is_negative, node.pooled)
         self.warnings |= tasks.warnings
-        return NodeValue(ENCODED, task, tokens=tokens)
+        return NodeValue(ENCODED, task, tokens=tokens, is_pooled=node.pooled)
 
     def _encode(self, node: EncodeNode) -> NodeValue:
         for name, encode in (("video", self._encode_video), ("audio", self._encode_audio)):
@@ -357,7 +361,7 @@ class _WorkflowTasks:
             _check_sound(node, start, defaults)
             if start.shape is not None:
                 self._warn_of_shape(mask, start.shape.width, start.shape.height)
-        request = self._with_nodes(node, start)
+        request = self._with_nodes(node, start, facts)
         if facts.inpaints and {*_INPAINTED} <= node.inputs.keys():
             shown = {
                 name: self._task_image(node, place) for name, place in zip(("image", "mask"), _INPAINTED, strict=True)
@@ -379,6 +383,7 @@ class _WorkflowTasks:
         if camera is not None and _CAMERA not in facts.reads:
             raise unsupported_field(_CAMERA, request.model, "reads no camera")
         read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
+        read = replace(read, of_prompt=_predicts_prompt(node, facts), nested=node.nested, **self._boxes(node))
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:
@@ -395,6 +400,25 @@ class _WorkflowTasks:
         made = _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
         return replace(made, has_sound=_makes_sound(defaults))
 
+    def _boxes(self, node: SampleNode) -> dict[str, Any]:
+        """Return what a run reads of texts in boxes, as fields. Raises UnusableField for boxes without their text, or
+        the other way round."""
+        boxes = () if node.gligen is None else node.gligen.boxes
+        given = [name for name in node.inputs if name.startswith(_BOXES)]
+        expected = [f"{_BOXES}{number}" for number, _ in enumerate(boxes)]
+        if sorted(given) != sorted(expected):
+            raise unusable_field("inputs", ", ".join(given) or "no boxes", ", ".join(expected) or "no boxes")
+        if node.gligen is None:
+            return {}
+        texts = {name: self._read(node, name, ENCODED) for name in expected}
+        for name, text in texts.items():
+            if not text.is_pooled:
+                raise unusable_field(name, "a text without its pooled state", "a text node with pooled")
+        gligen = replace(self._catalog.gligens.find(node.gligen.model), end=node.gligen.end)
+        places = [(box.x, box.y, box.x + box.width, box.y + box.height) for box in boxes]
+        tasks = (text.task for text in texts.values())
+        return {"gligen": gligen, "boxes": tuple(zip(tasks, places, strict=True))}
+
     def _guides(self, node: SampleNode) -> tuple[tuple[TaskId, GuideCondition], ...]:
         """Return the images that guide a video. Raises UnusableField for images without their frame, or the other way
         round."""
@@ -406,7 +430,7 @@ class _WorkflowTasks:
         conditions = [GuideCondition(guide.frame, guide.strength) for guide in node.guides]
         return tuple((TaskId(image.task), each) for image, each in zip(images, conditions, strict=True))
 
-    def _with_nodes(self, node: SampleNode, start: NodeValue | None) -> GenerateRequest:
+    def _with_nodes(self, node: SampleNode, start: NodeValue | None, facts: SamplingFacts) -> GenerateRequest:
         """Return the request of a node with its seed, the size of its start latent, and the images of other nodes."""
         request = node.request
         changed: dict[str, Any] = {} if request.seed is not None else {"seed": self._request.seed}
@@ -427,7 +451,7 @@ class _WorkflowTasks:
         videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
         _check_videos(videos, request.frames)
         changed |= videos
-        read = [name for name in node.inputs if name not in others and not name.startswith(_GUIDES)]
+        read = [name for name in node.inputs if name not in others and not name.startswith((_GUIDES, _BOXES))]
         images = {name: self._task_image(node, name) for name in read}
         parts: dict[str, Any] = {}
         for name, image in images.items():
@@ -447,11 +471,13 @@ class _WorkflowTasks:
                 raise unusable_field("inputs", name, _SAMPLE_INPUTS)
         if len(parts.get("reference", ())) == 1:
             parts["reference"] = parts["reference"][0]
-        if "image" in parts:
-            image = parts["image"]
+        sizing, step = "image", SIZE_STEP
+        if facts.blank_reference:
+            sizing, step = "reference", facts.side_multiple or SIZE_STEP
+        if isinstance(image := parts.get(sizing), TaskImage):
             for name, side in (("width", image.width), ("height", image.height)):
                 if getattr(request, name) is None and name not in changed:
-                    changed[name] = max(SIZE_STEP, side // SIZE_STEP * SIZE_STEP)
+                    changed[name] = max(step, side // step * step)
         return request.model_copy(update={**changed, **parts})
 
     def _task_image(self, node: SampleNode, name: str) -> TaskImage:
@@ -593,6 +619,13 @@ class _WorkflowTasks:
         if operation.result == AUDIO and timing > MAX_SECONDS:
             raise unusable_field(node.name, f"{timing:g} seconds of audio", f"up to {MAX_SECONDS}")
         return NodeValue(operation.result, task, size, tokens, _made_shape(operation.result, size, timing))
+
+
+def _predicts_prompt(node: SampleNode, facts: SamplingFacts) -> bool:
+    """Whether the prediction without the image that guides is for the prompt. Raises UnusableField."""
+    if node.prompt_without_image and facts.names_images:
+        raise unsupported_field("prompt_without_image", node.request.model, "names images in its texts")
+    return node.prompt_without_image
 
 
 def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:

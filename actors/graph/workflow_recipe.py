@@ -15,6 +15,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.workflow_fields import OperationNode, SampleNode, Workflow
 from modelpool.pool.values.core.stage_params import (
     EncodeParams,
+    GligenRef,
     OperationParams,
     OutputShape,
     SampleParams,
@@ -105,6 +106,7 @@ def _files(work: StageParams) -> Iterator[tuple[str, str, str]]:
     if isinstance(work, SampleParams):
         yield from (("controlnet", each.name, each.sha256) for each in work.controls)
         yield from (("image_prompt", each.name, each.sha256) for each in work.image_prompts)
+        yield from (("gligen", each.name, each.sha256) for each in work.all_of(GligenRef))
 
 
 def _without_images(value: Any, images: dict[str, str]) -> Any:

@@ -24,6 +24,7 @@ from modelpool.actors.request.bounds import (
 )
 from modelpool.actors.request.control_video_fields import checked_video
 from modelpool.actors.request.field_table import REQUEST_FIELDS, SIZE_STEP
+from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.image_fields import MAX_PARTS, TaskImage, checked_image
 from modelpool.actors.request.lora_fields import LoraChoice, parse_loras
 from modelpool.actors.request.number_fields import STEPS
@@ -32,6 +33,7 @@ from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, counted, unusable_field
+from modelpool.pool.values.core.refs import MOST_BOXES
 from modelpool.pool.values.core.sample_conditions import CAMERA_MOTIONS
 
 #: nodes of a workflow, and nodes behind one another
@@ -66,7 +68,8 @@ class _Node(Strict):
 
 class TextNode(_Node):
     """A text, encoded by the text encoders of a model. `is_negative`: as a negative prompt, which some families encode
-    in another way. `loras` are those that act on the text encoders."""
+    in another way. `loras` are those that act on the text encoders. `pooled`: also its pooled state, which texts in
+    boxes of an image have."""
 
     kind: Literal["text"]
     model: _Name
@@ -74,6 +77,7 @@ class TextNode(_Node):
     loras: tuple[LoraChoice, ...] = ()
     clip_skip: Annotated[int, Field(ge=0, le=30)] = 0
     is_negative: bool = False
+    pooled: bool = False
 
     @field_validator("prompt")
     @classmethod
@@ -177,6 +181,23 @@ class CameraPath(Strict):
     cy: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
+class GligenBox(Strict):
+    """A box of an image, in pixels: its left upper corner, and its size."""
+
+    x: Annotated[int, Field(ge=0, le=MAX_SIDE)]
+    y: Annotated[int, Field(ge=0, le=MAX_SIDE)]
+    width: Annotated[int, Field(ge=1, le=MAX_SIDE)]
+    height: Annotated[int, Field(ge=1, le=MAX_SIDE)]
+
+
+class GligenBoxes(Strict):
+    """A GLIGEN model, the boxes that it fills, and the share of the steps in which it acts."""
+
+    model: _Name
+    boxes: Annotated[tuple[GligenBox, ...], Field(min_length=1, max_length=MOST_BOXES)]
+    end: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
 class SampleNode(_Node):
     """A sampling run.
 
@@ -188,7 +209,7 @@ class SampleNode(_Node):
                  video, video_mask, face_video: images and masks with frames for these fields; first_frames: the frames
                  that a video begins with, if they are several, of which image is the first one;
                  inpaint_image, inpaint_mask: what a model reads that was trained for inpainting, and no other one;
-                 guides.N: the image of each of `guides`
+                 guides.N: the image of each of `guides`; boxes.N: the text of each box of `gligen`, pooled
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all
     adds_noise   whether noise is added to the start latent
@@ -198,6 +219,11 @@ class SampleNode(_Node):
                  and forth
     guides       images that guide a video, for models that read them (LTX)
     camera       its path, for a model that reads one
+    prompt_without_image  the prediction without the image that guides (`image_cfg`) is for the prompt, instead of the
+                 negative prompt
+    nested       guidance by an image (`image_cfg`) scales what guidance by text and its options make, instead of the
+                 prediction for the negative prompt
+    gligen       texts in boxes of the image, for UNets with one text encoder (Stable Diffusion 1)
     """
 
     kind: Literal["sample"]
@@ -210,6 +236,9 @@ class SampleNode(_Node):
     video_stops: bool = False
     guides: tuple[Guide, ...] = Field(default=(), max_length=MAX_PARTS)
     camera: CameraPath | None = None
+    gligen: GligenBoxes | None = None
+    prompt_without_image: bool = False
+    nested: bool = False
 
     @field_validator("request", mode="before")
     @classmethod
@@ -246,6 +275,7 @@ class SampleNode(_Node):
         yield "model", self.request.model
         yield from ((lora.file_kind, lora.name) for lora in self.request.loras)
         yield from (("controlnet", control.model) for control in self.request.controls)
+        yield from [("gligen", self.gligen.model)] if self.gligen is not None else ()
         prompts = self.request.image_prompts
         # the model itself may vary images
         yield from (("image_prompt", prompt.model) for prompt in prompts if prompt.model != self.request.model)

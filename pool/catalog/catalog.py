@@ -18,6 +18,7 @@ from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
 from modelpool.pool.catalog.embedding_index import EmbeddingIndex
 from modelpool.pool.catalog.estimates.activation_estimator import ActivationEstimator
 from modelpool.pool.catalog.fetch_sizes import with_fetch
+from modelpool.pool.catalog.gligen_index import GligenIndex
 from modelpool.pool.catalog.image_prompt_index import ImagePromptIndex
 from modelpool.pool.catalog.registry.assembling import expect_complete
 from modelpool.pool.catalog.registry.folder_scan import FileForm, WeightsFile
@@ -134,8 +135,12 @@ class Catalog:
         self.embeddings = EmbeddingIndex(self.registry, allow_pickle)
         #: the image prompt adapters
         self.image_prompts = ImagePromptIndex(self.registry, device, self._open)
+        #: the GLIGEN models
+        self.gligens = GligenIndex(self.registry, device, self._open)
         self.figures = ActivationEstimator(
-            self._open, kind, self.controls.opened, open_image_prompt=self.image_prompts.opened
+            *(self._open, kind, self.controls.opened),
+            open_image_prompt=self.image_prompts.opened,
+            open_gligen=self.gligens.opened,
         )
         self._uses: LruCache[tuple[object, ...], ComponentUse] = LruCache(USES_REMEMBERED)
         self._specs: LruCache[str, dict[Role, ComponentSpec]] = LruCache(FILES_REMEMBERED)

@@ -7,6 +7,7 @@ from modelpool.pool.inference.conditioning.guides import guides_part
 from modelpool.pool.inference.conditioning.image_concat import image_inputs_part
 from modelpool.pool.inference.conditioning.run_parts import PreparePart
 from modelpool.pool.inference.controlnets.controlnet_run import controlnets_part
+from modelpool.pool.inference.controlnets.gligen_run import gligen_part
 from modelpool.pool.inference.extensions.run_extension import run_options_part
 from modelpool.pool.inference.guidance.call_model import step_levels_part
 from modelpool.pool.inference.guidance.prepared_prompts import learned_negative_part, prepared_prompts_part
@@ -25,6 +26,7 @@ RUN_PARTS: tuple[PreparePart, ...] = (
     guides_part,
     learned_negative_part,
     image_prompts_part,
+    gligen_part,
     changing_loras_part,
     step_levels_part,
     controlnets_part,

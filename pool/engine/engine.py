@@ -53,6 +53,7 @@ from modelpool.pool.inference.conditioning.image_embeds import embed_images, use
 from modelpool.pool.inference.conditioning.micro_conditioning import pooled_width
 from modelpool.pool.inference.conditioning.run_parts import PreparePart, RunResources, RunResults
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.inference.controlnets.open_gligen import OpenGligen
 from modelpool.pool.inference.guidance.text_loras import TextLoras
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.inference.operations.operate import operate
@@ -78,6 +79,7 @@ from modelpool.pool.values.core.stage_params import (
     EncodeImageParams,
     EncodeParams,
     FloatArray,
+    GligenRef,
     ImageEmbeds,
     LoraRef,
     ModelRef,
@@ -93,6 +95,7 @@ from modelpool.pool.values.core.stage_params import (
     VisionEncodeParams,
     control_key,
     encoders_run,
+    gligen_key,
     image_prompt_key,
     role_of,
     upscaler_key,
@@ -256,6 +259,7 @@ class Engine:
         shared = (device.torch_device, capabilities, self._tools, self._patchers, self.vram)
         self._controls = AttachedPatchers(*shared, Role.CONTROLNET, control_key, OpenControlNet)
         self._image_prompts = AttachedPatchers(*shared, Role.IMAGE_PROMPT, image_prompt_key, OpenImagePrompt)
+        self._gligens = AttachedPatchers(*shared, Role.GLIGEN, gligen_key, OpenGligen)
         self._upscalers = AttachedPatchers(*shared, Role.UPSCALER, upscaler_key, OpenUpscaler)
 
     @classmethod
@@ -723,7 +727,8 @@ class Engine:
                 return tuple(self.patcher(work.model, role, work.loras) for role in roles)
             case SampleParams():
                 own = self.patcher(work.model, role_of(work), work.loras)
-                return (own, *self._controls.of(work.controls), *self._image_prompts.of(work.image_prompts))
+                adapters = self._image_prompts.of(work.image_prompts)
+                return (own, *self._controls.of(work.controls), *adapters, *self._gligens.of(work.all_of(GligenRef)))
             case VisionEncodeParams():
                 return (self.patcher(work.model, Role.VISION_ENCODER),)
             case DecodeParams() if work.joins:
@@ -759,12 +764,13 @@ class Engine:
             case SampleParams():
                 sampled = _all_of(works, SampleParams)
                 facts, count = family.sampling, 1 + len(sampled[0].controls)
-                controls, adapters = patchers[1:count], patchers[count:]
+                adapters_end = count + len(sampled[0].image_prompts)
+                controls, adapters, gligens = patchers[1:count], patchers[count:adapters_end], patchers[adapters_end:]
                 self._previews.note(works[0].model.sha256, latent)
                 resumed = [member.resume for member in members if member.resume is not None]
                 at = _patches_in_run(opened, sampled[0])
                 cache_bytes = self._runner.cache_bytes if _caches_weights(works[0]) else 0
-                resources = RunResources(controls, adapters, resumed, at, cache_bytes, opened.silence())
+                resources = RunResources(controls, adapters, resumed, at, cache_bytes, opened.silence(), gligens)
                 sampling = partial(sample_batch, sampled, inputs, patchers[0], latent)
                 if members[0].gang is None:
                     return sampling(hooks, division, facts, resources)

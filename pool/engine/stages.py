@@ -7,13 +7,13 @@ Shape legend: B batch, L tokens, D text width, V width of a pooled text, C laten
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from modelpool.pool.families.parts.text_reading import Reading, with_layers_skipped
+from modelpool.pool.families.parts.text_reading import Pooled, Reading, reading_of, with_layers_skipped
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.inference.pixels.decode_parts import decoded_part, joined_bytes
 from modelpool.pool.inference.pixels.image_ops import HALF
@@ -93,6 +93,8 @@ def encode_batch(
         facts = with_layers_skipped(encoder.facts, works[0].layers_skipped)
         if isinstance(facts, Reading):
             facts = reading_of_work(facts, works[0])
+        elif works[0].pooled and not facts.gives_pooled:
+            facts = replace(reading_of(facts), pooled=Pooled.PLAIN)
         with encoder.patcher.running(stop_check(hooks)) as module:
             if isinstance(facts, Reading) and facts.connects:
                 read.append(connected(module, read[-1], encoder.patcher.compute_dtype))

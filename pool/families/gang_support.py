@@ -89,6 +89,7 @@ def _token_obstacle(plan: SequencePlan, work: SampleParams) -> str:
 _NAMES = {
     "ControlRef": "a ControlNet",
     "ImagePromptRef": "an image prompt",
+    "GligenRef": "a text in a box",
     "ReferenceCondition": "a reference image",
     "PriorCondition": "a second stage",
     "ControlVideoCondition": "a control video",

@@ -30,7 +30,9 @@ MAX_MESSAGE = 500
 #: options that nodes of workflows have had since seeds are made so
 _LATER_OPTIONS = ("fresca", "apg", "tcfg", "epsilon_scaling", "perp_neg", "deep_shrink", "cfg_override", "sound")
 #: fields of nodes that came later, of which the default is nothing
-_LATER_OF_NODES = frozenset(("video_stops", "guides", "camera", "track"))
+_LATER_OF_NODES = frozenset(
+    ("video_stops", "guides", "camera", "track", "gligen", "pooled", "prompt_without_image", "nested")
+)
 #: largest file with lines that are counted before they are read, which takes about a second
 MAX_COUNTED_BYTES = 1 << 30
 #: files with a row in each line

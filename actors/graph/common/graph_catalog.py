@@ -15,6 +15,7 @@ from modelpool.pool.values.core.stage_params import (
     EmbeddingRef,
     EncodeParams,
     FoundImagePrompt,
+    GligenRef,
     ImagePromptRef,
     LoraRef,
     ModelRef,
@@ -69,6 +70,17 @@ class ImagePromptCatalog(Protocol):
         """Return its size, and what a run with `model` needs of it."""
 
 
+class GligenCatalog(Protocol):
+    """The GLIGEN models of a catalog; `pool.catalog.gligen_index.GligenIndex` implements it. All methods may raise
+    UserError."""
+
+    def find(self, name: str) -> GligenRef:
+        """Return the GLIGEN model called `name`, without boxes."""
+
+    def use_with(self, model: ModelRef, gligen: GligenRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
+        """Return its size, and what a run of `passes` steps with `model` needs of it."""
+
+
 class EmbeddingCatalog(Protocol):
     """The textual inversions of a catalog."""
 
@@ -117,6 +129,10 @@ class GraphCatalog(Protocol):
     @property
     def image_prompts(self) -> ImagePromptCatalog:
         """The image prompt adapters."""
+
+    @property
+    def gligens(self) -> GligenCatalog:
+        """The GLIGEN models."""
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """Return what a run needs of one component."""

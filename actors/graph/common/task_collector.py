@@ -15,6 +15,7 @@ from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EmbeddingRef,
     EncodeParams,
+    GligenRef,
     LoraRef,
     ModelRef,
     OperationParams,
@@ -278,7 +279,9 @@ class TaskCollector:
         controlnets = [self._catalog.controls.use_with(work.model, control, passes) for control in files.values()]
         prompts = {one.content: one for one in work.image_prompts} if isinstance(work, SampleParams) else {}
         adapters = [self._catalog.image_prompts.use_with(work.model, prompt) for prompt in prompts.values()]
-        attached = [*controlnets, *adapters]
+        gligens = work.all_of(GligenRef) if isinstance(work, SampleParams) else ()
+        boxes = [self._catalog.gligens.use_with(work.model, gligen, passes) for gligen in gligens]
+        attached = [*controlnets, *adapters, *boxes]
         loaded = (*(specs[role] for role in roles), *(spec for spec, _ in attached))
         for sized in (*loaded, *(self._catalog.lora_spec(lora) for lora in loras)):
             self._components[sized.key] = sized

@@ -149,6 +149,8 @@ def _or_usual(value: float | None, defaults: float) -> float:
 
 
 def _is_guided_by_image(facts: SamplingFacts) -> bool:
+    if facts.blank_reference:
+        return True
     return facts.defaults is not None and facts.defaults.guidance is Guidance.TEXT_AND_IMAGE
 
 

@@ -16,6 +16,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     AUDIOS,
     CONTROLNETS,
     EDITOR_INPUTS,
+    GLIGENS,
     IMAGES,
     LORAS,
     MODELS,
@@ -40,7 +41,9 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.comfy_request_fields import (
+    PATCHES,
     acting_options,
+    as_edited,
     check_guidance,
     check_seen,
     clip_skip,
@@ -158,6 +161,7 @@ class PoolNames:
             CONTROLNETS: () if self.files is None else self.files.controlnets,
             UPSCALERS: () if self.files is None else self.files.upscalers,
             STYLES: () if self.files is None else self.files.image_prompts,
+            GLIGENS: () if self.files is None else self.files.gligens,
             VIDEOS: self.videos,
             AUDIOS: self.audios,
             **dict.fromkeys((VAES, TEXT_ENCODERS, VISION_ENCODERS), ()),
@@ -606,7 +610,7 @@ def _value_errors(
 
 def _chosen(given: NodeInput, value: str, names: PoolNames) -> str:
     """Return the name that a value with choices means: models and other weights may be named by their files."""
-    if given.choices in (MODELS, LORAS, CONTROLNETS, UPSCALERS, STYLES) and not names.has(given, value):
+    if given.choices in (MODELS, LORAS, CONTROLNETS, UPSCALERS, STYLES, GLIGENS) and not names.has(given, value):
         return file_stem(value)
     if given.choices != IMAGES:
         return value
@@ -686,7 +690,11 @@ def _unread(latent: SampledLatent, names: PoolNames) -> Iterator[str]:
 
 def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages) -> dict[str, Any]:
     """Return the fields of a request for one run of a sampler."""
-    positive, family = latent.positive, names.models.get(latent.model.name, "")
+    family = names.models.get(latent.model.name, "")
+    positive = as_edited(latent.positive, family)
+    if positive.video is not None and (positive.video.nested or positive.video.prompt_without_image):
+        raise NodeUnsupported("DualCFGGuider: changed guidance in guidance, and the text of cond1 in negative, are a "
+                              "part of a workflow")  # fmt: skip
     check_parts("model", "LoRAs", len(latent.model.loras), MAX_LORAS)
     levels: dict[str, Any]
     levels = {"sigmas": latent.sigmas} if latent.sigmas else {"steps": latent.steps, "schedule": latent.schedule}
@@ -739,6 +747,9 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
         )
     if positive.references:
         fields["reference"] = tuple(read_steps(image, read_image) for image in positive.references)
+    if positive.references and not latent.positive.references:  # the latents have its size
+        image = fields["reference"][0]
+        fields |= {"width": image.width // PATCHES * PATCHES, "height": image.height // PATCHES * PATCHES}
     fields |= _start_fields(latent, read_image)
     if positive.video is not None:
         images = {name: read_steps(image, read_image) for name, image in positive.video.images().items()}

@@ -12,9 +12,16 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from modelpool.actors.http.comfy.comfy_cascade_nodes import NO_CASCADE_CONTROLS
-from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsupported, check_parts, file_stem
+from modelpool.actors.http.comfy.comfy_node_types import (
+    MAX_BATCH,
+    NO_NEGATIVE_BOXES,
+    NodeUnsupported,
+    check_parts,
+    file_stem,
+)
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
+    as_edited,
     check_guidance,
     check_seen,
     clip_skip,
@@ -455,7 +462,9 @@ class MadeNodes:
         """Return the latents of a sampling run. `given` has model, positive, negative, cfg, sampler_name and node_id.
         Raises NodeUnsupported."""
         model = self._model_of(given["model"], levels)
-        positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
+        family, node_id = self._families.get(model.name, ""), given["node_id"]
+        positive = as_edited(with_whole(given, given["positive"]), family)
+        negative = as_edited(given["negative"], family)
         start = self._as_video(node_id, start, model)
         _check_texts(positive, negative, given["cfg"])
         if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
@@ -500,8 +509,13 @@ class MadeNodes:
         fields |= image_guidance(positive, negative, given["cfg"], family)
         if positive.video is not None and positive.video.video_stops:
             stops = {**stops, "video_stops": True}
+        if positive.video is not None and positive.video.nested:
+            stops = {**stops, "nested": True}
+        if positive.video is not None and positive.video.prompt_without_image:
+            stops = {**stops, "prompt_without_image": True}
         if positive.video is not None and positive.video.camera is not None:
             stops = {**stops, "camera": positive.video.camera.path}
+        stops = {**stops, **self._add_boxes(node_id, inputs, positive, model.name)}
         first = levels.steps - levels.run_steps
         track = self._add_sound(given, fields, model, start)
         guides = self._add_guides(node_id, inputs, model, start)
@@ -515,6 +529,18 @@ class MadeNodes:
         uncropped = any(each.is_added for each in start.guides)
         found = replace(found, guides=kept, uncropped=uncropped)
         return replace(found, frames=start.frames, size=size, layers=layers)
+
+    def _add_boxes(self, node_id: str, inputs: dict[str, str], text: TextValue, model: str) -> dict[str, Any]:
+        """Add the texts in boxes of a run, and return the field of its node for them."""
+        if text.gligen is None:
+            return {}
+        for number, box in enumerate(text.gligen.boxes):
+            in_box = TextValue(box.text, box.clip)
+            inputs[f"boxes.{number}"] = self._plain_text(
+                f"{node_id}/box_{number}", in_box, model, False, is_pooled=True
+            )
+        boxes = [{name: getattr(box, name) for name in ("x", "y", "width", "height")} for box in text.gligen.boxes]
+        return {"gligen": {"model": text.gligen.model, "boxes": boxes}}
 
     def _add_guides(self, node_id: str, inputs: dict[str, str], model: ModelValue, start: AnyLatent) -> dict[str, Any]:
         """Add the images that guide a run, and return the field of its node for them. The image that a video begins
@@ -644,15 +670,16 @@ class MadeNodes:
         self._known[key] = made
         return made
 
-    def _plain_text(self, node_id: str, text: TextValue, model: str, is_negative: bool) -> str:
+    def _plain_text(self, node_id: str, text: TextValue, model: str, is_negative: bool, is_pooled: bool = False) -> str:
         name = text.clip.name or model
         family = self._families.get(name, "")
-        key = "plain", text.text, text.appended, text.clip, name, is_negative
+        key = "plain", text.text, text.appended, text.clip, name, is_negative, is_pooled
         if key not in self._known:
             loras = list(map(text_lora_fields, text.clip.loras))
             fields = {"prompt": prompt_text(text, family), "clip_skip": clip_skip(text, family)}
             kept = [lora for lora in loras if lora["strength"]]
-            self._known[key] = self.add(node_id, "text", {}, model=name, **fields, loras=kept, is_negative=is_negative)
+            fields |= {"is_negative": is_negative, **({"pooled": True} if is_pooled else {})}
+            self._known[key] = self.add(node_id, "text", {}, model=name, **fields, loras=kept)
         return self._known[key]
 
     def _add_images(
@@ -814,6 +841,8 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
         raise NodeUnsupported("positive, negative: expected a text without an area besides those with one")
     if negative.regions and cfg != 1:
         raise NodeUnsupported("negative: expected one text; areas are only supported in positive")
+    if negative.gligen is not None and cfg != 1:
+        raise NodeUnsupported(NO_NEGATIVE_BOXES)
     for name in ("controls", "references", "image_prompts"):
         if getattr(negative, name) and getattr(negative, name) != getattr(positive, name):
             raise NodeUnsupported(f"negative: its {name} must be those of positive")

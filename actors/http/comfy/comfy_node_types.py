@@ -17,7 +17,7 @@ MODELS, LORAS, SAMPLER_NAMES, SCHEDULE_NAMES, IMAGES = "models", "loras", "sampl
 #: the same for files of videos and of audio
 VIDEOS, AUDIOS = "videos", "audios"
 #: the same for files that are looked up when the workflow runs: any name is accepted before
-CONTROLNETS, UPSCALERS, STYLES = "controlnets", "upscalers", "styles"
+CONTROLNETS, UPSCALERS, STYLES, GLIGENS = "controlnets", "upscalers", "styles", "gligens"
 #: the same for files that belong to a model of the pool: names are not read, and none is proposed
 VAES, TEXT_ENCODERS, VISION_ENCODERS = "vaes", "text_encoders", "vision_encoders"
 #: kinds of nodes with images that are previews, and no outputs
@@ -35,6 +35,10 @@ EDITOR_INPUTS = frozenset(
 )
 #: inputs that must be in a workflow, though they have a default
 _ALWAYS_WRITTEN = frozenset(("seed", "noise_seed", "value"))
+
+
+#: where texts in boxes act
+NO_NEGATIVE_BOXES = "negative: found texts in boxes of GLIGENTextBoxApply, expected them in positive alone"
 
 
 class NodeUnsupported(UserError):

@@ -29,6 +29,7 @@ _PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "controls": ("control_net_name", "control_net"),
         "controls.mode": ("SetUnionControlNetType", "control_net_name"),
         "image_prompts": ("style_model_name", "style_model"),
+        "gligen": ("gligen_name", "gligen_textbox_model"),
         "upscaler": ("model_name",),
         "upscale": ("model_name", "upscale_model"),
         "hires": ("upscale_model", "scale_by", "upscale_method", "denoise"),

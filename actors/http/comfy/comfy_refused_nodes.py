@@ -47,10 +47,6 @@ def _no_model(name: str) -> str:
 #: of ComfyUI's own nodes, by name
 _REASONS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(
-            ("GLIGENLoader", "GLIGENTextBoxApply"),
-            "the pool has no GLIGEN; regions with texts are ConditioningSetArea and ConditioningSetMask",
-        ),
         "HypernetworkLoader": "the pool reads no hypernetworks; LoRAs have replaced them",
         "PerpNeg": "PerpNegGuider has replaced it",
         **dict.fromkeys(

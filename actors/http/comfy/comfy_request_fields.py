@@ -37,6 +37,10 @@ _CELL = 8
 _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
 #: families with guidance by reference images, by the beginning of their title
 _GUIDED_BY_REFERENCES = "OmniGen 2"
+#: families that edit a reference image and are guided by it, by the beginning of their title
+_EDITS_A_REFERENCE = "HiDream I1"
+#: multiple of the sides of an image that models read as patches, in pixels
+PATCHES = 16
 #: families that vary images which their vision encoder reads, by the beginning of their title
 _VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
 #: families that read embeddings of images next to a text, and the ones of which they are states
@@ -213,6 +217,19 @@ def image_guidance(positive: TextValue, negative: TextValue, cfg: float, family:
     if cfg == 1 or not positive.references or not family.startswith(_GUIDED_BY_REFERENCES):
         return {}
     return {"image_cfg": 1.0 if negative.references else cfg}
+
+
+def as_edited(text: TextValue, family: str) -> TextValue:
+    """Return a text with the image that a model edits where a request has it: models that are guided by a reference
+    image read it as that. Raises NodeUnsupported."""
+    video = text.video
+    if video is None or video.image is None:
+        return text
+    if not family.startswith(_EDITS_A_REFERENCE):
+        return text
+    if text.references:
+        raise NodeUnsupported("InstructPixToPixConditioning: found reference images next to it, expected one image")
+    return replace(text, references=(video.image,), video=replace(video, image=None))
 
 
 def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]:

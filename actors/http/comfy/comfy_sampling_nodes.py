@@ -13,6 +13,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_BATCH,
     MAX_SEED,
     MAX_SIDE,
+    NO_NEGATIVE_BOXES,
     SAMPLER_NAMES,
     SCHEDULE_NAMES,
     Builder,
@@ -232,13 +233,15 @@ def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Guidance by a text and by images: of a model that reads an image next to its latents (InstructPix2Pix), or
     reference images (OmniGen 2). From the predictions n, c2 and c1, style regular is n + b * (c2 - n) + a * (c1 - c2)
     with a as cfg_conds and b as cfg_cond2_negative; nested puts c2 + a * (c1 - c2) in the place of c2, which is regular
-    with a * b as a. With the same text as cond2 and negative, c2 is n, and the guidance is by the text alone."""
+    with a * b as a, unless an option of the model changes it. With the same text as cond2 and negative, c2 is n, and
+    the guidance is by the text alone."""
     first, second, negative = given["cond1"], given["cond2"], given["negative"]
     image_cfg = given["cfg_cond2_negative"]
-    cfg = given["cfg_conds"] * (image_cfg if given["style"] == "nested" else 1.0)
-    if given["style"] == "nested" and dict(given["model"].options).keys() & set(GUIDANCE_OPTIONS):
-        raise NodeUnsupported("style: found nested on a model with changed guidance, expected regular")
+    nested = given["style"] == "nested" and bool(dict(given["model"].options).keys() & set(GUIDANCE_OPTIONS))
+    cfg = given["cfg_conds"] * (image_cfg if given["style"] == "nested" and not nested else 1.0)
     if second == negative:
+        if nested:
+            raise NodeUnsupported("style: found nested on a model with changed guidance, expected regular")
         return (GuiderValue(given["model"], first, negative, cfg),)
     images = [_images_of(text) for text in (first, second, negative)]
     if not images[0] or images[0] != images[1] or images[2]:
@@ -246,12 +249,15 @@ def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
             "cond1, cond2, negative: expected the same image of InstructPixToPixConditioning, or the same images of "
             "ReferenceLatent, in cond1 and cond2, and none in negative; or the same text as cond2 and negative"
         )
-    if replace(second, video=None, references=()) != negative:
-        raise NodeUnsupported("negative: expected the text of cond2: only the image differs between them")
+    alike = [replace(text, video=None, references=()) == negative for text in (first, second)]
+    if not any(alike):
+        raise NodeUnsupported("negative: expected the text of cond1 or of cond2: only the image differs between them")
     if cfg == 1 and image_cfg != 1:
         raise NodeUnsupported(f"cfg_conds: found 1 with cfg_cond2_negative {image_cfg:g}, expected a number above 1: "
                               "the pool guides by an image next to guidance by a text")  # fmt: skip
-    others = VideoUse(others=(("image_cfg", image_cfg),))
+    others = VideoUse(
+        others=(("image_cfg", image_cfg),), prompt_without_image=not alike[1], nested=nested and image_cfg != 1
+    )
     return (GuiderValue(given["model"], with_video(first, others), replace(second, video=None), cfg),)
 
 
@@ -411,6 +417,10 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
         raise NodeUnsupported("negative: expected one text; areas are only supported in positive")
     if positive.controls != negative.controls and negative.controls:
         raise NodeUnsupported("negative: its ControlNets must be those of positive")
+    if positive.gligen is not None:
+        raise NodeUnsupported("positive: texts in boxes are a part of a workflow")
+    if negative.gligen is not None and cfg != 1:
+        raise NodeUnsupported(NO_NEGATIVE_BOXES)
     for name in ("references", "image_prompts"):
         if getattr(negative, name) and getattr(negative, name) != getattr(positive, name):
             raise NodeUnsupported(f"negative: its {name} must be those of positive")

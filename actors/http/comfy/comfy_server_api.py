@@ -25,7 +25,7 @@ MOST_SETTINGS_BYTES = 1 << 18
 _MEMORY_STEP = 1 << 27
 #: folders of ComfyUI for files that belong to a model of the pool, or that the pool does not have
 _EMPTY_FOLDERS = (
-    "configs", "vae", "text_encoders", "clip_vision", "diffusers", "vae_approx", "gligen", "hypernetworks",
+    "configs", "vae", "text_encoders", "clip_vision", "diffusers", "vae_approx", "hypernetworks",
     "photomaker", "classifiers", "model_patches", "audio_encoders", "latent_upscale_models",
 )  # fmt: skip
 #: earlier names of folders, which are not listed
@@ -157,6 +157,7 @@ def _folders(listings: Listings) -> dict[str, list[str]]:
         "controlnet": list(files.controlnets),
         "upscale_models": list(files.upscalers),
         "style_models": list(files.image_prompts),
+        "gligen": list(files.gligens),
         "embeddings": list(files.embeddings),
         **{name: [] for name in _EMPTY_FOLDERS},
     }

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
+    GLIGENS,
     MAX_SIDE,
     STYLES,
     VISION_ENCODERS,
@@ -29,9 +30,11 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
+    BoxText,
     ClipValue,
     ControlUse,
     EncodedImage,
+    GligenUse,
     ImageFile,
     ImagePromptUse,
     MaskFile,
@@ -45,11 +48,14 @@ from modelpool.actors.http.comfy.comfy_values import (
 from modelpool.actors.request.bounds import MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES, MAX_REGION
 from modelpool.pool.values.core.errors import counted
+from modelpool.pool.values.core.refs import MOST_BOXES
 
 #: images that nodes read with a text; the side of an image of Qwen-Image 2.1
 _MOST_IMAGES, _QWEN_21_SIDE = 6, 1024
 #: texts that one conditioning has one behind another
 _MOST_APPENDED = 100
+#: pixels of the side of a cell of latents
+_CELL = 8
 _SIDES = ("positive", "negative")
 _CONDITIONING = link("conditioning", "CONDITIONING")
 _CONTROL_STRENGTH = number("strength", 1.0, 0.0, 10.0)
@@ -216,7 +222,7 @@ def combined(first: TextValue, second: TextValue) -> TextValue:
         return replace(parts[0], timed=parts[1:])
     if first.is_partial and not second.is_partial:
         first, second = second, first
-    for name in ("clip", "controls", "guidance", "references", "image_prompts", "inpainted", "video", "seen"):
+    for name in ("clip", "controls", "guidance", "references", "image_prompts", "inpainted", "video", "seen", "gligen"):
         if getattr(first, name) != getattr(second, name):
             raise NodeUnsupported(f"conditioning_1, conditioning_2: found another {name} in each, expected the same")
     if first.is_zero or second.is_zero:
@@ -330,6 +336,25 @@ def _with_style(given: Mapping[str, Any]) -> tuple[Any, ...]:
     use = ImagePromptUse(given["style_model"], given["clip_vision_output"], given["strength"])
     check_parts("conditioning", "image prompts", len(value.image_prompts) + 1, MAX_PARTS)
     return (replace(value, image_prompts=(*value.image_prompts, use)),)
+
+
+def _gligen(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (given["gligen_name"],)
+
+
+def _with_box(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A text in a box of the image, besides those before, in whole cells of latents. Raises NodeUnsupported."""
+    model, numbers = given["gligen_textbox_model"], (given[name] for name in ("x", "y", "width", "height"))
+    box = BoxText(given["text"], given["clip"], *(number // _CELL * _CELL for number in numbers))
+
+    def added(value: TextValue) -> TextValue:
+        before = () if value.gligen is None else value.gligen.boxes
+        if value.gligen is not None and value.gligen.model != model:
+            raise NodeUnsupported(f"gligen_textbox_model: found {model}, expected {value.gligen.model}, as before it")
+        check_parts("conditioning", "boxes", len(before) + 1, MOST_BOXES)
+        return replace(value, gligen=GligenUse(model, (*before, box)))
+
+    return (given["conditioning_to"].each(added),)
 
 
 def _control(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -510,6 +535,19 @@ TEXT_NODES = (
         ),
         _seen,
         ("CLIP_VISION_OUTPUT",),
+    ),
+    _row("GLIGENLoader", (text("gligen_name", choices=GLIGENS),), _gligen, ("GLIGEN",)),
+    _row(
+        "GLIGENTextBoxApply",
+        (
+            link("conditioning_to", "CONDITIONING"),
+            link("clip", "CLIP"),
+            link("gligen_textbox_model", "GLIGEN"),
+            text("text"),
+            *(whole(name, 64, _CELL, MAX_SIDE) for name in ("width", "height")),
+            *(whole(name, 0, 0, MAX_SIDE) for name in ("x", "y")),
+        ),
+        _with_box,
     ),
     _row("StyleModelLoader", (text("style_model_name", choices=STYLES),), _style_model, ("STYLE_MODEL",)),
     _row(

@@ -204,6 +204,26 @@ class ImagePromptUse:
 
 
 @dataclass(frozen=True, slots=True)
+class BoxText:
+    """A text in a box of the image, in pixels, and the text encoder that reads it."""
+
+    text: str
+    clip: ClipValue
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class GligenUse:
+    """A GLIGEN model of the pool, and the texts in boxes that it reads."""
+
+    model: str
+    boxes: tuple[BoxText, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Unread:
     """What the input `name` of a node says, which a run does not read: it has an equivalent of its own, which may
     differ."""
@@ -241,6 +261,7 @@ class TextValue:
     prior       the latents of stage C of Stable Cascade, which stage B reads
     span        the share of the steps in which it acts, from and to
     timed       other texts, each in its share of the steps
+    gligen      texts in boxes of the image
     unread      what its nodes say of the run that reads it
     """
 
@@ -261,6 +282,7 @@ class TextValue:
     prior: SampledLatent | None = None
     span: tuple[float, float] = (0.0, 1.0)
     timed: tuple[TextValue, ...] = ()
+    gligen: GligenUse | None = None
     unread: tuple[Unread, ...] = field(default=(), compare=False)
 
     @property
@@ -433,7 +455,7 @@ class VideoUse:
     """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
     other fields of a request, by name, and videos that it follows; None where a node says nothing. `video_stops`:
     nothing follows the last frame of its video. `first_frames`: the frames that a video begins with, if they are
-    several, of which `image` is the first."""
+    several, of which `image` is the first. `prompt_without_image`, `nested`: as of a node that samples."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
@@ -444,6 +466,8 @@ class VideoUse:
     video_stops: bool = False
     first_frames: NodeImage | None = None
     camera: CameraValue | None = None
+    prompt_without_image: bool = False
+    nested: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -462,6 +486,8 @@ class VideoUse:
             more.video_stops or (self.video_stops and more.video is None),
             self.first_frames if more.image is None else more.first_frames,
             more.camera or self.camera,
+            more.prompt_without_image or self.prompt_without_image,
+            more.nested or self.nested,
         )
 
     def images(self) -> dict[str, AnyImage]:

@@ -50,6 +50,7 @@ from modelpool.pool.inference.conditioning.image_embeds import use_of
 from modelpool.pool.inference.conditioning.micro_conditioning import CONTEXT, IMAGE_CONTEXT, POOLED
 from modelpool.pool.inference.controlnets.controlnet_bytes import ControlStage
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.inference.controlnets.open_gligen import OpenGligen
 from modelpool.pool.inference.image_prompts.layouts import BlockReading
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.inference.pixels.audio_latents import samples_encoded
@@ -75,6 +76,7 @@ from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
+    GligenRef,
     ImagePromptRef,
     MaskCondition,
     ModelRef,
@@ -126,10 +128,12 @@ class ActivationEstimator:
         open_control: Callable[[ControlRef], OpenControlNet],
         counts: ActivationCounts | None = None,
         open_image_prompt: Callable[[ImagePromptRef], OpenImagePrompt] | None = None,
+        open_gligen: Callable[[GligenRef], OpenGligen] | None = None,
     ) -> None:
         """`counts` may be shared with other estimators, of any kind of device; None for its own. Without
-        `open_image_prompt` no work has image prompts."""
+        `open_image_prompt` no work has image prompts, and without `open_gligen` none has texts in boxes."""
         self._open, self._open_control, self._open_image_prompt = open_model, open_control, open_image_prompt
+        self._open_gligen = open_gligen
         self._device_kind = device_kind
         self._cache = MetaCache()
         self._counts = ActivationCounts() if counts is None else counts
@@ -254,8 +258,8 @@ class ActivationEstimator:
         if isinstance(work, SampleParams | DecodeParams):
             length = sound_length_of(work.shape, self._open(model).latent)
         sizes = (*_size_of(work), self._audio_cells(model, work), shape, length, mode.batch, mode.tile)
-        parts = (self._structure_read(model, work), *self._controls_read(work), *_image_prompts_read(work))
-        key = (*parts, attention_form(self._device_kind), *sizes)
+        attached = (*self._controls_read(work), *_image_prompts_read(work), *_gligen_read(work))
+        key = (self._structure_read(model, work), *attached, attention_form(self._device_kind), *sizes)
         return with_margin(self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind)
 
     def _audio_cells(self, model: ModelRef, work: ModelStageParams) -> int:
@@ -315,6 +319,8 @@ class ActivationEstimator:
                 sampled = sample_bytes(
                     module, work, latent, lengths, mode.batch, family.sampling, text_inputs, controls
                 )
+                if work.gligen is not None:
+                    sampled += self._gligen_bytes(opened, work, work.gligen, mode.batch)
                 if not work.image_prompts:
                     return sampled
                 return with_image_prompts(sampled, self._adapters(opened, work, max(lengths, default=0)))
@@ -366,6 +372,15 @@ class ActivationEstimator:
             queries_bytes = _queries_bytes(opened_model, work, opened.plan.kind.blocks, text_tokens)
             found.append(AdapterStage(module, opened.call_of(1 + images), opened.held_bytes(2, images), queries_bytes))
         return found
+
+    def _gligen_bytes(self, opened: OpenModel, work: SampleParams, ref: GligenRef, batch: int) -> int:
+        """What texts in boxes need in addition to the run: the largest of their layers, within a block, and tokens."""
+        assert self._open_gligen is not None, f"{work} has texts in boxes"
+        gligen = self._open_gligen(ref)
+        stage = self._stage_module(gligen.module, gligen.form.compute_dtype)
+        height, width = sampled_shape(work, opened.latent)[-2:]
+        texts = min(batch or work.texts, work.texts)
+        return stage.peak_bytes(gligen.call_of(texts, height * width)) + gligen.held_bytes(2)
 
     def _stage_module(self, module: nn.Module, compute_dtype: torch.dtype) -> StageModule:
         return StageModule(module, compute_dtype, attention_form(self._device_kind), self._cache)
@@ -469,6 +484,12 @@ def _image_prompts_read(work: ModelStageParams) -> Iterator[tuple[str, int]]:
     """Everything of the image prompts of `work` that its activations depend on."""
     for prompt in work.image_prompts if isinstance(work, SampleParams) else ():
         yield prompt.content, prompt.images
+
+
+def _gligen_read(work: ModelStageParams) -> Iterator[tuple[object, int]]:
+    """Everything of the boxes of `work` that its activations depend on."""
+    if isinstance(work, SampleParams) and work.gligen is not None:
+        yield work.gligen.content, len(work.gligen.boxes)
 
 
 def empty_conditioning(opened: OpenModel) -> EmptyConditioning | None:

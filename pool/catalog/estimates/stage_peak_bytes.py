@@ -197,7 +197,7 @@ def sample_bytes(
     run = lengths if work.reads_negative else lengths[:1]
     cached_bytes = 0
     together = Counter(run if common is not None or (len(run) > 2 and max_batch != 1) else set(run))
-    if len(run) == 2 and work.guidance.without_image and max_batch != 1 and not facts.guides_by_references:
+    if len(run) == 2 and work.guidance.without_image and max_batch != 1 and not left_out(work, facts):
         together[lengths[1]] += 1  # without reference images its prediction has other inputs, and is made by itself
     together.update(of_regions if max_batch != 1 else set(of_regions) - together.keys())
     for length, batch in together.items():

@@ -18,6 +18,7 @@ CONTROLNETS = frozenset({FileKind.CONTROLNET})
 UPSCALERS = frozenset({FileKind.UPSCALER})
 EMBEDDINGS = frozenset({FileKind.EMBEDDING})
 IMAGE_PROMPTS = frozenset({FileKind.IMAGE_PROMPT})
+GLIGENS = frozenset({FileKind.GLIGEN})
 VISION_ENCODERS = frozenset({FileKind.CLIP_VISION})
 #: kinds with components: equal ones are found by content
 WITH_COMPONENTS = frozenset({*MODELS, FileKind.VAE, FileKind.TEXT_ENCODER})
@@ -39,6 +40,7 @@ FOLDER_KINDS: Mapping[str, FileKind] = {
     "ipadapter": FileKind.IMAGE_PROMPT,
     "ip_adapter": FileKind.IMAGE_PROMPT,
     "style_models": FileKind.IMAGE_PROMPT,
+    "gligen": FileKind.GLIGEN,
     "embeddings": FileKind.EMBEDDING,
     "upscale_models": FileKind.UPSCALER,
     "latent_upscale_models": FileKind.UPSCALER,

@@ -48,11 +48,13 @@ class FileNames:
     embeddings: tuple[str, ...] = ()
     #: the nodes of users that the operator permits
     nodes: tuple[NodeListing, ...] = ()
+    gligens: tuple[str, ...] = ()
 
     @property
     def all(self) -> frozenset[str]:
         """All of them."""
-        return frozenset((*self.controlnets, *self.upscalers, *self.image_prompts, *self.embeddings))
+        found = (self.controlnets, self.upscalers, self.image_prompts, self.embeddings, self.gligens)
+        return frozenset(name for names in found for name in names)
 
 
 def list_model(name: str, file: WeightsFile, allow_pickle: bool) -> ModelListing:

@@ -19,6 +19,7 @@ from modelpool.pool.catalog.registry.contents import ContentDigests, DigestPass
 from modelpool.pool.catalog.registry.file_purpose import (
     CONTROLNETS,
     EMBEDDINGS,
+    GLIGENS,
     IMAGE_PROMPTS,
     LORAS,
     MODELS,
@@ -218,8 +219,8 @@ class Registry:
         def of(kind: FileKind) -> tuple[str, ...]:
             return tuple(sorted(names[path] for path, each in kinds.items() if each is kind))
 
-        controlnets, upscalers = of(FileKind.CONTROLNET), of(FileKind.UPSCALER)
-        return FileNames(controlnets, upscalers, of(FileKind.IMAGE_PROMPT), of(FileKind.EMBEDDING))
+        controlnets, upscalers, gligens = of(FileKind.CONTROLNET), of(FileKind.UPSCALER), of(FileKind.GLIGEN)
+        return FileNames(controlnets, upscalers, of(FileKind.IMAGE_PROMPT), of(FileKind.EMBEDDING), gligens=gligens)
 
     def facts(self, file: WeightsFile) -> FileSummary:
         """Return the summary of `file`, read from its header if it is new or has changed."""
@@ -304,6 +305,10 @@ class Registry:
     def find_image_prompt(self, name: str) -> WeightsFile:
         """Return the image prompt adapter that `name` means. Raises as `find`."""
         return self.find(name, IMAGE_PROMPTS, "image prompt adapter")
+
+    def find_gligen(self, name: str) -> WeightsFile:
+        """Return the GLIGEN model that `name` means. Raises as `find`."""
+        return self.find(name, GLIGENS, "GLIGEN model")
 
     def find_vision_encoder(self, name: str) -> WeightsFile:
         """Return the vision encoder that `name` means. Raises as `find`."""

@@ -1,4 +1,5 @@
-"""HiDream I1: mixture of experts that reads two CLIPs, T5 and every layer of Llama. Torch-free."""
+"""HiDream I1: mixture of experts that reads two CLIPs, T5 and every layer of Llama; and HiDream E1, the same model
+trained to edit an image that it reads beside its latents. Torch-free."""
 
 from __future__ import annotations
 
@@ -63,7 +64,23 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
-    """Predict noise - clean. The output of the module runs from noise to image."""
+    """Predict noise - clean. The output of the module runs from noise to image. An image to edit is to the right of
+    the latents, with room for as many tokens more. Source: HiDream-ai/HiDream-E1, `HiDreamImageEditingPipeline`."""
+    if "reference" not in kwargs:
+        return _predicted(module, x_BCHW, level_B, kwargs)
+    import torch
+
+    plain: Any = module
+    most = plain.max_seq
+    plain.max_seq = 2 * most
+    try:
+        beside_BCHW = torch.cat([x_BCHW, kwargs["reference"].to(x_BCHW)], dim=-1)
+        return _predicted(module, beside_BCHW, level_B, kwargs)[..., : x_BCHW.shape[-1]]
+    finally:
+        plain.max_seq = most
+
+
+def _predicted(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     return -fam.sample_of(
         module(
             hidden_states=x_BCHW,
@@ -93,6 +110,7 @@ FAMILIES = (
             "hidream",
             forward,
             dtypes=fam.NO_FLOAT16,
+            optional_inputs=frozenset({"reference"}),
         ),
         text=fam.TextInputs(
             # the model reads the states of several of Llama's layers, one per block
@@ -116,15 +134,17 @@ FAMILIES = (
         sampling=fam.SamplingFacts(
             fam.Prediction.FLOW,
             noise=fam.NoiseFacts(fam.NoiseKind.FLOW, shift=3.0),
-            reads=frozenset({"context", "context_2", "pooled"}),
+            reads=frozenset({"context", "context_2", "pooled", "reference"}),
             side_multiple=16,
             defaults=fam.SamplingDefaults(
                 steps=50, cfg=5.0, sampler="euler", schedule="normal", guidance=fam.Guidance.CLASSIFIER_FREE
             ),
             routes_tokens=True,
+            reference_covers=True,
+            blank_reference=True,
             not_divided="each of its blocks reads other words of the text",
         ),
-        sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; at most 4096 patches",
+        sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full and HiDream-E1; at most 4096 patches",
         folder=fam.DiffusersFolder("HiDreamImagePipeline"),
         lora=fam.TRANSFORMER,
     ),

@@ -16,6 +16,7 @@ class FileKind(Enum):
     CLIP_VISION = "vision encoder"
     CONTROLNET = "ControlNet"
     IMAGE_PROMPT = "image prompt adapter"
+    GLIGEN = "GLIGEN model"
     EMBEDDING = "embedding"
     UPSCALER = "upscaler"
     HYPERNETWORK = "hypernetwork"

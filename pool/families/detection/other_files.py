@@ -189,6 +189,8 @@ _ENCODER_NAMES = frozenset({"clip_l", "clip_g", "clip_h", "t5xxl"})
 _TEXT_WIDTHS, _MOST_ROWS = frozenset({768, 1024, 1280, 2048, 4096}), 1024
 
 _IP_ADAPTER = ("image_proj.", "ip_adapter.", "ip_adapter_proj_model.")
+#: the first layer of a UNet, in both namings
+_UNET_INPUT = ("conv_in.", "input_blocks.0.0.")
 _PULID = ("pulid_encoder.", "pulid_ca.")
 _T2I = ("adapter.body.", "body.0.block1.", "body.0.body.0.block1.")
 _UPSCALER = ("conv_first.weight", "model.0.weight", "body.0.weight", "module.conv_first.", "module.model.0.weight")
@@ -252,7 +254,12 @@ OTHER_FILES: tuple[OtherFile, ...] = (
     _not_running("a T2I style adapter", _all("style_embedding", "transformer_layes.")),
     _not_running("a T2I co-adapter fuser", _any("spatial_feat_mapping.")),
     # other networks beside a UNet
-    _not_running("a GLIGEN model", _any("position_net.")),
+    OtherFile("a GLIGEN model", FileKind.GLIGEN, _any("position_net.linears.0.", without=_UNET_INPUT)),
+    _not_running(
+        "a GLIGEN model that reads something else than texts in boxes",
+        _any("position_net.", without=("position_net.linears.0.", *_UNET_INPUT)), FileKind.GLIGEN,
+    ),
+    *(_not_running("a UNet with a GLIGEN model in it", _all("position_net.", one)) for one in _UNET_INPUT),
     _not_running(
         "an AnimateDiff motion module",
         _any(

@@ -86,7 +86,9 @@ def image_inputs_part(run: DenoisingRun) -> RunPart | None:
     found = image_inputs(run.works, run.inputs, run.facts, run.latent, cells)
     run.prompts = run.prompts.with_inputs(found.model_kwargs, found.negative)
     if found.without is not None:
-        run.prompts = replace(run.prompts, without_image=found.without, left_out=found.left_out)
+        # the inputs of a text of its own stay
+        without = {**(run.prompts.without_image or {}), **found.without}
+        run.prompts = replace(run.prompts, without_image=without, left_out=found.left_out)
     return None
 
 
@@ -144,7 +146,8 @@ def image_inputs(
         negative[PRIOR] = torch.zeros_like(model_kwargs[PRIOR])
     without = None
     if work.guidance.without_image and not facts.names_images:  # a text without names of images is one without images
-        without = {name: torch.zeros_like(value) for name, value in model_kwargs.items() if name == IMAGE}
+        blank = reference_names(work) if facts.blank_reference else (IMAGE,)
+        without = {name: torch.zeros_like(model_kwargs[name]) for name in blank if name in model_kwargs}
     vision_kwargs = vision_inputs(works, inputs, facts)
     if facts.seen_as is not None and IMAGE_CONTEXT in vision_kwargs:
         # Source: `negative_image_embeds` of diffusers' StableCascadePriorPipeline
@@ -197,8 +200,9 @@ def empty_image_inputs(
 
 def left_out(work: SampleParams, facts: SamplingFacts) -> frozenset[str]:
     """Return the names of the model inputs that a prediction without images of `work` has not: reference images. Texts
-    that name images are without them where they name none."""
-    return frozenset(reference_names(work) if facts.guides_by_references and not facts.names_images else ())
+    that name images are without them where they name none, and others read zeros."""
+    has_all = facts.names_images or facts.blank_reference or not facts.guides_by_references
+    return frozenset(() if has_all else reference_names(work))
 
 
 def reference_names(work: SampleParams) -> dict[str, tuple[int, int]]:

@@ -111,7 +111,7 @@ def texts_read(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> tu
     prompt."""
     if facts.reads_text:
         names = (POSITIVE, NEGATIVE) if work.reads_negative and not facts.learned_negative else (POSITIVE,)
-        if facts.names_images and work.guidance.without_image:
+        if (facts.names_images or work.guidance.of_prompt) and work.guidance.without_image:
             names = (*names, WITHOUT_IMAGES)
         return tuple(read.read(name, Encoded) for name in (*names, *enumerated(REGION, work.regions)))
     states_LD = _embeds(read).states_LD

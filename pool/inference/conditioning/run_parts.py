@@ -40,6 +40,7 @@ class RunResources:
     """What the worker has ready for the parts of a run, in addition to its inputs.
 
     controls, adapters  models of the ControlNets and of the image prompts, in the order of the tasks
+    gligens      the GLIGEN model, if the tasks have boxes
     resumed      states that the tasks resume from, all at one step; () starts from the beginning
     patches_at   patches of the diffusion model that change over the steps or from text to text
     cache_bytes  of the device, for patched weights that the next step needs again
@@ -52,6 +53,7 @@ class RunResources:
     patches_at: PatchesAtStep | None = None
     cache_bytes: int = 0
     silence_1LC: Tensor | None = None
+    gligens: Sequence[ModelPatcher] = ()
 
 
 NO_RESOURCES = RunResources()

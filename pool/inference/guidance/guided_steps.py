@@ -159,7 +159,7 @@ class _GuidedStep:
             self._unconditional.clean_BCHW = self._clean(x_BCHW, noises.get(UNCOND, cond_BCHW), sigma)
         if UNCOND not in noises:
             return self._clean(x_BCHW, cond_BCHW, sigma)
-        both = Predictions(cond_BCHW, noises[UNCOND], self._base_of(noises))
+        both = Predictions(cond_BCHW, noises[UNCOND], self._base_of(noises), noises.get(self._without_image))
         guided_BCHW = self._guider.combine_at(x_BCHW, both, sigma)
         if self._without_image in noises:
             guided_BCHW = self._guider.guide_by_image(guided_BCHW, noises[UNCOND], noises[self._without_image])
@@ -195,7 +195,8 @@ class _GuidedStep:
             self._unconditional.clean_BCHW = cond if self._conditions[UNCOND] is None else uncond
         clean: Args = {**common, "cond_denoised": cond, "uncond_denoised": uncond}
         if options.sampler_cfg_function is None:
-            both = Predictions(cond, uncond, self._base_of(all_predictions))
+            without = all_predictions[self._without_image] if self._without_image < len(self._conditions) else None
+            both = Predictions(cond, uncond, self._base_of(all_predictions), without)
             denoised_BCHW = self._guider.combine_clean(x_BCHW, both, sigma)
         else:
             texts = {"input_cond": self._conditions[COND], "input_uncond": self._conditions[UNCOND]}

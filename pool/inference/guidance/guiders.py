@@ -28,11 +28,13 @@ _SMALLEST_SQUARE = 1e-8
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictions:
     """The predictions of one step for the prompt and the negative prompt, [B, C, H, W], both in the model's prediction
-    type or both as clean latents. `base`: the one for an empty text, for guiders that read it."""
+    type or both as clean latents. `base`: the one for an empty text, for guiders that read it; `without_image`: the one
+    without the image that guides."""
 
     cond: Tensor
     uncond: Tensor
     base: Tensor | None = None
+    without_image: Tensor | None = None
 
 
 class Guider(ABC):
@@ -115,17 +117,64 @@ class RescaledGuidance(Guider):
         return rescaled
 
 
-class TextAndImageGuidance(ClassifierFreeGuidance):
-    """Guidance by text and by an image, each with its scale. Source: Brooks et al. 2023 (InstructPix2Pix),
-    equation 3."""
+class TextAndImageGuidance(Guider):
+    """Guidance by text, as another guider makes it, and by an image, each with its scale. Source: Brooks et al. 2023
+    (InstructPix2Pix), equation 3; `nested` as HiDream E1 has it, HiDream-ai/HiDream-E1."""
 
-    def __init__(self, scale: float, image_scale: float) -> None:
-        super().__init__(scale)
-        self._image_scale = image_scale
+    def __init__(self, inner: Guider, image_scale: float, nested: bool = False) -> None:
+        self.scale, self.reads_base = inner.scale, inner.reads_base
+        self._inner, self._image_scale, self._nested = inner, image_scale, nested
+
+    def combine(self, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the prediction that is guided by text."""
+        return self._inner.combine(predicted, sigma)
+
+    def combine_at(self, x_BCHW: Tensor, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the prediction for `x_BCHW` that is guided by text."""
+        return self._inner.combine_at(x_BCHW, predicted, sigma)
+
+    def combine_clean(self, x_BCHW: Tensor, clean: Predictions, sigma: float) -> Tensor:
+        """Return the clean latent that is guided by text."""
+        return self._inner.combine_clean(x_BCHW, clean, sigma)
 
     def guide_by_image(self, guided_BCHW: Tensor, uncond_BCHW: Tensor, without_image_BCHW: Tensor) -> Tensor:
         """Guidance by text started at the negative prompt, which is read with the image."""
+        if self._nested:
+            return without_image_BCHW + (guided_BCHW - without_image_BCHW) * self._image_scale
         return guided_BCHW + (uncond_BCHW - without_image_BCHW) * (self._image_scale - 1.0)
+
+
+class ImageAndTextGuidance(Guider):
+    """Guidance by an image, as another guider makes it of the predictions for the negative prompt with and without the
+    image, and the difference that the prompt makes, with its scale. With classifier-free guidance by the image, this is
+    `TextAndImageGuidance`; with changed guidance, the change acts on it. "regular" of DualCFGGuider."""
+
+    def __init__(self, scale: float, by_image: Guider) -> None:
+        self.scale = scale
+        self._by_image = by_image
+
+    def combine(self, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction."""
+        return self._by_image.combine(self._of_image(predicted), sigma) + self._of_text(predicted)
+
+    def combine_at(self, x_BCHW: Tensor, predicted: Predictions, sigma: float) -> Tensor:
+        """Return the guided prediction for `x_BCHW`."""
+        return self._by_image.combine_at(x_BCHW, self._of_image(predicted), sigma) + self._of_text(predicted)
+
+    def combine_clean(self, x_BCHW: Tensor, clean: Predictions, sigma: float) -> Tensor:
+        """Return the guided clean latent."""
+        return self._by_image.combine_clean(x_BCHW, self._of_image(clean), sigma) + self._of_text(clean)
+
+    def guide_by_image(self, guided_BCHW: Tensor, uncond_BCHW: Tensor, without_image_BCHW: Tensor) -> Tensor:
+        """The prediction is guided by the image already."""
+        return guided_BCHW
+
+    def _of_image(self, predicted: Predictions) -> Predictions:
+        assert predicted.without_image is not None, "guidance by an image has a prediction without it"
+        return Predictions(predicted.uncond, predicted.without_image)
+
+    def _of_text(self, predicted: Predictions) -> Tensor:
+        return (predicted.cond - predicted.uncond) * self.scale
 
 
 class DeviationRescaledGuidance(Guider):

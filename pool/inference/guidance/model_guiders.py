@@ -33,6 +33,7 @@ from modelpool.pool.inference.guidance.guiders import (
     EasedGuidance,
     FrequencyGuidance,
     Guider,
+    ImageAndTextGuidance,
     NormedGuidance,
     PerFrameGuidance,
     RescaledGuidance,
@@ -63,6 +64,14 @@ def guider_of(
     """Return the guider of a run like `work` by a model of `facts` on `device`, for latents of `shape_BC`. Their texts
     are `cond`. It resumes from `memory`, and updates it. `step` returns the step of the schedule that is computed,
     `table` has the noise levels of the training."""
+    if work.guidance.without_image:
+        by_text = replace(work, guidance=replace(work.guidance, image_cfg=0.0))
+        inner = guider_of(facts, by_text, cond, shape_BC, device, memory, step, table)
+        if work.guidance.nested or type(inner) is ClassifierFreeGuidance:
+            return TextAndImageGuidance(inner, work.guidance.image_cfg, work.guidance.nested)
+        by_image = replace(by_text, guidance=replace(by_text.guidance, cfg=work.guidance.image_cfg))
+        other = guider_of(facts, by_image, cond, shape_BC, device, memory, step, table)
+        return ImageAndTextGuidance(work.guidance.cfg, other)
     if (override := work.options.cfg_override) is not None:
         plain = replace(work, options=replace(work.options, cfg_override=None))
         other = replace(plain, guidance=replace(plain.guidance, cfg=override.cfg))
@@ -131,8 +140,6 @@ def _guider_of_model(
     if facts.defaults is not None and facts.defaults.last_cfg:
         late = work.schedule.steps - math.ceil(work.schedule.steps / LAST_STEPS_SHARE)
         return EasedGuidance(work.guidance.cfg, facts.defaults.last_cfg, lambda: step() >= late)
-    if work.guidance.without_image:
-        return TextAndImageGuidance(work.guidance.cfg, work.guidance.image_cfg)
     return ClassifierFreeGuidance(work.guidance.cfg)
 
 

@@ -17,6 +17,9 @@ from modelpool.pool.values.core.strength_keyframes import Keyframes, strength_at
 from modelpool.pool.values.specs.spec import ComponentKey, Role
 from modelpool.pool.values.specs.wire_value import WireValue
 
+#: boxes with which GLIGEN models were trained. Source: arXiv 2301.07093
+MOST_BOXES = 30
+
 #: name of the text encoders among the blocks of a LoRA
 BASE_BLOCK = "BASE"
 
@@ -252,6 +255,32 @@ class ImagePromptRef(WireValue):
     def is_on(self, step: int, steps: int) -> bool:
         """Whether it acts in the step after `step` of `steps` that are run are done, if it counts steps."""
         return begins_within(step, steps, self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class GligenRef(WireValue):
+    """A GLIGEN model and the boxes that it fills: the pooled text of each is an input.
+
+    boxes  left, top, right and bottom, as shares of the sides of the image
+    end    the share of the steps in which it acts
+    files  as of a model
+    """
+
+    name: str
+    path: str
+    sha256: str
+    boxes: tuple[tuple[float, float, float, float], ...] = ()
+    end: float = 1.0
+    files: tuple[RemoteFile, ...] = field(default=(), compare=False)
+
+    @property
+    def content(self) -> str:
+        """Identity of the module, whatever its use."""
+        return self.sha256
+
+    def is_on(self, step: int, steps: int) -> bool:
+        """Whether it acts in the step after `step` of `steps` that are run are done."""
+        return begins_within(step, steps, 0.0, self.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from modelpool.pool.values.core.refs import ControlMaskMode, ControlRef, ImagePromptRef
+from modelpool.pool.values.core.refs import ControlMaskMode, ControlRef, GligenRef, ImagePromptRef
 from modelpool.pool.values.core.task_inputs import (
+    BOX,
     CONTROL,
     CONTROL_MASK,
     CONTROL_MASKED_IMAGE,
@@ -226,6 +227,7 @@ SampleCondition: TypeAlias = (
     | GuideCondition
     | ControlRef
     | ImagePromptRef
+    | GligenRef
     | CameraCondition
 )
 
@@ -240,6 +242,8 @@ def condition_inputs(conditions: Sequence[SampleCondition]) -> Iterator[str]:
             yield from controlnet_inputs(condition, number)
         elif isinstance(condition, ImagePromptRef):
             yield from image_prompt_inputs(condition, number)
+        elif isinstance(condition, GligenRef):
+            yield from (numbered(BOX, place) for place, _ in enumerate(condition.boxes))
         else:
             yield from condition.inputs(number)
 

@@ -458,6 +458,7 @@ class SamplingFacts:
                     about as many pixels as the output
     reference_pixels  most pixels of its reference images, which keep their size otherwise; 0: any number up to
                     `reference_side`
+    blank_reference  guidance by its reference image has a scale of its own; zeros are the prediction without it
     learned_negative  it is guided against a state that it has learned, and reads no negative prompt
     sequence        how several GPUs divide its tokens; None: they cannot
     not_divided     why they cannot, for users: a clause
@@ -492,6 +493,7 @@ class SamplingFacts:
     reference_covers: bool = False
     reference_side: int = 0
     reference_pixels: int = 0
+    blank_reference: bool = False
     learned_negative: bool = False
     sequence: SequencePlan | None = None
     not_divided: str = ""
@@ -507,7 +509,7 @@ class SamplingFacts:
     def guides_by_references(self) -> bool:
         """Its reference images have a guidance scale of their own, next to the one of the text."""
         by_image = self.defaults is not None and self.defaults.guidance is Guidance.TEXT_AND_IMAGE
-        return by_image and "reference" in self.reads
+        return (by_image or self.blank_reference) and "reference" in self.reads
 
     @property
     def names_images(self) -> bool:

@@ -26,6 +26,7 @@ from modelpool.pool.values.core.refs import ControlMaskMode as ControlMaskMode
 from modelpool.pool.values.core.refs import ControlRef as ControlRef
 from modelpool.pool.values.core.refs import EmbeddingRef as EmbeddingRef
 from modelpool.pool.values.core.refs import FoundImagePrompt as FoundImagePrompt
+from modelpool.pool.values.core.refs import GligenRef as GligenRef
 from modelpool.pool.values.core.refs import ImagePromptRef as ImagePromptRef
 from modelpool.pool.values.core.refs import LoraRef as LoraRef
 from modelpool.pool.values.core.refs import ModelRef as ModelRef
@@ -87,6 +88,7 @@ class EncodeParams(WireValue):
     writes          the tokens of an image that the last text encoder of some families writes for the text; None: none,
                     and it does not run
     lyrics          it is the text of lyrics, which the text encoder reads in another way
+    pooled          the result has the pooled text of a CLIP without projection, also where the model reads none
     tokens          of the text, for each text encoder in order; empty if it is not tokenized yet. They follow from the
                     text, so they are not part of the identity
     """
@@ -102,6 +104,7 @@ class EncodeParams(WireValue):
     numbered: bool = False
     writes: WrittenTokens | None = None
     lyrics: bool = False
+    pooled: bool = False
     tokens: tuple[PromptTokens, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -192,15 +195,20 @@ class GuidanceParams(WireValue):
     cfg        guidance scale; 1 for none, then the negative prompt is not read
     distilled  guidance input of a distilled model; `cfg` is then 1
     image_cfg  guidance scale of the image, 1 for none; 0 for models that are not guided by the image
+    of_prompt  the prediction without the image is for the prompt, instead of the negative prompt
+    nested     it scales the way from the prediction without the image to the result of the guidance by text, whatever
+               that is; else the way to the prediction for the negative prompt
     """
 
     cfg: float
     distilled: float = 0.0
     image_cfg: float = 0.0
+    of_prompt: bool = False
+    nested: bool = False
 
     @property
     def without_image(self) -> bool:
-        """The model is also evaluated for the negative prompt without the image (guidance by text and image)."""
+        """The model is also evaluated without the image (guidance by text and image)."""
         return self.cfg != 1 and self.image_cfg not in (0, 1)
 
 
@@ -291,6 +299,11 @@ class SampleParams(WireValue):
     def image_prompts(self) -> tuple[ImagePromptRef, ...]:
         """The image prompts."""
         return self.all_of(ImagePromptRef)
+
+    @property
+    def gligen(self) -> GligenRef | None:
+        """The GLIGEN model with its boxes, if any."""
+        return next(iter(self.all_of(GligenRef)), None)
 
     @property
     def references(self) -> tuple[ReferenceCondition, ...]:
@@ -568,7 +581,7 @@ def encoders_run(work: EncodeParams, encoders: Sequence[Role], facts: SamplingFa
 
 def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
     """Return the `count` components that `work` runs: text encoders in the order of their outputs, ControlNets after
-    the diffusion model, then image prompt adapters."""
+    the diffusion model, then image prompt adapters, then a GLIGEN model."""
     if isinstance(work, EncodeParams):
         return _TEXT_ENCODERS[:count]
     if isinstance(work, OperationParams) or (isinstance(work, DecodeParams) and work.joins):
@@ -576,7 +589,9 @@ def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
     if isinstance(work, UpscaleParams):
         return (Role.UPSCALER, Role.VAE)[:count]
     adapters = len({prompt.content for prompt in work.image_prompts}) if isinstance(work, SampleParams) else 0
-    return (role_of(work), *[Role.CONTROLNET] * (count - 1 - adapters), *[Role.IMAGE_PROMPT] * adapters)
+    gligen = (Role.GLIGEN,) if isinstance(work, SampleParams) and work.has(GligenRef) else ()
+    controls = count - 1 - adapters - len(gligen)
+    return (role_of(work), *[Role.CONTROLNET] * controls, *[Role.IMAGE_PROMPT] * adapters, *gligen)
 
 
 def control_key(control: ControlRef) -> ComponentKey:
@@ -593,6 +608,11 @@ def upscaler_key(upscaler: UpscalerRef) -> ComponentKey:
 def image_prompt_key(prompt: ImagePromptRef) -> ComponentKey:
     """Component key of an image prompt adapter, independent of its use."""
     return ComponentKey(f"{prompt.name}/{Role.IMAGE_PROMPT.value}@{prompt.sha256[:10]}")
+
+
+def gligen_key(gligen: GligenRef) -> ComponentKey:
+    """Component key of a GLIGEN model, independent of its boxes."""
+    return component_key(gligen.name, Role.GLIGEN, gligen.sha256)
 
 
 def component_key(name: str, role: Role, sha256: str) -> ComponentKey:
@@ -657,13 +677,13 @@ _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
     {
         kind: tuple(one.name for one in dataclasses.fields(kind))
         for kind in (OutputShape, SamplingSchedule, StepPart, GuidanceParams, WrittenTokens, *get_args(SampleCondition))
-        if kind not in (ControlRef, ImagePromptRef)
+        if kind not in (ControlRef, ImagePromptRef, GligenRef)
     }
 )
 #: fields that were added later, with an empty default
 _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
-        EncodeParams: frozenset({"writes", "lyrics"}),
+        EncodeParams: frozenset({"writes", "lyrics", "pooled"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"seconds"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
@@ -673,7 +693,11 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
 )
 #: the same of parts of parameters
 _LATER_OF_PARTS: Mapping[type[Any], frozenset[str]] = MappingProxyType(
-    {SamplingSchedule: frozenset({"shift", "settings"}), ImageCondition: frozenset({"frames"})}
+    {
+        SamplingSchedule: frozenset({"shift", "settings"}),
+        ImageCondition: frozenset({"frames"}),
+        GuidanceParams: frozenset({"of_prompt", "nested"}),
+    }
 )
 #: the sampler with step lengths that follow from the images
 ADAPTIVE_SAMPLER = "dpm_adaptive"
@@ -845,6 +869,8 @@ def _without_places(value: Any) -> Any:
         found |= {"masks": value.masks} if value.masks else {}
         found |= {"by_noise": True} if value.by_noise else {}
         return found | ({"face_version": value.face_version} if value.face_version else {})
+    if isinstance(value, GligenRef):
+        return {"sha256": value.sha256, "boxes": value.boxes, "end": value.end}
     if (names := _PARTS.get(kind)) is not None:
         if (later := _LATER_OF_PARTS.get(kind)) is not None:  # ids without later fields are what they were
             names = tuple(name for name in names if name not in later or getattr(value, name))

@@ -17,6 +17,7 @@ sample             positive, negative, without_images, lyrics, region.N: `Encode
                    image_prompt.N: `ImageEmbeds` of the images of an image prompt,
                    image_prompt_blank.N of no image, image_prompt_face.N of faces; image_prompt_mask.N.N: `Mask`;
                    guide.N: `Latent` of an image that guides a video;
+                   box.N: `Encoded` text of a box, with its pooled state;
                    sampler_state: `SamplerState` of the other expert
 decode             latent: `Latent`, or tiles.N: `DecodedTiles` of each part; image: `ImagePixels` to keep outside of
                    mask: `Mask`
@@ -41,7 +42,7 @@ REGION_MASK, CONTROL, CONTROL_MASK = "region_mask", "control", "control_mask"
 IMAGE_PROMPT, IMAGE_PROMPT_BLANK, IMAGE_PROMPT_FACE = "image_prompt", "image_prompt_blank", "image_prompt_face"
 IMAGE_PROMPT_MASK = "image_prompt_mask"
 CONTROL_MASKED_IMAGE, PRIOR, SAMPLER_STATE, LATENT = "control_masked_image", "prior", "sampler_state", "latent"
-TILES, AUDIO, GUIDE = "tiles", "audio", "guide"
+TILES, AUDIO, GUIDE, BOX = "tiles", "audio", "guide", "box"
 
 _Kind = TypeVar("_Kind", bound=Result)
 

@@ -53,6 +53,7 @@ class Role(Enum):
     CONTROLNET = "controlnet"
     UPSCALER = "upscaler"
     IMAGE_PROMPT = "image_prompt"
+    GLIGEN = "gligen"
     LORA = "lora"
 
     @property

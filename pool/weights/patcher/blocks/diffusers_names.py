@@ -153,6 +153,12 @@ def cross_attentions(unet: nn.Module) -> tuple[tuple[str, int, nn.Module], ...]:
     return tuple((order[id(attention)], places[id(attention)], attention) for attention in found)
 
 
+def attention_blocks(unet: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the block of each cross-attention of `unet`, in execution order. A block calls its `fuser` with the image
+    and the "objs" of "gligen" among its `cross_attention_kwargs`, between its attentions."""
+    return tuple(unet.get_submodule(name.removesuffix(".attn2")) for name, _, _ in cross_attentions(unet))
+
+
 def joint_attention(block: nn.Module) -> nn.Module | None:
     """Return the attention of a block of Flux: `norm_q` returns the queries of the image (of all tokens in a single
     block), `to_out.0` of a double block gets the result for the image. None for other blocks."""
@@ -253,6 +259,7 @@ def self_test() -> None:
     for _, name, attention in attentions_of(nn.ModuleDict({"transformer_blocks": nn.ModuleList([block])})):
         if not is_plain_attention(attention):
             problems.append(f"{name} of BasicTransformerBlock is not a plain attention")
+    problems += _fuser_problems(block)
     for kind in (FluxTransformerBlock, FluxSingleTransformerBlock):
         joint = joint_attention(kind(8, 2, 4))
         if joint is None or not {"norm_q", "to_q"} <= {name for name, _ in joint.named_children()}:
@@ -260,6 +267,21 @@ def self_test() -> None:
     problems += _rope_problems()
     if problems:
         raise NamesChangedError("diffusers differs from what options act on: " + "; ".join(problems))
+
+
+def _fuser_problems(block: BasicTransformerBlock) -> Iterator[str]:
+    """Yield a problem if a block of a UNet does not call its fuser."""
+    seen: list[object] = []
+
+    def fuser(x_BLD: Tensor, objects: object) -> Tensor:
+        seen.append(objects)
+        return x_BLD
+
+    block.__dict__["fuser"] = fuser
+    x_BLD = torch.zeros(1, 2, 8)
+    block(x_BLD, encoder_hidden_states=x_BLD, cross_attention_kwargs={"gligen": {"objs": "tokens"}})
+    if seen != ["tokens"]:
+        yield "BasicTransformerBlock does not call its fuser"
 
 
 def _rope_problems() -> Iterator[str]:

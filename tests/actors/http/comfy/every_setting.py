@@ -17,6 +17,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     AUDIOS,
     CONTROLNETS,
+    GLIGENS,
     IMAGES,
     LORAS,
     MODELS,
@@ -42,13 +43,14 @@ from tests.actors.http.comfy.comfy_examples import node
 _CELLS = ("width", "height", "length")
 #: the node under test
 SUBJECT = "subject"
-FILES = FileNames(controlnets=("canny", "depth"), upscalers=("4x", "2x"), image_prompts=("redux", "other"))
+FILES = FileNames(controlnets=("canny", "depth"), upscalers=("4x", "2x"), image_prompts=("redux", "other"),
+                  gligens=("boxes", "others"))  # fmt: skip
 _WIDE = ("a.png", "b.png")
 #: two names of each list of the pool
 NAMED = {
     MODELS: ("one", "two"), LORAS: ("light", "dark"), IMAGES: _WIDE, SAMPLER_NAMES: ("euler", "heun"),
     SCHEDULE_NAMES: ("normal", "karras"), CONTROLNETS: FILES.controlnets, UPSCALERS: FILES.upscalers,
-    STYLES: FILES.image_prompts, VAES: ("a", "b"), TEXT_ENCODERS: ("a", "b"),
+    STYLES: FILES.image_prompts, GLIGENS: FILES.gligens, VAES: ("a", "b"), TEXT_ENCODERS: ("a", "b"),
     VISION_ENCODERS: ("a", "b"), VIDEOS: ("a", "b"), AUDIOS: ("a", "b"),
 }  # fmt: skip
 
@@ -176,6 +178,7 @@ PROVIDERS: Mapping[str, Callable[[Maker, int], list[Any]]] = {
     "AUDIO": _audio, "VIDEO": _video,
     "CONTROL_NET": lambda make, place: make.add("ControlNetLoader", control_net_name=NAMED[CONTROLNETS][place]),
     "UPSCALE_MODEL": lambda make, place: make.add("UpscaleModelLoader", model_name=NAMED[UPSCALERS][place]),
+    "GLIGEN": lambda make, place: make.add("GLIGENLoader", gligen_name=NAMED[GLIGENS][place]),
     "STYLE_MODEL": lambda make, place: make.add("StyleModelLoader", style_model_name=NAMED[STYLES][place]),
     "CLIP_VISION": lambda make, place: make.add("CLIPVisionLoader", clip_name=NAMED[VISION_ENCODERS][place]),
     "CLIP_VISION_OUTPUT": lambda make, place: make.add(
@@ -241,6 +244,10 @@ def _consume(make: Maker, made: str, source: list[Any]) -> None:
         case "UPSCALE_MODEL":
             decoded = make.add("VAEDecode", samples=make.sampled(), vae=[make.model(), 2])
             _consume(make, "IMAGE", make.add("ImageUpscaleWithModel", upscale_model=source, image=decoded))
+        case "GLIGEN":
+            box = {"width": 32, "height": 32, "x": 0, "y": 0, "text": "a fox", "clip": [make.model(), 1]}
+            applied = make.add("GLIGENTextBoxApply", conditioning_to=make.text(), gligen_textbox_model=source, **box)
+            _consume(make, "CONDITIONING", applied)
         case "STYLE_MODEL" | "CLIP_VISION_OUTPUT":
             use = {name: PROVIDERS[name.upper()](make, 0) for name in ("style_model", "clip_vision_output")}
             use = {**use, made.lower(): source, "conditioning": make.text(), "strength": 1.0}

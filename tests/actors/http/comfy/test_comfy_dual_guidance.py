@@ -11,6 +11,7 @@ from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.workflow_fields import SampleNode
 from modelpool.pool.catalog.registry.listings import FileNames
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
 
@@ -60,12 +61,44 @@ def test_what_two_scales_cannot_say_is_refused() -> None:
     with pytest.raises(WorkflowRejected) as refused:
         request(edited(cfg_conds=1.0, cfg_cond2_negative=1.5, style="regular"))
     assert any("cfg_conds: found 1 with cfg_cond2_negative 1.5" in error.details for error in refused.value.errors)
+
+
+def runs(graph: Graph, names: PoolNames = NAMES) -> SampleNode:
+    read = lambda name: Image.new("RGBA", (80, 64))  # noqa: E731
+    (found,) = [one for output in outputs_of(graph, names) for one in requests_of(output, names, read)]
+    assert found.workflow is not None
+    (sample,) = [each for each in found.workflow.nodes.values() if isinstance(each, SampleNode)]
+    return sample
+
+
+def test_changed_guidance_is_nested_in_a_workflow() -> None:
+    """Before: it was refused."""
     graph = edited(cfg_conds=3.0, cfg_cond2_negative=1.5, style="nested")
     graph["rescaled"] = node("RescaleCFG", model=["model", 0], multiplier=0.7)
     graph["guider"]["inputs"]["model"] = ["rescaled", 0]
-    with pytest.raises(WorkflowRejected) as refused:
-        request(graph)
-    assert any("style: found nested on a model with changed guidance" in e.details for e in refused.value.errors)
+    found = runs(graph)
+    assert (found.nested, found.request.cfg, found.request.image_cfg) == (True, 3.0, 1.5)
+
+
+@pytest.mark.parametrize("text", ["positive", "negative"])
+def test_the_prediction_without_the_image_is_for_either_text(text: str) -> None:
+    """As the workflows of HiDream E1.1 and of HiDream E1 have it: the model reads its image as a reference, and the
+    output has the size of it. Before: the image was what the run began with."""
+    names = PoolNames({"shapes": "HiDream I1"}, [], None, FileNames(), image_size=lambda name: (80, 64))
+    graph = edited(cfg_conds=3.0, cfg_cond2_negative=1.5, style="regular")
+    graph["guider"]["inputs"]["negative"] = [text, 0]
+    if text == "negative":
+        read = lambda name: Image.new("RGBA", (80, 64))  # noqa: E731
+        (found,) = [one for output in outputs_of(graph, names) for one in requests_of(output, names, read)]
+        assert found.workflow is None
+        assert (found.cfg, found.image_cfg, found.width, found.height) == (3.0, 1.5, 80, 64)
+        assert len(found.references) == 1
+        assert found.image is None
+    else:
+        run = runs(graph, names)
+        assert (run.prompt_without_image, run.nested, run.request.image_cfg) == (True, False, 1.5)
+        assert [name for name in run.inputs if name.startswith("reference")] == ["reference.0"]
+        assert "image" not in run.inputs
 
 
 OMNIGEN_2 = PoolNames({"shapes": "OmniGen 2"}, [], None, FileNames())

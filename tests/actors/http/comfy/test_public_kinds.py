@@ -76,6 +76,7 @@ TINY = {
 }  # fmt: skip
 #: what tiny models cannot show: ControlNets, LoRAs, adapters and vision encoders of one family alone
 NOT_RENDERED = {
+    "gligen_editor",
     "canny_node_editor", "flux_depth_lora_editor", "flux_kontext_two_references_api", "flux_redux_editor",
     "qwen_inpainting_controlnet_api", "sd35_controlnet_and_slg_editor", "wan22_text_to_video_two_experts_editor",
     "ip_adapter_custom_api", "ltxv_guides_api", "wan_fun_control_api", "z_image_fun_control_api",

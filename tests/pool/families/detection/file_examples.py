@@ -162,7 +162,15 @@ def others() -> dict[str, Example]:
         "motion unet": Example(moving, "a UNet with the motion modules of AnimateDiff", None, False),
         "gligen": Example(
             named("position_net.linears.0.weight", "input_blocks.1.1.transformer_blocks.0.fuser.alpha_attn"),
-            "a GLIGEN model", None, False,
+            "a GLIGEN model", FileKind.GLIGEN,
+        ),
+        "gligen of images": Example(
+            named("position_net.linears_text.0.weight", "input_blocks.1.1.transformer_blocks.0.fuser.alpha_attn"),
+            "a GLIGEN model that reads something else than texts in boxes", FileKind.GLIGEN, False,
+        ),
+        "gligen in a unet": Example(
+            named("position_net.linears.0.weight", "conv_in.weight", "down_blocks.0.resnets.0.norm1.weight"),
+            "a UNet with a GLIGEN model in it", None, False,
         ),
         "hypernetwork": Example(
             named("768.0.linear.0.weight", "768.1.linear.0.weight"), "a hypernetwork", FileKind.HYPERNETWORK, False

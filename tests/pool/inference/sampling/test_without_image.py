@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.inference.conditioning.conditions import Condition
-from modelpool.pool.inference.guidance.guiders import TextAndImageGuidance
+from modelpool.pool.inference.guidance.guiders import ClassifierFreeGuidance, TextAndImageGuidance
 from modelpool.pool.inference.sampling.predictions import clean_latent
 from modelpool.pool.inference.sampling.schedules import sd1_sigma_table
 from modelpool.pool.values.core.sampling_facts import Prediction
@@ -31,7 +31,7 @@ def condition(value: float, image: Tensor) -> Condition:
 
 def denoised(options: ModelOptions | None = None, strength: float = IMAGE_CFG, max_batch: int = 0) -> Tensor:
     texts = condition(0.5, IMAGE), condition(-0.25, IMAGE)
-    without, guider = {"image": torch.zeros_like(IMAGE)}, TextAndImageGuidance(CFG, strength)
+    without, guider = {"image": torch.zeros_like(IMAGE)}, TextAndImageGuidance(ClassifierFreeGuidance(CFG), strength)
     guess = guided(predict, TABLE, *texts, CFG, options, max_batch=max_batch, without_image=without, guider=guider)
     return guess(X, SIGMA)
 
