@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from modelpool.actors.http.comfy.comfy_cascade_nodes import NO_CASCADE_CONTROLS
+from modelpool.actors.http.comfy.comfy_cascade_nodes import check_stage, is_first_stage, is_second_stage, shift_of_stage
 from modelpool.actors.http.comfy.comfy_node_types import MAX_BATCH, NodeUnsupported, check_parts, file_stem
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
@@ -369,6 +369,8 @@ class MadeNodes:
             raise NodeUnsupported("samples: expected latents of an image or of a sampler, found empty ones")
         if not (model := model or latent.model):
             raise NodeUnsupported("vae: no model is known that the VAE is of; expected that of a checkpoint")
+        if is_first_stage(self._families.get(latent.model, "")):
+            raise NodeUnsupported("samples: latents of stage C are decoded by stage B, expected those of its sampler")
         if latent.layers == WITH_WHOLE:
             raise NodeUnsupported(
                 "samples: the complete image is not decoded; expected its layers, by LatentCut from 1"
@@ -458,10 +460,9 @@ class MadeNodes:
         positive, negative, node_id = with_whole(given, given["positive"]), given["negative"], given["node_id"]
         start = self._as_video(node_id, start, model)
         _check_texts(positive, negative, given["cfg"])
-        if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
-            if positive.controls or (positive.prior is not None and positive.prior.positive.controls):
-                raise NodeUnsupported(NO_CASCADE_CONTROLS)
-            raise NodeUnsupported("Stable Cascade is one request: found more than its two samplers and their texts")
+        check_stage(positive, start, self._families.get(model.name, ""))
+        if is_second_stage(self._families.get(model.name, "")):  # it reads no embeddings of images
+            positive, negative = replace(positive, seen=()), replace(negative, seen=())
         check_seen(positive, negative, model.name, self._families.get(model.name, ""))
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
         if levels.first_sigma and not reads_image_instead(self._families.get(model.name, "")):
@@ -484,6 +485,7 @@ class MadeNodes:
             fields |= {"frames": start.frames} if start.frames else {}
             fields |= {"seconds": start.seconds} if start.seconds else {}
             inputs |= {} if start.image is None else {"image": self.image(start.image)}
+            inputs |= {} if start.sized_as is None else {"size": self.image(start.sized_as)}
         elif start.layers:
             raise NodeUnsupported("latent_image: found the layers of an image, expected empty latents")
         elif reads_image_instead(self._families.get(model.name, "")):
@@ -493,6 +495,8 @@ class MadeNodes:
             inputs["latent"] = start.node
             if start.mask is not None:
                 inputs["mask"] = self.mask(start.mask)
+        if isinstance(positive.prior, NodeLatent):
+            inputs["prior"] = positive.prior.node
         is_guided = given["cfg"] != 1 or chosen.name.endswith(UNGUIDED_SAMPLERS)
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
         controls, prompts = controls_of(model, positive, family), image_prompts_of(model, positive, family)
@@ -583,6 +587,7 @@ class MadeNodes:
             del fields["cfg"]  # the scale that the model was made for
         if options := acting_options(model, cfg, family):
             fields["options"] = options
+        fields |= shift_of_stage(family)
         if model.sampling is not None and (shift := shift_of(model.sampling, family, (None, None))):
             fields["shift"] = shift
         return fields

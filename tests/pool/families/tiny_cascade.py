@@ -17,6 +17,7 @@ from torch import Tensor
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.models.components.vae.cascade_encoder import CascadeEncoder
 from modelpool.pool.values.core.stage_params import Latent, ModelRef, Result, SampleParams
 from modelpool.pool.values.specs.spec import JobId, Role, TaskId
 from tests.pool.families.tiny_transformers import WIDTH, File, prefixed, seeded
@@ -100,6 +101,23 @@ def seeing_stage_c_file() -> File:
     """With the whole vision encoder, as published."""
     plain = {key: value for key, value in stage_c_file().items() if not key.startswith("clip_l_vision.")}
     return _plain({**plain, **prefixed("clip_l_vision.", dict(vision_encoder().state_dict()))})
+
+
+def image_encoder() -> CascadeEncoder:
+    """The encoder of images of stage C: all stages of the published one, with few channels."""
+    stages = [(4, 1, 1, True), (4, 2, 2, True), (6, 1, 2, True), (8, 2, 2, False), (8, 1, 3, False), (12, 2, 3, False)]
+    encoder = seeded(lambda: CascadeEncoder(3, 4, stages, 24, PRIOR), 8)
+    generator = torch.Generator().manual_seed(9)
+    for name, value in encoder.state_dict().items():
+        if name.endswith("running_var") or (name.endswith(".1.weight") and value.dim() == 1):
+            value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
+    return encoder
+
+
+def encoding_stage_c_file() -> File:
+    """With the encoder of images and the vision encoder, as published."""
+    plain = {key: value for key, value in seeing_stage_c_file().items() if not key.startswith("vae.encoder.")}
+    return _plain({**plain, **prefixed("vae.encoder.", dict(image_encoder().state_dict()))})
 
 
 def stage_b_file(reads: int = PRIOR) -> File:
