@@ -45,7 +45,7 @@ def check_decoder(request: GenerateRequest, facts: SamplingFacts) -> None:
             reason = f"generates {output_plural(facts)} in one stage"
             raise unsupported_field("decoder", request.model, reason, request.decoder.model or None)
         return
-    unsupported = {"image": request.image, "mask": request.mask, "controls": request.controls or None}
+    unsupported = {"image": request.image, "mask": request.mask}
     for name, value in unsupported.items():
         if value is not None:
             raise unsupported_field(name, request.model, "generates images from text only")

@@ -13,16 +13,29 @@ from typing import Any
 from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_BATCH,
     MAX_SIDE,
+    MODELS,
     NodeInput,
     NodeType,
     NodeUnsupported,
+    combo,
+    file_stem,
     link,
     number,
     only_in_workflows,
+    text,
     whole,
 )
 from modelpool.actors.http.comfy.comfy_sampling_nodes import complete_latent
-from modelpool.actors.http.comfy.comfy_values import AnyLatent, BlankLatent, ModelSampling, SampledLatent, TextValue
+from modelpool.actors.http.comfy.comfy_values import (
+    AnyLatent,
+    BlankLatent,
+    ClipValue,
+    ModelSampling,
+    ModelValue,
+    SampledLatent,
+    TextValue,
+    VaeValue,
+)
 from modelpool.pool.families.parts.two_stages import PRIOR_PIXELS, prior_side
 
 #: the families of both stages, by the beginning of their titles, and the shift of the levels of stage C in ComfyUI
@@ -49,6 +62,14 @@ def _conditioned(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (replace(value, prior=complete_latent(given["stage_c"])),)
 
 
+def _both_checkpoints(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Models and VAEs of both stages, and the encoders of stage C; then the names of their places in a cache."""
+    second, first = given["stage_b"], given["stage_c"]
+    models = (ModelValue(second, has_vae=True), VaeValue(second), ModelValue(first, has_vae=True), VaeValue(first))
+    keys = given["key_opt_b"].strip() or second, given["key_opt_c"].strip() or first
+    return (*models, file_stem(first), ClipValue(first), *keys)
+
+
 def check_stage(positive: TextValue, start: AnyLatent, family: str) -> None:
     """Raise NodeUnsupported for texts and latents that the model of a sampling run does not read together."""
     stage, is_second = getattr(start, "stage", ""), is_second_stage(family)
@@ -60,8 +81,6 @@ def check_stage(positive: TextValue, start: AnyLatent, family: str) -> None:
         raise NodeUnsupported("positive: stage B, and no other model, reads texts of StableCascade_StageB_Conditioning")
     if isinstance(start, BlankLatent) and stage != ("b" if is_second else "c"):
         raise NodeUnsupported("latent_image: expected empty latents of StableCascade_EmptyLatentImage for this stage")
-    if positive.controls:
-        raise NodeUnsupported("positive: found a ControlNet of stage C, which the pool does not run")
     if is_second and (positive.controls or positive.regions or positive.image_prompts):
         others = "ControlNets, areas and image prompts are for stage C"
         raise NodeUnsupported(f"positive: found more than a text for stage B; {others}")
@@ -162,5 +181,18 @@ CASCADE_NODES = (
         (link("model", "MODEL"), number("shift", _SHIFT, 0.0, 100.0)),
         lambda given: (replace(given["model"], sampling=ModelSampling(given["shift"])),),
         "MODEL",
+    ),
+    # of ComfyUI-Inspire-Pack: both checkpoints. The cache changes no result
+    _row(
+        "StableCascade_CheckpointLoader //Inspire",
+        (
+            combo("stage_b", MODELS),
+            text("key_opt_b", ""),
+            combo("stage_c", MODELS),
+            text("key_opt_c", ""),
+            text("cache_mode", "none", choices=("none", "stage_b", "stage_c", "all")),
+        ),
+        _both_checkpoints,
+        *("MODEL", "VAE", "MODEL", "VAE", "CLIP_VISION", "CLIP", "STRING", "STRING"),
     ),
 )

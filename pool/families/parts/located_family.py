@@ -125,6 +125,12 @@ class LocatedFamily:
             latent=replace(self.latent, vae=_ENCODER, encoded_side=EFFICIENTNET_SIDE),
         )
 
+    def without_encoder(self) -> LocatedFamily:
+        """Return the family without the encoder of images that a file carried."""
+        if not self.carried_encoder:
+            return self
+        return replace(self, prefixes={role: name for role, name in self.prefixes.items() if role is not Role.VAE})
+
     def with_carried_vision(self, shapes: Mapping[str, Shape]) -> LocatedFamily:
         """Return the family of a file with tensors of `shapes`: with its vision encoder, if it carries a whole one."""
         prefix = self.carried_vision

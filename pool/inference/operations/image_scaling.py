@@ -1,7 +1,7 @@
 """Scales images: to a size, by a factor, to a number of pixels, to a longest side, to the nearest of some sizes.
 
 All sizes are rounded to whole pixels with halves to the even number, as Python's `round` does, and are at least 1.
-A crop first cuts off sides that are too long (`resampling.centre_box`); without one the image is stretched.
+A crop first cuts off sides that are too long (`image_ops.centre_box`); without one the image is stretched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from modelpool.pool.inference.operations.operation import (
     need_work,
 )
 from modelpool.pool.inference.operations.pixel_levels import as_pixels, frames_of, image_like, levels
-from modelpool.pool.inference.operations.resampling import IMAGE_METHODS, centre_box, resampled
+from modelpool.pool.inference.operations.resampling import IMAGE_METHODS, resampled
+from modelpool.pool.inference.pixels.image_ops import centre_box
 from modelpool.pool.values.core.errors import UnusableField, counted
 from modelpool.pool.values.core.stage_params import ImagePixels, PixelArray, VideoFrames
 

@@ -44,7 +44,7 @@ def cascade(**of_b: Any) -> Graph:
 
 
 def request_list(graph: Graph) -> list[GenerateRequest]:
-    read = lambda name: Image.effect_noise((256, 192), 80).convert("RGBA")  # noqa: E731
+    read = lambda name: Image.linear_gradient("L").resize((256, 192)).convert("RGBA")  # noqa: E731
     return [one for output in outputs_of(graph, NAMES) for one in requests_of(output, NAMES, read)]
 
 
@@ -180,6 +180,27 @@ def test_an_image_that_stage_c_begins_with_is_a_workflow() -> None:
     assert (first.inputs["latent"], first.first_step) == ("blank", 2), "0.6 of 3 steps"
     assert second.inputs["size"] == scaled.inputs["image"], "stage B has the size of the image"
     assert (second.request.width, "latent" in second.inputs) == (None, False)
+
+
+def test_both_checkpoints_of_one_loader_are_those_of_two() -> None:
+    graph, loader = with_images(), "StableCascade_CheckpointLoader //Inspire"
+    names = {"stage_b": f"{STAGE_B}.safetensors", "stage_c": f"{STAGE_C}.safetensors"}
+    graph["both"] = node(loader, **names, key_opt_b="", key_opt_c="", cache_mode="all")
+    places = {("b", 0): 0, ("b", 2): 1, ("model", 0): 2, ("model", 2): 3, ("vision", 3): 4, ("model", 1): 5}
+    expected = request(graph)
+    for each in graph.values():
+        each["inputs"] |= {
+            name: ["both", places[tuple(value)]]
+            for name, value in each["inputs"].items()
+            if isinstance(value, list) and tuple(value) in places
+        }
+    for name in ("b", "model", "vision"):
+        del graph[name]
+    found = request(graph)
+    assert (found.model, found.decoder, found.shift, found.prompt, found.negative) == (
+        expected.model, expected.decoder, expected.shift, expected.prompt, expected.negative,
+    )  # fmt: skip
+    assert [each.model for each in found.image_prompts] == [STAGE_C]
 
 
 def test_the_levels_of_a_node_are_those_of_stage_c() -> None:
