@@ -66,10 +66,13 @@ LINE_ORDER: tuple[Feature, ...] = (
 )
 
 
-def check_request(request: GenerateRequest, facts: SamplingFacts) -> None:
-    """Raise UserError naming the field for a field that models of `facts` do not support."""
+def check_request(request: GenerateRequest, facts: SamplingFacts, in_workflow: bool = False) -> None:
+    """Raise UserError naming the field for a field that models of `facts` do not support; `in_workflow`, where the
+    second model of two is a node of its own."""
+    is_second = in_workflow and facts.is_decoder_stage
     for feature in FEATURES:
-        feature.check(request, facts)
+        if not is_second or feature is not DECODER:
+            feature.check(request, facts)
 
 
 def check_all_fields(request: GenerateRequest, facts: SamplingFacts) -> None:

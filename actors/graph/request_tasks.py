@@ -23,7 +23,7 @@ from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
 from modelpool.actors.graph.features.control_graph import control_inputs
 from modelpool.actors.graph.features.control_video_graph import control_video_task
 from modelpool.actors.graph.features.decode_tiles_graph import add_decode, with_tiles
-from modelpool.actors.graph.features.decoder_graph import check_decodes, decoder_params
+from modelpool.actors.graph.features.decoder_graph import check_decodes, decoder_params, with_own_sides
 from modelpool.actors.graph.features.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
 from modelpool.actors.graph.features.image_prompt_graph import appended_tokens, image_prompt_inputs
 from modelpool.actors.graph.features.lora_graph import check_lora_texts
@@ -71,6 +71,7 @@ from modelpool.pool.values.core.stage_params import (
     MaskCondition,
     ModelRef,
     OutputShape,
+    PriorCondition,
     SampleParams,
     StartCondition,
     StepPart,
@@ -118,6 +119,7 @@ class ReadFromNodes:
     camera      of a video, for a model that reads its path
     gligen      a GLIGEN model, and its boxes: the text of each, with left, top, right and bottom in pixels
     of_prompt, nested  as in `GuidanceParams`
+    prior       the latent of the first model of two, for the second one
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -133,6 +135,7 @@ class ReadFromNodes:
     boxes: tuple[tuple[TaskId, tuple[int, int, int, int]], ...] = ()
     of_prompt: bool = False
     nested: bool = False
+    prior: tuple[TaskId, PriorCondition] | None = None
 
 
 class RequestTasks:
@@ -151,6 +154,8 @@ class RequestTasks:
         self._request = stage.request
         self._model = catalog.find_model(stage.request.model)
         self._defaults = catalog.model_defaults(self._model)
+        if read is not None:
+            self._defaults = with_own_sides(self._defaults)
         self._facts = self._defaults.sampling
         self._passes = sampling_passes(self._request, self._model, self._defaults)
         size, self._gpus = stage.request.batch, gpus_of_work(stage.request.gpus)
@@ -182,7 +187,12 @@ class RequestTasks:
     def sampled(self) -> tuple[TaskId, SampleParams]:
         """Add the sampling run of a workflow; return its task and its work. Raises UserError."""
         assert self._read is not None, "a request is built as a whole"
-        run = replace(self._passes[0], first_step=self._read.first_step, is_second=self._read.start is not None)
+        run = replace(
+            self._passes[0],
+            first_step=self._read.first_step,
+            is_second=self._read.start is not None,
+            reads_prior=self._read.prior is not None,
+        )
         if self._read.start is None and self._request.image is not None:
             run = replace(run, first_step=self._read.first_step or self._passes[0].first_step)
         if self._read.part is not None and self._facts.low_noise is not None:
@@ -350,6 +360,8 @@ class RequestTasks:
         read = self._read
         if read is not None and read.mask is not None:
             found[MASK] = read.mask
+        if read is not None and read.prior is not None:
+            found[PRIOR] = read.prior[0]
         for number, (image, _) in enumerate(() if read is None else read.guides):
             encode = EncodeImageParams(self._model, work.shape.width, work.shape.height)
             found[numbered(GUIDE, number)] = self._tasks.add(encode, {IMAGE: image})
@@ -511,6 +523,8 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         leading = sum(guide.frame > 0 for _, guide in read.guides)
         shape = replace(work.shape, leading=work.shape.leading + leading)
         work = replace(work, shape=shape, conditions=(*work.conditions, *(guide for _, guide in read.guides)))
+    if read.prior is not None:
+        work = replace(work, conditions=(*work.conditions, read.prior[1]))
     if read.camera is not None:
         work = replace(work, conditions=(*work.conditions, read.camera))
     guidance = replace(work.guidance, of_prompt=read.of_prompt, nested=read.nested)

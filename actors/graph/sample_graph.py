@@ -50,7 +50,7 @@ def sample_params(
     """Return the parameters of `run` with `loras`, and how it reads its reference images. Raises UserError for what the
     model does not support, and for missing inputs."""
     request, name, facts = run.request, run.model.name, run.facts
-    if facts.is_decoder_stage:
+    if facts.is_decoder_stage and not run.reads_prior:
         expected = "a model that starts from noise; this one reads the latent of another model"
         raise unusable_field("model", request.model, expected)
     concat = image_concat_input(run)
@@ -58,7 +58,8 @@ def sample_params(
     whole = run.size()
     schedule = schedule_of(run)
     check_schedule(run, schedule.sampler)
-    cfg, distilled = resolve_guidance(facts.defaults, run.cfg)
+    # the second model of two is usually not guided, and may be
+    cfg, distilled = (run.cfg, 0.0) if run.reads_prior else resolve_guidance(facts.defaults, run.cfg)
     numbers = video_conditioning(request, facts)
     duration = duration_of(request, name, facts)
     check_extent((width, height), duration.frames, name, run.defaults)

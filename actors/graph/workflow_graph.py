@@ -19,7 +19,7 @@ from modelpool.actors.graph.common.output_shape import quality_of
 from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
 from modelpool.actors.graph.features.decode_tiles_graph import add_decode, with_tiles
-from modelpool.actors.graph.features.decoder_graph import check_decodes
+from modelpool.actors.graph.features.decoder_graph import check_decodes, with_own_sides
 from modelpool.actors.graph.features.prompt_syntax import prompt_warnings
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.reference_graph import edit_model_warnings
@@ -71,12 +71,13 @@ from modelpool.pool.values.core.stage_params import (
     ModelRef,
     OperationParams,
     OutputShape,
+    PriorCondition,
     SettingValue,
     StepPart,
     UpscaleParams,
     UpscalerRef,
 )
-from modelpool.pool.values.specs.spec import JobId, Stage, TaskId
+from modelpool.pool.values.specs.spec import JobId, Role, Stage, TaskId
 
 #: bytes of the results of all nodes of a workflow together
 MAX_INTERMEDIATE_BYTES = 8 << 30
@@ -103,11 +104,13 @@ _ALL_NOISE = 0.999
 _VIDEOS = ("video", "video_mask", "face_video")
 #: what models of videos read of a camera, by the name in `ModelKwargs`
 _CAMERA = "camera"
+#: the latent of the first model of two, and the image that has the size of the output
+_PRIOR, _SIZE = "prior", "size"
 #: the input with the frames that a video begins with
 _FIRST_FRAMES = "first_frames"
 _SAMPLE_INPUTS = (
     "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask, "
-    "video, video_mask, face_video, first_frames, guides.N, boxes.N"
+    "video, video_mask, face_video, first_frames, guides.N, boxes.N, prior, size"
 )
 
 
@@ -254,7 +257,7 @@ class _WorkflowTasks:
 
     def _model(self, name: str) -> tuple[ModelRef, ModelDefaults]:
         model = self._catalog.find_model(name)
-        return model, self._catalog.model_defaults(model)
+        return model, with_own_sides(self._catalog.model_defaults(model))
 
     def _check_latent(self, name: str, latent: NodeValue, model: ModelRef) -> None:
         """Raise UnusableField for a latent of no model, and for one that means another image for the VAE of `model`."""
@@ -293,11 +296,20 @@ class _WorkflowTasks:
         if image.size.frames:
             raise unusable_field("image", f"{image.size.frames} frames", "one image")
         model, defaults = self._model(node.model)
+        self._check_encodes(model, defaults)
         width, height = whole_cells(image.size, defaults)
         self._warn_of_shape(mask, width, height)
         needs = {task_inputs.IMAGE: image.task, **({} if mask is None else {task_inputs.MASK: mask.task})}
         task = self.tasks.add(EncodeImageParams(model, width, height, hides=mask is not None), needs)
+        if defaults.latent is not None and (side := defaults.latent.encoded_side):
+            width, height = (defaults.latent.pixels_of(pixels // side) for pixels in (width, height))
         return _latent(task, OutputShape(width, height), model, defaults)
+
+    def _check_encodes(self, model: ModelRef, defaults: ModelDefaults) -> None:
+        """Raise UnusableField for a file of the first model of two without its encoder of images."""
+        if defaults.sampling.is_prior_stage and Role.VAE not in self._catalog.components(model):
+            expected = "a file of stage C with its encoder of images (tensors vae.encoder.*)"
+            raise unusable_field("model", model.name, expected)
 
     def _encode_video(self, node: EncodeNode) -> NodeValue:
         video = self._read(node, "video", IMAGE)
@@ -346,8 +358,6 @@ class _WorkflowTasks:
     def _sample(self, node_id: str, node: SampleNode) -> NodeValue:
         model, defaults = self._model(node.request.model)
         facts = defaults.sampling
-        if facts.is_prior_stage or facts.is_decoder_stage:
-            raise unusable_field("model", node.request.model, "a model with one stage, in a workflow")
         texts = {
             name: (value.task, value.tokens)
             for name in (task_inputs.POSITIVE, task_inputs.NEGATIVE)
@@ -361,13 +371,14 @@ class _WorkflowTasks:
             _check_sound(node, start, defaults)
             if start.shape is not None:
                 self._warn_of_shape(mask, start.shape.width, start.shape.height)
+        prior = self._prior(node, model, facts)
         request = self._with_nodes(node, start, facts)
         if facts.inpaints and {*_INPAINTED} <= node.inputs.keys():
             shown = {
                 name: self._task_image(node, place) for name, place in zip(("image", "mask"), _INPAINTED, strict=True)
             }
             request, mask = request.model_copy(update=shown), None
-        check_request(request, facts)
+        check_request(request, facts, in_workflow=True)
         guides = self._guides(node)
         request = with_defaults(request, model, defaults)
         _check_guides(node, guides, request, defaults)
@@ -383,7 +394,8 @@ class _WorkflowTasks:
         if camera is not None and _CAMERA not in facts.reads:
             raise unsupported_field(_CAMERA, request.model, "reads no camera")
         read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
-        read = replace(read, of_prompt=_predicts_prompt(node, facts), nested=node.nested, **self._boxes(node))
+        seen = {"of_prompt": _predicts_prompt(node, facts), "nested": node.nested, "prior": prior, **self._boxes(node)}
+        read = replace(read, **seen)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
         if first_step and work.schedule.first_step != first_step:
@@ -419,6 +431,21 @@ class _WorkflowTasks:
         tasks = (text.task for text in texts.values())
         return {"gligen": gligen, "boxes": tuple(zip(tasks, places, strict=True))}
 
+    def _prior(self, node: SampleNode, model: ModelRef, facts: SamplingFacts) -> tuple[TaskId, PriorCondition] | None:
+        """Return the latent of the first model of two that a node reads; None for other models. Raises UnusableField,
+        and as `find_decoder`."""
+        if not facts.is_decoder_stage:
+            if _PRIOR in node.inputs:
+                raise unsupported_field(_PRIOR, model.name, "reads no latent of another model")
+            return None
+        latent = self._read(node, _PRIOR, LATENT)
+        if latent.model is None or not self._model(latent.model.name)[1].sampling.is_prior_stage:
+            name = "no model" if latent.model is None else latent.model.name
+            found = f"node {node.inputs[_PRIOR]}, a latent of {name}"
+            raise unusable_field(_PRIOR, found, f"a latent of the model that {model.name!r} follows")
+        self._catalog.find_decoder(latent.model, model.name)
+        return latent.task, PriorCondition(latent.size.height, latent.size.width)
+
     def _guides(self, node: SampleNode) -> tuple[tuple[TaskId, GuideCondition], ...]:
         """Return the images that guide a video. Raises UnusableField for images without their frame, or the other way
         round."""
@@ -447,7 +474,9 @@ class _WorkflowTasks:
                 changed |= {"frames": start.shape.frames, "frame_rate": rate}
             if start.shape.seconds:
                 changed["seconds"] = start.shape.seconds
-        others = ("positive", "negative", "latent", "mask", _FIRST_FRAMES, *_INPAINTED, *_VIDEOS)
+        if _SIZE in node.inputs:
+            changed |= self._size_of_image(node, start)
+        others = ("positive", "negative", "latent", "mask", _PRIOR, _SIZE, _FIRST_FRAMES, *_INPAINTED, *_VIDEOS)
         videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
         _check_videos(videos, request.frames)
         changed |= videos
@@ -479,6 +508,17 @@ class _WorkflowTasks:
                 if getattr(request, name) is None and name not in changed:
                     changed[name] = max(step, side // step * step)
         return request.model_copy(update={**changed, **parts})
+
+    def _size_of_image(self, node: SampleNode, start: NodeValue | None) -> dict[str, int]:
+        """Return width and height of a run that makes an image as large as one that it reads nothing else of. Raises
+        UnusableField for a run with another size, too."""
+        size = self._read(node, _SIZE, IMAGE).size
+        if start is not None or node.request.width is not None or node.request.height is not None:
+            raise UnusableField(f"{_SIZE}: expected none next to a start latent, and to width and height")
+        sides = {"width": size.width // SIZE_STEP * SIZE_STEP, "height": size.height // SIZE_STEP * SIZE_STEP}
+        if not all(sides.values()):
+            raise unusable_field(_SIZE, f"{size.width}x{size.height}", f"sides of at least {SIZE_STEP}")
+        return sides
 
     def _task_image(self, node: SampleNode, name: str) -> TaskImage:
         value = self._read(node, name, MASK if name.endswith("mask") else IMAGE)
@@ -712,6 +752,8 @@ def whole_cells(size: Size, defaults: ModelDefaults) -> tuple[int, int]:
     """Return the width and height of the largest image within `size` that a model encodes. Raises UnusableField if
     there is none."""
     step = defaults.sampling.side_multiple or max(SIZE_STEP, defaults.downscale)
+    if defaults.latent is not None and defaults.latent.encoded_side:
+        step = defaults.latent.encoded_side
     width, height = size.width // step * step, size.height // step * step
     if not width or not height:
         raise unusable_field("image", f"{size.width}x{size.height}", f"sides of at least {step}")
@@ -768,7 +810,10 @@ def _check_videos(videos: Mapping[str, TaskVideo], frames: int | None) -> None:
 def _latent(task: TaskId, shape: OutputShape, model: ModelRef, defaults: ModelDefaults) -> NodeValue:
     video = defaults.sampling.video
     cells = 0 if video is None else 1 + (shape.frames - 1) // video.frames_per_cell + shape.leading
-    size = Size(shape.width // defaults.downscale, shape.height // defaults.downscale, cells)
+    high, wide = shape.height // defaults.downscale, shape.width // defaults.downscale
+    if defaults.latent is not None and defaults.latent.cells != 1:
+        high, wide = defaults.latent.sides(shape.width, shape.height)
+    size = Size(wide, high, cells)
     return NodeValue(LATENT, task, size, shape=shape, model=model)
 
 
@@ -776,7 +821,10 @@ def _decoded_shape(before: NodeValue, size: Size, defaults: ModelDefaults) -> Ou
     """Return the shape of the output of a latent of `size`, which an operation made of the latent `before`."""
     shape, video = before.shape, defaults.sampling.video
     assert shape is not None, "a latent of a model has a shape"
-    found = replace(shape, width=size.width * defaults.downscale, height=size.height * defaults.downscale)
+    width, height = size.width * defaults.downscale, size.height * defaults.downscale
+    if defaults.latent is not None and defaults.latent.cells != 1:
+        width, height = (defaults.latent.pixels_of(cells) for cells in (size.width, size.height))
+    found = replace(shape, width=width, height=height)
     if video is None or size.frames == before.size.frames:
         return found
     return replace(found, frames=1 + (size.frames - 1) * video.frames_per_cell, leading=0)

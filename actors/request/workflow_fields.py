@@ -209,7 +209,9 @@ class SampleNode(_Node):
                  video, video_mask, face_video: images and masks with frames for these fields; first_frames: the frames
                  that a video begins with, if they are several, of which image is the first one;
                  inpaint_image, inpaint_mask: what a model reads that was trained for inpainting, and no other one;
-                 guides.N: the image of each of `guides`; boxes.N: the text of each box of `gligen`, pooled
+                 guides.N: the image of each of `guides`; boxes.N: the text of each box of `gligen`, pooled;
+                 prior: the latent of the first model of two, for the second one; size: an image as large as the
+                 output, of which a run without a start latent reads nothing else
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all
     adds_noise   whether noise is added to the start latent

@@ -318,7 +318,7 @@ class Catalog:
         latent = self._open(model).latent
         passes = work.predictions if isinstance(work, SampleParams) else 16
         if isinstance(work, EncodeImageParams):
-            shape = latent_shape(work.width, work.height, work.frames, latent, work.seconds)
+            shape = latent_shape(work.width, work.height, work.frames, latent.of_encoder, work.seconds)
         else:
             shape = sampled_shape(work, latent)
         cells = math.prod(shape[1:])

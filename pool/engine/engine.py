@@ -489,7 +489,9 @@ class Engine:
         that a run raises."""
         opened = self._opened(model)
         self._previews.note(model.sha256, opened.latent)
-        if Role.VAE in opened.checkpoint.roles and self._previews.needs_map(model.sha256, wish):
+        # stage C of Stable Cascade has an encoder alone
+        decodes = Role.VAE in opened.checkpoint.roles and not opened.checkpoint.family.sampling.is_prior_stage
+        if decodes and self._previews.needs_map(model.sha256, wish):
             self._previews.fit(model.sha256, partial(self._decoded_frame, self.patcher(model, Role.VAE), opened.latent))
 
     def preview(self, model: ModelRef, latent_CHW: FloatArray, wish: PreviewWish) -> bytes | None:
@@ -781,7 +783,7 @@ class Engine:
                 return embed_images(_all_of(works, VisionEncodeParams), inputs, patchers[0], vision_use, hooks)
             case EncodeImageParams():
                 images, follows = _all_of(works, EncodeImageParams), follows_video(family.sampling)
-                return encode_images(images, inputs, patchers[0], latent, hooks, division, follows)
+                return encode_images(images, inputs, patchers[0], latent.of_encoder, hooks, division, follows)
             case DecodeParams() if works[0].part:
                 return (decode_image_part(works[0], inputs[0], patchers[0], latent, hooks, division),)
             case DecodeParams():

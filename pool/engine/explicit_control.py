@@ -103,7 +103,8 @@ def load_checkpoint(
     catalog = Catalog((), (), kind)
     model = catalog.find_model(given)
     roles = catalog.components(model)  # an unusable file opens no device
-    if Role.VAE not in roles or not any(role.is_text_encoder for role in roles):
+    is_whole = Role.VAE in roles and not catalog.model_defaults(model).sampling.is_prior_stage
+    if not is_whole or not any(role.is_text_encoder for role in roles):
         found = " and ".join(role.value for role in roles)
         raise unusable_field("path", str(given), f"a model with a text encoder and a VAE of its own; it has a {found}")
     engine = Engine.open(EngineSettings(kind, index, budget_bytes, threads, VramPolicy.NORMAL))

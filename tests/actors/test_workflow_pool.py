@@ -39,7 +39,10 @@ from tests.actors.loop_connection import open_real_pool
 
 #: operations that other tests render: of models that sample audio with frames (`test_rendered_ltx`), of squares
 #: (`test_comfy_adapter_nodes`), and of first frames (`test_kandinsky5_from_images`, `test_operations`)
-RENDERED_ELSEWHERE = {"latent_sound_track", "image_crop_square", "latent_replace_frames", "latent_normalize_start"}
+RENDERED_ELSEWHERE = {
+    *("latent_sound_track", "image_crop_square", "latent_replace_frames", "latent_normalize_start"),
+    "image_scale_to_cells",
+}
 CONFIG = Path(__file__).parents[2] / "configs" / "laptop.toml"
 
 

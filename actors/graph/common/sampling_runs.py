@@ -25,6 +25,7 @@ class SamplingRun:
     first_step, switch, low_noise  as in `pool.values.core.stage_params.SamplingSchedule`
     scale       factor of the sizes of the request
     is_second   the second pass: it starts from the result of the first
+    reads_prior  the second model of two, on the latent of the first one
     """
 
     request: GenerateRequest
@@ -37,6 +38,7 @@ class SamplingRun:
     is_second: bool = False
     switch: int = 0
     low_noise: bool = False
+    reads_prior: bool = False
 
     @property
     def facts(self) -> SamplingFacts:

@@ -18,7 +18,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.two_stages import prior_cells
 from modelpool.pool.inference.sampling.sampler_names import resolve_sampling
 from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
-from modelpool.pool.values.core.sampling_facts import SamplingFacts
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import (
     GuidanceParams,
     ModelRef,
@@ -45,13 +45,22 @@ def check_decoder(request: GenerateRequest, facts: SamplingFacts) -> None:
             reason = f"generates {output_plural(facts)} in one stage"
             raise unsupported_field("decoder", request.model, reason, request.decoder.model or None)
         return
-    unsupported = {"image": request.image, "mask": request.mask, "controls": request.controls or None}
+    unsupported = {"image": request.image, "mask": request.mask}
     for name, value in unsupported.items():
         if value is not None:
             raise unsupported_field(name, request.model, "generates images from text only")
     if request.hires is not None and request.hires.via == "image":
         expected = f"'latent': model {request.model!r} cannot encode images"
         raise unusable_field("hires.via", "image", expected)
+
+
+def with_own_sides(defaults: ModelDefaults) -> ModelDefaults:
+    """Return the defaults of a model as they are in a workflow: two models that make one image are nodes there, and
+    the latent of each has whole cells of its own."""
+    facts = defaults.sampling
+    if not facts.is_prior_stage and not facts.is_decoder_stage:
+        return defaults
+    return replace(defaults, sampling=replace(facts, side_multiple=0))
 
 
 def check_decodes(model: str, facts: SamplingFacts) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from modelpool.actors.http.comfy.comfy_cascade_nodes import NO_CASCADE_CONTROLS
+from modelpool.actors.http.comfy.comfy_cascade_nodes import check_stage, is_first_stage, is_second_stage, shift_of_stage
 from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_BATCH,
     NO_NEGATIVE_BOXES,
@@ -376,6 +376,8 @@ class MadeNodes:
             raise NodeUnsupported("samples: expected latents of an image or of a sampler, found empty ones")
         if not (model := model or latent.model):
             raise NodeUnsupported("vae: no model is known that the VAE is of; expected that of a checkpoint")
+        if is_first_stage(self._families.get(latent.model, "")):
+            raise NodeUnsupported("samples: latents of stage C are decoded by stage B, expected those of its sampler")
         if latent.layers == WITH_WHOLE:
             raise NodeUnsupported(
                 "samples: the complete image is not decoded; expected its layers, by LatentCut from 1"
@@ -467,22 +469,20 @@ class MadeNodes:
         negative = as_edited(given["negative"], family)
         start = self._as_video(node_id, start, model)
         _check_texts(positive, negative, given["cfg"])
-        if positive.prior is not None or (isinstance(start, BlankLatent) and start.stage):
-            if positive.controls or (positive.prior is not None and positive.prior.positive.controls):
-                raise NodeUnsupported(NO_CASCADE_CONTROLS)
-            raise NodeUnsupported("Stable Cascade is one request: found more than its two samplers and their texts")
-        check_seen(positive, negative, model.name, self._families.get(model.name, ""))
+        check_stage(positive, start, family)
+        if is_second_stage(family):  # it reads no embeddings of images
+            positive, negative = replace(positive, seen=()), replace(negative, seen=())
+        check_seen(positive, negative, model.name, family)
         check_parts("model", "LoRAs", len(model.loras), MAX_LORAS)
-        if levels.first_sigma and not reads_image_instead(self._families.get(model.name, "")):
+        if levels.first_sigma and not reads_image_instead(family):
             raise NodeUnsupported("sigmas: SetFirstSigma changes listed levels, and the schedule of Lotus, alone")
         fields, inputs = self._run_fields(model, positive, given["cfg"], levels, seed), dict[str, str]()
-        if positive.guidance is not None and not reads_guidance(self._families.get(model.name, "")):
+        if positive.guidance is not None and not reads_guidance(family):
             self.warnings[guidance_warning(node_id, positive.guidance, model.name)] = None
         chosen = sampler_value(given["sampler_name"])
         fields |= {"sampler": chosen.name, "eta": chosen.eta, "s_noise": chosen.s_noise}
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
         read = (positive, negative) if given["cfg"] != 1 else (positive,)
-        family = self._families.get(model.name, "")
         told = unread_warnings(read, model.name, family, size, getattr(start, "seconds", 0.0))
         unread = (*told, *seen_warnings(positive, family))
         self.warnings |= dict.fromkeys((*unread, *option_warnings(node_id, model, given["cfg"], family)))
@@ -493,15 +493,18 @@ class MadeNodes:
             fields |= {"frames": start.frames} if start.frames else {}
             fields |= {"seconds": start.seconds} if start.seconds else {}
             inputs |= {} if start.image is None else {"image": self.image(start.image)}
+            inputs |= {} if start.sized_as is None else {"size": self.image(start.sized_as)}
         elif start.layers:
             raise NodeUnsupported("latent_image: found the layers of an image, expected empty latents")
-        elif reads_image_instead(self._families.get(model.name, "")):
+        elif reads_image_instead(family):
             inputs["image"], stops = self.image(_image_alone(start, levels, stops)), {}
         else:
             self.settle(start.node, model.name)
             inputs["latent"] = start.node
             if start.mask is not None:
                 inputs["mask"] = self.mask(start.mask)
+        if isinstance(positive.prior, NodeLatent):
+            inputs["prior"] = positive.prior.node
         is_guided = given["cfg"] != 1 or chosen.name.endswith(UNGUIDED_SAMPLERS)
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
         controls, prompts = controls_of(model, positive, family), image_prompts_of(model, positive, family)
@@ -610,6 +613,7 @@ class MadeNodes:
             del fields["cfg"]  # the scale that the model was made for
         if options := acting_options(model, cfg, family):
             fields["options"] = options
+        fields |= shift_of_stage(family)
         if model.sampling is not None and (shift := shift_of(model.sampling, family, (None, None))):
             fields["shift"] = shift
         return fields

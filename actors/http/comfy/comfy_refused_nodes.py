@@ -67,11 +67,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
              "CombineHooks4", "CombineHooks8"),
             _HOOKS,
         ),
-        **dict.fromkeys(
-            ("StableCascade_StageC_VAEEncode", "StableCascade_SuperResolutionControlnet"),
-            "Stable Cascade begins without an image here: the encoder of stage C is not run; unCLIPConditioning has "
-            "images that it reads next to the text",
-        ),
+        "StableCascade_SuperResolutionControlnet": "the pool has no ControlNets that read latents of stage C; "
+        "StableCascade_StageC_VAEEncode begins with an image",
         **dict.fromkeys(
             ("SaveLatent", "LoadLatent", "CheckpointSave", "CLIPSave", "VAESave", "ModelSave", "LoraSave",
              "ImageOnlyCheckpointSave", "SaveLoRA", "SaveLoRANode", "ExtractLoRA"),

@@ -258,7 +258,7 @@ class TextValue:
     inpainted   the image that an inpainting model reads
     video       what conditions a video besides it
     seen        images that the model varies
-    prior       the latents of stage C of Stable Cascade, which stage B reads
+    prior       the latents of stage C of Stable Cascade, which stage B reads; a node of a workflow in one
     span        the share of the steps in which it acts, from and to
     timed       other texts, each in its share of the steps
     gligen      texts in boxes of the image
@@ -279,7 +279,7 @@ class TextValue:
     inpainted: InpaintedImage | None = None
     video: VideoUse | None = None
     seen: tuple[SeenImage, ...] = ()
-    prior: SampledLatent | None = None
+    prior: SampledLatent | NodeLatent | None = None
     span: tuple[float, float] = (0.0, 1.0)
     timed: tuple[TextValue, ...] = ()
     gligen: GligenUse | None = None
@@ -576,7 +576,8 @@ class BlankLatent:
     follow from an image that conditions the run. `image` is the one that a video begins with, if the latents have it;
     `seconds` are of audio, 0 for images. `layers`: the frames are layers of an image, behind the complete image.
     `stage` is the one of Stable Cascade that reads them, "" for other models. `sound` is the audio that is sampled with
-    the frames, `guides` are images that guide the video."""
+    the frames, `guides` are images that guide the video. `sized_as` is an image of the same size, where it is not known
+    otherwise."""
 
     width: int
     height: int
@@ -589,6 +590,7 @@ class BlankLatent:
     stage: str = ""
     sound: BlankSound | None = None
     guides: tuple[GuideUse, ...] = ()
+    sized_as: AnyImage | None = None
 
 
 @dataclass(frozen=True, slots=True)

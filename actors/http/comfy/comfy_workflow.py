@@ -14,6 +14,7 @@ from typing import Any
 
 from modelpool.actors.http.comfy.comfy_adapter_nodes import ADAPTER_BUILDERS
 from modelpool.actors.http.comfy.comfy_audio_nodes import AUDIO_BUILDERS
+from modelpool.actors.http.comfy.comfy_cascade_builders import CASCADE_BUILDERS
 from modelpool.actors.http.comfy.comfy_computing import ComputingWork
 from modelpool.actors.http.comfy.comfy_custom_nodes import CUSTOM_BUILDERS
 from modelpool.actors.http.comfy.comfy_encoder_nodes import ENCODER_BUILDERS
@@ -71,6 +72,7 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **LOADING_BUILDERS,
         **SAVING_BUILDERS,
         **PACK_IMAGE_BUILDERS,
+        **CASCADE_BUILDERS,
     }
 )
 #: seeds are below this, and continue at 0

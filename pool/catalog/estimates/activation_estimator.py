@@ -226,6 +226,7 @@ class ActivationEstimator:
             yield ExecutionMode(0, batch=1, slowdown=APART_SLOWDOWN)
         if isinstance(work, (EncodeImageParams, DecodeParams)) and not _is_sound(work):
             shape, latent = work.shape if isinstance(work, DecodeParams) else work, self._open(model).latent
+            latent = latent.of_encoder if isinstance(work, EncodeImageParams) else latent
             cells: tuple[int, ...] = latent.sides(shape.width, shape.height)
             if isinstance(work, DecodeParams) and work.is_tiled:
                 cells = largest_tile(work, latent)[-2:]
@@ -331,6 +332,7 @@ class ActivationEstimator:
                 samples = samples_encoded(work.seconds, latent)
                 return encode_audio_bytes(self._module(opened, role_of(work)), samples, latent, mode.tile)
             case EncodeImageParams():
+                latent = latent.of_encoder
                 cells = latent.sides(work.width, work.height)
                 return encode_image_bytes(self._module(opened, role_of(work)), cells, latent, mode.tile, work.frames)
             case DecodeParams():

@@ -413,7 +413,9 @@ def stage_call(
             )
         case EncodeImageParams():
             return lambda module: _encode(
-                module, empty(images, 3, *([work.frames] if work.frames else []), work.height, work.width), latent
+                module,
+                empty(images, 3, *([work.frames] if work.frames else []), work.height, work.width),
+                latent.of_encoder,
             )
         case DecodeParams():
             shape, length = sampled_shape(work, latent), sound_length_of(work.shape, latent)

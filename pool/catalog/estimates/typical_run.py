@@ -20,6 +20,7 @@ from modelpool.pool.models.loading.open_model import OpenModel
 from modelpool.pool.values.core.stage_params import (
     ControlVideoCondition,
     DecodeParams,
+    EncodeImageParams,
     EncodeParams,
     FaceCondition,
     GuidanceParams,
@@ -66,6 +67,9 @@ def typical_params(opened: OpenModel, role: Role) -> ModelStageParams:
             shape = OutputShape(width, height, frames, rate, seconds, leading)
             schedule = SamplingSchedule(1, "euler", "normal", low_noise=role is Role.DIFFUSION_MODEL_2)
             return SampleParams(model, (), shape, schedule, GuidanceParams(5.0), 0, tuple(conditions))
+        case Role.VAE if facts.is_prior_stage:  # an encoder alone
+            side = opened.latent.encoded_side
+            return EncodeImageParams(model, width // side * side, height // side * side)
         case Role.VAE:
             return DecodeParams(model, OutputShape(width, height, frames, rate, seconds))
         case _:

@@ -3,8 +3,8 @@
 Each is published as a checkpoint or a diffusers folder: stage C (prior) generates a small latent from a text, stage B
 (decoder) an image latent from that, which the VAE ("stage A") decodes. Stage C has a text encoder and no VAE, stage B a
 VAE and no text encoder: it reads the pooled text of stage C. Stage C also reads the embeddings of images, by a vision
-encoder in its file. Further parts of their files are not run: an image encoder and a previewer in place of stage C's
-VAE, and copies of stage C's text encoders with stage B.
+encoder in its file, and begins with the latent of an image, by an encoder in place of a VAE. Further parts of their
+files are not run: a previewer of stage C's latents, and copies of stage C's text encoders with stage B.
 
 Facts that shapes do not tell are constants, with their source. Legend: B batch, C channels, H W cells of a latent.
 """
@@ -156,6 +156,8 @@ def forward_b(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.Mo
 _TEXT_PREFIX, _VAE_PREFIX = "text_encoder.clip_g.", "vae."
 #: key prefix of the encoder of images in files of stage C, CLIP L with a projection
 _VISION_PREFIX = "clip_l_vision."
+#: key prefix of the encoder of images in files of stage C, whose latents are those that stage C generates
+_ENCODER_PREFIX = "vae.encoder."
 _STAGES_B = ("cascade_b", "cascade_b_lite")
 #: Both draw new noise in each step, as DDPM does; steps are spaced evenly on the cosine schedule. Source:
 #: DDPMWuerstchenScheduler of diffusers
@@ -191,6 +193,7 @@ STAGE_C = fam.LocatedFamily(
     relative="cascade",
     latent=fam.LatentFacts(_LATENT_C.channels, PRIOR_PIXELS, _LATENT_C.scale, cells=PRIOR_CELLS, vae=""),
     carried_vision=_VISION_PREFIX,
+    carried_encoder=_ENCODER_PREFIX,
 )
 #: Source of guidance and steps: StableCascadeDecoderPipeline of diffusers
 STAGE_B = fam.LocatedFamily(

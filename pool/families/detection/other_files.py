@@ -127,6 +127,9 @@ CONTROL_SIGNS: Mapping[str, ControlSigns] = {
         ("conv_in.weight", "body.0.block1.weight"),
         ("body.0.in_conv.weight", "body.0.body.0.block1.weight"),
     ),
+    "cascade": _signs(
+        "Stable Cascade C", ("backbone.0.0.weight", "backbone.1.0.block.0.0.weight", "projections.0.0.weight")
+    ),
 }  # fmt: skip
 
 
@@ -217,6 +220,10 @@ OTHER_FILES: tuple[OtherFile, ...] = (
     OtherFile("a Redux style model", FileKind.IMAGE_PROMPT, _any("redux_up.")),
     # ControlNets and their relatives
     *_CONTROLS,
+    _not_running(
+        "a ControlNet of Stable Cascade C that reads latents or faces", _all("backbone.0.weight", "projections.0.0."),
+        FileKind.CONTROLNET,
+    ),
     _not_running(
         "a ControlNet-XS", _any("control_to_base_for_conv_in.", "down_blocks.0.base_to_ctrl.", "ctrl_conv_in."),
         FileKind.CONTROLNET,

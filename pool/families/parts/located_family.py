@@ -73,6 +73,7 @@ class LocatedFamily:
     carried_text   the text encoder that some files carry; None if none does
     carried_vision  key prefix of the vision encoder that some files carry, for images that a request may have; empty:
                     none does
+    carried_encoder  key prefix of the encoder of images that some files carry without a decoder; empty: none does
     """
 
     name: str
@@ -100,6 +101,35 @@ class LocatedFamily:
     carried_text: CarriedText | None = None
     inside: frozenset[Role] = frozenset()
     carried_vision: str = ""
+    carried_encoder: str = ""
+
+    def with_carried(self, shapes: Mapping[str, Shape]) -> LocatedFamily:
+        """Return the family of a file with tensors of `shapes`: with what it carries besides."""
+        return self.with_carried_vision(shapes).with_carried_encoder(shapes)
+
+    def with_carried_encoder(self, shapes: Mapping[str, Shape]) -> LocatedFamily:
+        """Return the family of a file with tensors of `shapes`: with its encoder of images, if it carries a whole
+        one."""
+        prefix = self.carried_encoder
+        if not prefix or not all(prefix + key in shapes for key in _WHOLE_ENCODER):
+            return self
+        return self.with_encoder(prefix)
+
+    def with_encoder(self, prefix: str) -> LocatedFamily:
+        """Return the family with an encoder of images under this prefix, which makes latents of stage C."""
+        assert self.latent is not None, "a family without a VAE states its latents"
+        return replace(
+            self,
+            prefixes={**self.prefixes, Role.VAE: prefix},
+            architectures={**self.architectures, Role.VAE: Architecture.VAE},
+            latent=replace(self.latent, vae=_ENCODER, encoded_side=EFFICIENTNET_SIDE),
+        )
+
+    def without_encoder(self) -> LocatedFamily:
+        """Return the family without the encoder of images that a file carried."""
+        if not self.carried_encoder:
+            return self
+        return replace(self, prefixes={role: name for role, name in self.prefixes.items() if role is not Role.VAE})
 
     def with_carried_vision(self, shapes: Mapping[str, Shape]) -> LocatedFamily:
         """Return the family of a file with tensors of `shapes`: with its vision encoder, if it carries a whole one."""
@@ -149,6 +179,9 @@ class LocatedFamily:
         return bare.removeprefix("text_model.") if self.architectures[role] in _TRANSFORMERS_TEXTS else bare
 
 
+#: keys of an encoder of images of Stable Cascade's stage C, its kind, and pixels along one side of its cells
+_WHOLE_ENCODER = ("backbone.0.0.weight", "backbone.1.0.block.0.1.running_mean", "mapper.0.weight")
+_ENCODER, EFFICIENTNET_SIDE = "cascade_c_encoder", 32
 #: keys of a vision encoder that gives projected embeddings
 _WHOLE_VISION = ("vision_model.embeddings.patch_embedding.weight", "visual_projection.weight")
 #: parts of autoencoder files that only training needs

@@ -14,6 +14,7 @@ from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.located_family import Architecture, LocatedFamily
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.specs.spec import Role
 
 if TYPE_CHECKING:
@@ -63,6 +64,11 @@ def with_text_encoder(family: LocatedFamily, keys: Iterable[str]) -> LocatedFami
 def prior_cells(width: int, height: int) -> tuple[int, int]:
     """Return height and width of stage C's latent for an image of this many pixels."""
     return height * PRIOR_CELLS // PRIOR_PIXELS, width * PRIOR_CELLS // PRIOR_PIXELS
+
+
+def prior_side(cells: int) -> int:
+    """Return the shortest side of an image, a multiple of 8 pixels, with so many cells of stage C's latent."""
+    return LatentFacts(LATENT_FORMATS["cascade_c"].channels, PRIOR_PIXELS, 1.0, cells=PRIOR_CELLS).pixels_of(cells)
 
 
 def pooled_width(bare: Mapping[str, Shape]) -> int | None:

@@ -18,6 +18,7 @@ from modelpool.pool.inference.conditioning.micro_conditioning import GUIDANCE, P
 from modelpool.pool.inference.controlnets.block_samples import ControlResiduals, blocks_of
 from modelpool.pool.inference.controlnets.blockwise import all_layers
 from modelpool.pool.inference.controlnets.calls import ControlInputs
+from modelpool.pool.inference.controlnets.cascade_controlnets import BEFORE_BLOCKS
 from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind, kind_of
 from modelpool.pool.inference.guidance.controlled_transformer import RepeatedResiduals
 from modelpool.pool.models.components.common.infer_config import SIZE_NUMBERS
@@ -65,6 +66,10 @@ class ControlBytes:
         if self.residuals is None:
             return None
         spread = self.residuals.spread(self.blocks)
+        # what is added before blocks is no argument of the model
+        spread = {name: samples for name, samples in spread.items() if name != BEFORE_BLOCKS}
+        if not spread:
+            return None
         return {name: RepeatedResiduals(inputs, texts) for name, inputs in spread.items()} if self.to_prompt else spread
 
 
@@ -164,8 +169,8 @@ def _empty_images(
     kind: ControlKind, control: Any, cells: tuple[int, int], batch: int, has_hole: bool = False
 ) -> Tensor:
     if not kind.reads_latent:
-        sides = tuple(cell * PIXELS_PER_CELL for cell in cells)
-        return torch.empty((batch, 3, *sides), dtype=torch.float32, device=META)
+        sides = tuple(cell * (kind.cell_side or PIXELS_PER_CELL) for cell in cells)
+        return torch.empty((batch, kind.pixel_channels(control), *sides), dtype=torch.float32, device=META)
     return torch.empty((batch, kind.image_channels(control, has_hole), *cells), dtype=torch.float32, device=META)
 
 

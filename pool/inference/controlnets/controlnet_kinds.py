@@ -25,9 +25,15 @@ from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.detection.other_files import CONTROL_SIGNS, control_kind
 from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.families.parts.family import BFLOAT16_FIRST, HALF_FIRST, NO_FLOAT16
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.files.formats.safetensors_file import Shape
 from modelpool.pool.inference.controlnets import calls
 from modelpool.pool.inference.controlnets.blockwise import BlockwiseControlNet, call_blockwise_control
+from modelpool.pool.inference.controlnets.cascade_controlnets import (
+    CascadeControlNet,
+    call_cascade_control,
+    cascade_control_config,
+)
 from modelpool.pool.inference.controlnets.config import Config, controlnet_config, union_config
 from modelpool.pool.inference.controlnets.controlnet_names import sd35_to_diffusers, xlabs_to_diffusers
 from modelpool.pool.inference.controlnets.t2i_adapters import call_t2i_adapter, t2i_adapter_config, t2i_names
@@ -40,6 +46,7 @@ from modelpool.pool.inference.controlnets.transformer_configs import (
     z_image_control_config,
 )
 from modelpool.pool.models.components.common.diffusers_private import controlnet_converter
+from modelpool.pool.models.components.common.efficientnet_config import EFFICIENTNET_CELL
 
 Shapes: TypeAlias = Mapping[str, Shape]
 Convert: TypeAlias = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
@@ -85,6 +92,8 @@ class ControlKind:
     reads_image_only  its residuals depend on nothing but its image: it is called once in a run
     is_blockwise  its blocks run behind the blocks of the model (`pool.inference.controlnets.blockwise`); a call returns
               what they read
+    cell_side  it reads pixels of its image in another size than the output's, so many along a side for each cell of the
+              latent (`pool.inference.controlnets.cascade_controlnets`); 0: in the size of the output
     """
 
     name: str
@@ -104,6 +113,7 @@ class ControlKind:
     borrows: bool = False
     reads_image_only: bool = False
     is_blockwise: bool = False
+    cell_side: int = 0
 
     @property
     def title(self) -> str:
@@ -135,6 +145,11 @@ class ControlKind:
         """Return the channels of its control image's latent, including those for an inpaint mask."""
         others = self.latent_channels(module) + 1 if has_hole and self.reads_masked_latent(module) else 0
         return self.latent_channels(module) + self.extra_channels(module) // self.patch + others
+
+    def pixel_channels(self, module: nn.Module) -> int:
+        """Return the channels of its control image, if it reads pixels."""
+        config: Any = module.config
+        return int(config.in_channels) if self.cell_side else 3
 
     def mode_count(self, module: nn.Module) -> int | None:
         """Return its number of modes; None for a ControlNet without a mode input."""
@@ -291,6 +306,19 @@ KINDS: tuple[ControlKind, ...] = (
         call=call_t2i_adapter,
         reads_latent=False,
         reads_image_only=True,
+    ),
+    ControlKind(
+        name="cascade",
+        models=frozenset({"cascade_c", "cascade_c_lite"}),
+        module=CascadeControlNet,
+        config=cascade_control_config,
+        convert=_as_it_is,
+        call=call_cascade_control,
+        reads_latent=False,
+        dtypes=NO_FLOAT16,
+        channels=LATENT_FORMATS["cascade_c"].channels,
+        reads_image_only=True,
+        cell_side=EFFICIENTNET_CELL,
     ),
 )
 

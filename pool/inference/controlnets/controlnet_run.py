@@ -23,6 +23,12 @@ from modelpool.pool.inference.conditioning.run_parts import CallInputs, Denoisin
 from modelpool.pool.inference.controlnets.block_samples import ControlResiduals, blocks_of
 from modelpool.pool.inference.controlnets.blockwise import TOKENS, behind_blocks
 from modelpool.pool.inference.controlnets.calls import ControlInputs
+from modelpool.pool.inference.controlnets.cascade_controlnets import (
+    BEFORE_BLOCKS,
+    before_blocks,
+    control_image,
+    with_projection,
+)
 from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind, kind_of
 from modelpool.pool.inference.controlnets.inpainting_controlnets import with_mask, with_masked_pixels
 from modelpool.pool.inference.guidance.controlled_transformer import RepeatedResiduals
@@ -107,6 +113,8 @@ class RunControlNets:
         #: tokens of the images of blockwise ones, by position, and those that act in this call
         self._tokens: dict[int, Tensor] = {}
         self._acting: tuple[int, ...] = ()
+        #: what is added before blocks of stage C of Stable Cascade in this call
+        self._before: Sequence[Tensor] = ()
 
     def counting(self, hooks: RunHooks) -> RunHooks:
         """Return `hooks` that also count steps here."""
@@ -125,11 +133,12 @@ class RunControlNets:
         self._acting = tuple(
             place for place, one in enumerate(self._blockwise) if one.is_on(self._done, self._steps, level_B)
         )
+        self._before = ()
         if not self._controls:
             return None
         if self._prompt is None:
             residuals = self._sum_residuals(model, ControlInputs(x_BCHW, level_B, context_BLD, x_BCHW, model_kwargs))
-            return None if residuals is None else self._spread(residuals, model)
+            return None if residuals is None else self._kept(self._spread(residuals, model))
         self._prompt = self._prompt.to(x_BCHW.device)
         prompt, count = self._prompt, len(self._prompt.context_BLD)
         prompt_x_BCHW = x_BCHW[:count]
@@ -148,16 +157,29 @@ class RunControlNets:
             name: RepeatedResiduals(queue, texts) for name, queue in self._spread(self._last.residuals, model).items()
         }
 
+    def _kept(self, residuals: Residuals) -> Residuals | None:
+        """Return what the model has arguments for; None for nothing. The rest is kept for its blocks."""
+        self._before = residuals.get(BEFORE_BLOCKS, ())
+        return {name: samples for name, samples in residuals.items() if name != BEFORE_BLOCKS} or None
+
     @contextmanager
     def installed(self, model: nn.Module) -> Iterator[None]:
-        """Have the blocks of blockwise ControlNets run behind the blocks of `model`, which runs, inside of the block of
-        code."""
+        """Have the blocks of blockwise ControlNets run behind the blocks of `model`, which runs, and projections added
+        before its blocks, inside of the block of code."""
+        if any(control.kind.cell_side for control in self._controls):
+            with before_blocks(model, self._projected):
+                yield
+            return
         if not self._blockwise:
             yield
             return
         (attribute,) = self._blockwise[0].kind.blocks.values()
         with behind_blocks(model, getattr(model, attribute), self._added):
             yield
+
+    def _projected(self, number: int, x_BCHW: Tensor) -> Tensor:
+        """Return the input of a block of the model with a projection, if ControlNets act in this call."""
+        return with_projection(x_BCHW, self._before[number]) if self._before else x_BCHW
 
     def _added(self, block: int, image_BND: Tensor) -> Tensor | None:
         """Return what blockwise ControlNets add to the tokens of an image behind a block of the model."""
@@ -270,7 +292,8 @@ def controls_of(
     inpainting ones also a mask. `prompt` is each work's; `done` of its steps were done before."""
     work = works[0]
     kinds = [kind_of(patcher.module) for patcher in patchers]
-    read = [_images_of(results, work, kinds) for results in inputs]
+    kinds_read = list(zip(kinds, patchers, strict=True))
+    read = [_images_of(results, work, kinds_read, latent) for results in inputs]
     controls = []
     for ref, patcher, kind in zip(work.controls, patchers, kinds, strict=True):
         images = torch.stack([next(queue) for queue in read])
@@ -280,11 +303,19 @@ def controls_of(
     return RunControlNets(controls, work.steps_run, interrupt, prompt, done)
 
 
-def _images_of(read: TaskInputs, work: SampleParams, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:
-    """Yield the control image of each ControlNet, [C,H,W], in their order."""
+def _images_of(
+    read: TaskInputs, work: SampleParams, kinds: Sequence[tuple[ControlKind, ModelPatcher]], latent: LatentFacts
+) -> Iterator[Tensor]:
+    """Yield the control image of each ControlNet, [C,H,W], in their order. Raises UnusableField."""
     size = work.shape.width, work.shape.height
-    for number, (ref, kind) in enumerate(zip(work.controls, kinds, strict=True)):
+    for number, (ref, (kind, patcher)) in enumerate(zip(work.controls, kinds, strict=True)):
         image, mask_HW = numbered(CONTROL, number), None
+        if kind.cell_side:
+            high, wide = (cells * kind.cell_side for cells in latent.sides(*size))
+            hidden_HW = None if ref.mask_mode is None else read.read(numbered(CONTROL_MASK, number), Mask).values_HW
+            pixels_HWC, channels = read.read(image, ImagePixels).pixels_HWC, kind.pixel_channels(patcher.module)
+            yield control_image(ref.name, pixels_HWC, hidden_HW, (wide, high), channels)
+            continue
         if ref.mask_mode is not None:
             mask_HW = covering(read.read(numbered(CONTROL_MASK, number), Mask).values_HW, *size)
         if ref.reads_latent:

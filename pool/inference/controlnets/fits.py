@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from modelpool.pool.inference.controlnets.cascade_controlnets import BLOCKS, residual_blocks
 from modelpool.pool.inference.controlnets.controlnet_kinds import ControlKind
 from modelpool.pool.inference.controlnets.inpainting_controlnets import INPAINT, PLAIN, is_inpaint_by_request
 from modelpool.pool.inference.controlnets.t2i_adapters import feature_sizes, sizes_read, title_of
@@ -35,6 +36,9 @@ def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenMode
     if kind.is_blockwise:
         _check_blocks(name, kind, control, model)
         return
+    if kind.cell_side:
+        _check_projections(name, control, built, model)
+        return
     if kind.reads_image_only:
         _check_features(name, control, built, model)
         return
@@ -58,6 +62,19 @@ def _check_features(name: str, adapter: Any, unet: Any, model: OpenModel) -> Non
         sizes = [", ".join(f"{width} channels at 1/{cells}" for width, cells in each) for each in (found, read)]
         what = f"a T2I-Adapter for models like {model.ref.name!r} ({model.checkpoint.family.title}: {sizes[1]})"
         raise unusable_field("controls", f"T2I-Adapter {name!r} for {title_of(adapter.config)} ({sizes[0]})", what)
+
+
+def _check_projections(name: str, control: Any, unet: Any, model: OpenModel) -> None:
+    """Raise UnusableField unless stage C has the blocks before which projections of a ControlNet are added, of their
+    width."""
+    found = {"blocks": BLOCKS, "width": control.config.dim}
+    widths = sorted(set(unet.config.block_out_channels))
+    expected = {"blocks": len(residual_blocks(unet)), "width": " and ".join(map(str, widths))}
+    if found["blocks"] == expected["blocks"] and widths == [control.config.dim]:
+        return
+    words = [", ".join(f"{key} {value}" for key, value in traits.items()) for traits in (found, expected)]
+    what = f"a ControlNet for models like {model.ref.name!r} ({words[1]})"
+    raise unusable_field("controls", f"ControlNet {name!r} ({words[0]})", what)
 
 
 def _check_blocks(name: str, kind: ControlKind, control: Any, model: OpenModel) -> None:

@@ -12,6 +12,7 @@ from diffusers import ControlNetModel
 from torch import Tensor, nn
 
 from modelpool.pool.inference.conditioning.image_concat import cell_corners
+from modelpool.pool.inference.controlnets.cascade_controlnets import WITH_MASK
 from modelpool.pool.inference.controlnets.controlnet_kinds import UNION_MODES, ControlKind
 from modelpool.pool.inference.pixels.image_ops import HALF
 from modelpool.pool.values.core.refs import ControlMaskMode
@@ -43,6 +44,8 @@ def mask_form(
         # whether ControlNets for SDXL with such names read masks alike is unknown
         reads_mask = requested == INPAINT or (requested is None and named and not config.addition_embed_type)
         return ControlMaskMode.ALWAYS if reads_mask else None
+    if kind.cell_side:  # without a mask, its image has one as the alpha channel
+        return ControlMaskMode.MASKED if kind.pixel_channels(control) == WITH_MASK else None
     if kind.extra_channels(control):
         return ControlMaskMode.ALWAYS
     if kind.reads_masked_latent(control):

@@ -1,7 +1,7 @@
 """Scales images: to a size, by a factor, to a number of pixels, to a longest side, to the nearest of some sizes.
 
 All sizes are rounded to whole pixels with halves to the even number, as Python's `round` does, and are at least 1.
-A crop first cuts off sides that are too long (`resampling.centre_box`); without one the image is stretched.
+A crop first cuts off sides that are too long (`image_ops.centre_box`); without one the image is stretched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from modelpool.pool.inference.operations.operation import (
     need_work,
 )
 from modelpool.pool.inference.operations.pixel_levels import as_pixels, frames_of, image_like, levels
-from modelpool.pool.inference.operations.resampling import IMAGE_METHODS, centre_box, resampled
+from modelpool.pool.inference.operations.resampling import IMAGE_METHODS, resampled
+from modelpool.pool.inference.pixels.image_ops import centre_box
 from modelpool.pool.values.core.errors import UnusableField, counted
 from modelpool.pool.values.core.stage_params import ImagePixels, PixelArray, VideoFrames
 
@@ -151,6 +152,17 @@ class ScaleByFilter:
     oversampled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ScaleToCells:
+    """Scale to `cell` pixels of a side for each `compression` pixels; parts of a cell are cut off. Sides that are too
+    long are cut off before, at the centre."""
+
+    compression: int
+    cell: int
+    method: str = "bicubic"
+    crop: bool = True
+
+
 def size_wanted(size: Size, width: int, height: int, least: int = 1) -> Size:
     """Return a size in which a side that is 0 follows from the other; both sides are at least `least`, unless both are
     0 and nothing changes."""
@@ -266,6 +278,18 @@ def _by_sides(params: ScaleBySides, sizes: Sizes) -> Size:
     return Size(width, height, size.frames)
 
 
+def _to_cells(params: ScaleToCells, sizes: Sizes) -> Size:
+    need_one_of("method", params.method, IMAGE_METHODS)
+    need("compression", params.compression, 1, MAX_SIDE)
+    need("cell", params.cell, 1, MAX_SIDE)
+    size = sizes["image"]
+    width, height = (side // params.compression * params.cell for side in (size.width, size.height))
+    if not width or not height or max(width, height) > MAX_SIDE:
+        found = f"{params.compression} for an image of {size.width}x{size.height}"
+        raise UnusableField(f"compression: found {found}, expected sides of 1 to {MAX_SIDE // params.cell} cells")
+    return Size(width, height, size.frames)
+
+
 def _by_filter(params: ScaleByFilter, sizes: Sizes) -> Size:
     need_one_of("method", params.method, tuple(_FILTERS))
     size = sizes["image"]
@@ -364,5 +388,6 @@ IMAGE_SCALING = (
     _row("image_scale_within", ScaleWithin, _within),
     _row("image_scale_to_nearest", ScaleToNearest, _to_nearest),
     _row("image_scale_by_sides", ScaleBySides, _by_sides),
+    _row("image_scale_to_cells", ScaleToCells, _to_cells),
     Operation("image_scale_by_filter", ScaleByFilter, {"image": IMAGE}, IMAGE, _filtered, _by_filter),
 )

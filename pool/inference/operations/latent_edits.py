@@ -36,7 +36,8 @@ from modelpool.pool.inference.operations.operation import (
     same_as,
 )
 from modelpool.pool.inference.operations.pixel_levels import levels, masks_of
-from modelpool.pool.inference.operations.resampling import LATENT_METHODS, SLERP, centre_box, resampled, slerped
+from modelpool.pool.inference.operations.resampling import LATENT_METHODS, SLERP, resampled, slerped
+from modelpool.pool.inference.pixels.image_ops import centre_box
 from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import FloatArray, Latent

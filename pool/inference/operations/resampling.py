@@ -126,14 +126,3 @@ def _slerped_along_last(values_CL: npt.NDArray[np.floating], count: int) -> npt.
     turned *= lengths[0] * (1 - share) + lengths[1] * share
     turned = np.where(cosine > _PARALLEL, one, turned)
     return np.where(cosine < -_PARALLEL, one * (1 - share) + other * share, turned)
-
-
-def centre_box(width: int, height: int, wanted_width: int, wanted_height: int) -> tuple[int, int, int, int]:
-    """Return left, top, width and height of the part of an image that a centre crop keeps before it is scaled to the
-    wanted size: of the side that is too long, round((side - side * ratio) / 2) is cut off at both ends, halves to the
-    even number; one or two pixels are left at least."""
-    shape, wanted = width / height, wanted_width / wanted_height
-    left = round((width - width * (wanted / shape)) / 2) if shape > wanted else 0
-    top = round((height - height * (shape / wanted)) / 2) if shape < wanted else 0
-    left, top = min(left, (width - 1) // 2), min(top, (height - 1) // 2)
-    return left, top, width - 2 * left, height - 2 * top

@@ -23,6 +23,28 @@ def covering(pixels: PixelArray, width: int, height: int) -> PixelArray:
     return np.asarray(fitted)
 
 
+def centre_box(width: int, height: int, wanted_width: int, wanted_height: int) -> tuple[int, int, int, int]:
+    """Return left, top, width and height of the part of an image that a centre crop keeps before it is scaled to the
+    wanted size: of the side that is too long, round((side - side * ratio) / 2) is cut off at both ends, halves to the
+    even number; one or two pixels are left at least."""
+    shape, wanted = width / height, wanted_width / wanted_height
+    left = round((width - width * (wanted / shape)) / 2) if shape > wanted else 0
+    top = round((height - height * (shape / wanted)) / 2) if shape < wanted else 0
+    left, top = min(left, (width - 1) // 2), min(top, (height - 1) // 2)
+    return left, top, width - 2 * left, height - 2 * top
+
+
+def covering_exact(pixels: PixelArray, width: int, height: int) -> PixelArray:
+    """Scale pixels (of an image or a mask) to cover `width` by `height`, each by the nearest one (output i is the pixel
+    floor((2i + 1) * in / (2 * out))), after a crop at the centre."""
+    left, top, wide, high = centre_box(pixels.shape[1], pixels.shape[0], width, height)
+    rows, columns = (
+        begin + (2 * np.arange(count) + 1) * length // (2 * count)
+        for begin, count, length in ((top, height, high), (left, width, wide))
+    )
+    return np.asarray(pixels[rows[:, None], columns[None, :]])
+
+
 def stretched(pixels: PixelArray, width: int, height: int) -> PixelArray:
     """Scale pixels (of an image or a mask) to `width` by `height` with Lanczos. Unchanged if they have that size."""
     if pixels.shape[:2] == (height, width):

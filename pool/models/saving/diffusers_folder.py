@@ -93,7 +93,8 @@ def save_diffusers(
     if found.checkpoint.header.configs:
         expect_outside(path, Path(found.checkpoint.header.path))
     refuse_blocks(found.checkpoint, dtype)
-    family = found.checkpoint.family
+    # the pipelines of diffusers have no encoder of images of stage C
+    family = found.checkpoint.family.without_encoder()
     checkpoint = replace(found.checkpoint, family=with_text_encoder(family, found.checkpoint.shapes))
     facts, schedulers = pipeline_facts(checkpoint.family), {"scheduler": scheduler_facts(checkpoint.family)}
     if facts.noisy:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modelpool.pool.values.core.sampling_facts import AudioFacts, SoundFacts
 
 #: padding tokens of CLIP: the end token in OpenAI's models, 0 in open_clip
 CLIP_END_ID, OPEN_CLIP_PAD_ID = 49407, 0
+#: sides of outputs are multiples of this
+_SIDE_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class LatentFacts:
     frames_per_cell frames of one temporal cell; the first cell of a video is one frame
     cells           cells along one side of `downscale` pixels, if one cell is not a whole number of pixels
     sound           latent of the audio track of a video; None if it has none
+    encoded_side    pixels along one side of a cell for the encoder, if an image is scaled before; 0: as `downscale`
     """
 
     channels: int
@@ -40,6 +43,16 @@ class LatentFacts:
     audio: AudioFacts | None = None
     cells: int = 1
     sound: SoundFacts | None = None
+    encoded_side: int = 0
+
+    @property
+    def of_encoder(self) -> LatentFacts:
+        """The latents as their encoder makes them of pixels."""
+        return self if not self.encoded_side else replace(self, downscale=self.encoded_side, cells=1, encoded_side=0)
+
+    def pixels_of(self, cells: int) -> int:
+        """Return the shortest side of an output, a multiple of 8 pixels, with so many cells."""
+        return -(-cells * self.downscale // (self.cells * _SIDE_STEP)) * _SIDE_STEP
 
     def sides(self, width: int, height: int) -> tuple[int, int]:
         """Return height and width of the latent of an image of this size in pixels."""

@@ -17,6 +17,8 @@ from torch import Tensor
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.inference.controlnets.cascade_controlnets import CascadeControlNet
+from modelpool.pool.models.components.vae.cascade_encoder import CascadeEncoder
 from modelpool.pool.values.core.stage_params import Latent, ModelRef, Result, SampleParams
 from modelpool.pool.values.specs.spec import JobId, Role, TaskId
 from tests.pool.families.tiny_transformers import WIDTH, File, prefixed, seeded
@@ -100,6 +102,60 @@ def seeing_stage_c_file() -> File:
     """With the whole vision encoder, as published."""
     plain = {key: value for key, value in stage_c_file().items() if not key.startswith("clip_l_vision.")}
     return _plain({**plain, **prefixed("clip_l_vision.", dict(vision_encoder().state_dict()))})
+
+
+#: all stages of the published EfficientNet, with few channels
+STAGES = [(4, 1, 1, True), (4, 2, 2, True), (6, 1, 2, True), (8, 2, 2, False), (8, 1, 3, False), (12, 2, 3, False)]
+
+
+def with_norms(module: Any) -> Any:
+    """The module with variances and factors of norms around 1."""
+    generator = torch.Generator().manual_seed(9)
+    for name, value in module.state_dict().items():
+        if name.endswith("running_var") or (name.endswith(".1.weight") and value.dim() == 1):
+            value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
+    return module
+
+
+def image_encoder() -> CascadeEncoder:
+    """The encoder of images of stage C."""
+    encoder: CascadeEncoder = with_norms(seeded(lambda: CascadeEncoder(3, 4, STAGES, 24, PRIOR), 8))
+    return encoder
+
+
+def control(channels: int) -> CascadeControlNet:
+    """A ControlNet of stage C with as many blocks as the published one, which reads images of so many channels."""
+    made: CascadeControlNet = with_norms(seeded(lambda: CascadeControlNet(channels, 4, STAGES, 24, 64), 11))
+    for name, value in made.state_dict().items():  # as large as what they are added to
+        if name.startswith("projections.") and name.endswith(".2.weight"):
+            value.mul_(50)
+    return made
+
+
+def controlled_stage_c() -> Any:
+    """As many blocks as published, of one width."""
+    return diffusers.StableCascadeUNet(
+        in_channels=PRIOR, out_channels=PRIOR, conditioning_dim=32, block_out_channels=(64, 64),
+        num_attention_heads=(1, 1), down_num_layers_per_block=(8, 24), up_num_layers_per_block=(24, 8),
+        clip_text_in_channels=WIDTH, clip_text_pooled_in_channels=WIDTH, clip_image_in_channels=SEEN,
+        switch_level=(False,),
+    )  # fmt: skip
+
+
+def controlled_stage_c_file() -> File:
+    """With the blocks before which ControlNets add; the numbers stay small behind so many."""
+    state = seeded(controlled_stage_c, 1).state_dict()
+    for name, value in state.items():
+        if name.startswith(("down_blocks.", "up_blocks.")):
+            value.mul_(0.2)
+    model = prefixed("model.diffusion_model.", cascade(state))
+    return _plain({**model, **_text_file()})
+
+
+def encoding_stage_c_file() -> File:
+    """With the encoder of images and the vision encoder, as published."""
+    plain = {key: value for key, value in seeing_stage_c_file().items() if not key.startswith("vae.encoder.")}
+    return _plain({**plain, **prefixed("vae.encoder.", dict(image_encoder().state_dict()))})
 
 
 def stage_b_file(reads: int = PRIOR) -> File:

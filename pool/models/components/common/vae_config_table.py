@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from modelpool.pool.models.components.common import vae_configs as configs
 from modelpool.pool.models.components.common import vae_video_configs as video_configs
+from modelpool.pool.models.components.common.efficientnet_config import EFFICIENTNET_CELL
 from modelpool.pool.models.components.common.vae_configs import Config, Shapes
 
 Measure: TypeAlias = Callable[[Shapes], Config]
@@ -26,6 +27,7 @@ CONFIGS: Mapping[str, Measure] = {
     "flux2": configs.flux2_config,
     "taesd": configs.taesd_config,
     "cascade_a": configs.cascade_a_config,
+    "cascade_c_encoder": configs.cascade_c_config,
     "oobleck": configs.oobleck_config,
     "stable_audio_3": configs.same_config,
     "mochi": video_configs.mochi_config,
@@ -129,6 +131,7 @@ MEASURES: Mapping[str, Callable[[Config], Measures]] = {
     "flux2": _flux2,
     "taesd": _taesd,
     "cascade_a": _cascade_a,
+    "cascade_c_encoder": lambda config: (config["latent_channels"], EFFICIENTNET_CELL, 1),
     "oobleck": _oobleck,
     "stable_audio_3": _same,
     "mochi": _mochi,

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from modelpool.pool.families.detection.tiny_names import ENCODER, half_numbers, with_both_halves_names
 from modelpool.pool.files.formats.safetensors_file import Shape
+from modelpool.pool.models.components.common.efficientnet_config import efficientnet_config
 from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 
 Shapes = Mapping[str, Shape]
@@ -288,6 +289,12 @@ def cascade_a_config(shapes: Shapes) -> Config:
         "up_down_scale_factor": math.isqrt(size_of(shapes, "in_block.1.weight", 1) // 3),
         "scale_factor": 0.43,
     }
+
+
+def cascade_c_config(shapes: Shapes) -> Config:
+    """The arguments of `pool.models.components.vae.cascade_encoder.CascadeEncoder`."""
+    found = efficientnet_config(shapes, "backbone.")
+    return {**found, "latent_channels": size_of(shapes, "mapper.0.weight")}
 
 
 def oobleck_config(shapes: Shapes) -> Config:

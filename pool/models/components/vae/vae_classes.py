@@ -41,6 +41,7 @@ from modelpool.pool.models.components.common.vae_configs import Config, Shapes
 from modelpool.pool.models.components.vae import ldm_names
 from modelpool.pool.models.components.vae import vae_names as other_names
 from modelpool.pool.models.components.vae.allegro_vae import AutoencoderKLAllegro
+from modelpool.pool.models.components.vae.cascade_encoder import CascadeEncoder
 from modelpool.pool.models.components.vae.weight_norm import drop_computed_weights
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.weights.keymaps.key_map import discover
@@ -78,6 +79,7 @@ ARCHITECTURES: Mapping[str, VaeArchitecture] = {
     "flux2": VaeArchitecture(AutoencoderKLFlux2, CONFIGS["flux2"], ldm_names.convert_flux2),
     "taesd": VaeArchitecture(AutoencoderTiny, CONFIGS["taesd"], other_names.convert_taesd),
     "cascade_a": VaeArchitecture(PaellaVQModel, CONFIGS["cascade_a"], other_names.convert_cascade_a),
+    "cascade_c_encoder": VaeArchitecture(CascadeEncoder, CONFIGS["cascade_c_encoder"], dict),
     "oobleck": VaeArchitecture(AutoencoderOobleck, CONFIGS["oobleck"], other_names.convert_oobleck),
     "stable_audio_3": VaeArchitecture(AutoencoderSAME, CONFIGS["stable_audio_3"], other_names.convert_same),
     "mochi": VaeArchitecture(AutoencoderKLMochi, CONFIGS["mochi"], other_names.convert_mochi),

@@ -29,7 +29,8 @@ from modelpool.pool.inference.operations.latent_edits import NOT_LATENT_EDITS, V
 from modelpool.pool.inference.operations.operate import OPERATIONS, operate, operation_named
 from modelpool.pool.inference.operations.operation import Size, size_of_result
 from modelpool.pool.inference.operations.pixel_levels import STILL_RATE
-from modelpool.pool.inference.operations.resampling import ALIGNED_METHODS, PLAIN_METHODS, centre_box, resampled
+from modelpool.pool.inference.operations.resampling import ALIGNED_METHODS, PLAIN_METHODS, resampled
+from modelpool.pool.inference.pixels.image_ops import centre_box
 from modelpool.pool.values.core.errors import UnknownName, UnusableField
 from modelpool.pool.values.core.stage_params import (
     AudioSamples,
@@ -56,6 +57,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "image_scale_within": ({"width": 0, "height": 7}, {"width": -1}),
     "image_scale_to_nearest": ({"method": "lanczos", "sizes": (8, 16, 16, 8)}, {"sizes": ()}),
     "image_scale_by_sides": ({"width_factor": 1.3, "height_factor": 0.5, "multiple": 8}, {"height_factor": 0.1}),
+    "image_scale_to_cells": ({"compression": 3, "cell": 2}, {"compression": 0, "cell": 2}),
     "image_scale_by_filter": ({"factor": 1.55, "method": "bicubic", "oversampled": True}, {"method": "area"}),
     "image_crop_square": ({"position": "left"}, {"position": "corner"}),
     "image_crop": ({"x": 3, "y": 30, "width": 5, "height": 4}, {"width": 0}),
@@ -523,6 +525,21 @@ def test_sides_of_latents_are_cut_to_cells_and_then_the_nearest_multiple() -> No
     operation = OPERATIONS["image_scale_by_sides"]
     params = operation.params_of({"width_factor": 1.53125, "height_factor": 0.5, "multiple": 8})
     assert operation.size_of(params, {"image": Size(80, 24)}) == Size(120, 16)
+
+
+def test_an_image_is_scaled_to_whole_cells_of_a_compression() -> None:
+    """As ComfyUI's StableCascade_StageC_VAEEncode: 50 // 8 and 33 // 8 cells, bicubic, and a crop at the centre."""
+    image = ImagePixels(np.random.default_rng(5).integers(0, 256, (33, 50, 3), dtype=np.uint8))
+    made, expected = (
+        operate(OperationParams(name, tuple(sorted(settings.items()))), TaskInputs({"image": image}))
+        for name, settings in (
+            ("image_scale_to_cells", {"compression": 8, "cell": 4, "method": "bicubic", "crop": True}),
+            ("image_scale", {"width": 24, "height": 16, "method": "bicubic", "crop": True}),
+        )
+    )
+    assert isinstance(made, ImagePixels)
+    assert isinstance(expected, ImagePixels)
+    np.testing.assert_array_equal(made.pixels_HWC, expected.pixels_HWC)
 
 
 def test_parts_of_a_conditioning() -> None:
