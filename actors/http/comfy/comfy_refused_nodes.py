@@ -129,8 +129,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         "LTXVDurationPredictor": "the pool does not predict the length of a video; frames are a number",
         **dict.fromkeys(
             ("LTXVAddLatentGuide", "LTXVAddGeneratedKeyframes", "LTXVGeneratedKeyframesToGuides",
-             "LTXVSeparateGeneratedKeyframes", "GetICLoRAParameters"),
-            "images guide videos of LTX in the pool, by LTXVAddGuide; latents, generated frames and videos do not",
+             "LTXVSeparateGeneratedKeyframes"),
+            "images and frames guide videos of LTX in the pool, by LTXVAddGuide; latents and generated frames do not",
         ),
         **dict.fromkeys(
             ("ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows"),

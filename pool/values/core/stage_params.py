@@ -678,7 +678,11 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
 )
 #: the same of parts of parameters
 _LATER_OF_PARTS: Mapping[type[Any], frozenset[str]] = MappingProxyType(
-    {SamplingSchedule: frozenset({"shift", "settings"}), ImageCondition: frozenset({"frames"})}
+    {
+        SamplingSchedule: frozenset({"shift", "settings"}),
+        ImageCondition: frozenset({"frames"}),
+        GuideCondition: frozenset({"cells", "factor"}),
+    }
 )
 #: the sampler with step lengths that follow from the images
 ADAPTIVE_SAMPLER = "dpm_adaptive"
