@@ -119,7 +119,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("GLSLShader", "CurveEditor", "ColorToRGBInt"), "the pool runs no shaders"),
         **dict.fromkeys(("OptimalStepsScheduler",), "the pool does not have its levels; ManualSigmas lists levels"),
         **dict.fromkeys(
-            ("LTXVAudioVAEEncode", "LTXVReferenceAudio"), "the pool reads no audio of users, and encodes none"
+            ("LTXVAudioVAEEncode", "LTXVReferenceAudio"),
+            "the pool makes the audio of a video of LTX-2 itself: it encodes none of users for it, and keeps none",
         ),
         **dict.fromkeys(
             ("LTXVModalityGuidance", "LTXVSpatioTemporalGuidance"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from modelpool import PoolConfig
@@ -17,6 +18,8 @@ from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.models.loading.describe import REFERENCE_FACTOR_KEY
+from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.comfy.comfy_examples import node
 from tests.actors.http.comfy.every_setting import photo
 from tests.actors.http.comfy.test_public_kinds import CONFIG
@@ -310,6 +313,35 @@ def test_videos_that_images_guide_render(tmp_path: Path) -> None:
     different = [own, plain, in_part, several, second, followed]
     assert len({each.tobytes() for each in different}) == len(different)
     assert all(each.shape == own.shape for each in different)
+
+
+def test_the_file_of_an_ic_lora_says_how_large_its_guides_are(tmp_path: Path) -> None:
+    """Two files with the same weights: one of them was trained with guides of half the size."""
+    save_file(SOUNDING.file(), tmp_path / "ltx2.safetensors")
+    write_tokenizers(tmp_path, SOUNDING)
+    (tmp_path / "loras").mkdir()
+    layer = "diffusion_model.transformer_blocks.0.attn1.to_q"
+    weights = {f"{layer}.lora_A.weight": torch.ones(1, 128) / 100, f"{layer}.lora_B.weight": torch.ones(128, 1)}
+    for name, metadata in (("ic", {REFERENCE_FACTOR_KEY: "2"}), ("ic2", {})):
+        save_file(weights, tmp_path / "loras" / f"{name}.safetensors", metadata)
+
+    def made(lora: str, width: int = 128) -> GenerateRequest:
+        sides = {"frames__width": width, "frames__height": 64}
+        prompt = graph(**guided_by((0, 1.0)), **frames_that_guide(9), **sides)
+        prompt["lora"]["inputs"]["lora_name"] = lora
+        prompt["guide0"]["inputs"] |= {"image": ["moving", 0], "iclora_parameters": ["small", 0]}
+        prompt["guider"]["inputs"]["model"] = ["lora", 0]
+        (one,) = requests(prompt, replace(NAMES, loras=["ic", "ic2"]))
+        return one
+
+    config = PoolConfig.load(CONFIG).override(device="cpu", models=[tmp_path], workers=1, loras=[tmp_path / "loras"])
+    with open_real_pool(config.override(vram="512 MiB")) as pool:
+        found: dict[int, Any] = {one.index: one for one in pool.submit([made("ic"), made("ic2")]).results()}
+        with pytest.raises(UserError, match=r"found 96x64, expected multiples of 64: the LoRA of a guide reads it 2"):
+            pool.submit([made("ic", 96)])
+    small, large = found[0].frames, found[1].frames
+    assert small.shape == large.shape == (9, 64, 128, 3)
+    assert not np.array_equal(small, large)
 
 
 def test_workflows_render_what_the_pools_own_requests_render(tmp_path: Path) -> None:
