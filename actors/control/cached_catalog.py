@@ -102,6 +102,9 @@ class CachedCatalog:
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return self._catalog.lora_warning(model, lora)
 
+    def reference_factor(self, lora: LoraRef) -> int:
+        return self._catalog.reference_factor(lora)
+
     def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
         return self._catalog.tokenize(work)
 

@@ -25,6 +25,7 @@ from modelpool.actors.graph.features.control_video_graph import control_video_ta
 from modelpool.actors.graph.features.decode_tiles_graph import add_decode, with_tiles
 from modelpool.actors.graph.features.decoder_graph import check_decodes, decoder_params, with_own_sides
 from modelpool.actors.graph.features.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
+from modelpool.actors.graph.features.guide_graph import GuideRead
 from modelpool.actors.graph.features.image_prompt_graph import appended_tokens, image_prompt_inputs
 from modelpool.actors.graph.features.lora_graph import check_lora_texts
 from modelpool.actors.graph.features.music_graph import lyrics_of, music_lengths, text_of
@@ -65,7 +66,6 @@ from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     FaceCondition,
     GligenRef,
-    GuideCondition,
     ImageCondition,
     LoraRef,
     MaskCondition,
@@ -115,7 +115,7 @@ class ReadFromNodes:
     part        of the steps; None: all from `first_step` on
     video_stops  nothing follows the last frame of a video that is followed
     first_frames  the frames that a video begins with, if they are several
-    guides      images that guide a video, each with its frame and strength
+    guides      images and frames that guide a video
     camera      of a video, for a model that reads its path
     gligen      a GLIGEN model, and its boxes: the text of each, with left, top, right and bottom in pixels
     of_prompt, nested  as in `GuidanceParams`
@@ -129,7 +129,7 @@ class ReadFromNodes:
     part: StepPart | None = None
     video_stops: bool = False
     first_frames: TaskVideo | None = None
-    guides: tuple[tuple[TaskId, GuideCondition], ...] = ()
+    guides: tuple[GuideRead, ...] = ()
     camera: CameraCondition | None = None
     gligen: GligenRef | None = None
     boxes: tuple[tuple[TaskId, tuple[int, int, int, int]], ...] = ()
@@ -362,9 +362,8 @@ class RequestTasks:
             found[MASK] = read.mask
         if read is not None and read.prior is not None:
             found[PRIOR] = read.prior[0]
-        for number, (image, _) in enumerate(() if read is None else read.guides):
-            encode = EncodeImageParams(self._model, work.shape.width, work.shape.height)
-            found[numbered(GUIDE, number)] = self._tasks.add(encode, {IMAGE: image})
+        for number, guide in enumerate(() if read is None else read.guides):
+            found[numbered(GUIDE, number)] = self._tasks.add(*guide.encoded(self._model, work.shape))
         if work.image is not None:
             found[IMAGE] = self._first_image(run, work)
         elif read is not None and read.start is not None:
@@ -520,9 +519,10 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         conditions = (replace(one, frames=count) if isinstance(one, ImageCondition) else one for one in work.conditions)
         work = replace(work, conditions=tuple(conditions))
     if read.guides:
-        leading = sum(guide.frame > 0 for _, guide in read.guides)
+        guides = tuple(guide.condition for guide in read.guides)
+        leading = sum(guide.leading for guide in guides)
         shape = replace(work.shape, leading=work.shape.leading + leading)
-        work = replace(work, shape=shape, conditions=(*work.conditions, *(guide for _, guide in read.guides)))
+        work = replace(work, shape=shape, conditions=(*work.conditions, *guides))
     if read.prior is not None:
         work = replace(work, conditions=(*work.conditions, read.prior[1]))
     if read.camera is not None:

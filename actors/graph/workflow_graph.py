@@ -20,6 +20,7 @@ from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
 from modelpool.actors.graph.features.decode_tiles_graph import add_decode, with_tiles
 from modelpool.actors.graph.features.decoder_graph import check_decodes, with_own_sides
+from modelpool.actors.graph.features.guide_graph import GuideRead, check_guided_part, check_guides_fit, guide_read
 from modelpool.actors.graph.features.prompt_syntax import prompt_warnings
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.reference_graph import edit_model_warnings
@@ -60,14 +61,13 @@ from modelpool.pool.inference.operations.resampling import SLERP
 from modelpool.pool.values.core import task_inputs
 from modelpool.pool.values.core.errors import UnknownName, UnusableField, UserError, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
-from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts, VideoFacts
 from modelpool.pool.values.core.stage_params import (
     SOUND,
     CameraCondition,
     DecodeParams,
     EncodeImageParams,
     FirstFrames,
-    GuideCondition,
     ModelRef,
     OperationParams,
     OutputShape,
@@ -379,7 +379,7 @@ class _WorkflowTasks:
             }
             request, mask = request.model_copy(update=shown), None
         check_request(request, facts, in_workflow=True)
-        guides = self._guides(node)
+        guides = self._guides(node, facts.video)
         request = with_defaults(request, model, defaults)
         _check_guides(node, guides, request, defaults)
         self.resolved[node_id] = request
@@ -446,16 +446,21 @@ class _WorkflowTasks:
         self._catalog.find_decoder(latent.model, model.name)
         return latent.task, PriorCondition(latent.size.height, latent.size.width)
 
-    def _guides(self, node: SampleNode) -> tuple[tuple[TaskId, GuideCondition], ...]:
-        """Return the images that guide a video. Raises UnusableField for images without their frame, or the other way
-        round."""
+    def _guides(self, node: SampleNode, video: VideoFacts | None) -> tuple[GuideRead, ...]:
+        """Return the images and frames that guide a video. Raises UnusableField for some without their place, or the
+        other way round."""
         given = [name for name in node.inputs if name.startswith(_GUIDES)]
         expected = [f"{_GUIDES}{number}" for number in range(len(node.guides))]
         if sorted(given) != sorted(expected):
             raise unusable_field("inputs", ", ".join(given) or "no guides", ", ".join(expected) or "no guides")
-        images = [self._task_image(node, name) for name in expected]
-        conditions = [GuideCondition(guide.frame, guide.strength) for guide in node.guides]
-        return tuple((TaskId(image.task), each) for image, each in zip(images, conditions, strict=True))
+        found = []
+        for name, guide in zip(expected, node.guides, strict=True):
+            has_frames = bool(self._read(node, name, IMAGE).size.frames)
+            source = self._task_video(node, name) if has_frames else self._task_image(node, name)
+            lora = None if guide.lora is None else self._catalog.find_lora(guide.lora, 1.0)
+            factor = 1 if lora is None else self._catalog.reference_factor(lora)
+            found.append(guide_read(guide, source, video, factor))
+        return tuple(found)
 
     def _with_nodes(self, node: SampleNode, start: NodeValue | None, facts: SamplingFacts) -> GenerateRequest:
         """Return the request of a node with its seed, the size of its start latent, and the images of other nodes."""
@@ -695,12 +700,12 @@ def _check_sound(node: SampleNode, start: NodeValue, defaults: ModelDefaults) ->
 
 def _check_guides(
     node: SampleNode,
-    guides: tuple[tuple[TaskId, GuideCondition], ...],
+    guides: tuple[GuideRead, ...],
     request: GenerateRequest,
     defaults: ModelDefaults,
 ) -> None:
-    """Raise UnusableField for images that cannot guide a run, and for a start latent beside an image with which a video
-    begins: a run reads one of them."""
+    """Raise UnusableField for images and frames that cannot guide a run, and for a start latent beside an image with
+    which a video begins: a run reads one of them."""
     video = defaults.sampling.video
     begins_below = bool(request.sigmas) and request.sigmas[0] < _ALL_NOISE
     if video is not None and begins_below and {"latent", "image"} <= node.inputs.keys():
@@ -712,13 +717,9 @@ def _check_guides(
         raise unsupported_field("guides", node.request.model, "reads no images at frames of a video")
     if request.image is not None:
         raise UnusableField("image: expected it as a guide at frame 0, next to other guides")
-    frames, places = request.frames or 0, [guide.frame for _, guide in guides]
-    if max(places) >= frames:
-        raise unusable_field("guides.frame", max(places), f"up to {frames - 1}: the video has {frames} frames")
-    if places.count(0) > 1:
-        raise unusable_field("guides.frame", "0 twice", "one image as the first frame")
-    if any(guide.strength < 1 for _, guide in guides) and (node.last_step or not node.adds_noise):
-        raise UnusableField("guides.strength: expected 1 in a run of some of the steps, which passes noise on")
+    shape = request.width or 0, request.height or 0, request.frames or 0
+    check_guides_fit(guides, shape, video, defaults.sampling.side_multiple or SIZE_STEP)
+    check_guided_part(guides, bool(node.last_step) or not node.adds_noise)
 
 
 def _sound_track(read: Mapping[str, NodeValue], defaults: ModelDefaults) -> SoundTrackOf:

@@ -163,10 +163,17 @@ class EncodeNode(_Node):
 
 
 class Guide(Strict):
-    """Where an image guides a video: at a frame of it, from 0, and its strength: 1 keeps the image."""
+    """Where an image, or frames, guide a video: at a frame of it, from 0, and the strength: 1 keeps them.
+
+    appended  an image at frame 0 guides it next to its first frame, instead of in the place of it, as frames do
+    lora      the IC-LoRA that was trained for the guide, which is appended: its file says how much smaller than the
+              video the guide is
+    """
 
     frame: Annotated[int, Field(ge=0)] = 0
     strength: Annotated[float, Field(gt=0, le=1)] = 1.0
+    appended: bool = False
+    lora: _Name | None = None
 
 
 class CameraPath(Strict):
@@ -209,9 +216,10 @@ class SampleNode(_Node):
                  video, video_mask, face_video: images and masks with frames for these fields; first_frames: the frames
                  that a video begins with, if they are several, of which image is the first one;
                  inpaint_image, inpaint_mask: what a model reads that was trained for inpainting, and no other one;
-                 guides.N: the image of each of `guides`; boxes.N: the text of each box of `gligen`, pooled;
-                 prior: the latent of the first model of two, for the second one; size: an image as large as the
-                 output, of which a run without a start latent reads nothing else
+                 guides.N: the image of each of `guides`, or its frames, as many as fill cells of the latent;
+                 boxes.N: the text of each box of `gligen`, pooled; prior: the latent of the first model of two, for
+                 the second one; size: an image as large as the output, of which a run without a start latent reads
+                 nothing else
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all
     adds_noise   whether noise is added to the start latent
@@ -219,7 +227,7 @@ class SampleNode(_Node):
     strength     fraction of the schedule that is run, instead of `first_step`
     video_stops  a model that follows a shorter video follows nothing behind its last frame; false: the video goes back
                  and forth
-    guides       images that guide a video, for models that read them (LTX)
+    guides       images and frames that guide a video, for models that read them (LTX)
     camera       its path, for a model that reads one
     prompt_without_image  the prediction without the image that guides (`image_cfg`) is for the prompt, instead of the
                  negative prompt
@@ -278,6 +286,7 @@ class SampleNode(_Node):
         yield from ((lora.file_kind, lora.name) for lora in self.request.loras)
         yield from (("controlnet", control.model) for control in self.request.controls)
         yield from [("gligen", self.gligen.model)] if self.gligen is not None else ()
+        yield from (("lora", guide.lora) for guide in self.guides if guide.lora is not None)
         prompts = self.request.image_prompts
         # the model itself may vary images
         yield from (("image_prompt", prompt.model) for prompt in prompts if prompt.model != self.request.model)

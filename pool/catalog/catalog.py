@@ -38,7 +38,7 @@ from modelpool.pool.inference.operations.own_nodes import NO_NODES, OpenedNode
 from modelpool.pool.inference.pixels.decode_parts import cells_computed
 from modelpool.pool.inference.pixels.latent_pixels import latent_shape, sampled_shape, sound_length_of
 from modelpool.pool.models.loading.content_digest import component_digests
-from modelpool.pool.models.loading.describe import native_size
+from modelpool.pool.models.loading.describe import native_size, reference_factor
 from modelpool.pool.models.loading.detect_family import detect
 from modelpool.pool.models.loading.open_model import Component, OpenModel
 from modelpool.pool.models.loading.small_tensors import refine_family
@@ -277,6 +277,11 @@ class Catalog:
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         """Return a warning about a LoRA that is only partly used, with counts. Raises AdapterMismatch."""
         return self._open(model).lora_warning(lora)
+
+    def reference_factor(self, lora: LoraRef) -> int:
+        """Return how many times smaller than the video the guides of an IC-LoRA are along a side. Raises CorruptFile
+        and UnsafeFile."""
+        return reference_factor(lora.path, allow_pickle=self._allow_pickle)
 
     def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
         """Return the tokens of the text of `work`, and how many of them the diffusion model reads, with images. Raises

@@ -242,6 +242,9 @@ class FakeCatalog:
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return "3 of 4 keys matched, not used: odd" if lora.name == PARTIAL_LORA else None
 
+    def reference_factor(self, lora: LoraRef) -> int:
+        return 1
+
     def find_lora(self, name: str, strength: float) -> LoraRef:
         if name == "alien":
             raise AdapterMismatch("alien: 0 of 12 keys belong to this model")

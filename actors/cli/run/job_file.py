@@ -33,6 +33,8 @@ _LATER_OPTIONS = ("fresca", "apg", "tcfg", "epsilon_scaling", "perp_neg", "deep_
 _LATER_OF_NODES = frozenset(
     ("video_stops", "guides", "camera", "track", "gligen", "pooled", "prompt_without_image", "nested")
 )
+#: the same of guides of nodes
+_LATER_OF_GUIDES = frozenset(("appended", "lora"))
 #: largest file with lines that are counted before they are read, which takes about a second
 MAX_COUNTED_BYTES = 1 << 30
 #: files with a row in each line
@@ -141,6 +143,8 @@ def _without_later(value: Any) -> Any:
         found = {name: _without_later(part) for name, part in value.items()}
         if "kind" in found:
             found = {name: part for name, part in found.items() if part or name not in _LATER_OF_NODES}
+        if "frame" in found:
+            found = {name: part for name, part in found.items() if part or name not in _LATER_OF_GUIDES}
         if isinstance(options := found.get("options"), dict):
             found["options"] = {name: part for name, part in options.items() if name not in _LATER_OPTIONS or part}
         return found

@@ -143,6 +143,9 @@ class GraphCatalog(Protocol):
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         """Return a warning, with counts, for a LoRA that is applied only partly; None if it is applied completely."""
 
+    def reference_factor(self, lora: LoraRef) -> int:
+        """Return how many times smaller than the video the guides of an IC-LoRA are along a side."""
+
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         """Return whether the LoRA changes this component."""
 

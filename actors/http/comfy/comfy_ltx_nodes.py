@@ -45,7 +45,9 @@ from modelpool.actors.http.comfy.comfy_values import (
     DecodedSound,
     GuiderValue,
     GuideUse,
+    LoraParameters,
     ModelSampling,
+    NodeImage,
     NodeLatent,
     NodeSound,
     NoiseLevels,
@@ -96,16 +98,17 @@ def _with_first_frame(given: Mapping[str, Any]) -> tuple[Any, ...]:
             raise NodeUnsupported("strength: found 0, expected a number above 0: the first frame is regenerated")
         warn(given, "strength: found 0: the image does not act")
         return (latent,)
-    others = [guide for guide in known if guide.frame or guide.is_added]
-    return (_guided(latent, given, 0, strength, others),)
+    # the image of LTXVAddGuide at frame 0 is next to this one
+    others = [replace(guide, cells=1) if guide.is_first else guide
+              for guide in known if guide.is_added or not guide.is_first]  # fmt: skip
+    return (_guided(latent, given, GuideUse(of_user("image", given["image"]), 0, strength), others),)
 
 
 def _guide(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Latents of a video that an image guides at a frame; a negative number counts from the end."""
+    """Latents of a video that an image, or frames, guide at a frame; a negative number counts from the end."""
     latent, strength = given["latent"], given["strength"]
-    for name in ("attention_mask", "iclora_parameters"):
-        if given.get(name) is not None:
-            raise NodeUnsupported(f"{name}: expected none: images guide the whole frame")
+    if given.get("attention_mask") is not None:
+        raise NodeUnsupported("attention_mask: expected none: images guide the whole frame")
     known, count = _guides_of(latent), latent.frames
     frame = given["frame_idx"] if given["frame_idx"] >= 0 else max(0, count + given["frame_idx"])
     if frame >= count:
@@ -113,7 +116,41 @@ def _guide(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if not strength:
         raise NodeUnsupported("strength: found 0, expected a number above 0: the image does not act")
     texts = [with_unread(given[name], given, "vae") for name in ("positive", "negative")]
-    return *texts, _guided(latent, given, frame, strength, known, is_added=True)
+    lora = "" if given.get("iclora_parameters") is None else given["iclora_parameters"].name
+    image = given["image"]
+    if isinstance(image, NodeImage) and image.frames:
+        cells, frame = _place_of_frames(given, image.frames, frame, count)
+    else:
+        image = of_user("image", image)
+        is_next_to_first = not frame and any(guide.is_first and not guide.is_kept for guide in known)
+        cells = int(is_next_to_first or bool(lora))
+    use = GuideUse(image, frame, strength, is_added=True, cells=cells, lora=lora)
+    return *texts, _guided(latent, given, use, known)
+
+
+def _place_of_frames(given: Mapping[str, Any], frames: int, frame: int, count: int) -> tuple[int, int]:
+    """Return the cells of frames that guide a video of `count`, and the frame at which they begin: frames that fill no
+    cell are left out, as in ComfyUI. Raises NodeUnsupported for frames behind its end."""
+    cells = 1 + (frames - 1) // _CELL_FRAMES
+    if cells > 1 and frame and (frame - 1) % _CELL_FRAMES:
+        begin = 1 + (frame - 1) // _CELL_FRAMES * _CELL_FRAMES
+        warn(given, f"frame_idx: found {frame}: the {frames} frames guide from frame {begin} on, where a cell of "
+             f"{_CELL_FRAMES} frames begins")  # fmt: skip
+        frame = begin
+    used = 1 + (cells - 1) * _CELL_FRAMES
+    first = 1 + (frame - 1) // _CELL_FRAMES if frame else 0
+    if first + cells > 1 + (count - 1) // _CELL_FRAMES:
+        raise NodeUnsupported(f"image: found {used} frames from frame {frame} on, expected frames within the "
+                              f"{count} of the video")  # fmt: skip
+    return cells, frame
+
+
+def _parameters(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the file of the LoRA that was loaded last says of its guides."""
+    loras = given["iclora_model"].loras
+    if not loras:
+        warn(given, "iclora_model: found no LoRA: guides have the size of the video")
+    return (LoraParameters(loras[-1].name if loras else ""),)
 
 
 def _guides_of(latent: Any) -> tuple[GuideUse, ...]:
@@ -125,23 +162,12 @@ def _guides_of(latent: Any) -> tuple[GuideUse, ...]:
     return found
 
 
-def _guided(
-    latent: Any,
-    given: Mapping[str, Any],
-    frame: int,
-    strength: float,
-    others: Iterable[GuideUse],
-    is_added: bool = False,
-) -> Any:
-    """Return latents with one more image that guides their run. Raises NodeUnsupported for a second first frame."""
-    image = of_user("image", given["image"])
-    kept = tuple(guide for guide in others if frame or not guide.is_kept)
-    if frame == 0 and any(guide.frame == 0 for guide in kept):
-        raise NodeUnsupported("frame_idx: found a second image at frame 0, expected one: it is the first frame")
+def _guided(latent: Any, given: Mapping[str, Any], use: GuideUse, others: Iterable[GuideUse]) -> Any:
+    """Return latents with one more image that guides their run. Raises NodeUnsupported for too many."""
+    kept = tuple(guide for guide in others if not (use.is_first and guide.is_kept))
     check_parts("latent", "images that guide it", len(kept) + 1, MAX_PARTS)
-    image = of_user("image", given["image"])
-    use = GuideUse(image, frame, 1.0 if is_one(strength) else strength, given["vae"].name, is_added)
-    return replace(latent, guides=(*kept, use))
+    strength = 1.0 if is_one(use.strength) else use.strength
+    return replace(latent, guides=(*kept, replace(use, strength=strength, vae=given["vae"].name)))
 
 
 def _cropped(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -169,7 +195,7 @@ def _shift(given: Mapping[str, Any]) -> float:
         if not all(size):
             raise NodeUnsupported("latent: expected empty latents, or latents of a known size")
         cells = (1 + (latent.frames - 1) // _CELL_FRAMES) if latent.frames else 1
-        cells += sum(guide.is_added for guide in getattr(latent, "guides", ()))
+        cells += sum(max(1, guide.cells) for guide in getattr(latent, "guides", ()) if guide.is_added)
         tokens = cells * (size[0] // _SIDE) * (size[1] // _SIDE)
     few, many = _TOKENS
     slope = (given["max_shift"] - given["base_shift"]) / (many - few)
@@ -399,6 +425,9 @@ LTX_NODES = (
         ),
         _with_first_frame,
         "LATENT",
+    ),
+    _row(
+        "GetICLoRAParameters", (link("iclora_model", "MODEL"),), _parameters, "IC_LORA_PARAMETERS", category="loaders"
     ),
     _row("LTXVCropGuides", (_POSITIVE, _NEGATIVE, _LATENT), _cropped, *_TEXTS_AND_LATENT),
     _row("LTXVPreprocess", (_IMAGE, whole("img_compression", 35, 0, 100)), _compressed, "IMAGE"),

@@ -558,7 +558,7 @@ class MadeNodes:
         if isinstance(start, BlankLatent) and is_first_frame(guides) and "image" not in inputs:
             inputs["image"] = self.image(guides[0].image)
             return {}
-        found = [(self.image(each.image), {"frame": each.frame, "strength": each.strength}) for each in guides]
+        found = [(self.image(each.image), each.place) for each in guides]
         is_mixed = bool(found) or isinstance(start, NodeLatent)
         if is_mixed and "image" in inputs and is_guided(self._families.get(model.name, "")):
             found.insert(0, (inputs.pop("image"), {"frame": 0, "strength": 1.0}))

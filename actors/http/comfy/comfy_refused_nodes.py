@@ -112,7 +112,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("GLSLShader", "CurveEditor", "ColorToRGBInt"), "the pool runs no shaders"),
         **dict.fromkeys(("OptimalStepsScheduler",), "the pool does not have its levels; ManualSigmas lists levels"),
         **dict.fromkeys(
-            ("LTXVAudioVAEEncode", "LTXVReferenceAudio"), "the pool reads no audio of users, and encodes none"
+            ("LTXVAudioVAEEncode", "LTXVReferenceAudio"),
+            "the pool makes the audio of a video of LTX-2 itself: it encodes none of users for it, and keeps none",
         ),
         **dict.fromkeys(
             ("LTXVModalityGuidance", "LTXVSpatioTemporalGuidance"),
@@ -122,8 +123,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         "LTXVDurationPredictor": "the pool does not predict the length of a video; frames are a number",
         **dict.fromkeys(
             ("LTXVAddLatentGuide", "LTXVAddGeneratedKeyframes", "LTXVGeneratedKeyframesToGuides",
-             "LTXVSeparateGeneratedKeyframes", "GetICLoRAParameters"),
-            "images guide videos of LTX in the pool, by LTXVAddGuide; latents, generated frames and videos do not",
+             "LTXVSeparateGeneratedKeyframes"),
+            "images and frames guide videos of LTX in the pool, by LTXVAddGuide; latents and generated frames do not",
         ),
         **dict.fromkeys(
             ("ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows"),

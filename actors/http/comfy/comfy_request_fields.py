@@ -295,7 +295,7 @@ def guide_warnings(node_id: str, guides: tuple[GuideUse, ...], model: str) -> It
         if guide.vae not in ("", model):
             yield (f"node {node_id}: vae: found the one of {guide.vae!r} for an image that guides; the VAE of "
                    f"model {model!r} encodes it")  # fmt: skip
-        if guide.is_added and not guide.frame:
+        if guide.is_added and guide.is_first:
             yield (f"node {node_id}: the image of LTXVAddGuide at frame 0 takes the place of the first frame; ComfyUI "
                    "has it behind the frames")  # fmt: skip
 

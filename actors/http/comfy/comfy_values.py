@@ -396,8 +396,10 @@ class NodeLatent:
 
 @dataclass(frozen=True, slots=True)
 class GuideUse:
-    """An image that guides a video at a frame. `vae` is the model of its VAE, "" for the one that samples; `is_added`:
-    ComfyUI has it as a frame behind the others; `is_kept`: it guided the run before, whose result has it."""
+    """An image, or frames, that guide a video at a frame. `vae` is the model of its VAE, "" for the one that samples;
+    `is_added`: ComfyUI has it as a frame behind the others; `is_kept`: it guided the run before, whose result has it.
+    `cells`: the cells of the latent that the pool has next to the video for it, at frame 0, or for frames; `lora`: the
+    LoRA of which the file says how large it is."""
 
     image: AnyImage
     frame: int
@@ -405,11 +407,32 @@ class GuideUse:
     vae: str = ""
     is_added: bool = False
     is_kept: bool = False
+    cells: int = 0
+    lora: str = ""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it takes the place of the first frame."""
+        return not self.frame and not self.cells
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The fields of `Guide` of `actors.request.workflow_fields`."""
+        found: dict[str, Any] = {"frame": self.frame, "strength": self.strength}
+        found |= {"appended": True} if self.cells and not getattr(self.image, "frames", 0) else {}
+        return found | ({"lora": self.lora} if self.lora else {})
+
+
+@dataclass(frozen=True, slots=True)
+class LoraParameters:
+    """What the file of an IC-LoRA says of its guides; "": of none."""
+
+    name: str
 
 
 def is_first_frame(guides: tuple[GuideUse, ...]) -> bool:
     """Whether images that guide a video are the one that it begins with, which a request has as its image."""
-    return len(guides) == 1 and guides[0].frame == 0 and guides[0].strength == 1 and not guides[0].is_kept
+    return len(guides) == 1 and guides[0].is_first and guides[0].strength == 1 and not guides[0].is_kept
 
 
 @dataclass(frozen=True, slots=True)

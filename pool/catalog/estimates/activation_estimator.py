@@ -559,6 +559,8 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
             images: tuple[object, ...]
             images = (work.image is not None, work.references, work.guidance.without_image, work.shape.leading)
             images = (*images, len(work.guides)) if work.guides else images
+            factors = tuple((guide.cells, guide.factor) for guide in work.guides if guide.factor)
+            images = (*images, factors) if factors else images
             images = (*images, "camera") if work.has(CameraCondition) else images
             reads = (
                 work.has(StartCondition),

@@ -27,7 +27,7 @@ from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.parts.two_stages import prior_channels
 from modelpool.pool.inference.conditioning.conditions import Condition, inputs_on
 from modelpool.pool.inference.conditioning.first_frame import first_frame_inputs, first_frame_shape
-from modelpool.pool.inference.conditioning.guides import placed_guides
+from modelpool.pool.inference.conditioning.guides import guide_shape, placed_guides
 from modelpool.pool.inference.conditioning.image_concat import PRIOR, empty_image_inputs, left_out, repeats_image
 from modelpool.pool.inference.conditioning.image_labels import empty_image_labels
 from modelpool.pool.inference.conditioning.inpainting import Inpainting
@@ -502,8 +502,9 @@ def _inputs(
         first = torch.empty((batch, *first_frame_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
         model_inputs |= first_frame_inputs(facts.video, first, shape_CHW[1])
     if work.guides:
-        image = torch.empty((batch, shape_CHW[0], *shape_CHW[2:]), dtype=torch.float32, device=META)
-        model_inputs |= placed_guides(work.guides, [image] * len(work.guides), shape_CHW)
+        shapes = [(batch, *guide_shape(guide, shape_CHW)) for guide in work.guides]
+        images = [torch.empty(shape, dtype=torch.float32, device=META) for shape in shapes]
+        model_inputs |= placed_guides(work.guides, images, shape_CHW)
     others = {**{k: v for k, v in texts.items() if k in facts.reads}, **inputs_on(model_inputs, META)}
     return _Inputs(x_BC, level_B, context_BLD, others)
 

@@ -15,9 +15,12 @@ from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
 from modelpool.pool.families.parts.video_calls import (
+    at_all_places,
     frame_rate,
     from_guided,
+    guide_bounds,
     guided_timestep,
+    read_tokens,
     towards_image,
     with_guides,
     with_image,
@@ -95,10 +98,12 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
     if "image_mask" in kept:
         timestep = timestep_B.unsqueeze(-1) * (1 - kept["image_mask"].to(timestep_B.dtype)[:, 0].flatten(1))
     if "guide" in kept:
-        read_BCTHW, timestep = with_guides(video_BCTHW, kept), guided_timestep(timestep_B, kept)
+        read_BCTHW = with_guides(video_BCTHW, kept)
+        timestep = read_tokens(guided_timestep(timestep_B, kept), kwargs)
+    coordinates = _places(module, video_BCTHW, kwargs, rate) if leading else None
     context, sound_context = kwargs["context"].chunk(2, dim=-1)
     video_BNC, audio_BLA = module(
-        hidden_states=read_BCTHW.flatten(2).transpose(1, 2),
+        hidden_states=read_tokens(read_BCTHW.flatten(2).transpose(1, 2), kwargs),
         audio_hidden_states=sound_BLA,
         encoder_hidden_states=context,
         audio_encoder_hidden_states=sound_context,
@@ -112,9 +117,10 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
         width=width,
         fps=rate,
         audio_num_frames=track.length,
-        video_coords=_places(module, video_BCTHW, kwargs["guide_frames"], rate) if leading else None,
+        video_coords=None if coordinates is None else read_tokens(coordinates, kwargs, dim=2),
         return_dict=False,
     )
+    video_BNC = at_all_places(video_BNC, own * height * width, kwargs)
     predicted = video_BNC.transpose(1, 2).unflatten(2, (own, height, width))
     predicted = towards_image(predicted, video_BCTHW, level_B, kept)
     if "guide" in kept:
@@ -122,18 +128,21 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
     return joined(predicted, audio_BLA, track.rest(x_BCTHW) / level_B.unsqueeze(-1))
 
 
-def _places(module: nn.Module, x_BCTHW: Tensor, frames_BK: Tensor, rate: float) -> Tensor:
-    """Return start and end of each cell, [B,3,N,2], in seconds and pixels, of a latent that cells of images lead: each
-    of these is at one frame."""
+def _places(module: nn.Module, x_BCTHW: Tensor, kwargs: fam.ModelKwargs, rate: float) -> Tensor:
+    """Return start and end of each cell, [B,3,N,2], in seconds and pixels, of a latent that cells of guides lead: each
+    image is at one frame, and a place of frames of a lower resolution ends where the next one starts."""
     import torch
 
     batch, _, own, height, width = x_BCTHW.shape
     rope: Any = module.rope
-    leading, tokens = frames_BK.shape[1], height * width
+    leading, tokens = kwargs["guide_frames"].shape[1], height * width
     places = rope.prepare_video_coords(batch, own - leading, height, width, x_BCTHW.device, fps=rate)
     images = places[:, :, :tokens].repeat(1, 1, leading, 1)
-    starts_BN = frames_BK.to(images.dtype).repeat_interleave(tokens, dim=1)
-    images[:, 0] = torch.stack((starts_BN, starts_BN + 1), dim=-1) / rate
+    bounds_BK2 = guide_bounds(kwargs, CELL[0], causal=True).to(images.dtype)
+    images[:, 0] = bounds_BK2.repeat_interleave(tokens, dim=1) / rate
+    if "guide_cells" in kwargs:
+        more_BN = (kwargs["guide_cells"][..., 1].to(images.dtype) - 1).repeat_interleave(tokens, dim=1)
+        images[:, 1:, :, 1] += more_BN.unsqueeze(1) * torch.tensor(CELL[1:], device=images.device).view(1, 2, 1)
     return torch.cat((images, places), dim=2)
 
 

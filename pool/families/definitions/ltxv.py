@@ -11,9 +11,12 @@ from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.video_calls import (
+    at_all_places,
     frame_rate,
     from_guided,
+    guide_bounds,
     guided_timestep,
+    read_tokens,
     towards_image,
     with_guides,
     with_image,
@@ -31,8 +34,8 @@ CAUSAL = "causal_temporal_positioning"
 _METADATA = ("config", "transformer")
 #: frames, height and width of a latent cell. Source: LTXPipeline
 CELL = (8, 32, 32)
-#: inputs of images that guide a video
-GUIDES = ("guide", "guide_mask", "guide_frames")
+#: inputs of images and frames that guide a video
+GUIDES = ("guide", "guide_mask", "guide_frames", "guide_cells", "guide_places")
 
 
 def video_config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
@@ -84,41 +87,43 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
         timestep = timestep.unsqueeze(-1) * (1 - kwargs["image_mask"].to(timestep.dtype)[:, 0].flatten(1))
     if "guide" in kwargs:
         read_BCTHW, timestep = with_guides(x_BCTHW, kwargs), guided_timestep(timestep, kwargs)
-    guide_frames = kwargs.get("guide_frames")
+    given = causal or "guide_frames" in kwargs
+    coordinates = _places(x_BCTHW, frame_rate(kwargs), kwargs, causal) if given else None
     out_BNC = fam.sample_of(
         module(
-            hidden_states=read_BCTHW.flatten(2).transpose(1, 2),
+            hidden_states=read_tokens(read_BCTHW.flatten(2).transpose(1, 2), kwargs),
             encoder_hidden_states=kwargs["context"],
-            timestep=timestep,
+            timestep=timestep if "guide" not in kwargs else read_tokens(timestep, kwargs),
             encoder_attention_mask=text_mask(kwargs, "context"),
             num_frames=frames,
             height=height,
             width=width,
             rope_interpolation_scale=(CELL[0] / frame_rate(kwargs), *CELL[1:]),
-            video_coords=_places(x_BCTHW, frame_rate(kwargs), guide_frames, causal)
-            if causal or guide_frames is not None
-            else None,
+            video_coords=None if coordinates is None else read_tokens(coordinates, kwargs, dim=2),
             return_dict=False,
         )
     )
+    out_BNC = at_all_places(out_BNC, frames * height * width, kwargs)
     predicted = out_BNC.transpose(1, 2).unflatten(2, (frames, height, width))
     if "guide" in kwargs:
         return from_guided(predicted, x_BCTHW, read_BCTHW, level_B)
     return towards_image(predicted, x_BCTHW, level_B, kwargs)
 
 
-def _places(x_BCTHW: Tensor, rate: float, guide_frames: Tensor | None = None, causal: bool = True) -> Tensor:
+def _places(x_BCTHW: Tensor, rate: float, kwargs: fam.ModelKwargs, causal: bool) -> Tensor:
     """Return the start of each cell, [B,3,N], in seconds and pixels; the first time cell is a single frame, if the
-    model counts so. Leading cells of images are at their frames."""
+    model counts so. Leading cells of images and of frames are at their frames."""
     import torch
 
     batch, _, frames, height, width = x_BCTHW.shape
+    guide_frames = kwargs.get("guide_frames")
     leading = 0 if guide_frames is None else guide_frames.shape[1]
     axes = [torch.arange(size, device=x_BCTHW.device) for size in (frames, height, width)]
     in_time, down, across = torch.meshgrid(*axes, indexing="ij")
     frame = ((in_time - leading) * CELL[0] + (1 - CELL[0] if causal else 0)).clamp(min=0)
     if guide_frames is not None:  # equal for all of a batch
-        frame = torch.cat((guide_frames[0].to(frame.dtype)[:, None, None].expand(-1, height, width), frame[leading:]))
+        starts_K = guide_bounds(kwargs, CELL[0], causal)[0, :, 0].to(frame.dtype)
+        frame = torch.cat((starts_K[:, None, None].expand(-1, height, width), frame[leading:]))
     places = torch.stack((frame.float() * (1.0 / rate), (down * CELL[1]).float(), (across * CELL[2]).float()))
     return places.reshape(1, len(CELL), -1).expand(batch, -1, -1)
 

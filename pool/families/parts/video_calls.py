@@ -56,6 +56,55 @@ def guided_timestep(timestep_B: Tensor, kwargs: ModelKwargs) -> Tensor:
     return timestep_B.unsqueeze(-1) * (1 - kwargs["guide_mask"].to(timestep_B.dtype)[:, 0].flatten(1))
 
 
+def guide_bounds(kwargs: ModelKwargs, cell_frames: int, causal: bool) -> Tensor:
+    """Return the first frame of each leading cell of a guide, and the one behind its last, [B, K, 2]. An image is one
+    frame. Of frames, each cell has `cell_frames`; but with `causal`, at frame 0, the first one has one, as in a video.
+
+    Source: diffusers' LTX2ConditionPipeline and LTX2InContextPipeline."""
+    import torch
+
+    frames_BK = kwargs["guide_frames"]
+    if "guide_cells" not in kwargs:
+        return torch.stack((frames_BK, frames_BK + 1), dim=-1)
+    cell_BK = kwargs["guide_cells"][..., 0]
+    starts_BK = frames_BK + cell_BK.clamp(min=0) * cell_frames
+    bounds = torch.stack((starts_BK, starts_BK + cell_frames), dim=-1)
+    if causal:
+        at_first = (frames_BK == 0).unsqueeze(-1)
+        bounds = torch.where(at_first, (bounds + 1 - cell_frames).clamp(min=0), bounds)
+    is_image = (cell_BK < 0).unsqueeze(-1)
+    return torch.where(is_image, torch.stack((frames_BK, frames_BK + 1), dim=-1), bounds)
+
+
+def read_tokens(value: Tensor, kwargs: ModelKwargs, dim: int = 1) -> Tensor:
+    """Return the tokens along a dimension that a model of guided videos reads: all but those between the places of
+    frames of a lower resolution ("guide_places")."""
+    if "guide_places" not in kwargs:
+        return value
+    return value.index_select(dim, _read_places(value.shape[dim], kwargs).to(value.device))
+
+
+def at_all_places(read_BNC: Tensor, tokens: int, kwargs: ModelKwargs) -> Tensor:
+    """Return predictions at all places of a latent, zeros where the model has read nothing: the inverse of
+    `read_tokens`."""
+    if "guide_places" not in kwargs:
+        return read_BNC
+    batch, _, channels = read_BNC.shape
+    found = read_BNC.new_zeros((batch, tokens, channels))
+    return found.index_copy(1, _read_places(tokens, kwargs).to(read_BNC.device), read_BNC)
+
+
+def _read_places(tokens: int, kwargs: ModelKwargs) -> Tensor:
+    """Return the places that a model reads of a latent of so many: some of the leading cells, and all others. They are
+    equal for all of a batch."""
+    import torch
+
+    places_N = kwargs["guide_places"][0]
+    *_, height, width = kwargs["guide"].shape
+    leading = kwargs["guide_frames"].shape[1] * height * width
+    return torch.cat((places_N, torch.arange(leading, tokens, device=places_N.device)))
+
+
 def from_guided(predicted: Tensor, x_BCTHW: Tensor, read_BCTHW: Tensor, level_B: Tensor) -> Tensor:
     """Return the prediction of a flow for the latent, from the one for what the model has read of it: the clean latent
     that both mean is the same."""

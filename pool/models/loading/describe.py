@@ -28,6 +28,8 @@ from modelpool.pool.weights.keymaps.adapter_keys import looks_like_lora, normali
 from modelpool.pool.weights.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes, weight_shapes
 
 RESOLUTION_KEY = "modelspec.resolution"
+#: metadata entry of IC-LoRAs that were trained with guides of a lower resolution
+REFERENCE_FACTOR_KEY = "reference_downscale_factor"
 
 #: a part that only one kind of adapter has -> the kind
 ALGORITHMS: Mapping[str, str] = {
@@ -193,6 +195,18 @@ def describe_lora(path: str | os.PathLike[str], *, allow_pickle: bool = False) -
         unknown=tuple(unknown),
         metadata=header.metadata,
     )
+
+
+def reference_factor(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> int:
+    """Return how many times smaller than the video the guides of the IC-LoRA at `path` are along a side, from its
+    metadata; 1 if these do not say it. Raises CorruptFile and UnsafeFile.
+
+    Source: diffusers' LTX2InContextPipeline."""
+    found = read_weights_header(path, allow_pickle=allow_pickle).metadata.get(REFERENCE_FACTOR_KEY, "")
+    try:
+        return max(1, round(float(found)))
+    except (ValueError, OverflowError):  # metadata may be hand-written
+        return 1
 
 
 def _component(

@@ -202,10 +202,22 @@ class RegionParams:
 
 @dataclass(frozen=True, slots=True)
 class GuideCondition:
-    """The `Latent` of an image that guides a video at a frame, from 0, and its strength: 1 keeps it."""
+    """The `Latent` of an image that guides a video at a frame, from 0, and its strength: 1 keeps it.
+
+    cells   latent cells of the guide that are added to the video: of frames, or of an image at any frame. 0: an image
+            at frame 0 takes the place of the first cell, another one has a cell
+    factor  with `cells`: a cell of the guide is as wide and as high as so many of the video (IC-LoRA); 0 for one
+    """
 
     frame: int
     strength: float
+    cells: int = 0
+    factor: int = 0
+
+    @property
+    def leading(self) -> int:
+        """The cells that lead the latent of the video."""
+        return self.cells or int(self.frame > 0)
 
     def inputs(self, number: int) -> tuple[str, ...]:
         """Return the names of its inputs."""

@@ -697,6 +697,7 @@ _LATER_OF_PARTS: Mapping[type[Any], frozenset[str]] = MappingProxyType(
         SamplingSchedule: frozenset({"shift", "settings"}),
         ImageCondition: frozenset({"frames"}),
         GuidanceParams: frozenset({"of_prompt", "nested"}),
+        GuideCondition: frozenset({"cells", "factor"}),
     }
 )
 #: the sampler with step lengths that follow from the images

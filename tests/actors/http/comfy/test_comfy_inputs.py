@@ -66,7 +66,7 @@ PROVIDERS = {
     "SAMPLER": ("KSamplerSelect", 0), "SIGMAS": ("BasicScheduler", 0), ANY: ("PrimitiveFloat", 0),
     "VIDEO": ("CreateVideo", 0), "AUDIO": ("VAEDecodeAudio", 0),
     "LATENT_OPERATION": ("LatentOperationTonemapReinhard", 0), "MODEL_PATCH": ("ModelPatchLoader", 0),
-    "IC_LORA_PARAMETERS": ("PrimitiveFloat", 0),  # of nodes that are not here: their place alone
+    "IC_LORA_PARAMETERS": ("GetICLoRAParameters", 0),
     "LORA_STACK": ("CR LoRA Stack", 0), "IPADAPTER": ("IPAdapterModelLoader", 0), "BASIC_PIPE": ("ToBasicPipe", 0),
     "PIPE_LINE": ("any PIPE_LINE", 0), "RGTHREE_CONTEXT": ("any RGTHREE_CONTEXT", 0),
     "WAN_CAMERA_EMBEDDING": ("WanCameraEmbedding", 0), "TIMESTEPS_RANGE": ("ConditioningTimestepsRange", 0),
@@ -91,6 +91,7 @@ CONSUMERS = {
     "TIMESTEPS_RANGE": ("ConditioningSetProperties", "timesteps"),
     "WAN_CAMERA_EMBEDDING": ("WanCameraImageToVideo", "camera_conditions"),
     "LATENT_UPSCALE_MODEL": ("LTXVLatentUpsampler", "upscale_model"),
+    "IC_LORA_PARAMETERS": ("LTXVAddGuide", "iclora_parameters"),
 }  # fmt: skip
 EMPTY_PIPES = {"any PIPE_LINE": "easy pipeIn", "any RGTHREE_CONTEXT": "Context (rgthree)"}
 #: types of which a node gives one, and what it carries behind it

@@ -4,11 +4,13 @@ make what the pool's own requests make."""
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from modelpool import PoolConfig
@@ -16,6 +18,8 @@ from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.models.loading.describe import REFERENCE_FACTOR_KEY
+from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.comfy.comfy_examples import node
 from tests.actors.http.comfy.every_setting import photo
 from tests.actors.http.comfy.test_public_kinds import CONFIG
@@ -171,9 +175,45 @@ def test_images_guide_videos_at_frames_with_their_strengths() -> None:
     assert bypassed.image is None
 
 
+def frames_that_guide(count: int) -> dict[str, Any]:
+    """Nodes that make frames of an image: "moving"."""
+    return {
+        "moving": node("RepeatImageBatch", image=["loaded", 0], amount=count),
+        "lora": node("LoraLoaderModelOnly", model=["model", 0], lora_name="ic.safetensors", strength_model=1.0),
+        "small": node("GetICLoRAParameters", iclora_model=["lora", 0]),
+    }
+
+
+def places_of(prompt: dict[str, Any]) -> list[dict[str, Any]]:
+    (made,) = requests(prompt, replace(NAMES, loras=["ic"]))
+    assert made.workflow is not None
+    (run,) = made.workflow.samplings
+    return [guide.model_dump(exclude_defaults=True) for guide in run.guides]
+
+
+def test_frames_and_further_images_guide_videos_next_to_the_first_frame() -> None:
+    assert places_of(graph(**guided_by((0, 1.0), (0, 0.5)))) == [{}, {"strength": 0.5, "appended": True}]
+    moving = graph(**in_place(0.7), **guided_by((0, 1.0)), **frames_that_guide(12))
+    moving["guide0"]["inputs"] |= {"latent": ["led", 0], "image": ["moving", 0], "iclora_parameters": ["small", 0]}
+    assert places_of(moving) == [{"strength": 0.7}, {"lora": "ic"}]
+    # the first frame comes later, and the image that was at its place stays next to it
+    later = graph(**{**guided_by((0, 0.9)), **in_place(1.0, "guide0"), "both__video_latent": ["led", 0]})
+    later["led"]["inputs"]["latent"] = ["guide0", 2]
+    assert places_of(later) == [{"strength": 0.9, "appended": True}, {}]
+    longer = {"frames__length": 33, "sound__frames_number": 33}
+    moved = graph(**guided_by((12, 1.0)), **frames_that_guide(17), **longer)
+    moved["guide0"]["inputs"]["image"] = ["moving", 0]
+    assert places_of(moved) == [{"frame": 9}]
+    (output,) = outputs_of(moved, NAMES)
+    assert any("frame_idx: found 12: the 17 frames guide from frame 9 on" in each for each in output.warnings)
+
+
 def test_images_that_cannot_guide_are_refused_with_a_reason() -> None:
     assert "up to 8" in refusals(graph(**guided_by((9, 1.0))))
-    assert "a second image at frame 0" in refusals(graph(**guided_by((0, 1.0), (0, 0.5))))
+    behind = graph(**guided_by((1, 1.0)))
+    behind["guide0"]["inputs"]["image"] = ["moving", 0]
+    behind |= frames_that_guide(9)
+    assert "9 frames from frame 1 on, expected frames within the 9" in refusals(behind)
     assert "strength: found 0" in refusals(graph(**guided_by((4, 0.0))))
     masked = graph(**guided_by((4, 1.0)), mask=node("LoadImageMask", image="a.png", channel="red"))
     masked["guide0"]["inputs"]["attention_mask"] = ["mask", 0]
@@ -189,7 +229,7 @@ def test_images_that_cannot_guide_are_refused_with_a_reason() -> None:
 def test_every_setting_of_these_nodes_acts_or_is_told_of_or_refused() -> None:
     """A change of an input leads to another request, to a warning, or to a refusal."""
     other = {"other": node("CheckpointLoaderSimple", ckpt_name="ltx2b")}
-    names = PoolNames({"ltx2": "LTX-2", "ltx2b": "LTX-2"}, [], image_size=lambda name: (64, 64))
+    names = PoolNames({"ltx2": "LTX-2", "ltx2b": "LTX-2"}, ["ic", "ic2"], image_size=lambda name: (64, 64))
     texts = {"model": ["model", 0], "positive": ["texts", 0], "negative": ["texts", 1]}
     dual = node("LTXVDualCFGGuider", **texts, video_cfg=3.0, audio_cfg=7.0)
     upscaled = {
@@ -198,6 +238,8 @@ def test_every_setting_of_these_nodes_acts_or_is_told_of_or_refused() -> None:
         "images__samples": ["larger", 0],
     }
     led = {**in_place(0.7), "both__video_latent": ["led", 0]}
+    small = guided_by((0, 0.7))
+    small["guide0"]["inputs"]["iclora_parameters"] = ["small", 0]
     tried: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {"sound__frames_number": 16, "sound__frame_rate": 12, "sound__batch_size": 2}),
         ({}, {"sound_vae__ckpt_name": "ltx2b", "clip__ckpt_name": "ltx2b"}),
@@ -209,8 +251,11 @@ def test_every_setting_of_these_nodes_acts_or_is_told_of_or_refused() -> None:
         (led, {"led__image": ["loaded2", 0]}),
         (guided_by((4, 0.7)), {"guide0__frame_idx": 3, "guide0__strength": 0.5, "guide0__vae": ["other", 2]}),
         (guided_by((4, 0.7)), {"guide0__image": ["loaded2", 0], "guide0__positive": ["no", 0]}),
+        (guided_by((0, 0.7)), {"guide0__iclora_parameters": ["small", 0], "guide0__image": ["moving", 0]}),
+        (small, {"small__iclora_model": ["lora2", 0]}),
     ]
-    more = {**other, "loaded2": node("LoadImage", image="b.png")}
+    more = {**other, **frames_that_guide(9), "loaded2": node("LoadImage", image="b.png")}
+    more["lora2"] = node("LoraLoaderModelOnly", model=["model", 0], lora_name="ic2.safetensors", strength_model=1.0)
     same = ("apart__av_latent",)  # both outputs of a sampler are the latents after its last step
     for base, changes in tried:
         before = _meaning(graph(**more, **base), names)
@@ -250,21 +295,53 @@ def test_videos_that_images_guide_render(tmp_path: Path) -> None:
         both2=node("LTXVConcatAVLatent", video_latent=["led2", 0], audio_latent=["apart", 1]),
         images__samples=["apart2", 0], audio__samples=["apart2", 1],
     )  # fmt: skip
+    moving = graph(**in_place(1.0), **guided_by((0, 0.9)), **frames_that_guide(9))
+    del moving["lora"], moving["small"]
+    moving["guide0"]["inputs"] |= {"latent": ["led", 0], "image": ["moving", 0]}
     graphs = (
         graph(cfg=1.0), begun, graph(cfg=1.0, **in_place(0.6), both__video_latent=["led", 0]),
-        graph(**guided_by((0, 1.0))), graph(**guided_by((0, 0.8), (-1, 0.7))), again,
+        graph(**guided_by((0, 1.0))), graph(**guided_by((0, 0.8), (-1, 0.7))), again, moving,
     )  # fmt: skip
     (shown,) = requests(begun, NAMES)
     wanted = [own_request(1.0, image=shown.image), *(requests(each, NAMES)[0] for each in graphs)]
     config = PoolConfig.load(CONFIG).override(device="cpu", models=[tmp_path], workers=1, vram="512 MiB")
     with open_real_pool(config) as pool:
         found: dict[int, Any] = {one.index: one for one in pool.submit(wanted).results()}
-    own, plain, kept, in_part, guided, several, second = (found[place].frames for place in range(len(wanted)))
+    own, plain, kept, in_part, guided, several, second, followed = (found[place].frames for place in range(len(wanted)))
     np.testing.assert_array_equal(kept, own)
     np.testing.assert_array_equal(guided, own)
-    different = [own, plain, in_part, several, second]
+    different = [own, plain, in_part, several, second, followed]
     assert len({each.tobytes() for each in different}) == len(different)
     assert all(each.shape == own.shape for each in different)
+
+
+def test_the_file_of_an_ic_lora_says_how_large_its_guides_are(tmp_path: Path) -> None:
+    """Two files with the same weights: one of them was trained with guides of half the size."""
+    save_file(SOUNDING.file(), tmp_path / "ltx2.safetensors")
+    write_tokenizers(tmp_path, SOUNDING)
+    (tmp_path / "loras").mkdir()
+    layer = "diffusion_model.transformer_blocks.0.attn1.to_q"
+    weights = {f"{layer}.lora_A.weight": torch.ones(1, 128) / 100, f"{layer}.lora_B.weight": torch.ones(128, 1)}
+    for name, metadata in (("ic", {REFERENCE_FACTOR_KEY: "2"}), ("ic2", {})):
+        save_file(weights, tmp_path / "loras" / f"{name}.safetensors", metadata)
+
+    def made(lora: str, width: int = 128) -> GenerateRequest:
+        sides = {"frames__width": width, "frames__height": 64}
+        prompt = graph(**guided_by((0, 1.0)), **frames_that_guide(9), **sides)
+        prompt["lora"]["inputs"]["lora_name"] = lora
+        prompt["guide0"]["inputs"] |= {"image": ["moving", 0], "iclora_parameters": ["small", 0]}
+        prompt["guider"]["inputs"]["model"] = ["lora", 0]
+        (one,) = requests(prompt, replace(NAMES, loras=["ic", "ic2"]))
+        return one
+
+    config = PoolConfig.load(CONFIG).override(device="cpu", models=[tmp_path], workers=1, loras=[tmp_path / "loras"])
+    with open_real_pool(config.override(vram="512 MiB")) as pool:
+        found: dict[int, Any] = {one.index: one for one in pool.submit([made("ic"), made("ic2")]).results()}
+        with pytest.raises(UserError, match=r"found 96x64, expected multiples of 64: the LoRA of a guide reads it 2"):
+            pool.submit([made("ic", 96)])
+    small, large = found[0].frames, found[1].frames
+    assert small.shape == large.shape == (9, 64, 128, 3)
+    assert not np.array_equal(small, large)
 
 
 def test_workflows_render_what_the_pools_own_requests_render(tmp_path: Path) -> None:

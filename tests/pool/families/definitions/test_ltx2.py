@@ -19,7 +19,7 @@ from diffusers.loaders.single_file_utils import (
     convert_ltx2_audio_vae_to_diffusers,
     convert_ltx2_transformer_to_diffusers,
 )
-from diffusers.pipelines.ltx2 import pipeline_ltx2_condition, pipeline_ltx2_image2video
+from diffusers.pipelines.ltx2 import pipeline_ltx2_condition, pipeline_ltx2_ic_lora, pipeline_ltx2_image2video
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
@@ -46,6 +46,7 @@ from modelpool.pool.models.components.vae.build_vae import plan_vae
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.saving.pipelines import scheduler_facts
 from modelpool.pool.values.core.assembly import Assembly
+from modelpool.pool.values.core.encoded_videos import FirstFrames
 from modelpool.pool.values.core.run_options import Isolation, RunOptions, SoundScale
 from modelpool.pool.values.core.stage_params import (
     DecodeParams,
@@ -391,6 +392,72 @@ def _guided(
         return _run(
             whole, "latent", diffusers.LTX2ConditionPipeline, conditions=conditions, num_frames=frames, latents=None,
             audio_latents=None, noise_scale=1.0, **without,
+        )  # fmt: skip
+
+
+#: strength, and width and height of the video over those of the frames
+FRAMES_THAT_GUIDE: dict[str, tuple[bool, float, int]] = {
+    "frames of the size of the video": (False, 1.0, 1),
+    "frames in part, guided by a text": (True, 0.7, 1),
+    "frames of half the size": (False, 0.8, 2),
+}
+
+
+def test_videos_that_frames_guide_are_those_of_the_pipeline(tmp_path: Path) -> None:
+    """Next to a first frame; frames of a lower resolution are at the places of the cells that they cover."""
+    whole = Whole(tmp_path, SOUNDING)
+    width, height, frames = 128, 64, 17
+    random = np.random.default_rng(7)
+    image = random.integers(0, 256, (height, width, 3), np.uint8)
+    first = whole.run(EncodeImageParams(whole.model, width, height), ImagePixels(image))
+    texts = whole.texts()
+
+    def check(guided: bool, strength: float, factor: int) -> None:
+        video = random.integers(0, 256, (9, height // factor, width // factor, 3), np.uint8)
+        encode = EncodeImageParams(whole.model, width // factor, height // factor, video=FirstFrames(9))
+        guide = whole.run(encode, VideoFrames(video, FRAME_RATE))
+        assert isinstance(guide, Latent)
+        assert guide.samples_CHW.shape == (8, 2, height // 32 // factor, width // 32 // factor)
+        plain = whole.sampling(1 + guided)
+        conditions = GuideCondition(0, 1.0), GuideCondition(0, strength, 2, factor if factor > 1 else 0)
+        shape = replace(plain.shape, width=width, height=height, frames=frames, leading=2)
+        latent = whole.run(replace(plain, shape=shape, conditions=conditions), *texts[: 1 + guided], first, guide)
+        assert isinstance(latent, Latent)
+        theirs = _in_context(whole, guided, image, (video, strength, factor), latent.samples_CHW.shape, frames)
+        _assert_same_latents(whole, latent, theirs, 3e-5)
+
+    for guided, strength, factor in FRAMES_THAT_GUIDE.values():
+        check(guided, strength, factor)
+    whole.engine.close()
+
+
+def _in_context(
+    whole: Whole, guided: bool, image: Any, reference: tuple[Any, float, int], made: tuple[int, ...], frames: int
+) -> tuple[Tensor, Tensor]:
+    """What the pipeline makes of the same noise."""
+    channels, cells, high, wide = made
+    video_THWC, strength, factor = reference
+    leading = 1 + (len(video_THWC) - 1) // 8
+    more = sound_cells(SOUND, frames, FRAME_RATE, channels * high * wide)
+    noise = ImageNoise(SEED).draw((1, channels, leading + cells + more, high, wide))
+    video, sound = SoundTrack(SOUND, leading + cells, sound_length(SOUND, frames, FRAME_RATE)).parted(noise)
+    parts = video[:, :, leading:], video[:, :, :leading, ::factor, ::factor]
+    ordered = torch.cat([part.flatten(2).transpose(1, 2) for part in parts], dim=1)
+    drawn = {ordered.shape: ordered, sound.shape: sound}
+    tokens, shift = cells * high * wide, pipeline_ltx2_ic_lora.calculate_shift
+    without = {} if guided else {"guidance_scale": 1.0, "audio_guidance_scale": 1.0}
+    references = [
+        pipeline_ltx2_ic_lora.LTX2ReferenceCondition([Image.fromarray(each) for each in video_THWC], strength)
+    ]
+    with (
+        mock.patch.object(pipeline_ltx2_ic_lora, "randn_tensor", side_effect=lambda shape, **_: drawn[shape]),
+        mock.patch.object(pipeline_ltx2_ic_lora, "calculate_shift", lambda _, *sizes: shift(tokens, *sizes)),
+    ):
+        return _run(
+            whole, "latent", pipeline_ltx2_ic_lora.LTX2InContextPipeline, width=wide * 32, height=high * 32,
+            conditions=[LTX2VideoCondition(Image.fromarray(image), 0, 1.0, 0)], reference_conditions=references,
+            reference_downscale_factor=factor, num_frames=frames, latents=None, audio_latents=None, noise_scale=1.0,
+            **without,
         )  # fmt: skip
 
 

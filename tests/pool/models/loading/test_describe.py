@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.models.loading.describe import describe, describe_lora
+from modelpool.pool.models.loading.describe import REFERENCE_FACTOR_KEY, describe, describe_lora, reference_factor
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.specs.spec import Role
@@ -47,6 +47,19 @@ def test_the_published_sd15_has_the_published_number_of_parameters(tmp_path: Pat
         Role.DIFFUSION_MODEL: 859_520_964,
         Role.VAE: 83_653_863,
     }
+
+
+FACTORS = {"2": 2, "1": 1, "3.6": 4, "0": 1, "-2": 1, "": 1, "half": 1, "nan": 1, "inf": 1}
+
+
+def test_the_file_of_an_ic_lora_says_how_much_smaller_its_guides_are(tmp_path: Path) -> None:
+    """As in ComfyUI: rounded, at least 1, and 1 where nothing readable is there."""
+    weights = {"a.lora_A.weight": torch.zeros(1, 1), "a.lora_B.weight": torch.zeros(1, 1)}
+    for number, (said, factor) in enumerate(FACTORS.items()):
+        save_file(weights, path := tmp_path / f"{number}.safetensors", {REFERENCE_FACTOR_KEY: said})
+        assert reference_factor(path) == factor, said
+    save_file(weights, path := tmp_path / "plain.safetensors")
+    assert reference_factor(path) == 1
 
 
 RESOLUTIONS = {
