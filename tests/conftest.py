@@ -152,7 +152,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --nightly, --rotation and --record-durations."""
     parser.addoption("--nightly", action="store_true", help="run all tests (tests/tiers.py)")
-    parser.addoption("--rotation", type=int, metavar="N", help="which third of the tests that rotate runs")
+    parser.addoption("--rotation", type=int, metavar="N", help="which fifth of the tests that rotate runs")
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json at the end")
 
 

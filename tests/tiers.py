@@ -3,11 +3,11 @@
 Two markers take tests out of the usual run:
 
 - `nightly(usually=FILE)`: slow and rarely informative. A faster test of the same property in FILE runs usually.
-- `rotates`: one third runs usually, and another third with the next rotation, so that three rotations run all. Each
-  parametrized function runs a third of its cases, and each file a third of its functions without parameters; at least
+- `rotates`: one fifth runs usually, and another fifth with the next rotation, so that five rotations run all. Each
+  parametrized function runs a fifth of its cases, and each file a fifth of its functions without parameters; at least
   one of each. The folders and files of `COMPARISONS` rotate, too.
 
-A test with the fixture `in_rotation` loops over a third of its cases.
+A test with the fixture `in_rotation` loops over a fifth of its cases.
 
 A test that the command line names with "::" always runs.
 """
@@ -29,7 +29,9 @@ from hypothesis import settings
 COMPARISONS = (
     "tests/pool/inference/conditioning/test_image_concat.py",
     "tests/pool/catalog/estimates/test_stage_peak_bytes.py",
-    "tests/pool/engine/gang/test_token_plans.py",
+    "tests/pool/devices/test_stream_order.py",
+    "tests/pool/engine/gang/",
+    "tests/pool/engine/test_run_parts.py",
     "tests/pool/families/",
     "tests/pool/inference/image_prompts/",
     "tests/pool/models/loading/test_diffusers_folders.py",
@@ -46,7 +48,7 @@ COMPARISONS = (
 #: files of these folders whose tests are fast
 FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definitions/test_definitions.py")
 #: rotations after which every test has run
-ROTATIONS = 3
+ROTATIONS = 5
 ROOT = Path(__file__).parents[1]
 Case = TypeVar("Case")
 
@@ -55,7 +57,7 @@ class InRotation(Protocol):
     """The fixture `in_rotation`: returns the cases that this run tries, by their names."""
 
     def __call__(self, cases: Iterable[Case], name: Callable[[Case], str] = str) -> list[Case]:
-        """Return a third of them, or all in nightly runs and if the command line names the test."""
+        """Return a fifth of them, or all in nightly runs and if the command line names the test."""
         ...
 
 
@@ -89,7 +91,7 @@ def left_out(items: Iterable[pytest.Item], rotation: int) -> set[pytest.Item]:
             function, _, case = item.nodeid.partition("[")
             groups[function if case else item.nodeid.partition("::")[0]].append(item)
     for name, group in groups.items():
-        # by a hash, so that a third contains cases of all kinds
+        # by a hash, so that a fifth contains cases of all kinds
         group.sort(key=lambda item: (_hash(item.nodeid), item.nodeid))
         count = min(ROTATIONS, len(group))
         turn = (rotation + _hash(name)) % count
@@ -98,14 +100,14 @@ def left_out(items: Iterable[pytest.Item], rotation: int) -> set[pytest.Item]:
 
 
 def rotates(item: pytest.Item) -> bool:
-    """Whether this test runs in one of three rotations."""
+    """Whether this test runs in one of several rotations."""
     if item.get_closest_marker("rotates"):
         return True
     return item.nodeid.startswith(COMPARISONS) and not item.nodeid.startswith(FAST)
 
 
 def part_of(cases: Iterable[Case], rotation: int, name: Callable[[Case], str] = str) -> list[Case]:
-    """Return the third of the cases that one rotation tries, by the hashes of their names."""
+    """Return the fifth of the cases that one rotation tries, by the hashes of their names."""
     turn = rotation % ROTATIONS
     return [case for case in cases if _hash(name(case)) % ROTATIONS == turn]
 
