@@ -401,6 +401,8 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
         found.pop("", None)
     is_loader = any(given.choices in (AUDIOS, IMAGES, VIDEOS) for given in inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and _is_upload(value))]
+    if inputs and all(given.type != "BOOLEAN" for given in inputs):
+        left = [value for value in left if not _is_of_editor(value)]
     linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
     is_described = node["type"] in scope.definitions.kinds or bool(names)
     left = [] if is_described and linked.issuperset(names) else left
@@ -442,6 +444,12 @@ def _by_name(names: Sequence[str], values: Sequence[Any], numbers: Collection[st
 def _is_upload(value: Any) -> bool:
     """Whether a value is the button with which the editor uploads an image: its name, or its description."""
     return value == _UPLOAD or (isinstance(value, dict) and value.get("name") == "upload")
+
+
+def _is_of_editor(value: Any) -> bool:
+    """Whether a value behind the widgets of a node without truth values is one that an extension of the editor keeps of
+    its text fields: a truth value, or several."""
+    return isinstance(value, bool) or (isinstance(value, list) and all(isinstance(each, bool) for each in value))
 
 
 def _is_seed_control(value: Any, is_seed: bool) -> bool:

@@ -553,3 +553,25 @@ def test_damaged_workflows_are_refused_or_mean_something() -> None:
         except UserError:
             refused += 1
     assert 100 < refused < 450
+
+
+def test_truth_values_that_an_extension_of_the_editor_keeps_behind_a_text_are_no_settings() -> None:
+    """Before: refused, although 18 of 514 public workflows have them. A node with truth values of its own may be a
+    newer one."""
+    workflow = examples.editor_format(12, None)
+    prompt = api_format(workflow)
+    (text, *_) = [each for each in workflow["nodes"] if each["type"] == "CLIPTextEncode"]
+    values = text["widgets_values"]
+    for more in ([True], [[False, True]], [True, False]):
+        text["widgets_values"] = [*values, *more]
+        assert api_format(workflow) == prompt
+    for more in (["new"], [[1, 2]]):
+        text["widgets_values"] = [*values, *more]
+        with pytest.raises(WorkflowRejected, match="the order of its widgets"):
+            api_format(workflow)
+    text["widgets_values"] = values
+    workflow["nodes"].append({"id": 905, "type": "SaveWEBM", "widgets_values": ["a", "vp9", 24, 32, True]})
+    workflow["nodes"].append({"id": 906, "type": "StringContains", "widgets_values": ["a", "b", True, True]})
+    with pytest.raises(WorkflowRejected) as refused:
+        api_format(workflow)
+    assert [error.node_id for error in refused.value.errors] == ["906"]
