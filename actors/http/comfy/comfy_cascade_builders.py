@@ -30,7 +30,7 @@ def _conditioned(given: Mapping[str, Any]) -> tuple[Any, ...]:
     value: TextValue = given["conditioning"]
     if not isinstance(given["stage_c"], NodeLatent):
         raise NodeUnsupported("stage_c: expected the latents of a sampler of stage C, or of an image, found empty ones")
-    return (value.each(lambda text: replace(text, prior=given["stage_c"])),)
+    return (value.each(lambda text: replace(text, followed=given["stage_c"])),)
 
 
 #: what nodes become in workflows, by their kind

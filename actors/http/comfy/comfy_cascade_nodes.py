@@ -74,10 +74,10 @@ def check_stage(positive: TextValue, start: AnyLatent, family: str) -> None:
     """Raise NodeUnsupported for texts and latents that the model of a sampling run does not read together."""
     stage, is_second = getattr(start, "stage", ""), is_second_stage(family)
     if not is_first_stage(family) and not is_second:
-        if stage or positive.prior is not None:
+        if stage or positive.followed is not None:
             raise NodeUnsupported(f"model: found {family or 'an unknown family'}, expected one of Stable Cascade")
         return
-    if is_second != (positive.prior is not None):
+    if is_second != (positive.followed is not None):
         raise NodeUnsupported("positive: stage B, and no other model, reads texts of StableCascade_StageB_Conditioning")
     if isinstance(start, BlankLatent) and stage != ("b" if is_second else "c"):
         raise NodeUnsupported("latent_image: expected empty latents of StableCascade_EmptyLatentImage for this stage")

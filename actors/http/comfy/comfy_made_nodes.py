@@ -503,8 +503,8 @@ class MadeNodes:
             inputs["latent"] = start.node
             if start.mask is not None:
                 inputs["mask"] = self.mask(start.mask)
-        if isinstance(positive.prior, NodeLatent):
-            inputs["prior"] = positive.prior.node
+        if positive.followed is not None:
+            inputs["prior"] = positive.followed.node
         is_guided = given["cfg"] != 1 or chosen.name.endswith(UNGUIDED_SAMPLERS)
         self._add_texts(node_id, fields, inputs, (positive, negative), model, is_guided)
         controls, prompts = controls_of(model, positive, family), image_prompts_of(model, positive, family)

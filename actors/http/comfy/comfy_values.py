@@ -258,7 +258,8 @@ class TextValue:
     inpainted   the image that an inpainting model reads
     video       what conditions a video besides it
     seen        images that the model varies
-    prior       the latents of stage C of Stable Cascade, which stage B reads; a node of a workflow in one
+    prior       the latents of stage C of Stable Cascade, which stage B reads
+    followed    the same in a workflow
     span        the share of the steps in which it acts, from and to
     timed       other texts, each in its share of the steps
     gligen      texts in boxes of the image
@@ -279,7 +280,8 @@ class TextValue:
     inpainted: InpaintedImage | None = None
     video: VideoUse | None = None
     seen: tuple[SeenImage, ...] = ()
-    prior: SampledLatent | NodeLatent | None = None
+    prior: SampledLatent | None = None
+    followed: NodeLatent | None = None
     span: tuple[float, float] = (0.0, 1.0)
     timed: tuple[TextValue, ...] = ()
     gligen: GligenUse | None = None
