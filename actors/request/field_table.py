@@ -500,7 +500,8 @@ _ROWS = (
         "reference",
         "Reference image, or a list of several. It keeps its proportions and is read at about as many pixels as the "
         "output; a missing output size follows it (the last one).",
-        requires="reference images (Flux Kontext, Qwen-Image-Edit, Qwen-Image layered, JoyImage, GLM-Image, OmniGen)",
+        requires="reference images (Flux Kontext, Qwen-Image-Edit, Qwen-Image layered, JoyImage, GLM-Image, OmniGen, "
+        "HiDream E1)",
         option=Option(
             "--reference",
             "FILE",
@@ -524,9 +525,9 @@ _ROWS = (
     ),
     RequestField(
         "image_cfg",
-        "Guidance scale of `image`, or of `reference` for OmniGen. Default: the model's.",
+        "Guidance scale of `image`, or of `reference` for OmniGen and HiDream E1. Default: the model's.",
         check=Number(1.0, MAX_CFG, f"a number from 1 (no guidance by the image) to {MAX_CFG:g}"),
-        requires="guidance by text and image (InstructPix2Pix, OmniGen)",
+        requires="guidance by text and image (InstructPix2Pix, OmniGen, HiDream E1)",
         option=Option(
             "--image-cfg",
             "X",
