@@ -501,7 +501,7 @@ _ROWS = (
         "Reference image, or a list of several. It keeps its proportions and is read at about as many pixels as the "
         "output; a missing output size follows it (the last one).",
         requires="reference images (Flux Kontext, Qwen-Image-Edit, Qwen-Image layered, JoyImage, GLM-Image, OmniGen, "
-        "OmniGen 2)",
+        "OmniGen 2, HiDream E1)",
         option=Option(
             "--reference",
             "FILE",
@@ -525,9 +525,9 @@ _ROWS = (
     ),
     RequestField(
         "image_cfg",
-        "Guidance scale of `image`, or of `reference` for OmniGen and OmniGen 2. Default: the model's.",
+        "Guidance scale of `image`, or of `reference` for OmniGen, OmniGen 2 and HiDream E1. Default: the model's.",
         check=Number(1.0, MAX_CFG, f"a number from 1 (no guidance by the image) to {MAX_CFG:g}"),
-        requires="guidance by text and image (InstructPix2Pix, OmniGen, OmniGen 2)",
+        requires="guidance by text and image (InstructPix2Pix, OmniGen, OmniGen 2, HiDream E1)",
         option=Option(
             "--image-cfg",
             "X",

@@ -344,8 +344,14 @@ def _gligen(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _with_box(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """A text in a box of the image, besides those before, in whole cells of latents. Raises NodeUnsupported."""
-    model, numbers = given["gligen_textbox_model"], (given[name] for name in ("x", "y", "width", "height"))
-    box = BoxText(given["text"], given["clip"], *(number // _CELL * _CELL for number in numbers))
+    model, places = given["gligen_textbox_model"], {name: given[name] for name in ("x", "y", "width", "height")}
+    whole_cells = {name: place // _CELL * _CELL for name, place in places.items()}
+    for name, place in places.items():
+        if place != whole_cells[name]:
+            warn(
+                given, f"{name}: found {place}, which is read as {whole_cells[name]}: boxes have whole cells of latents"
+            )
+    box = BoxText(given["text"], given["clip"], **whole_cells)
 
     def added(value: TextValue) -> TextValue:
         before = () if value.gligen is None else value.gligen.boxes

@@ -69,9 +69,9 @@ def guider_of(
         inner = guider_of(facts, by_text, cond, shape_BC, device, memory, step, table)
         if work.guidance.nested or type(inner) is ClassifierFreeGuidance:
             return TextAndImageGuidance(inner, work.guidance.image_cfg, work.guidance.nested)
-        by_image = replace(by_text, guidance=replace(by_text.guidance, cfg=work.guidance.image_cfg))
-        other = guider_of(facts, by_image, cond, shape_BC, device, memory, step, table)
-        return ImageAndTextGuidance(work.guidance.cfg, other)
+        of_image = replace(by_text, guidance=replace(by_text.guidance, cfg=work.guidance.image_cfg))
+        by_image = guider_of(facts, of_image, cond, shape_BC, device, memory, step, table)
+        return ImageAndTextGuidance(work.guidance.cfg, by_image)
     if (override := work.options.cfg_override) is not None:
         plain = replace(work, options=replace(work.options, cfg_override=None))
         other = replace(plain, guidance=replace(plain.guidance, cfg=override.cfg))
