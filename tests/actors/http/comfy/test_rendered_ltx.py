@@ -337,7 +337,7 @@ def test_the_file_of_an_ic_lora_says_how_large_its_guides_are(tmp_path: Path) ->
     config = PoolConfig.load(CONFIG).override(device="cpu", models=[tmp_path], workers=1, loras=[tmp_path / "loras"])
     with open_real_pool(config.override(vram="512 MiB")) as pool:
         found: dict[int, Any] = {one.index: one for one in pool.submit([made("ic"), made("ic2")]).results()}
-        with pytest.raises(UserError, match=r"found 96x64, expected multiples of 64: the LoRA of a guide reads it 2"):
+        with pytest.raises(UserError, match="expected multiples of 64: the LoRA of a guide"):
             pool.submit([made("ic", 96)])
     small, large = found[0].frames, found[1].frames
     assert small.shape == large.shape == (9, 64, 128, 3)
