@@ -141,7 +141,9 @@ class PoolNames:
     #: the same of audio of the user
     audio_facts: Callable[[str], AudioFile] | None = field(default=None, repr=False, compare=False)
     audios: Sequence[str] = ()
-    _sets: dict[str | tuple[str, ...], frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
+    _sets: dict[str | tuple[str, ...], frozenset[str]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def kinds(self) -> Mapping[str, NodeType]:
@@ -306,7 +308,10 @@ def output_nodes(nodes: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, Nod
     """Return the nodes that save or preview images. Raises WorkflowRejected for none, and for too many."""
     outputs = [node_id for node_id, node in nodes.items() if kinds[node["class_type"]].is_output]
     if not outputs:
-        raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
+        found = "the workflow has no node that saves or previews images"
+        shows_text = any(node["class_type"] == "PreviewAny" for node in nodes.values())
+        reason = ": PreviewAny shows texts in the editor, and the pool generates nothing for them" if shows_text else ""
+        raise WorkflowRejected("prompt_no_outputs", found + reason)
     if len(outputs) > MAX_OUTPUT_NODES:
         saving = f"{counted(len(outputs), 'node')} that save or preview images"
         message = f"prompt: found {saving}, expected up to {MAX_OUTPUT_NODES}"
