@@ -112,15 +112,14 @@ class OmniGen2Transformer2DModel(diffusers.Lumina2Transformer2DModel):  # type: 
         encoder_hidden_states: Tensor,
         encoder_attention_mask: Tensor | None = None,
         references: Sequence[Tensor] = (),
-        **_: Any,
-    ) -> Any:
+    ) -> tuple[Tensor]:
         """Return the velocity from noise to image of the latent `hidden_states`, [B,C,H,W], as a tuple, at the share of
         image `timestep`, [B]. `references` are latents of reference images, each [B,C,H,W]. A mask tells which words
         are real; None: all are. Raises ValueError for more reference images than the model tells apart."""
         if len(references) > MOST_REFERENCES:
             raise ValueError(f"references: found {len(references)} images, expected up to {MOST_REFERENCES}")
         side = self.config.patch_size
-        batch, _, height, width = hidden_states.shape
+        batch, (height, width) = len(hidden_states), hidden_states.shape[-2:]
         level_BD, words_BLD = self.time_caption_embed(hidden_states, timestep, encoder_hidden_states)
         mask_BL = encoder_attention_mask
         real_BL = torch.ones(words_BLD.shape[:2], dtype=torch.bool, device=words_BLD.device)
@@ -150,7 +149,7 @@ class OmniGen2Transformer2DModel(diffusers.Lumina2Transformer2DModel):  # type: 
 
     def _refined(self, reference_BCHW: Tensor, number: int, rotations_BND: Tensor, level_BD: Tensor) -> Tensor:
         """Return the tokens of the reference image `number`, counted from 0."""
-        tokens_BND = self.ref_image_patch_embedder(_rows(reference_BCHW, self.config.patch_size))
+        tokens_BND: Tensor = self.ref_image_patch_embedder(_rows(reference_BCHW, self.config.patch_size))
         tokens_BND = tokens_BND + self.image_index_embedding[number]
         for block in self.ref_image_refiner:
             tokens_BND = block(tokens_BND, None, rotations_BND, level_BD)
