@@ -508,8 +508,8 @@ class _WorkflowTasks:
         sizing, step = "image", SIZE_STEP
         if facts.blank_reference:
             sizing, step = "reference", facts.side_multiple or SIZE_STEP
-        if isinstance(image := parts.get(sizing), TaskImage):
-            for name, side in (("width", image.width), ("height", image.height)):
+        if isinstance(sizes := parts.get(sizing), TaskImage):
+            for name, side in (("width", sizes.width), ("height", sizes.height)):
                 if getattr(request, name) is None and name not in changed:
                     changed[name] = max(step, side // step * step)
         return request.model_copy(update={**changed, **parts})

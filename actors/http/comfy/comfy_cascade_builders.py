@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported
+from modelpool.actors.http.comfy.comfy_node_types import Builder, NodeUnsupported
 from modelpool.actors.http.comfy.comfy_values import BlankLatent, NodeImage, NodeLatent, TextValue
-from modelpool.actors.http.comfy.comfy_workflow_nodes import Builder
 from modelpool.pool.families.parts.located_family import EFFICIENTNET_SIDE
 
 

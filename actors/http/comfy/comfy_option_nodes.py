@@ -349,7 +349,7 @@ OPTION_NODES = (
     ),
     _row(
         "ScaleROPE",
-        _option("rope", **{name: name for name in _ROPE}),
+        _option("rope", _NOTHING, **{name: name for name in _ROPE}),
         *(
             number(name, 1.0, 0.0, 100.0) if name.startswith("scale") else number(name, 0.0, -256.0, 256.0)
             for name in _ROPE
