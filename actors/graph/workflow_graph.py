@@ -505,11 +505,11 @@ class _WorkflowTasks:
                 raise unusable_field("inputs", name, _SAMPLE_INPUTS)
         if len(parts.get("reference", ())) == 1:
             parts["reference"] = parts["reference"][0]
-        sizing, step = "image", SIZE_STEP
-        if facts.blank_reference:
-            sizing, step = "reference", facts.side_multiple or SIZE_STEP
-        if isinstance(sizes := parts.get(sizing), TaskImage):
-            for name, side in (("width", sizes.width), ("height", sizes.height)):
+        sized, step = parts.get("image"), SIZE_STEP
+        if sized is None and facts.blank_reference:
+            sized, step = parts.get("reference"), facts.side_multiple or SIZE_STEP
+        if isinstance(sized, TaskImage):
+            for name, side in (("width", sized.width), ("height", sized.height)):
                 if getattr(request, name) is None and name not in changed:
                     changed[name] = max(step, side // step * step)
         return request.model_copy(update={**changed, **parts})

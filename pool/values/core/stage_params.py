@@ -654,13 +654,14 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     }
 )
 #: the names of all fields of the identity by class, and of fields that tasks of one batch share. Not among these are
-#: the batch size and the part of the steps, which have places of their own in the key, nor the GPUs of a run and the
-#: tiles of a decode, which have no key with them
+#: the batch size, the part of the steps and `pooled`, which have places of their own in the key, nor the GPUs of a run
+#: and the tiles of a decode, which have no key with them
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
 _APART: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
+        EncodeParams: frozenset({"pooled"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part", "track"}),
         UpscaleParams: frozenset({"vae"}),
@@ -748,6 +749,8 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
         text += repr(_without_places(work.part))
     if isinstance(work, DecodeParams):
         text += work.track
+    if isinstance(work, EncodeParams) and work.pooled:
+        text += "pooled"
     return f"{stage_of(work).value} {_digest(text)[:16]}{f' {size}' if size else ''}"
 
 
