@@ -112,8 +112,8 @@ def test_options_of_the_fast_path_reach_the_engine_and_are_off_by_default() -> N
     expected = [Measuring(attention=True), True, "channels_last", graphs]
     assert [plan.open_engine.keywords[name] for name in names] == expected
     engine = plan.open_engine()
-    assert engine._loras_at_run_time
-    assert engine._memory_format is MemoryFormat.CHANNELS_LAST
+    assert engine._settings.loras_at_run_time
+    assert engine._settings.memory_format is MemoryFormat.CHANNELS_LAST
     assert engine._tools.graphs is None
     assert engine._tools.attention.choices is None
     engine.close()
@@ -156,7 +156,7 @@ def test_settings_of_single_models_replace_those_of_all() -> None:
 def test_the_configured_products_reach_the_engine() -> None:
     config = PoolConfig.model_validate({"pool": {"device": "cpu", "products": "reference"}})
     engine = plan_pool(config, 0, can_grow=False).open_engine()
-    assert engine._products is Products.REFERENCE
+    assert engine._settings.products is Products.REFERENCE
     engine.close()
 
 
