@@ -1,7 +1,8 @@
 """`ResultQueue`: outputs and failures on their way to the program: each is returned once, and some can be read again.
 
-Results stay references until they are returned: a batch of any size takes only the memory of the images that the
-program keeps. The object store keeps an image until it is written, or returned if it is not.
+Results stay references until they are returned, but for small ones, some KiB each: a batch of any size takes little
+more than the memory of the images that the program keeps. The object store keeps an image until it is written, or
+returned if it is not.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Ends of jobs are kept until the driver acknowledges them, so that a lost answer 
 many as the driver has jobs. Progress is a level, which every answer has: it has an answer of its own only if no end
 follows within `PROGRESS_SECONDS`, or within `PATIENT_SECONDS` while ends come that often. While more ends are expected,
 answers are `GATHER_SECONDS` apart, and wait for the ends that come in the next turns of the event loop, as those of one
-batch do, so that each carries many: an answer costs about as much as a task. Knows neither the content of jobs nor the
-core.
+batch do, so that each carries many: an answer costs about as much as a task. An answer that is full waits for nothing,
+and none waits for turns longer than `TURNS_SECONDS`. Knows neither the content of jobs nor the core.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ PREVIEWS_KEPT = 256
 #: ends of tasks of one answer, some hundred bytes each; the oldest are dropped: the end of a job ends all its nodes
 NODES_KEPT = 4096
 GATHER_SECONDS = 0.01
+#: longest wait for the ends of further turns of the event loop
+TURNS_SECONDS = 0.01
 #: ends in one answer; the driver calls again at once while there are more
 ENDS_IN_ONE_ANSWER = 256
 
@@ -103,7 +105,7 @@ class ClientEvents:
                     await self._wake.wait()
             loop = asyncio.get_running_loop()
             early = self._last_sent_at + GATHER_SECONDS - loop.time()
-            if early > 0 and self._ended and more_to_come():
+            if early > 0 and self._ended and not self._is_full() and more_to_come():
                 await self._gather(early)
             if self._ended:
                 await self._take_turns(more_to_come)
@@ -139,14 +141,18 @@ class ClientEvents:
                 await self._all_ended.wait()
 
     async def _take_turns(self, more_to_come: Callable[[], bool]) -> None:
-        """Wait while each turn of the event loop brings further ends."""
-        for _ in range(ENDS_IN_ONE_ANSWER):
+        """Wait while each turn of the event loop brings further ends, until the answer is full or `TURNS_SECONDS` are
+        over: turns of a busy controller always bring some."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + TURNS_SECONDS
+        while not self._is_full() and loop.time() < until and more_to_come():
             before = len(self._ended)
-            if not more_to_come():
-                return
             await asyncio.sleep(0)
             if len(self._ended) == before:
                 return
+
+    def _is_full(self) -> bool:
+        return len(self._ended) >= ENDS_IN_ONE_ANSWER
 
     def _acknowledge(self, cursor: int) -> None:
         while self._dropped < cursor and self._ended:

@@ -56,7 +56,7 @@ class Connection(Protocol):
         """Call a method of the controller and return its result. Raises what the method raises."""
 
     def fetch(self, ref: ResultRef) -> Result:
-        """Return the result behind a reference. Raises ResultGone if it is no longer available."""
+        """Return the result behind a reference, or a packed one. Raises ResultGone if it is no longer available."""
 
     def give(self, result: Result) -> ResultRef:
         """Store a result of the driver and return its reference, valid as long as the driver lives."""

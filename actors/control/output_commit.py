@@ -37,8 +37,8 @@ class NodeWriters(Protocol):
         """
 
     def write(self, node: NodeId, address: OutputAddress, order: WriteOrder, result: ResultRef) -> WriteReport:
-        """Have an output written on a node, which has it. Waits. Raises NoWriter if the process has ended, or
-        ResultGone, or as `OutputPlace.write`.
+        """Have an output written on a node, which has it, or gets it if it is small. Waits. Raises NoWriter if the
+        process has ended, or ResultGone, or as `OutputPlace.write`.
         """
 
     def close(self) -> None:

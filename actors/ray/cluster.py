@@ -66,7 +66,7 @@ from modelpool.actors.worker.wire.messages import (
     StateSaved,
     StepDone,
 )
-from modelpool.actors.worker.wire.packed_calls import PackedEvents, packed_events, travels_itself
+from modelpool.actors.worker.wire.packed_calls import PackedEvents, packed_events, travelling
 from modelpool.actors.worker.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess
@@ -86,6 +86,8 @@ PLAIN: Mapping[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "enable_ta
 #: how long the core keeps Python's interpreter of the controller while threads of Ray, which pass on calls and answers,
 #: wait for it. They would wait for Python's own 5 ms several times in one call
 SWITCH_SECONDS = 0.001
+#: longest wait for a small result that should be here
+SMALL_RESULT_SECONDS = 1.0
 
 #: the most of the controller's time that the export of metrics may take
 EXPORT_SHARE = 0.005
@@ -206,9 +208,12 @@ class ControllerActor(Controller):
     async def events_packed(self, asked: bytes) -> PackedEvents:
         """As `events`, packed, with small results; see `PACKED_CALLS`."""
         events: DriverEvents = await self.events(*unpacked(asked))
-        small = [job for job in events.ended if travels_itself(job)]
-        values = iter(await asyncio.gather(*map(_small_result, small)) if small else ())
-        return packed_events(events, [next(values) if travels_itself(job) else job.result for job in events.ended])
+        results = [job.result for job in events.ended]
+        if places := travelling(events.ended):
+            values = await asyncio.gather(*(_small_result(events.ended[place]) for place in places))
+            for place, value in zip(places, values, strict=True):
+                results[place] = value
+        return packed_events(events, results)
 
     async def submit_packed(self, submission: bytes) -> bytes:
         """As `submit`, packed."""
@@ -325,10 +330,11 @@ class GpuWorkerActor(GpuWorker):
 
 async def _small_result(job: JobEnded) -> ResultRef | None:
     """Return the packed result of a job, which Ray has sent here with the answer of its run; the reference if it has
-    not."""
+    not, or does not give it at once: the other ends do not wait for it."""
     try:
-        value = await cast("ray.ObjectRef[Any]", job.result)
-    except RayError:  # whoever reads the reference hears why
+        async with asyncio.timeout(SMALL_RESULT_SECONDS):
+            value = await cast("ray.ObjectRef[Any]", job.result)
+    except (RayError, TimeoutError):  # whoever reads the reference hears why
         return job.result
     return value if isinstance(value, bytes) else job.result
 

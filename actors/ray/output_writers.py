@@ -1,7 +1,8 @@
 """`RayNodeWriters`: processes on the nodes of a pool that write the outputs of a driver, or of the job service.
 
 Each belongs to the process that started it, has its access to object stores, and ends with it. The pixels of an output
-go from the object store of the node to the place of the outputs; the owner gets the entry of the manifest.
+go from the object store of the node, small ones from the owner, to the place of the outputs; the owner gets the entry
+of the manifest.
 
 Rules
 1. A process is started once a node has made some outputs. Until it has started, the owner writes them.

@@ -118,8 +118,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: interval of step reports, counted from the start of a run; the report covers the last step. Clients get no more
-#: (`control.client_events`). Shorter runs send none
+#: interval of step reports, counted from the start of a run; the report covers the last step. Runs that should end
+#: within it send none (`StepReports`)
 PROGRESS_SECONDS = 0.2
 #: stops that are remembered, as a stop may arrive before its run begins; more than the tasks of any batch
 STOPS_REMEMBERED = 256

@@ -8,9 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from modelpool.actors.worker.wire.messages import RunRequest, StepDone
 from modelpool.pool.values.specs.spec import WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """The last step of a run that was not told, the number of calls of `tell` before it, and the first such step with
+    its time."""
+
+    request: RunRequest
+    step: StepDone
+    calls: int
+    first_step: int
+    first_at: float
 
 
 class StepReports:
@@ -26,9 +39,9 @@ class StepReports:
         self._interval_seconds = interval_seconds
         self._send = send
         self._is_current = is_current
-        self._told_at = self._stepped_at = time.monotonic()
-        #: by run, with the number of calls of `tell` before
-        self._steps: dict[int, tuple[RunRequest, StepDone, int]] = {}
+        self._told_at = time.monotonic()
+        #: by run
+        self._steps: dict[int, _Noted] = {}
         self._calls = 0
 
     def callback(
@@ -48,25 +61,36 @@ class StepReports:
     def note(self, request: RunRequest, step: StepDone) -> None:
         """Remember a step until the others have done theirs. The last one of a run is not told: its end is."""
         known = self._steps.get(request.run)
-        if known is not None and known[2] == self._calls:  # whoever should have told of the step before has left
+        if known is not None and known.calls == self._calls:  # whoever should have told of the step before has left
             self.tell()
+            known = self._steps.get(request.run)
         if step.step < step.steps:
-            self._steps[request.run] = request, step, self._calls
+            first = (step.step, time.monotonic()) if known is None else (known.first_step, known.first_at)
+            self._steps[request.run] = _Noted(request, step, self._calls, *first)
         else:
             self._steps.pop(request.run, None)
 
     def tell(self) -> None:
-        """Send what was noted, unless the last message was sent just now. Called when all runs have done a step."""
+        """Send what was noted, unless the last message was sent just now, or these runs should end within the interval.
+        Called when all runs have done a step, or a part of one."""
         self._calls += 1
         now = time.monotonic()
-        step_seconds, self._stepped_at = now - self._stepped_at, now
         if now - self._told_at < self._interval_seconds:
             return
-        left = max((step.steps - step.step for _, step, _ in self._steps.values()), default=0)
-        if left * step_seconds < self._interval_seconds:
+        if self._left_seconds(now) < self._interval_seconds:
             return  # the ends of these runs follow
-        steps = tuple(step for request, step, _ in self._steps.values() if self._is_current(request))
+        steps = tuple(noted.step for noted in self._steps.values() if self._is_current(noted.request))
         self._steps.clear()
         if steps:
             self._told_at = now
             self._send(steps)
+
+    def _left_seconds(self, now: float) -> float:
+        """Return the time until the last of these runs should end, at the mean pace of its steps that were not told:
+        steps may have several parts, and some take no time."""
+        left_seconds = 0.0
+        for noted in self._steps.values():
+            done = noted.step.step - noted.first_step
+            pace_seconds = (now - noted.first_at) / done if done else now - self._told_at
+            left_seconds = max(left_seconds, (noted.step.steps - noted.step.step) * pace_seconds)
+        return left_seconds

@@ -1,7 +1,7 @@
 """Messages between the driver, the controller and the workers. Frozen values; no behaviour, no ray.
 
 A `ResultRef` refers to a result in the object store. It is opaque here and in the controller: bytes go from worker to
-worker and from worker to driver, and nothing in between reads one.
+worker and from worker to driver. Only small results of jobs travel through the controller, packed, with their ends.
 """
 
 from __future__ import annotations
@@ -273,7 +273,8 @@ class StageSubmission(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class JobEnded(WireValue):
-    """The end of a job, for its driver. `result` is set if it succeeded, `error` if it failed.
+    """The end of a job, for its driver. `result` is set if it succeeded, `error` if it failed; a driver may receive a
+    small result itself, packed, in the place of its reference.
 
     wanted        the task that makes the result of the job
     tasks         its successful tasks, in the order of the task graph

@@ -39,10 +39,16 @@ class PackedCall(NamedTuple):
     unpack: Callable[[Any], Any]
 
 
-def travels_itself(job: JobEnded) -> bool:
-    """Whether the result of a job travels with its end. Results of single stages stay references, which a driver gives
-    to later stages."""
-    return job.recipe is not None and job.result is not None and 0 < job.result_bytes <= SMALL_BYTES
+def travelling(ended: Sequence[JobEnded]) -> tuple[int, ...]:
+    """Return the places of the jobs with results that travel with their ends: the first small ones, up to `SMALL_BYTES`
+    together, so that Ray carries the answer in a message. Results of single stages stay references, which a driver
+    gives to later stages."""
+    found, left_bytes = [], SMALL_BYTES
+    for place, job in enumerate(ended):
+        if job.recipe is not None and job.result is not None and 0 < job.result_bytes <= left_bytes:
+            found.append(place)
+            left_bytes -= job.result_bytes
+    return tuple(found)
 
 
 def packed_events(events: DriverEvents, results: Sequence[ResultRef | None]) -> PackedEvents:

@@ -141,3 +141,36 @@ def test_progress_is_told_alone_only_if_no_end_has_told_it() -> None:
         assert await answer == ()
 
     asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_an_answer_is_sent_though_every_turn_brings_further_ends() -> None:
+    """Before, a busy controller waited 256 turns for an answer of at most 256 ends, and held the others for seconds."""
+
+    async def scene() -> None:
+        talk = Talk()
+        await _told_one(talk)
+        talk.feed._last_sent_at = float("-inf")
+        turns = 0
+
+        async def work() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                for _ in range(4):
+                    talk.end(turns)
+                await asyncio.sleep(0)
+
+        for number in range(feed.ENDS_IN_ONE_ANSWER):
+            talk.end(number)
+        busy = asyncio.create_task(work())
+        found = await talk.hear()
+        assert (len(found), turns) == (feed.ENDS_IN_ONE_ANSWER, 0), "a full answer waits for nothing"
+        talk.feed._last_sent_at = float("-inf")
+        while len(talk.feed._ended) > 8:
+            talk.feed._ended.pop()
+        turns = 0
+        await talk.hear()
+        assert turns <= feed.ENDS_IN_ONE_ANSWER // 4 + 1
+        busy.cancel()
+
+    asyncio.run(asyncio.wait_for(scene(), 30))

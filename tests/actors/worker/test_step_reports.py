@@ -72,6 +72,23 @@ def test_a_run_that_should_end_within_the_interval_is_not_told_of(monkeypatch: p
     assert rows.sent[1:] == [[(1, 3), (2, 1)]], "the longest of the runs counts"
 
 
+def test_steps_of_several_calls_and_of_other_lengths_count_at_their_mean_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: a call of half a step, or a step that a cache made, counted as the pace of all that were left."""
+    now = [0.0]
+    monkeypatch.setattr(step_reports.time, "monotonic", lambda: now[0])
+    halves = Rows(interval_seconds=10.0)
+    for call, at in enumerate((4.0, 8.0, 12.0, 16.0), start=1):  # two calls a step, three steps of 8 s are left
+        now[0] = at
+        halves.done(call // 2, runs=(1,), steps=4)
+    assert halves.sent == [[(1, 1)]]
+    now[0] = 0.0
+    cached = Rows(interval_seconds=10.0)
+    for step, at in ((1, 5.0), (2, 9.9), (3, 10.0)):  # the third one took no time
+        now[0] = at
+        cached.done(step, runs=(1,), steps=8)
+    assert cached.sent == [[(1, 3)]]
+
+
 def test_the_next_step_tells_if_the_run_that_tells_has_left() -> None:
     rows = Rows()
     rows.done(1, runs=(1, 2), tells=False)

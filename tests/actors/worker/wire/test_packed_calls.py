@@ -20,7 +20,7 @@ from modelpool.actors.worker.wire.messages import (
     SubmissionId,
     TaskProgress,
 )
-from modelpool.actors.worker.wire.packed_calls import PACKED_CALLS, packed_events, travels_itself, unpacked_events
+from modelpool.actors.worker.wire.packed_calls import PACKED_CALLS, packed_events, travelling, unpacked_events
 from modelpool.actors.worker.wire.packing import SMALL_BYTES
 from modelpool.pool.values.specs.spec import JobId, Stage, TaskId, WorkerId
 from modelpool.pool.values.specs.wire_value import WireValue, evolve
@@ -66,8 +66,18 @@ def test_small_results_of_requests_travel_with_their_ends(
     """References of small ones took half of the CPU time that an end takes."""
     about, recipe = (SubmissionId("s"), 1, JobId("s-1"), TaskId("t")), built().recipe if is_request else None
     end = JobEnded(*about, Outcome.SUCCEEDED, recipe, Reference(), None, (), result_bytes=bytes_of_result)
-    assert travels_itself(end) == expected
-    assert not travels_itself(replace(end, result=None))
+    assert bool(travelling([end])) == expected
+    assert not travelling([replace(end, result=None)])
+
+
+def test_small_results_travel_as_far_as_a_message_has_room() -> None:
+    """Before, all of an answer did, so that an answer with two of 50 KiB went through the object store."""
+    about = SubmissionId("s"), 1, JobId("s-1"), TaskId("t")
+    sizes = [SMALL_BYTES // 2, SMALL_BYTES // 2 + 1, SMALL_BYTES // 4, SMALL_BYTES // 4, 1]
+    ends = [
+        JobEnded(*about, Outcome.SUCCEEDED, built().recipe, Reference(), None, (), result_bytes=size) for size in sizes
+    ]
+    assert travelling(ends) == (0, 2, 3)
 
 
 def test_the_arguments_of_a_call_for_events_are_one_value() -> None:
