@@ -233,7 +233,14 @@ class _Evaluation:
         self._rooms.clear()
 
     def request_minimum(self) -> None:
-        """Request the nodes that are missing from `min_nodes`."""
+        """Request the nodes that are missing from `min_nodes`, if the rest of `max_cost` pays for all `min_nodes`: else
+        all would be given up at its end, and some requested again for its last minutes."""
+        of_sets: dict[str, float] = {}
+        for each in self.groups.values():
+            cost = each.group.min_nodes * least_cost(each.group, each.start_seconds)
+            of_sets[each.group.set_name] = min(cost, of_sets.get(each.group.set_name, cost))
+        if self.limits.max_cost is not None and self.limits.max_cost - self.fleet.spent < sum(of_sets.values()):
+            return
         for outlook in sorted(self.groups.values(), key=self._set_order):
             missing = outlook.group.min_nodes - len(self.active(outlook.group))
             if missing > 0 and (count := min(missing, self.room(outlook)[0])):

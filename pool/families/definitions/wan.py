@@ -361,8 +361,8 @@ _FUN_CONTROL_22 = replace(
     ),
     sampling=replace(
         _T2V.sampling,
-        # the tokens of the reference image are not divided
         sequence=None,
+        not_divided="the tokens of its reference image are not divided",
         noise=flow_noise(5.0),
         reads=frozenset({"context", "followed", "image", "context_mask"}),
         video=fam.video_like(_T2V.sampling, begins=fam.FirstFrameMode.REFERENCE),
@@ -407,6 +407,7 @@ _I2V_22 = replace(
     options=replace(_I2V.options, teacache=()),
 )
 
+_CAMERA_NOT_DIVIDED = "its camera adds to the tokens before they are divided"
 #: the camera of a video that begins with an image
 _CAMERA = replace(
     _I2V,
@@ -422,6 +423,7 @@ _CAMERA = replace(
     sampling=replace(
         _I2V.sampling,
         sequence=None,
+        not_divided=_CAMERA_NOT_DIVIDED,
         reads=_I2V.sampling.reads | {"camera"},
         video=fam.video_like(_I2V.sampling, begins=fam.FirstFrameMode.FIRST_CELL),
     ),
@@ -438,6 +440,7 @@ _CAMERA_22 = replace(
     sampling=replace(
         _I2V_22.sampling,
         sequence=None,
+        not_divided=_CAMERA_NOT_DIVIDED,
         reads=_I2V_22.sampling.reads | {"camera"},
         video=fam.video_like(_I2V.sampling, begins=fam.FirstFrameMode.CONCATENATED),
     ),

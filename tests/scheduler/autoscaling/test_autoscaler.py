@@ -355,15 +355,31 @@ def test_limits_hold_and_every_job_ends_whatever_happens(world: tuple[Scaled, li
     _no_flapping(scaled)
 
 
+def test_no_node_is_requested_for_the_last_minutes_of_max_cost() -> None:
+    """Before: both were given up when the rest paid for two minutes of both, and one was requested again for it."""
+    kinds = (("b", 60.0), ("c", 5.0))
+    groups = [
+        NodeGroup(name, gpu_bytes=24 * GIB, min_nodes=1, max_nodes=2, price_per_hour=1.0, start_seconds=seconds)
+        for name, seconds in kinds
+    ]
+    scaled = Scaled(groups, AutoscalingConfig(max_cost=1.0))
+    scaled.run(jobs_of([0.0, 0.0]))
+    rules = [(why.rule, why.nodes) for why in scaled.decisions]
+    (end, *_) = [place for place, (rule, _) in enumerate(rules) if rule is ScalingRule.BUDGET]
+    assert all(nodes < 0 for _, nodes in rules[end:])
+
+
 def _no_flapping(scaled: Scaled) -> None:
     """Between giving up a node that nothing was wrong with and requesting one of the same group there is a reason: new
-    work, or a node lost, not started, or overdue."""
+    work, or a node lost, not started, or overdue; or the money of other nodes that were given up at its end."""
     kinds = (Submitted, WorkerDown, StartFailed, NodeDraining)
     causes = [event.at for event, _ in scaled.core.log if isinstance(event, kinds)]
     given_up: dict[str, float] = {}
     for why in scaled.decisions:
         if why.nodes < 0 and why.rule in (ScalingRule.IDLE, ScalingRule.SURPLUS):
             given_up[why.group] = why.at
+        elif why.rule is ScalingRule.BUDGET:
+            given_up.clear()
         elif why.nodes > 0 and why.group in given_up:
             since = given_up[why.group]
             is_overdue = any("overdue" in reason for _, reason in why.others)

@@ -343,7 +343,7 @@ SETTINGS = {
 #: where facts are not ComfyUI's, as their sources say
 OTHER_SETTINGS = {
     ("ltxv_2b", "shift"), ("stable_audio_1", "sigma_min"), ("wan22_ti2v_5b", "shift"), ("stable_cascade_c", "shift"),
-    ("stable_cascade_c_lite", "shift"),
+    ("stable_cascade_c_lite", "shift"), ("wan22_camera_14b", "shift"),
 }  # fmt: skip
 
 
