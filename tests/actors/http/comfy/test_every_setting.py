@@ -185,6 +185,7 @@ NOT_TRIED = (
     "unCLIPConditioning", "TextEncodeJoyImageEdit", "TextEncodeQwenImage21", "EmptyQwenImageLayeredLatentImage",
     "LatentCut", "LatentCutToBatch", "SetFirstSigma", "StableCascade_EmptyLatentImage",
     "StableCascade_StageB_Conditioning", "StableCascade_StageC_VAEEncode", "ModelSamplingStableCascade",
+    "StableCascade_CheckpointLoader //Inspire",
     "ResizeImageMaskNode", "SaveImageAdvanced", "ModelPatchLoader",
     "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "WanFunControlToVideo", "WanAnimateToVideo",
     "SaveAudioAdvanced", "LoadVideo", "GetVideoComponents", "DualModelGuider", "ConditioningTimestepsRange",
