@@ -530,6 +530,11 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
     guidance = replace(work.guidance, of_prompt=read.of_prompt, nested=read.nested)
     if guidance.without_image:
         work = replace(work, guidance=guidance)
+    elif read.of_prompt or read.nested:
+        name = "prompt_without_image" if read.of_prompt else "nested"
+        raise UnusableField(
+            f"{name}: found it in a run without guidance by an image: it needs image_cfg and cfg, not 1"
+        )
     if read.gligen is not None:
         gligen = replace(read.gligen, boxes=tuple(_shares(box, work.shape) for _, box in read.boxes))
         work = replace(work, conditions=(*work.conditions, gligen))

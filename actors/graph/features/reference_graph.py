@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 #: most pixels at which a text encoder reads numbered images, and the multiple of the sides of the images that it reads.
 #: Source: the pipelines of diffusers for Qwen-Image's editing models
 NUMBERED_PIXELS, EDIT_STEP = 384**2, 32
+#: options that guidance by a blank reference image excludes
+_NOT_BY_REFERENCE = ("cfg_override", "cfg_zero", "perp_neg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
         raise unusable_field("reference", counted(count, "image"), f"one: model {request.model!r} accepts only one")
     if facts.guides_by_references and request.image_cfg is not None and not count:
         raise UnusableField("image_cfg requires reference")
+    if count and facts.blank_reference:
+        _check_blank_reference(request, facts)
     if request.reference_as is None:
         return
     if not count or facts.reference_mode is None:
@@ -117,6 +121,16 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
     if count > 1 and request.reference_as == ReferenceMode.WHOLE.value and not reads_whole:
         expected = f"{ReferenceMode.NUMBERED.value!r} for several images"
         raise unusable_field("reference_as", request.reference_as, expected)
+
+
+def _check_blank_reference(request: GenerateRequest, facts: SamplingFacts) -> None:
+    """Raise UnusableField for what does not go with a reference image of the size of the output, or with guidance by
+    it: options that change guidance in steps, or read an empty text, would act on a part of it alone."""
+    if request.hires is not None:
+        raise UnusableField("hires: found a second pass next to reference, which has the size of the first one")
+    changing = [name for name in _NOT_BY_REFERENCE if getattr(request.options, name) is not None]
+    if changing and reference_cfg(request, facts) not in (0.0, 1.0):
+        raise UnusableField(f"options.{changing[0]}: found it next to image_cfg, expected one of them")
 
 
 def _why_none(facts: SamplingFacts) -> str:

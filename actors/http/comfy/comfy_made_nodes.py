@@ -845,6 +845,9 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
         raise NodeUnsupported("positive, negative: expected a text without an area besides those with one")
     if negative.regions and cfg != 1:
         raise NodeUnsupported("negative: expected one text; areas are only supported in positive")
+    if negative.followed is not None and cfg != 1:
+        found = "found latents of stage C, expected them on positive alone"
+        raise NodeUnsupported(f"negative: {found}: the prediction for the negative text reads zeros")
     if negative.gligen is not None and cfg != 1:
         raise NodeUnsupported(NO_NEGATIVE_BOXES)
     for name in ("controls", "references", "image_prompts"):

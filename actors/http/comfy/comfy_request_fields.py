@@ -208,12 +208,13 @@ def whole_cells(width: int, height: int) -> dict[str, int]:
 
 def image_guidance(positive: TextValue, negative: TextValue, cfg: float, family: str) -> dict[str, float]:
     """Return the guidance by the images that a model reads: none where both texts have them, and as much as by the text
-    where the negative one has no reference images: what is left is the difference to neither text nor images. Nothing
+    where the negative one has no images: what is left is the difference to neither text nor images. Nothing
     if a node set it, and for families without."""
     if positive.video is not None and "image_cfg" in positive.video.fields():
         return {}
     if positive.video is not None and positive.video.image is not None and family.endswith(_GUIDED_BY_IMAGE):
-        return {"image_cfg": 1.0}
+        has_image = negative.video is not None and negative.video.image is not None
+        return {"image_cfg": 1.0 if has_image or cfg == 1 else cfg}
     if cfg == 1 or not positive.references or not family.startswith(_GUIDED_BY_REFERENCES):
         return {}
     return {"image_cfg": 1.0 if negative.references else cfg}
@@ -320,7 +321,9 @@ def option_warnings(node_id: str, model: ModelValue, cfg: float, family: str) ->
 def negative_warnings(node_id: str, positive: TextValue, negative: TextValue, family: str) -> Iterator[str]:
     """Yield what only the negative text of a run says besides its text: the run has one value of it, of positive; and
     that it is read with reference images although it has none, by families without guidance by them."""
-    if positive.references and not negative.references and not family.startswith(_GUIDED_BY_REFERENCES):
+    guided = positive.video is not None and "image_cfg" in positive.video.fields()
+    guided |= family.startswith(_GUIDED_BY_REFERENCES)
+    if positive.references and not negative.references and not guided:
         yield f"node {node_id}: negative: found no reference images, those of positive are read with both texts"
     fields = [{} if text.video is None else {**text.video.fields(), **text.video.images()}
               for text in (positive, negative)]  # fmt: skip

@@ -237,11 +237,13 @@ def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
     the guidance is by the text alone."""
     first, second, negative = given["cond1"], given["cond2"], given["negative"]
     image_cfg = given["cfg_cond2_negative"]
-    nested = given["style"] == "nested" and bool(dict(given["model"].options).keys() & set(GUIDANCE_OPTIONS))
+    is_changed = bool(dict(given["model"].options).keys() & set(GUIDANCE_OPTIONS))
+    nested = given["style"] == "nested" and is_changed
     cfg = given["cfg_conds"] * (image_cfg if given["style"] == "nested" and not nested else 1.0)
     if second == negative:
-        if nested:
-            raise NodeUnsupported("style: found nested on a model with changed guidance, expected regular")
+        if is_changed:
+            raise NodeUnsupported("cond2, negative: found the same text on a model with changed guidance: CFGGuider "
+                                  "guides by one text")  # fmt: skip
         return (GuiderValue(given["model"], first, negative, cfg),)
     images = [_images_of(text) for text in (first, second, negative)]
     if not images[0] or images[0] != images[1] or images[2]:
@@ -256,7 +258,9 @@ def _dual_guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
         raise NodeUnsupported(f"cfg_conds: found 1 with cfg_cond2_negative {image_cfg:g}, expected a number above 1: "
                               "the pool guides by an image next to guidance by a text")  # fmt: skip
     others = VideoUse(
-        others=(("image_cfg", image_cfg),), prompt_without_image=not alike[1], nested=nested and image_cfg != 1
+        others=(("image_cfg", image_cfg),),
+        prompt_without_image=not alike[1] and image_cfg != 1,
+        nested=nested and image_cfg != 1,
     )
     return (GuiderValue(given["model"], with_video(first, others), replace(second, video=None), cfg),)
 

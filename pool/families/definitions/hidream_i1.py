@@ -65,16 +65,17 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The output of the module runs from noise to image. An image to edit is to the right of
-    the latents, with room for as many tokens more. Source: HiDream-ai/HiDream-E1, `HiDreamImageEditingPipeline`."""
+    the latents, with room for as many tokens more, or for a larger image. Source: HiDream-ai/HiDream-E1, `HiDreamImageEditingPipeline`."""
     if "reference" not in kwargs:
         return _predicted(module, x_BCHW, level_B, kwargs)
     import torch
 
     plain: Any = module
     most = plain.max_seq
-    plain.max_seq = 2 * most
+    beside_BCHW = torch.cat([x_BCHW, kwargs["reference"].to(x_BCHW)], dim=-1)
+    tokens = beside_BCHW.shape[-2] * beside_BCHW.shape[-1] // plain.config.patch_size**2
+    plain.max_seq = max(2 * most, tokens)
     try:
-        beside_BCHW = torch.cat([x_BCHW, kwargs["reference"].to(x_BCHW)], dim=-1)
         return _predicted(module, beside_BCHW, level_B, kwargs)[..., : x_BCHW.shape[-1]]
     finally:
         plain.max_seq = most

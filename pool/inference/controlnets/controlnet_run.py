@@ -162,6 +162,11 @@ class RunControlNets:
         self._before = residuals.get(BEFORE_BLOCKS, ())
         return {name: samples for name, samples in residuals.items() if name != BEFORE_BLOCKS} or None
 
+    @property
+    def changes_blocks(self) -> bool:
+        """Some act inside of the blocks of the model."""
+        return bool(self._blockwise) or any(control.kind.cell_side for control in self._controls)
+
     @contextmanager
     def installed(self, model: nn.Module) -> Iterator[None]:
         """Have the blocks of blockwise ControlNets run behind the blocks of `model`, which runs, and projections added
@@ -275,7 +280,12 @@ def controlnets_part(run: DenoisingRun) -> RunPart | None:
     def add_residuals(call: CallInputs) -> None:
         call.residuals = found.residuals(call.module, call.x_BCHW, call.level_B, call.context_BLD, call.model_kwargs)
 
-    return RunPart(before_call=add_residuals, around=found.installed)
+    @contextmanager
+    def changed(module: nn.Module) -> Iterator[None]:
+        with run.model.thawed(), found.installed(module):  # compiled blocks are not changed
+            yield
+
+    return RunPart(before_call=add_residuals, around=changed if found.changes_blocks else found.installed)
 
 
 def controls_of(

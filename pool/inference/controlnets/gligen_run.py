@@ -109,7 +109,13 @@ def gligen_part(run: DenoisingRun) -> RunPart | None:
     tokens_RNC, partial_run = tokens_of(ref, run.inputs, patcher, interrupt), run.partial_run
     found = RunGligen(ref, patcher, tokens_RNC, run.work.steps_run, interrupt)
     run.prompts = found.added_to(run.prompts)
-    return RunPart(before_call=lambda call: found.begin_call(partial_run.done, call), around=found.installed)
+
+    @contextmanager
+    def around(module: nn.Module) -> Iterator[None]:
+        with run.model.thawed(), found.installed(module):  # compiled blocks are not changed
+            yield
+
+    return RunPart(before_call=lambda call: found.begin_call(partial_run.done, call), around=around)
 
 
 def tokens_of(

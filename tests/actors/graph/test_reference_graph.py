@@ -305,3 +305,16 @@ def test_what_a_model_cannot_be_told_is_refused(case: str) -> None:
 def test_images_are_checked_where_they_come_in(images: Any) -> None:
     with pytest.raises(UserError, match="reference"):
         GenerateRequest(model="shapes", prompt="p", reference=images)
+
+
+def test_what_would_act_on_a_part_of_guidance_by_a_blank_reference_is_refused() -> None:
+    """Before: images with another scale than the request's, errors inside of a run, and a second pass of another size
+    than its reference."""
+    edits = replace(EDITING, reference_mode=None, reference_covers=True, blank_reference=True)
+    given = {"reference": WIDE, "width": 64, "height": 64, "cfg": 5.0}
+    for options in ({"cfg_override": {"cfg": 1.0}}, {"cfg_zero": {}}, {"perp_neg": {}}):
+        (name,) = options
+        with pytest.raises(UnusableField, match=rf"options\.{name}: found it next to image_cfg"):
+            cut(edits, **given, image_cfg=4.0, options=options)
+    with pytest.raises(UnusableField, match="hires: found a second pass next to reference"):
+        cut(edits, **given, hires={"scale": 2.0})

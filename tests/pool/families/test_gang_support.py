@@ -11,6 +11,7 @@ import pytest
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.gang_support import gang_obstacle
 from modelpool.pool.families.supported import running_families
+from modelpool.pool.models.components.diffusion.adapted_modules import ADAPTED
 from modelpool.pool.values.core.run_options import CfgOverride, ProjectedGuidance, RunOptions, SelfAttention, SkipLayers
 from modelpool.pool.values.core.stage_params import (
     ControlRef,
@@ -107,13 +108,14 @@ def test_every_plan_names_inputs_of_its_class() -> None:
     for family in planned:
         plan = family.sampling.sequence
         assert plan is not None
-        inputs = inspect.signature(getattr(diffusers, family.module).forward).parameters
+        kind = ADAPTED.get(family.module) or getattr(diffusers, family.module)
+        inputs = inspect.signature(kind.forward).parameters
         named = {split.argument for split in plan.splits if not split.module}
         assert named <= set(inputs), family.name
         segments = {segment for split in plan.splits for segment in split.segments}
         used = {each for one in plan.attention for each in (*one.queries, *one.keys)}
         assert used | {gather.segment for gather in plan.gathers} <= segments, family.name
-        own = getattr(getattr(diffusers, family.module), "_cp_plan", None)
+        own = getattr(kind, "_cp_plan", None)
         theirs = {name for name in (own or {}).get("", {}) if isinstance(name, str)}
         if family.module in ("FluxTransformer2DModel", "Flux2Transformer2DModel"):
             residuals = {name for name in named if name.startswith("controlnet_")}

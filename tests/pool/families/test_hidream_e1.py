@@ -130,6 +130,17 @@ def test_an_image_is_edited_as_the_published_pipeline_does(tiny: TinyFamilyModel
     assert not torch.allclose(plain.latents[-1], made.latents[-1], atol=1e-2)
 
 
+def test_an_image_with_more_patches_than_the_model_counts_has_room(tiny: TinyFamilyModel) -> None:
+    """As those of most photos; before, an error of the module."""
+    module = tiny.module(Role.DIFFUSION_MODEL)
+    module.max_seq = 8  # of 12
+    try:
+        made = tiny.made(**FIELDS, reference=photo(), width=WIDTH, height=HEIGHT)
+    finally:
+        module.max_seq = TOKENS
+    assert_close(made, edited(tiny, made, of_prompt=False, formula=regular))
+
+
 @pytest.mark.parametrize(
     ("said", "of_prompt", "formula"),
     [

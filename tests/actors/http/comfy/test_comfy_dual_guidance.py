@@ -63,6 +63,28 @@ def test_what_two_scales_cannot_say_is_refused() -> None:
     assert any("cfg_conds: found 1 with cfg_cond2_negative 1.5" in error.details for error in refused.value.errors)
 
 
+def test_without_the_image_in_both_other_texts_the_prediction_without_it_is_guided() -> None:
+    """n + cfg * (c1 - n) with n without the image, of DualCFGGuider with one text twice, and of CFGGuider. Before, the
+    image was read with the negative text, too."""
+    graph = edited(cfg_conds=3.0, cfg_cond2_negative=1.5, style="regular")
+    graph["guider"]["inputs"]["cond2"] = ["negative", 0]
+    found = request(graph)
+    assert (found.cfg, found.image_cfg) == (3.0, 3.0)
+    links = {"positive": ["pixels", 0], "negative": ["negative", 0], "model": ["model", 0]}
+    for negative, image_cfg in ((["negative", 0], 3.0), (["pixels", 1], 1.0)):
+        graph["guider"] = node("CFGGuider", cfg=3.0, **{**links, "negative": negative})
+        assert request(graph).image_cfg == image_cfg
+
+
+def test_one_text_twice_on_a_model_with_changed_guidance_is_refused() -> None:
+    for style in ("regular", "nested"):
+        graph = edited(cfg_conds=3.0, cfg_cond2_negative=1.5, style=style)
+        graph["rescaled"] = node("RescaleCFG", model=["model", 0], multiplier=0.7)
+        graph["guider"]["inputs"] |= {"model": ["rescaled", 0], "cond2": ["negative", 0]}
+        with pytest.raises(WorkflowRejected, match="found the same text on a model with changed guidance"):
+            request(graph)
+
+
 def runs(graph: Graph, names: PoolNames = NAMES) -> SampleNode:
     read = lambda name: Image.new("RGBA", (80, 64))  # noqa: E731
     (found,) = [one for output in outputs_of(graph, names) for one in requests_of(output, names, read)]
