@@ -35,6 +35,7 @@ from modelpool.pool.families.parts.written_image import MOST_RATIO, reference_si
 from modelpool.pool.families.transformer_families import TEXT_VISION
 from modelpool.pool.models.components.text.vision_prompt import MOST_PROPORTION
 from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
+from modelpool.pool.values.core.run_options import NO_OPTIONS
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, ReferenceMode, SamplingFacts
 from modelpool.pool.values.core.stage_params import EncodeImageParams, ModelRef, VisionEncodeParams
 from modelpool.pool.values.core.task_inputs import IMAGE, numbered
@@ -128,7 +129,8 @@ def _check_blank_reference(request: GenerateRequest, facts: SamplingFacts) -> No
     it: options that change guidance in steps, or read an empty text, would act on a part of it alone."""
     if request.hires is not None:
         raise UnusableField("hires: found a second pass next to reference, which has the size of the first one")
-    changing = [name for name in _NOT_BY_REFERENCE if getattr(request.options, name) is not None]
+    options = request.options or NO_OPTIONS
+    changing = [name for name in _NOT_BY_REFERENCE if getattr(options, name) is not None]
     if changing and reference_cfg(request, facts) not in (0.0, 1.0):
         raise UnusableField(f"options.{changing[0]}: found it next to image_cfg, expected one of them")
 

@@ -65,7 +65,8 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean. The output of the module runs from noise to image. An image to edit is to the right of
-    the latents, with room for as many tokens more, or for a larger image. Source: HiDream-ai/HiDream-E1, `HiDreamImageEditingPipeline`."""
+    the latents, with room for as many tokens more, or for a larger image. Source: HiDream-ai/HiDream-E1,
+    `HiDreamImageEditingPipeline`."""
     if "reference" not in kwargs:
         return _predicted(module, x_BCHW, level_B, kwargs)
     import torch

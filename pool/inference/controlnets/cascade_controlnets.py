@@ -28,7 +28,7 @@ from modelpool.pool.inference.controlnets.config import Config
 from modelpool.pool.inference.pixels.image_ops import HALF, covering_exact
 from modelpool.pool.models.components.common.efficientnet import efficientnet
 from modelpool.pool.models.components.common.efficientnet_config import efficientnet_config
-from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField, counted
 from modelpool.pool.values.core.stage_params import PixelArray
 from modelpool.pool.weights.options.run_context import current_run
 from modelpool.pool.weights.patcher.blocks.overlays import Overlays
@@ -79,7 +79,9 @@ def cascade_control_config(shapes: Mapping[str, Shape]) -> Config:
     count = len({match[1] for key in shapes if (match := _PROJECTION.match(key))})
     if count != len(CONTROLLED_BLOCKS):
         expected = f"{len(CONTROLLED_BLOCKS)}, for the blocks {', '.join(map(str, CONTROLLED_BLOCKS))} of stage C"
-        raise UnknownArchitecture(f"ControlNet of Stable Cascade: found {count} projections, expected {expected}")
+        raise UnknownArchitecture(
+            f"ControlNet of Stable Cascade: found {counted(count, 'projection')}, expected {expected}"
+        )
     return {**efficientnet_config(shapes, "backbone."), "dim": shapes["projections.0.2.weight"][0]}
 
 

@@ -153,7 +153,6 @@ def test_the_recipe_tells_both_models_and_is_read_again() -> None:
         ({"decoder": "nobody"}, "unknown model 'nobody'"),
         ({"image": PIXELS}, "image: not supported by model 'small', which generates images from text only"),
         ({"image": PIXELS, "mask": PIXELS[..., 0] + 255}, "image: not supported"),
-        ({"controls": ({"model": "canny", "image": PIXELS},)}, "controls: not supported"),
         ({"hires": {"via": "image"}}, "hires.via: found 'image', expected 'latent'"),
         ({"width": 200}, "width: found 200, expected a multiple of 128"),
         ({"decoder": {"cfg": 0.5}}, "decoder.cfg: found 0.5"),

@@ -17,6 +17,8 @@ import torch
 from diffusers.models.transformers.transformer_lumina2 import Lumina2TransformerBlock
 from torch import Tensor, nn
 
+from modelpool.pool.values.core.errors import counted
+
 #: reference images that the model tells apart
 MOST_REFERENCES = 5
 _THETA = 10000.0
@@ -117,7 +119,7 @@ class OmniGen2Transformer2DModel(diffusers.Lumina2Transformer2DModel):  # type: 
         image `timestep`, [B]. `references` are latents of reference images, each [B,C,H,W]. A mask tells which words
         are real; None: all are. Raises ValueError for more reference images than the model tells apart."""
         if len(references) > MOST_REFERENCES:
-            raise ValueError(f"references: found {len(references)} images, expected up to {MOST_REFERENCES}")
+            raise ValueError(f"references: found {counted(len(references), 'image')}, expected up to {MOST_REFERENCES}")
         side = self.config.patch_size
         batch, (height, width) = len(hidden_states), hidden_states.shape[-2:]
         level_BD, words_BLD = self.time_caption_embed(hidden_states, timestep, encoder_hidden_states)
