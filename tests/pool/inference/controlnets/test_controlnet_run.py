@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,11 @@ WORK = SampleParams(
     GuidanceParams(3.0),
     1,
     (ControlRef("c", "c", "bb", 1.0, 0.0, 1.0),),
+#: a kind that reads the pixels of its image, at the size of the output
+OF_PIXELS: Any = [(next(kind for kind in KINDS if not kind.cell_side), None)]
+ANY_LATENT: Any = None
+
+
 )
 
 
@@ -38,7 +44,7 @@ def test_a_image_that_may_not_be_written_is_read_without_a_warning(size: tuple[i
     pixels_HWC.setflags(write=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (read_CHW,) = _images_of(TaskInputs({"control.0": ImagePixels(pixels_HWC)}), WORK, KINDS[-1:])
+        (read_CHW,) = _images_of(TaskInputs({"control.0": ImagePixels(pixels_HWC)}), WORK, OF_PIXELS, ANY_LATENT)
     assert read_CHW.shape == (3, 48, 64)
     assert (read_CHW == 1).all()
     read_CHW.zero_()
@@ -48,5 +54,5 @@ def test_a_image_that_may_not_be_written_is_read_without_a_warning(size: tuple[i
 def test_what_is_turned_is_read_as_it_is() -> None:
     """Rows from the bottom up are no array that torch takes."""
     pixels_HWC = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
-    (read_CHW,) = _images_of(TaskInputs({"control.0": ImagePixels(pixels_HWC[::-1])}), WORK, KINDS[-1:])
+    (read_CHW,) = _images_of(TaskInputs({"control.0": ImagePixels(pixels_HWC[::-1])}), WORK, OF_PIXELS, ANY_LATENT)
     np.testing.assert_allclose(read_CHW.permute(1, 2, 0) * 255, pixels_HWC[::-1], atol=1e-4)
