@@ -29,12 +29,10 @@ WORK = SampleParams(
     GuidanceParams(3.0),
     1,
     (ControlRef("c", "c", "bb", 1.0, 0.0, 1.0),),
+)
 #: a kind that reads the pixels of its image, at the size of the output
 OF_PIXELS: Any = [(next(kind for kind in KINDS if not kind.cell_side), None)]
 ANY_LATENT: Any = None
-
-
-)
 
 
 @pytest.mark.parametrize("size", [(48, 64), (96, 128)], ids=["of its size", "scaled"])
