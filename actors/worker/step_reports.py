@@ -1,7 +1,7 @@
 """`StepReports`: tells a controller the steps of runs that are computed together, in one message for all of them.
 
 A message costs the controller about as much as a task. So there is one for all rows of a pass, at intervals, once the
-last row has done the step, and none if all of them should end within the interval: their ends tell more.
+last row has done the step, and none for another interval if all of them should end within it: their ends tell more.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ class StepReports:
         Called when all runs have done a step, or a part of one."""
         self._calls += 1
         now = time.monotonic()
-        if now - self._told_at < self._interval_seconds:
+        silent_seconds = now - self._told_at
+        if silent_seconds < self._interval_seconds:
             return
-        if self._left_seconds(now) < self._interval_seconds:
-            return  # the ends of these runs follow
+        if silent_seconds < 2 * self._interval_seconds and self._left_seconds(now) < self._interval_seconds:
+            return  # the ends of these runs follow; if they do not, the next step is told
         steps = tuple(noted.step for noted in self._steps.values() if self._is_current(noted.request))
         self._steps.clear()
         if steps:

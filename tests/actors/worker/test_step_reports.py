@@ -89,6 +89,17 @@ def test_steps_of_several_calls_and_of_other_lengths_count_at_their_mean_pace(mo
     assert cached.sent == [[(1, 3)]]
 
 
+def test_a_run_that_does_not_end_when_it_should_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps may become slower, or have no end. Before, nothing was told of such a run."""
+    now = [0.0]
+    monkeypatch.setattr(step_reports.time, "monotonic", lambda: now[0])
+    rows = Rows(interval_seconds=10.0)
+    for step, at in enumerate(range(2, 42, 2), start=1):
+        now[0] = float(at)
+        rows.done(step, runs=(1,), steps=step + 1)
+    assert rows.sent == [[(1, 10)], [(1, 20)]]
+
+
 def test_the_next_step_tells_if_the_run_that_tells_has_left() -> None:
     rows = Rows()
     rows.done(1, runs=(1, 2), tells=False)
