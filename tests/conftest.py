@@ -198,7 +198,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     together at the end, in the order of their files' recorded times, longest first: files are the units that two
     processes share."""
     if not config.option.nightly:
-        out = {item for item in left_out(items, config.option.rotation) if not is_named(item, config.args)}
+        others = left_out(items, config.option.rotation, recorded_durations())
+        out = {item for item in others if not is_named(item, config.args)}
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
     durations = recorded_durations()

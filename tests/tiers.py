@@ -5,7 +5,8 @@ Two markers take tests out of the usual run:
 - `nightly(usually=FILE)`: slow and rarely informative. A faster test of the same property in FILE runs usually.
 - `rotates`: one fifth runs usually, and another fifth with the next rotation, so that five rotations run all. Each
   parametrized function runs a fifth of its cases, and each file a fifth of its functions without parameters; at least
-  one of each. The folders and files of `COMPARISONS` rotate, too.
+  one of each. The folders and files of `COMPARISONS` rotate, too, and, all together, the tests without Ray that were
+  recorded above `LONG_SECONDS` (tests/durations.json).
 
 A test with the fixture `in_rotation` loops over a fifth of its cases.
 
@@ -17,8 +18,9 @@ from __future__ import annotations
 import subprocess
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import pytest
@@ -49,9 +51,13 @@ COMPARISONS = (
 )
 #: files of these folders whose tests are fast
 FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definitions/test_definitions.py")
+#: seconds above which a test rotates
+LONG_SECONDS = 3.0
 #: rotations after which every test has run
 ROTATIONS = 5
 ROOT = Path(__file__).parents[1]
+#: the group of long tests
+_LONG = ""
 Case = TypeVar("Case")
 
 
@@ -82,13 +88,17 @@ def rotation_of_commit() -> int:
     return int(_git("log", "-1", "--format=%ct") or 0)
 
 
-def left_out(items: Iterable[pytest.Item], rotation: int) -> set[pytest.Item]:
+def left_out(
+    items: Iterable[pytest.Item], rotation: int, recorded_seconds: Mapping[str, float] = MappingProxyType({})
+) -> set[pytest.Item]:
     """Return the tests that run in nightly runs alone, or with another rotation."""
     out: set[pytest.Item] = set()
     groups: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("nightly"):
             out.add(item)
+        elif recorded_seconds.get(item.nodeid, 0.0) > LONG_SECONDS and not item.get_closest_marker("ray"):
+            groups[_LONG].append(item)
         elif rotates(item):
             function, _, case = item.nodeid.partition("[")
             groups[function if case else item.nodeid.partition("::")[0]].append(item)

@@ -49,6 +49,21 @@ def test_all_rotations_have_everything_and_no_order_of_tests_matters() -> None:
     assert ran == [names_of(tests[::-1], rotation) for rotation in range(5, 5 + ROTATIONS)]
 
 
+def test_long_tests_rotate_together_but_for_tests_with_ray() -> None:
+    tests = [item(f"tests/{name}.py::test_{name}") for name in "abcdefghij"]
+    seconds = {test.nodeid: 3.5 for test in tests[1:]}
+    with_ray = item("tests/r.py::test_r", "ray")
+    seconds[with_ray.nodeid] = 90.0
+    ran = [
+        {test.nodeid for test in (*tests, with_ray)}
+        - {test.nodeid for test in left_out([*tests, with_ray], rotation, seconds)}
+        for rotation in range(ROTATIONS)
+    ]
+    always = {tests[0].nodeid, with_ray.nodeid}
+    assert all(always <= each and len(each) in (3, 4) for each in ran)
+    assert set().union(*ran) == {*seconds, *always}
+
+
 def test_a_loop_tries_each_case_in_one_rotation() -> None:
     tried = [part_of(CASES, rotation) for rotation in range(7, 7 + ROTATIONS)]
     assert sorted(case for part in tried for case in part) == sorted(CASES)
