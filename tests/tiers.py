@@ -5,8 +5,8 @@ Two markers take tests out of the usual run:
 - `nightly(usually=FILE)`: slow and rarely informative. A faster test of the same property in FILE runs usually.
 - `rotates`: one fifth runs usually, and another fifth with the next rotation, so that five rotations run all. Each
   parametrized function runs a fifth of its cases, and each file a fifth of its functions without parameters; at least
-  one of each. The folders and files of `COMPARISONS` rotate, too, and, all together, the tests without Ray that were
-  recorded above `LONG_SECONDS` (tests/durations.json).
+  one of each. The folders and files of `COMPARISONS` rotate, too, and, all together, the tests that were recorded above
+  `LONG_SECONDS`, with Ray above `LONG_RAY_SECONDS` (tests/durations.json).
 
 A test with the fixture `in_rotation` loops over a fifth of its cases.
 
@@ -51,13 +51,13 @@ COMPARISONS = (
 )
 #: files of these folders whose tests are fast
 FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definitions/test_definitions.py")
-#: seconds above which a test rotates
-LONG_SECONDS = 3.0
+#: seconds above which a test rotates: without and with Ray
+LONG_SECONDS, LONG_RAY_SECONDS = 2.0, 20.0
 #: rotations after which every test has run
 ROTATIONS = 5
 ROOT = Path(__file__).parents[1]
-#: the group of long tests
-_LONG = ""
+#: the groups of long tests
+_LONG, _LONG_RAY = "", "ray"
 Case = TypeVar("Case")
 
 
@@ -97,8 +97,8 @@ def left_out(
     for item in items:
         if item.get_closest_marker("nightly"):
             out.add(item)
-        elif recorded_seconds.get(item.nodeid, 0.0) > LONG_SECONDS and not item.get_closest_marker("ray"):
-            groups[_LONG].append(item)
+        elif recorded_seconds.get(item.nodeid, 0.0) > _long_seconds(item):
+            groups[_LONG_RAY if item.get_closest_marker("ray") else _LONG].append(item)
         elif rotates(item):
             function, _, case = item.nodeid.partition("[")
             groups[function if case else item.nodeid.partition("::")[0]].append(item)
@@ -109,6 +109,10 @@ def left_out(
         turn = (rotation + _hash(name)) % count
         out.update(item for index, item in enumerate(group) if index % count != turn)
     return out
+
+
+def _long_seconds(item: pytest.Item) -> float:
+    return LONG_RAY_SECONDS if item.get_closest_marker("ray") else LONG_SECONDS
 
 
 def rotates(item: pytest.Item) -> bool:
