@@ -23,6 +23,7 @@ from modelpool.pool.inference.conditioning.first_frame import first_frame_inputs
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.values.core.encoded_videos import VideoBeginning
 from modelpool.pool.values.core.errors import MissingParts, UnknownArchitecture, UnusableField
 from modelpool.pool.values.core.stage_params import SampleParams, VideoFrames, VisionEncodeParams
 from modelpool.pool.values.specs.spec import Role
@@ -186,7 +187,7 @@ def test_a_video_that_begins_with_several_frames_has_them_before_the_grey(count:
         "d": {"kind": "decode", "model": "tiny", "inputs": {"latent": "s"}},
     }
     made = model.made(workflow={"nodes": nodes, "output": "d"})
-    (work,) = (each for each in made.works.values() if getattr(each, "begins", 0))
+    (work,) = (each for each in made.works.values() if isinstance(getattr(each, "video", None), VideoBeginning))
     (found,) = (made.results[task] for task, each in made.works.items() if each is work)
     grey = np.full((frames - count, HEIGHT, WIDTH, 3), 127.5, np.float32)
     expected = _latent_of(model, np.concatenate([video.astype(np.float32), grey]))
