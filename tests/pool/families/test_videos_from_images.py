@@ -148,7 +148,10 @@ def test_a_video_from_a_image_is_that_of_diffusers(name: str, tmp_path: Path) ->
     read, begins = whole.texts(), whole.family.sampling.video
     assert begins is not None
     frames = whole.frames if begins.begins is FirstFrameMode.CONCATENATED else 0
-    first = whole.run(EncodeImageParams(whole.model, PIXELS_WIDE, PIXELS_HIGH, video=VideoBeginning(frames)), image())
+    first = whole.run(
+        EncodeImageParams(whole.model, PIXELS_WIDE, PIXELS_HIGH, video=VideoBeginning(frames) if frames else None),
+        image(),
+    )
     assert isinstance(first, Latent)
     latent = whole.latent(read, beginning=first)
     with torch.no_grad():
