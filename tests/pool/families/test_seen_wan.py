@@ -164,7 +164,7 @@ def test_nothing_follows_the_last_frame_of_a_shorter_video(tmp_path: Path) -> No
         return model.made(workflow={"nodes": nodes, "output": "d"})
 
     stopped, turned = made(video_stops=True), made()
-    (work,) = (each for each in stopped.works.values() if getattr(each, "stops", False))
+    (work,) = (each for each in stopped.works.values() if getattr(getattr(each, "video", None), "stops", False))
     (control,) = (stopped.results[task] for task, each in stopped.works.items() if each is work)
     expected = torch.nn.functional.pad(_latent_of(model, video[:FRAMES]), (0, 0, 0, 0, 0, 1))
     np.testing.assert_allclose(control.samples_CHW, expected[0], atol=1e-5)
