@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.families.detection.other_files import CONTROL_PREFIX as PREFIX
 from modelpool.pool.families.detection.recognize import mistaken
 from modelpool.pool.files.formats.regular_file import read_text_file
@@ -33,14 +33,13 @@ from modelpool.pool.models.components.common.extra_tensors import check_extra_te
 from modelpool.pool.models.components.common.fitted_key_map import fitted, within
 from modelpool.pool.models.components.common.module_plan import ModulePlan
 from modelpool.pool.models.components.diffusion.meta_module import empty_module
-from modelpool.pool.models.loading.open_model import OpenModel, form_of
+from modelpool.pool.models.loading.open_model import OpenModel
+from modelpool.pool.models.loading.open_part import OpenPart, built_from
 from modelpool.pool.values.core.errors import CorruptFile, UnknownArchitecture, counted
 from modelpool.pool.values.core.stage_params import ControlMaskMode, ControlRef, control_key
-from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, Role
+from modelpool.pool.values.specs.spec import ComponentUse, Role
 from modelpool.pool.weights.keymaps.key_map import KeyMap, discover
-from modelpool.pool.weights.patcher.weight_bytes import component_spec, component_use, module_weights
-from modelpool.pool.weights.patches.patch_set import PatchSet
-from modelpool.pool.weights.quant.open_weights import OpenWeights, open_weights
+from modelpool.pool.weights.quant.open_weights import OpenWeights
 
 #: weights of a diffusers folder, and the configuration next to them
 _FOLDER_WEIGHTS, _FOLDER_CONFIG = "diffusion_pytorch_model", "config.json"
@@ -132,37 +131,32 @@ def plan_controlnet(shapes: Mapping[str, Shape], overrides: Mapping[str, bool] |
 _UNTRAINED = "control_noise_refiner.0.before_proj.bias"
 
 
-class OpenControlNet:
+class OpenControlNet(OpenPart):
     """One open ControlNet."""
+
+    role = Role.CONTROLNET
 
     def __init__(self, ref: ControlRef, device: str | DeviceCapabilities) -> None:
         """Map the file and build the module. `device` is as in `OpenModel`. Raises CorruptFile or
         UnknownArchitecture."""
         self.ref = ref
-        weights = open_weights(ref.path, allow_pickle=True)  # was allowed when the reference was created
-        try:
+
+        def build(weights: OpenWeights) -> tuple[OpenWeights, ControlNetPlan, Any]:
             plan = plan_controlnet(_used(weights), dict(ref.config_overrides))
-            self.module: Any = plan.build(weights)
-            check_extra_tensors(weights, "ControlNet", within(plan.key_map, self.module.state_dict()).unused)
-        except UnknownArchitecture as error:
-            weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
-            raise UnknownArchitecture(f"{ref.path}: {error}") from None
+            module: Any = plan.build(weights)
+            check_extra_tensors(weights, "ControlNet", within(plan.key_map, module.state_dict()).unused)
+            return weights, plan, module
+
+        weights, plan, self.module = built_from(ref.path, build)
         #: its kind, and how it is called
         self.kind = plan.kind
         self._config = plan.config
         self._reads_edges = _reads_edges_by_file(weights) if self.kind.reads_rows(self.module) else False
-        self.key = control_key(ref)
-        self.weights = tuple(module_weights(self.module))
-        self.form = form_of(Role.CONTROLNET, self.weights, capabilities_of(device), self.kind.dtypes)
-
-    def spec(self) -> ComponentSpec:
-        """Return its sizes."""
-        return component_spec(self.key, Role.CONTROLNET, self.weights, self.form)
+        super().__init__(control_key(ref), self.module, device, self.kind.dtypes)
 
     def use(self, passes: int = 1) -> ComponentUse:
         """Return what a run of `passes` steps needs of it."""
-        passes = 1 if self.kind.reads_image_only else passes
-        return component_use(self.key, self.weights, self.form, PatchSet(), passes)
+        return super().use(1 if self.kind.reads_image_only else passes)
 
     def typical_call(self) -> Callable[[nn.Module], object]:
         """Return one call of typical size, with inputs on the meta device, for dry runs."""

@@ -11,50 +11,41 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.inference.controlnets.gligen import HEADS, Gligen, GligenPlan, plan_gligen
 from modelpool.pool.models.components.common.extra_tensors import check_extra_tensors
-from modelpool.pool.models.loading.open_model import OpenModel, form_of
-from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField, counted, unusable_field
+from modelpool.pool.models.loading.open_model import OpenModel
+from modelpool.pool.models.loading.open_part import OpenPart, built_from
+from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.refs import MOST_BOXES
 from modelpool.pool.values.core.stage_params import GligenRef, gligen_key
-from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, Role
+from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.patcher.blocks.diffusers_names import cross_attentions
-from modelpool.pool.weights.patcher.weight_bytes import component_spec, component_use, module_weights
-from modelpool.pool.weights.patches.patch_set import PatchSet
-from modelpool.pool.weights.quant.open_weights import open_weights
+from modelpool.pool.weights.quant.open_weights import OpenWeights
 from modelpool.pool.weights.tracing.dry_run import META
 
 #: rows of the image in the first block in a typical call: an image of 512x512 pixels, for both texts of guidance
 _TYPICAL_ROWS, _TYPICAL_TEXTS = 64 * 64, 2
 
 
-class OpenGligen:
+def _built(weights: OpenWeights) -> tuple[GligenPlan, Gligen]:
+    plan = plan_gligen(weights.shapes)
+    module: Gligen = plan.build(weights)
+    check_extra_tensors(weights, "GLIGEN model", plan.unused)
+    return plan, module
+
+
+class OpenGligen(OpenPart):
     """One open GLIGEN model."""
+
+    role = Role.GLIGEN
 
     def __init__(self, ref: GligenRef, device: str | DeviceCapabilities) -> None:
         """Map the file and build the module. `device` is as in `OpenModel`. Raises CorruptFile or
         UnknownArchitecture."""
         self.ref = ref
-        weights = open_weights(ref.path, allow_pickle=True)  # was allowed when the reference was created
-        try:
-            self.plan: GligenPlan = plan_gligen(weights.shapes)
-            self.module: Gligen = self.plan.build(weights)
-        except UnknownArchitecture as error:
-            weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
-            raise UnknownArchitecture(f"{ref.path}: {error}") from None
-        check_extra_tensors(weights, "GLIGEN model", self.plan.unused)
-        self.key = gligen_key(ref)
-        self.weights = tuple(module_weights(self.module))
-        self.form = form_of(Role.GLIGEN, self.weights, capabilities_of(device))
-
-    def spec(self) -> ComponentSpec:
-        """Return its sizes."""
-        return component_spec(self.key, Role.GLIGEN, self.weights, self.form)
-
-    def use(self, passes: int = 1) -> ComponentUse:
-        """Return what a run of `passes` steps needs of it."""
-        return component_use(self.key, self.weights, self.form, PatchSet(), passes)
+        self.plan, self.module = built_from(ref.path, _built)
+        super().__init__(gligen_key(ref), self.module, device)
 
     def typical_call(self) -> Callable[[nn.Module], object]:
         """Return one call of typical size, with inputs on the meta device, for dry runs: all its layers."""

@@ -11,19 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.inference.image_prompts.adapter import AdapterPlan, ImagePromptAdapter, plan_adapter
 from modelpool.pool.inference.image_prompts.layouts import BlockReading
 from modelpool.pool.models.components.common.extra_tensors import check_extra_tensors
-from modelpool.pool.models.loading.open_model import OpenModel, form_of
-from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField, unusable_field
+from modelpool.pool.models.loading.open_model import OpenModel
+from modelpool.pool.models.loading.open_part import OpenPart, built_from
+from modelpool.pool.values.core.errors import UnusableField, unusable_field
 from modelpool.pool.values.core.stage_params import ImagePromptRef, image_prompt_key
-from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, Role
+from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.patcher.blocks.diffusers_names import block_lists, cross_attentions
-from modelpool.pool.weights.patcher.weight_bytes import component_spec, component_use, module_weights
-from modelpool.pool.weights.patches.patch_set import PatchSet
-from modelpool.pool.weights.quant.open_weights import open_weights
+from modelpool.pool.weights.quant.open_weights import OpenWeights
 from modelpool.pool.weights.tracing.dry_run import META
 
 #: the diffusion models by the width of the text that they read, for messages
@@ -34,32 +33,24 @@ _FLUX = "flux"
 _TYPICAL_STATES = 257
 
 
-class OpenImagePrompt:
-    """One open image prompt adapter."""
+def _built(weights: OpenWeights) -> tuple[AdapterPlan, ImagePromptAdapter]:
+    plan = plan_adapter(weights.shapes)
+    module: ImagePromptAdapter = plan.build(weights)
+    check_extra_tensors(weights, "image prompt adapter", plan.unused)
+    return plan, module
+
+
+class OpenImagePrompt(OpenPart):
+    """One open image prompt adapter. A run calls it once, before the first step."""
+
+    role = Role.IMAGE_PROMPT
 
     def __init__(self, ref: ImagePromptRef, device: str | DeviceCapabilities) -> None:
         """Map the file and build the module. `device` is as in `OpenModel`. Raises CorruptFile or
         UnknownArchitecture."""
         self.ref = ref
-        weights = open_weights(ref.path, allow_pickle=True)  # was allowed when the reference was created
-        try:
-            self.plan: AdapterPlan = plan_adapter(weights.shapes)
-            self.module: ImagePromptAdapter = self.plan.build(weights)
-        except UnknownArchitecture as error:
-            weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
-            raise UnknownArchitecture(f"{ref.path}: {error}") from None
-        check_extra_tensors(weights, "image prompt adapter", self.plan.unused)
-        self.key = image_prompt_key(ref)
-        self.weights = tuple(module_weights(self.module))
-        self.form = form_of(Role.IMAGE_PROMPT, self.weights, capabilities_of(device))
-
-    def spec(self) -> ComponentSpec:
-        """Return its sizes."""
-        return component_spec(self.key, Role.IMAGE_PROMPT, self.weights, self.form)
-
-    def use(self) -> ComponentUse:
-        """Return what a run needs of it: it is called once, before the first step."""
-        return component_use(self.key, self.weights, self.form, PatchSet(), 1)
+        self.plan, self.module = built_from(ref.path, _built)
+        super().__init__(image_prompt_key(ref), self.module, device)
 
     def typical_call(self) -> Callable[[nn.Module], object]:
         """Return one call of typical size, with inputs on the meta device, for dry runs."""

@@ -8,18 +8,16 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.files.formats.weights_file import read_single_header
 from modelpool.pool.inference.upscalers.build_upscaler import UpscalerPlan, plan_upscaler
 from modelpool.pool.models.components.common.extra_tensors import check_extra_tensors
-from modelpool.pool.models.loading.open_model import form_of
+from modelpool.pool.models.loading.open_part import OpenPart, built_from
 from modelpool.pool.values.core.errors import UnknownArchitecture
 from modelpool.pool.values.core.stage_params import UpscalerRef, upscaler_key
-from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, Role
-from modelpool.pool.weights.patcher.weight_bytes import component_spec, component_use, module_weights
-from modelpool.pool.weights.patches.patch_set import PatchSet
+from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.quant.detect_layers import weight_shapes
-from modelpool.pool.weights.quant.open_weights import open_weights
+from modelpool.pool.weights.quant.open_weights import OpenWeights
 from modelpool.pool.weights.tracing.activation_bytes import peak_bytes
 from modelpool.pool.weights.tracing.dry_run import META
 
@@ -29,34 +27,26 @@ _DRY_RUN_EDGE = 32
 _DRY_RUN_FRAMES, _DRY_RUN_CELLS = 2, 8
 
 
-class OpenUpscaler:
+def _built(weights: OpenWeights) -> tuple[UpscalerPlan, nn.Module]:
+    plan = plan_upscaler(weights.shapes)
+    module: nn.Module = plan.build(weights)
+    check_extra_tensors(weights, "upscaler", plan.unused)
+    return plan, module
+
+
+class OpenUpscaler(OpenPart):
     """One open upscaler."""
+
+    role = Role.UPSCALER
 
     def __init__(self, ref: UpscalerRef, device: str | DeviceCapabilities) -> None:
         """Map the file and build the module. `device` is as in `OpenModel`. Raises CorruptFile or
         UnknownArchitecture."""
         self.ref = ref
-        weights = open_weights(ref.path, allow_pickle=True)  # was allowed when the reference was created
-        try:
-            plan = plan_upscaler(weights.shapes)
-            self.module = plan.build(weights)
-        except UnknownArchitecture as error:
-            weights.expect_scales_read(weights.shapes)  # tensors that say scale may be the reason
-            raise UnknownArchitecture(f"{ref.path}: {error}") from None
-        check_extra_tensors(weights, "upscaler", plan.unused)
+        plan, self.module = built_from(ref.path, _built)
         self._latent_channels = plan.latent_channels
-        self.key = upscaler_key(ref)
-        self.weights = tuple(module_weights(self.module))
-        self.form = form_of(Role.UPSCALER, self.weights, capabilities_of(device))
+        super().__init__(upscaler_key(ref), self.module, device)
         self._pixel_bytes: float | None = None
-
-    def spec(self) -> ComponentSpec:
-        """Return its sizes."""
-        return component_spec(self.key, Role.UPSCALER, self.weights, self.form)
-
-    def use(self, passes: int = 1) -> ComponentUse:
-        """Return what a run needs of it."""
-        return component_use(self.key, self.weights, self.form, PatchSet(), passes)
 
     def typical_call(self) -> Callable[[nn.Module], object]:
         """Return one call of typical size, with an input on the meta device, for dry runs."""

@@ -41,6 +41,8 @@ from modelpool.pool.weights.patches.adapter_entries import NoAdapter
 from modelpool.pool.weights.patches.lora_file import LoraMatch, match_lora, require_match
 from modelpool.pool.weights.patches.patch_set import PatchSet, WeightPatch
 
+#: dtypes that most components compute in
+DTYPES = ("float16", "bfloat16", "float32")
 #: the expert of a role, as LoRAs for one of two experts name it
 _NOISE_OF = {Role.DIFFUSION_MODEL: HIGH, Role.DIFFUSION_MODEL_2: LOW}
 #: patch sets of a model that are kept; each is some 20 KiB and made again in about a millisecond
@@ -289,7 +291,7 @@ def form_of(
     role: Role,
     weights: Sequence[ModuleWeights],
     device: DeviceCapabilities,
-    dtypes: Sequence[str] = ("float16", "bfloat16", "float32"),
+    dtypes: Sequence[str] = DTYPES,
 ) -> WeightForm:
     """Return the dtype and form of a component with these weights on `device`; `dtypes` as in `LocatedFamily`."""
     storage = _largest_dtype(weights)
