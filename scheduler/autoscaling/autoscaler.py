@@ -37,6 +37,7 @@ from modelpool.scheduler.autoscaling.wanted import (
     fits_limits,
     least_cost,
     obstacles_of,
+    pays_minimum,
     wanted,
 )
 from modelpool.scheduler.decisions.costs.cost_model import Costs
@@ -375,11 +376,13 @@ class Autoscaler:
             left = max(0.0, left - (LAST_RUN_SECONDS if left > LAST_RUN_SECONDS else LAST_SECONDS))
         is_busy = has_changed or bool(self._demand.tasks) or any(node.is_starting for node in nodes)
         if not is_busy:
+            starts = ((record.group, record.start_seconds) for record in self.groups.values())
+            is_paid = pays_minimum(starts, limits, self.spent)
             for name, record in self.groups.items():
                 same = record.group.set_name
                 mine = [node for node in nodes if node.group and self.groups[node.group].group.set_name == same]
                 spare = sum(self._may_be_spare(node) for node in mine)
-                is_short = len(mine) < record.group.min_nodes and name in self._usable
+                is_short = is_paid and len(mine) < record.group.min_nodes and name in self._usable
                 is_busy = is_busy or (spare > 0 and len(mine) > record.group.min_nodes) or is_short
         return at + min(left + 1e-6, limits.interval_seconds if is_busy else inf)
 

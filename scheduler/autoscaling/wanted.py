@@ -235,11 +235,9 @@ class _Evaluation:
     def request_minimum(self) -> None:
         """Request the nodes that are missing from `min_nodes`, if the rest of `max_cost` pays for all `min_nodes`: else
         all would be given up at its end, and some requested again for its last minutes."""
-        of_sets: dict[str, float] = {}
-        for each in self.groups.values():
-            cost = each.group.min_nodes * least_cost(each.group, each.start_seconds)
-            of_sets[each.group.set_name] = min(cost, of_sets.get(each.group.set_name, cost))
-        if self.limits.max_cost is not None and self.limits.max_cost - self.fleet.spent < sum(of_sets.values()):
+        if not pays_minimum(
+            ((each.group, each.start_seconds) for each in self.groups.values()), self.limits, self.fleet.spent
+        ):
             return
         for outlook in sorted(self.groups.values(), key=self._set_order):
             missing = outlook.group.min_nodes - len(self.active(outlook.group))
@@ -579,6 +577,18 @@ def _price(outlook: GroupOutlook, nodes: float, seconds: float) -> float:
 def least_cost(group: NodeGroup, start_seconds: float) -> float:
     """What must be left of `max_cost` for a node: its start, as much time for work, and the end of its runs."""
     return (2.0 * start_seconds + LAST_RUN_SECONDS) * group.price_per_hour / HOUR
+
+
+def pays_minimum(groups: Iterable[tuple[NodeGroup, float]], limits: AutoscalingConfig, spent: float) -> bool:
+    """Return whether the rest of `max_cost` pays for `min_nodes` of all `groups`, each with its expected seconds of a
+    start."""
+    if limits.max_cost is None:
+        return True
+    of_sets: dict[str, float] = {}
+    for group, start_seconds in groups:
+        cost = group.min_nodes * least_cost(group, start_seconds)
+        of_sets[group.set_name] = min(cost, of_sets.get(group.set_name, cost))
+    return limits.max_cost - spent >= sum(of_sets.values())
 
 
 def fits_limits(group: NodeGroup, groups: Sequence[NodeGroup], limits: AutoscalingConfig) -> bool:
