@@ -117,10 +117,11 @@ class EventReader:
         """Notify the listeners; return the cursor of the next call."""
         for made in events.previews:
             self._notify_preview(made)
+        # before the ends: readers that read in between must not see that a task runs which has ended
+        self._notify_running(events.running)
         self._notify_nodes(events.nodes)
         for job in events.ended:
             self._notify_ended(job)
-        self._notify_running(events.running)
         return events.cursor
 
     def _notify_ended(self, job: JobEnded) -> None:

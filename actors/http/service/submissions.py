@@ -626,11 +626,12 @@ class _Reader:
         try:
             while not self._submission.over:
                 self._again = False
+                ends: list[JobEnd] = []
+                if self._jobs.progress().ended > len(self._submission.ends):
+                    ends = await asyncio.to_thread(lambda: [_end_of(each) for each in self._jobs.ready_results()])
+                # no other code of the loop runs from here on: what runs is never older than what has ended
                 self._submission.note_nodes(self._jobs.take_nodes())
                 progress = self._jobs.progress()
-                ends: list[JobEnd] = []
-                if progress.ended > len(self._submission.ends):
-                    ends = await asyncio.to_thread(lambda: [_end_of(each) for each in self._jobs.ready_results()])
                 running = tuple(map(_running_task, progress.running))
                 found = {task.index: self._jobs.preview(task.index) for task in running}
                 self._submission.note_previews({i: preview for i, preview in found.items() if preview is not None})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from modelpool.actors.http.service.services import output_of
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, Submissions
 from modelpool.actors.outputs.results.outcomes import JobFailure, PoolLost
 from modelpool.actors.outputs.results.previews import ImagePreview
-from modelpool.actors.outputs.results.progress import Progress
+from modelpool.actors.outputs.results.progress import Progress, RunningJob
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.worker.wire.messages import NodesEnded, SubmissionId
 from modelpool.pool.values.core.errors import UserError
-from modelpool.pool.values.specs.spec import JobId, RunErrorKind
+from modelpool.pool.values.specs.spec import JobId, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.model.messages import Outcome
 
 REQUEST = GenerateRequest(model="shapes", prompt="a red circle", seed=1)
@@ -134,6 +136,74 @@ def test_every_reader_gets_every_end_in_the_order_of_the_ends() -> None:
         assert submission.counts == {"failed": 3}
 
     run(work)
+
+
+class NodesOfJobs(OrderedJobs):
+    """Two jobs that are workflows. While the end of the first is read, a node of the second ends, and the reader of a
+    client looks."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+        task = RunningJob(JobId("s0-1"), 1, REQUEST.prompt, WorkerId("gpu-0"), Stage.SAMPLE, 1, 4, ("node",))
+        self.running: tuple[RunningJob, ...] = (task,)
+        self.nodes: list[NodesEnded] = []
+
+    def end_node(self) -> None:
+        self.running = ()
+        self.nodes.append(NodesEnded(SubmissionId("s0"), 1, JobId("s0-1"), ("node",), Stage.SAMPLE, "gpu-0", 1.0))
+        self._notify()
+
+    def begin(self) -> None:
+        self._notify()
+
+    def ready_results(self) -> Iterator[JobFailure]:
+        time.sleep(0.2)  # a file is written; the loop goes on
+        yield from super().ready_results()
+
+    def take_nodes(self) -> Any:
+        taken, self.nodes = tuple(self.nodes), []
+        return taken
+
+    def progress(self) -> Progress:
+        return Progress(2, 0, self._ended, 0, running=self.running)
+
+
+def test_a_node_that_has_ended_never_runs_in_the_same_change() -> None:
+    """Before: ends of nodes were noted, a result was read, and what ran before them was told meanwhile."""
+    jobs = NodesOfJobs()
+
+    class Pool(OrderedPool):
+        def submit(self, requests: Iterable[GenerateRequest], **_: Any) -> OrderedJobs:
+            self.jobs.append(jobs)
+            return jobs
+
+    async def work(submissions: Submissions) -> None:
+        submission = await submissions.submit([REQUEST] * 2, "ann", "native")
+        found: list[tuple[bool, bool]] = []
+
+        async def follow() -> None:
+            found.extend([(bool(each.nodes), bool(each.running)) async for each in submission.changes()])
+
+        follower = asyncio.create_task(follow())
+        jobs.begin()
+        while not submission.running:
+            await asyncio.sleep(0.01)
+        jobs.end_node()
+        jobs.end(0)
+        await asyncio.sleep(0.05)
+        late = asyncio.create_task(follow())  # a client that connects while the result is read
+        await asyncio.sleep(0.3)
+        jobs.end(1)
+        await asyncio.gather(follower, late)
+        assert (True, True) not in found, found
+        assert (True, False) in found, found
+
+    async def all_of_it() -> None:
+        submissions = Submissions(Pool(), Path("out"), 10)  # type: ignore[arg-type]
+        await work(submissions)
+        await submissions.close()
+
+    asyncio.run(asyncio.wait_for(all_of_it(), 60))
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up() -> None:
