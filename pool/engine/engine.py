@@ -665,7 +665,7 @@ class Engine:
         hooks: RunHooks,
         division: ExecutionMode | None,
     ) -> Callable[[], tuple[Result, ...]]:
-        latent, inputs = self._opened(work.model).latent, TaskInputs(member.inputs)
+        latent, inputs = self._opened(work.model).latent, TaskInputs.of_model(member.inputs)
         return begin_decode_images((work,), (inputs,), vae, latent, hooks, division, is_pending=True)
 
     def _learned(self, works: Sequence[EncodeParams]) -> tuple[Embedding, ...]:
@@ -746,7 +746,7 @@ class Engine:
     def _compute(
         self, members: Sequence[BatchMember], patchers: Patchers, hooks: RunHooks, division: ExecutionMode | None
     ) -> tuple[Result, ...]:
-        works, inputs = [member.work for member in members], [TaskInputs(member.inputs) for member in members]
+        works, inputs = [member.work for member in members], [TaskInputs.of_model(member.inputs) for member in members]
         if isinstance(works[0], UpscaleParams) and works[0].vae is not None:
             own, (upscaler, vae) = self._opened(works[0].vae).latent, patchers
             return upscale_latents(_all_of(works, UpscaleParams), inputs, upscaler, vae, own, hooks)
@@ -879,7 +879,7 @@ def _open_pass(engine: Engine, joining: Joining, first: BatchMember) -> OpenPass
         if reason := why_not_joining(work, facts):
             raise unusable_field("batch", work.batch_size, f"1: {reason}")
         resources = RunResources(resumed=() if member.resume is None else (member.resume,))
-        inputs = (TaskInputs(member.inputs),)
+        inputs = (TaskInputs.of_model(member.inputs),)
         return ready_run((work,), inputs, patchers[0], latent, member.hooks, None, facts, resources)
 
     return OpenPass(joining, first.task, prepare, engine._pipeline.on_current_stream)
@@ -923,7 +923,7 @@ def _patches_in_run(opened: OpenModel, work: SampleParams) -> PatchesAtStep | No
 def _joined(work: DecodeParams, inputs: Mapping[str, Result], hooks: RunHooks) -> tuple[Result, RunCost]:
     """Join the parts of a decode: on the host, without weights, and so without a lease."""
     started = time.perf_counter()
-    image = join_image(work, TaskInputs(inputs), hooks)
+    image = join_image(work, TaskInputs.of_model(inputs), hooks)
     return image, RunCost(run_seconds=time.perf_counter() - started, resident=True)
 
 

@@ -35,7 +35,9 @@ from modelpool.pool.inference.guidance.controlled_transformer import RepeatedRes
 from modelpool.pool.inference.pixels.image_ops import covering
 from modelpool.pool.inference.sampling.noise_shares import levels_between
 from modelpool.pool.inference.sampling.schedules import SigmaTable
+from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.family_facts import LatentFacts
+from modelpool.pool.values.core.results import COLOURS
 from modelpool.pool.values.core.stage_params import (
     ControlMaskMode,
     ControlRef,
@@ -339,6 +341,9 @@ def _images_of(
             continue
         # a copy: an image that already has this size is shared and must not be written
         whole = np.array(covering(read.read(image, ImagePixels).pixels_HWC, *size), order="C")
+        if whole.shape[-1] > COLOURS:
+            found = f"controls.image: found an alpha channel; ControlNet {ref.name!r} reads colours alone"
+            raise UnusableField(found)
         image_CHW = torch.from_numpy(whole).permute(2, 0, 1).float() / 255
         if mask_HW is not None:
             image_CHW = with_masked_pixels(image_CHW, mask_HW, kind)

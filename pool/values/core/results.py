@@ -145,9 +145,13 @@ class RunState:
         return (*self.sampler.arrays, *self.guidance.arrays)
 
 
+#: channels of an image without an alpha channel
+COLOURS = 3
+
+
 @dataclass(frozen=True, slots=True)
 class ImagePixels:
-    """RGB pixels, 0 to 255."""
+    """RGB pixels, 0 to 255; between nodes of a workflow also with an alpha channel, 255 is opaque."""
 
     pixels_HWC: PixelArray
 

@@ -22,14 +22,17 @@ sample             positive, negative, without_images, lyrics, region.N: `Encode
 decode             latent: `Latent`, or tiles.N: `DecodedTiles` of each part; image: `ImagePixels` to keep outside of
                    mask: `Mask`
 upscale            image: `ImagePixels` or `VideoFrames`; latent: `Latent`
+
+Models read colours: an alpha channel is left out as in ComfyUI (`TaskInputs.of_model`). Control images keep it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
-from modelpool.pool.values.core.results import Result
+from modelpool.pool.values.core.results import COLOURS, ImagePixels, Result, VideoFrames
 
 POSITIVE, NEGATIVE, REGION, IMAGE_EMBEDS = "positive", "negative", "region", "image_embeds"
 LYRICS = "lyrics"
@@ -78,6 +81,13 @@ class TaskInputs(Mapping[str, Result]):
             raise WrongInputs(f"inputs: found {found}, expected {', '.join(names) or 'none'}, each once")
         return cls(dict(zip(names, results, strict=True)))
 
+    @classmethod
+    def of_model(cls, results: Mapping[str, Result]) -> TaskInputs:
+        """Return the results that a task with a model reads: images and videos without alpha channels. Control images
+        keep theirs: to some ControlNets it is the inpaint mask, and others refuse it."""
+        prefix = f"{CONTROL}."
+        return cls({name: one if name.startswith(prefix) else _opaque(one) for name, one in results.items()})
+
     def __getitem__(self, name: str) -> Result:
         return self._results[name]
 
@@ -103,3 +113,13 @@ class TaskInputs(Mapping[str, Result]):
         while (place := numbered(name, len(found))) in self._results:
             found.append(self.read(place, kind))
         return tuple(found)
+
+
+def _opaque(result: Result) -> Result:
+    match result:
+        case ImagePixels(pixels_HWC) if pixels_HWC.shape[-1] > COLOURS:
+            return ImagePixels(pixels_HWC[..., :COLOURS])
+        case VideoFrames(frames_THWC) if frames_THWC.shape[-1] > COLOURS:
+            return replace(result, frames_THWC=frames_THWC[..., :COLOURS])
+        case _:
+            return result

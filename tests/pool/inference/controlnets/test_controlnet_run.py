@@ -10,6 +10,7 @@ import pytest
 
 from modelpool.pool.inference.controlnets.controlnet_kinds import KINDS
 from modelpool.pool.inference.controlnets.controlnet_run import _images_of
+from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import (
     ControlRef,
     GuidanceParams,
@@ -54,3 +55,9 @@ def test_what_is_turned_is_read_as_it_is() -> None:
     pixels_HWC = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
     (read_CHW,) = _images_of(TaskInputs({"control.0": ImagePixels(pixels_HWC[::-1])}), WORK, OF_PIXELS, ANY_LATENT)
     np.testing.assert_allclose(read_CHW.permute(1, 2, 0) * 255, pixels_HWC[::-1], atol=1e-4)
+
+
+def test_an_alpha_channel_that_a_controlnet_does_not_read_is_refused() -> None:
+    pixels_HWC = np.full((48, 64, 4), 255, np.uint8)
+    with pytest.raises(UnusableField, match=r"controls\.image: found an alpha channel; ControlNet 'c' reads colours"):
+        tuple(_images_of(TaskInputs({"control.0": ImagePixels(pixels_HWC)}), WORK, OF_PIXELS, ANY_LATENT))

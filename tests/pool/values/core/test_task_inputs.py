@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from modelpool.pool.values.core.results import ImagePixels, VideoFrames
 from modelpool.pool.values.core.stage_params import Encoded, Latent, Mask
 from modelpool.pool.values.core.task_inputs import TaskInputs, WrongInputs
 
@@ -43,3 +44,23 @@ def test_numbered_inputs_come_in_their_order() -> None:
     inputs = TaskInputs({f"reference.{number}": latent for number, latent in reversed(list(enumerate(latents)))})
     assert inputs.read_all("reference", Latent) == tuple(latents)
     assert inputs.read_all("control", Latent) == ()
+
+
+def test_models_read_images_without_alpha_channels_and_controlnets_with_them() -> None:
+    """Before: an image with an alpha channel failed inside a convolution, on one GPU after the other."""
+    whole_HWC = np.random.default_rng(0).integers(0, 256, (6, 5, 4), np.uint8)
+    results = {
+        "image": ImagePixels(whole_HWC),
+        "reference.0": ImagePixels(whole_HWC),
+        "opaque": ImagePixels(whole_HWC[..., :3]),
+        "video": VideoFrames(whole_HWC[None], 8.0),
+        "control.0": ImagePixels(whole_HWC),
+        "mask": MASK,
+    }
+    read = TaskInputs.of_model(results)
+    for name in ("image", "reference.0", "opaque"):
+        assert np.array_equal(read.read(name, ImagePixels).pixels_HWC, whole_HWC[..., :3]), name
+    assert np.array_equal(read.read("video", VideoFrames).frames_THWC, whole_HWC[None, ..., :3])
+    assert read.read("video", VideoFrames).frame_rate == 8.0
+    assert read["control.0"] is results["control.0"]
+    assert read["mask"] is MASK
