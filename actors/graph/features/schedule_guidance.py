@@ -100,9 +100,11 @@ def shift_default(request: GenerateRequest, facts: SamplingFacts) -> dict[str, N
 
 def sampler_warnings(request: GenerateRequest, facts: SamplingFacts) -> Iterator[str]:
     """Yield warnings for a sampler or a schedule that does not suit models of `facts`, and for fields that the sampler
-    does not read."""
+    and its guidance do not read."""
     name, schedule = resolve_schedule(facts, request.sampler, request.schedule)
     yield from _unread_noise_fields(request, name)
+    if request.cfg == 1 and request.image_cfg not in (None, 1):
+        yield f"image_cfg {request.image_cfg:g}: it is not read with cfg 1, which is no guidance by the text"
     if request.shift is not None and request.sigmas:
         yield f"shift {request.shift:g}: it does not change the noise levels, which the request lists"
     for field_name in _BETA_FIELDS if schedule != _BETA or request.sigmas else ():

@@ -178,7 +178,8 @@ CASCADE_NODES = (
     ),
     _row(
         "ModelSamplingStableCascade",
-        (link("model", "MODEL"), number("shift", _SHIFT, 0.0, 100.0)),
+        # all levels of shift 0 are 0
+        (link("model", "MODEL"), number("shift", _SHIFT, 0.01, 100.0)),
         lambda given: (replace(given["model"], sampling=ModelSampling(given["shift"])),),
         "MODEL",
     ),

@@ -93,6 +93,13 @@ def test_a_model_is_asked_without_a_image_where_that_changes_something(fields: d
     assert works(job, SampleParams)[0].texts == texts
 
 
+def test_a_scale_of_the_image_that_is_not_read_is_named() -> None:
+    (warning,) = cut(SD1_INSTRUCT.sampling, image=PIXELS, image_cfg=2.0, cfg=1.0)[0].warnings
+    assert warning == "image_cfg 2: it is not read with cfg 1, which is no guidance by the text"
+    for fields in ({"image_cfg": 2.0}, {"image_cfg": 1.0, "cfg": 1.0}, {"cfg": 1.0}):
+        assert cut(SD1_INSTRUCT.sampling, image=PIXELS, **fields)[0].warnings == (), fields
+
+
 def test_a_image_that_is_enlarged_is_read_as_it_is() -> None:
     recipe, job, given = cut(SD_X4.sampling, image=PIXELS, cfg=1.0)
     assert read_by_sampling(job, given) == [EncodeParams, ImagePixels]

@@ -212,6 +212,15 @@ def test_the_levels_of_a_node_are_those_of_stage_c() -> None:
     assert workflow_of(graph).nodes["sampler"].request.shift == 1.5
 
 
+def test_a_shift_of_zero_is_refused() -> None:
+    """Before: the model kept its own."""
+    graph = cascade()
+    graph["shifted"] = node("ModelSamplingStableCascade", model=["model", 0], shift=0.0)
+    graph["sampler"]["inputs"]["model"] = ["shifted", 0]
+    with pytest.raises(WorkflowRejected, match=r"shift.*0\.01"):
+        request(graph)
+
+
 def test_it_renders_with_the_seed_of_each_sampler(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
