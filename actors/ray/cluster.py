@@ -334,7 +334,7 @@ async def _small_result(job: JobEnded) -> ResultRef | None:
     try:
         async with asyncio.timeout(SMALL_RESULT_SECONDS):
             value = await cast("ray.ObjectRef[Any]", job.result)
-    except (RayError, TimeoutError):  # whoever reads the reference hears why
+    except (RayError, TimeoutError):  # the reader of the reference gets the error
         return job.result
     return value if isinstance(value, bytes) else job.result
 

@@ -1,7 +1,7 @@
-"""`StepReports`: tells a controller the steps of runs that are computed together, in one message for all of them.
+"""`StepReports`: reports the steps of runs that are computed together to the controller, in one message.
 
 A message costs the controller about as much as a task. So there is one for all rows of a pass, at intervals, once the
-last row has done the step, and none for another interval if all of them should end within it: their ends tell more.
+last row has done the step. If all rows should end within the next interval, their ends are the report.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from modelpool.pool.values.specs.spec import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """The last step of a run that was not told, the number of calls of `tell` before it, and the first such step with
+    """The last unreported step of a run, the number of calls of `tell` before it, and the first unreported step with
     its time."""
 
     request: RunRequest
@@ -27,7 +27,7 @@ class _Noted:
 
 
 class StepReports:
-    """The steps of some runs that were not told yet: of each the last one. Used by one thread at a time."""
+    """The last unreported step of each of some runs. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class StepReports:
         send: Callable[[Sequence[StepDone]], None],
         is_current: Callable[[RunRequest], bool],
     ) -> None:
-        """At most one message in the interval, and none before it is over. What is not current any more is not sent."""
+        """Sends at most one message per interval, and none before the first one is over; only of current runs."""
         self._interval_seconds = interval_seconds
         self._send = send
         self._is_current = is_current
@@ -59,9 +59,9 @@ class StepReports:
         return report
 
     def note(self, request: RunRequest, step: StepDone) -> None:
-        """Remember a step until the others have done theirs. The last one of a run is not told: its end is."""
+        """Remember a step until the others have done theirs. The last step of a run is not reported: its end is."""
         known = self._steps.get(request.run)
-        if known is not None and known.calls == self._calls:  # whoever should have told of the step before has left
+        if known is not None and known.calls == self._calls:  # the run that reports steps has ended
             self.tell()
             known = self._steps.get(request.run)
         if step.step < step.steps:
@@ -71,15 +71,15 @@ class StepReports:
             self._steps.pop(request.run, None)
 
     def tell(self) -> None:
-        """Send what was noted, unless the last message was sent just now, or these runs should end within the interval.
-        Called when all runs have done a step, or a part of one."""
+        """Send the noted steps, unless the last message was sent just now, or these runs should end within the
+        interval. Called when all runs have done a step, or a part of one."""
         self._calls += 1
         now = time.monotonic()
         silent_seconds = now - self._told_at
         if silent_seconds < self._interval_seconds:
             return
         if silent_seconds < 2 * self._interval_seconds and self._left_seconds(now) < self._interval_seconds:
-            return  # the ends of these runs follow; if they do not, the next step is told
+            return  # these runs should end soon; if not, the next step is reported
         steps = tuple(noted.step for noted in self._steps.values() if self._is_current(noted.request))
         self._steps.clear()
         if steps:
@@ -87,8 +87,8 @@ class StepReports:
             self._send(steps)
 
     def _left_seconds(self, now: float) -> float:
-        """Return the time until the last of these runs should end, at the mean pace of its steps that were not told:
-        steps may have several parts, and some take no time."""
+        """Return the time until the last of these runs should end, at the mean pace of its unreported steps: steps may
+        have several parts, and some take no time."""
         left_seconds = 0.0
         for noted in self._steps.values():
             done = noted.step.step - noted.first_step

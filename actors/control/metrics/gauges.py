@@ -104,7 +104,7 @@ def _fleet_families(now: Snapshot) -> tuple[MetricFamily, ...]:
         ),
         gauge(
             "modelpool_workers_out_of_use",
-            "Workers that an operator has taken out of use, by what was ordered.",
+            "Workers that an operator has taken out of use, by order.",
             {(order,): sum(worker.order == order for worker in now.workers) for order in _ORDERS},
             "order",
         ),

@@ -377,7 +377,9 @@ class MadeNodes:
         if not (model := model or latent.model):
             raise NodeUnsupported("vae: no model is known that the VAE is of; expected that of a checkpoint")
         if is_first_stage(self._families.get(latent.model, "")):
-            raise NodeUnsupported("samples: latents of stage C are decoded by stage B, expected those of its sampler")
+            raise NodeUnsupported(
+                "samples: found a latent of stage C, expected one of the sampler of stage B, which decodes it"
+            )
         if latent.layers == WITH_WHOLE:
             raise NodeUnsupported(
                 "samples: the complete image is not decoded; expected its layers, by LatentCut from 1"

@@ -208,8 +208,8 @@ def whole_cells(width: int, height: int) -> dict[str, int]:
 
 def image_guidance(positive: TextValue, negative: TextValue, cfg: float, family: str) -> dict[str, float]:
     """Return the guidance by the images that a model reads: none where both texts have them, and as much as by the text
-    where the negative one has no images: what is left is the difference to neither text nor images. Nothing
-    if a node set it, and for families without."""
+    where the negative one has no images: the negative prediction then reads neither text nor images. Nothing if
+    a node set it, and for families without."""
     if positive.video is not None and "image_cfg" in positive.video.fields():
         return {}
     if positive.video is not None and positive.video.image is not None and family.endswith(_GUIDED_BY_IMAGE):

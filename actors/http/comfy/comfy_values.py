@@ -401,7 +401,7 @@ class GuideUse:
     """An image, or frames, that guide a video at a frame. `vae` is the model of its VAE, "" for the one that samples;
     `is_added`: ComfyUI has it as a frame behind the others; `is_kept`: it guided the run before, whose result has it.
     `cells`: the cells of the latent that the pool has next to the video for it, at frame 0, or for frames; `lora`: the
-    LoRA of which the file says how large it is."""
+    LoRA with the downscale factor in its file."""
 
     image: AnyImage
     frame: int

@@ -104,7 +104,7 @@ class LocatedFamily:
     carried_encoder: str = ""
 
     def with_carried(self, shapes: Mapping[str, Shape]) -> LocatedFamily:
-        """Return the family of a file with tensors of `shapes`: with what it carries besides."""
+        """Return the family of a file with tensors of `shapes`, with the vision and text encoders in it."""
         return self.with_carried_vision(shapes).with_carried_encoder(shapes)
 
     def with_carried_encoder(self, shapes: Mapping[str, Shape]) -> LocatedFamily:

@@ -4,7 +4,7 @@ end.
 The image of the first frame takes the place of that cell; each other one is a cell of its own, and frames are as many
 cells as their latent has. These lead the latent and are dropped in the end. While it is sampled, the latent has the
 full noise everywhere. The model reads a guided cell as a mixture, of which `strength` is the image: its noise level is
-as much lower, and so is what it becomes.
+as much lower, and the step changes it as much less.
 
 Frames of a lower resolution (IC-LoRA) are in every second, third, ... row and column of their cells; the model reads
 nothing of the places between.

@@ -69,7 +69,7 @@ class CascadeControlNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         )
 
     def forward(self, images_BCHW: Tensor) -> tuple[Tensor, ...]:
-        """Return what is added before each of `CONTROLLED_BLOCKS`, one cell for 32 pixels of a side."""
+        """Return the residuals before each of `CONTROLLED_BLOCKS`, one cell for 32 pixels of a side."""
         x_BCHW = self.backbone(images_BCHW)
         return tuple(projection(x_BCHW) for projection in self.projections)
 

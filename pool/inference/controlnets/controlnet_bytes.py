@@ -66,7 +66,7 @@ class ControlBytes:
         if self.residuals is None:
             return None
         spread = self.residuals.spread(self.blocks)
-        # what is added before blocks is no argument of the model
+        # residuals before blocks are no argument of the model
         spread = {name: samples for name, samples in spread.items() if name != BEFORE_BLOCKS}
         if not spread:
             return None

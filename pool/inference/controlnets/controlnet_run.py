@@ -115,7 +115,7 @@ class RunControlNets:
         #: tokens of the images of blockwise ones, by position, and those that act in this call
         self._tokens: dict[int, Tensor] = {}
         self._acting: tuple[int, ...] = ()
-        #: what is added before blocks of stage C of Stable Cascade in this call
+        #: residuals of this call before blocks of stage C of Stable Cascade
         self._before: Sequence[Tensor] = ()
 
     def counting(self, hooks: RunHooks) -> RunHooks:

@@ -126,7 +126,9 @@ def changed(**changes: dict[str, Any]) -> Graph:
 def test_what_stable_cascade_cannot_generate_is_refused() -> None:
     cases = {
         "found 300x256, expected multiples of 8": changed(blank={"width": 300}),
-        "latents of stage C are decoded by stage B": changed(decoded={"samples": ["sampler", 0]}),
+        "found a latent of stage C, expected one of the sampler of stage B": changed(
+            decoded={"samples": ["sampler", 0]}
+        ),
         "Stable Diffusion 1, expected": changed(b={"ckpt_name": "sd15.safetensors"}),
         "latent_image: expected empty latents of": changed(sampler={"latent_image": ["blank", 1], "steps": 4}),
         "reads texts of StableCascade_StageB_Conditioning": changed(sampler_b={"positive": ["positive", 0]}),
