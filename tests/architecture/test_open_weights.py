@@ -9,8 +9,8 @@ from tests.architecture.source_tree import PACKAGES, Module, product_modules
 
 #: maps files, and the only module that may use what maps them
 MAPS, OPENS = "pool/weights/quant/mapped_file.py", "pool/weights/quant/open_weights.py"
-#: functions of `OPENS` that open files
-OPENING = ("open_weights", "weights_of_header")
+#: functions of `OPENS` that open files, and the function of `PARTS` that opens them for models in files of their own
+OPENING, PARTS = ("open_weights", "weights_of_header", "built_from"), "pool/models/loading/open_part.py"
 #: packages that read files of weights, and the modules that use one: for types of blocks, and for vectors of faces
 READERS = {"safetensors": {"actors/request/face_fields.py"}, "gguf": {"pool/files/formats/ggml_types.py"}}
 
@@ -31,7 +31,7 @@ def product() -> Iterator[Module]:
 
 def openers() -> set[str]:
     """The modules of the product that open weights files."""
-    return {module.place for module in product() if module.place != OPENS and called(module, *OPENING)}
+    return {module.place for module in product() if module.place not in (OPENS, PARTS) and called(module, *OPENING)}
 
 
 def test_one_module_maps_weights_files() -> None:

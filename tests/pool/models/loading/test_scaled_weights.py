@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import T2IAdapter
+from diffusers import T2IAdapter, UNet2DConditionModel
 from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.inference.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.inference.controlnets.open_gligen import OpenGligen
 from modelpool.pool.inference.image_prompts.open_adapter import OpenImagePrompt
 from modelpool.pool.inference.pixels.tiny_decoder import TinyDecoder
 from modelpool.pool.inference.upscalers.open_upscaler import OpenUpscaler
@@ -27,6 +28,7 @@ from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.models.saving.diffusers_folder import save_diffusers
 from modelpool.pool.models.text.embeddings import read_embedding
 from modelpool.pool.values.core.errors import BadQuantization, UserError
+from modelpool.pool.values.core.refs import GligenRef
 from modelpool.pool.values.core.stage_params import ControlRef, ImagePromptRef, UpscalerRef
 from modelpool.pool.weights.ops.packed import PackedWeight
 from modelpool.pool.weights.patches.adapter_entries import read_adapters
@@ -39,6 +41,7 @@ from tests.pool.families.tiny_videos import VIDEOS
 from tests.pool.files.formats.gguf_files import write_gguf
 from tests.pool.inference.controlnets import tiny_controls
 from tests.pool.inference.controlnets.layouts import ldm_controlnet
+from tests.pool.inference.controlnets.tiny_gligen import gligen_state, tiny_gligen
 from tests.pool.inference.image_prompts import tiny_adapters
 from tests.pool.inference.upscalers.tiny_upscalers import tiny_state
 from tests.pool.models.components.vae import published
@@ -91,6 +94,10 @@ def of_adapter(path: Path) -> File:
     return values(OpenImagePrompt(ImagePromptRef("p", str(path), "00", 1.0), "cpu").module.state_dict())
 
 
+def of_gligen(path: Path) -> File:
+    return values(OpenGligen(GligenRef("g", str(path), "00"), "cpu").module.state_dict())
+
+
 def of_upscaler(path: Path) -> File:
     return values(OpenUpscaler(UpscalerRef("4x", str(path), "00", 2), "cpu").module.state_dict())
 
@@ -124,6 +131,14 @@ def taesd() -> Mapping[str, Tensor]:
     return {key: tensor.contiguous() for key, tensor in published.taesd(CASES["taesd"].module().state_dict()).items()}
 
 
+def gligen() -> Mapping[str, Tensor]:
+    width = layouts.TINY_UNET.context_width
+    blocks = ("CrossAttnDownBlock2D", "DownBlock2D"), ("UpBlock2D", "CrossAttnUpBlock2D")
+    unet = UNet2DConditionModel(8, 4, 4, down_block_types=blocks[0], up_block_types=blocks[1], layers_per_block=1,
+                                block_out_channels=(48, 96), cross_attention_dim=width, norm_num_groups=16)  # fmt: skip
+    return gligen_state(unet, tiny_gligen(unet, width), published=False)
+
+
 CHECKPOINT, CONTROLNET = "pool/models/loading/build_checkpoint.py", "pool/inference/controlnets/open_controlnet.py"
 ADAPTER, UPSCALER = "pool/inference/image_prompts/open_adapter.py", "pool/inference/upscalers/open_upscaler.py"
 UNETS = {
@@ -144,6 +159,7 @@ OTHERS = {
         ADAPTER, lambda: tiny_adapters.flat(tiny_adapters.ip_adapter("plus", [(48, 768), (96, 768)])), of_adapter
     ),
     "redux": Kind(ADAPTER, partial(state_of, lambda: ReduxImageEncoder(32, 64)), of_adapter),
+    "gligen": Kind("pool/inference/controlnets/open_gligen.py", gligen, of_gligen),
     "upscaler": Kind(UPSCALER, partial(tiny_state, "esrgan_old_4x"), of_upscaler),
     "compact upscaler": Kind(UPSCALER, partial(tiny_state, "compact_4x"), of_upscaler),
     "tiny decoder": Kind(
