@@ -52,7 +52,7 @@ COMPARISONS = (
 #: files of these folders whose tests are fast
 FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definitions/test_definitions.py")
 #: seconds above which a test rotates: without and with Ray
-LONG_SECONDS, LONG_RAY_SECONDS = 2.0, 20.0
+LONG_SECONDS, LONG_RAY_SECONDS = 1.0, 10.0
 #: rotations after which every test has run
 ROTATIONS = 5
 ROOT = Path(__file__).parents[1]
