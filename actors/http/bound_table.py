@@ -362,6 +362,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         Bound("http.comfy.comfy_node_types:MAX_SIDE", "width and height", "pixels"),
         Bound("http.comfy.comfy_node_types:MAX_BATCH", "images of a batch"),
         Bound("http.comfy.comfy_node_types:MOST_GROWN", "by which a mask grows", "pixels"),
+        Bound("http.comfy.comfy_tiled_nodes:MOST_TILES", "tiles of a node that redraws an image in tiles"),
         Bound("request.workflow_fields:MAX_NODES", "nodes of a `workflow` of a request", "", "", "request_fields"),
         Bound(
             "request.workflow_fields:MAX_DEPTH", "nodes of a `workflow` behind one another", "", "", "request_fields"

@@ -46,12 +46,14 @@ def evaluated(
     image_size: ImageSize | None = None,
     video_facts: Callable[[str], VideoFile] | None = None,
     work: ComputingWork | None = None,
+    sizes: dict[str, Pixels] | None = None,
 ) -> dict[str, Mapping[str, Any]]:
     """Return the nodes of `order` with the values of nodes without tensors, and of nodes of a size. Each is behind its
     sources in `order`, so that every node is evaluated once, whatever the graph. Raises WorkflowRejected for too much
-    text, and for more `work` than there is room for."""
+    text, and for more `work` than there is room for. `sizes` gets the sizes of what nodes make, as far as they are
+    known."""
     work = work or ComputingWork()
-    sizes: dict[str, Pixels] = {}
+    sizes = {} if sizes is None else sizes
     videos: dict[str, VideoFile] = {}
     found: dict[str, Mapping[str, Any]] = {}
     outputs: dict[str, tuple[Any, ...]] = {}

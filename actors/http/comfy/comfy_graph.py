@@ -266,6 +266,18 @@ class KnownGraph:
     warnings: dict[str, None] = field(default_factory=dict)
     #: of the nodes that compute, which failed before and are computed again to name why
     work: ComputingWork = field(default_factory=ComputingWork, compare=False)
+    #: width and height of what nodes make, as far as they are known
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
+
+    def unbuilt(self) -> KnownGraph:
+        """Return its nodes and what is known of them, without what was made of them."""
+        return KnownGraph(self.nodes, self.names, work=self.work, sizes=self.sizes)
+
+    def sizes_for(self, node_id: str) -> dict[str, tuple[int, int]]:
+        """Return the sizes of what a node is linked to, by its inputs, as far as they are known."""
+        node = self.nodes[node_id]
+        links = {name: link[0] for name in node["inputs"] if (link := link_of(node, name)) is not None}
+        return {name: self.sizes[source] for name, source in links.items() if source in self.sizes}
 
     def inputs_of(self, node_id: str) -> dict[str, Any]:
         """Return the inputs of a node whose sources were evaluated, with its id, and what it warns with. Raises

@@ -186,7 +186,7 @@ def shown_with(name: str, values: tuple[str, ...], given: NodeInput) -> NodeInpu
 def converted(given: NodeInput, value: Any) -> Any:
     """Return the written value of a widget in its type, converted as ComfyUI does: with int(), float(), str() and
     bool(). Raises ValueError. The texts of numbers are numbers, and a fraction is cut off a whole number. No text but
-    "true" is a truth value: ComfyUI reads "false" as true.
+    "true" is a truth value, and "enable", as earlier versions of nodes wrote it: ComfyUI reads "false" as true.
     """
     if not isinstance(value, str | int | float):
         raise ValueError(f"no value of {given.type}")
@@ -199,7 +199,7 @@ def converted(given: NodeInput, value: Any) -> Any:
         case "FLOAT":
             return _finite(value)
         case "BOOLEAN":
-            if isinstance(value, str) and value.strip().lower() != "true":
+            if isinstance(value, str) and value.strip().lower() not in ("true", "enable"):
                 raise ValueError("no truth value")
             return bool(value)
         case "STRING":

@@ -47,6 +47,7 @@ from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_NODES
 from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
 from modelpool.actors.http.comfy.comfy_text_nodes import TEXT_NODES
+from modelpool.actors.http.comfy.comfy_tiled_nodes import TILED_NODES
 from modelpool.actors.http.comfy.comfy_value_nodes import VALUE_NODES
 from modelpool.actors.http.comfy.comfy_values import ClipValue, ControlNetValue, LoraUse, ModelValue, VaeValue
 from modelpool.actors.http.comfy.comfy_video_nodes import VIDEO_NODES
@@ -217,6 +218,7 @@ _ROWS = (
     *LOADING_NODES,
     *SAVING_NODES,
     *PACK_IMAGES,
+    *TILED_NODES,
 )
 #: nodes by name
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

@@ -25,6 +25,8 @@ _TEXT_LINKS = frozenset(("CONDITIONING", "GUIDER"))
 #: nodes of requests without a workflow by the stage of their tasks, with the words that their kinds contain
 _PIXEL_KINDS = ("VAEDecode", "ImageUpscaleWithModel")
 _LATENT_KINDS = ("VAEEncode", "InpaintModelConditioning")
+#: the end of the name of a step that encodes an image, of nodes with more steps
+_ENCODED = "/encode"
 _STAGES = (Stage.ENCODE.value, Stage.SAMPLE.value, Stage.DECODE.value)
 #: characters of a value of a node in a message
 _MOST_SHOWN = 1000
@@ -78,7 +80,8 @@ class PromptNodes:
         node_id, word = self._known(part)
         if not node_id:
             return ()
-        if stage == Stage.ENCODE.value and not any(kind in self.classes[node_id] for kind in _LATENT_KINDS):
+        is_latent = word.endswith(_ENCODED) or any(kind in self.classes[node_id] for kind in _LATENT_KINDS)
+        if stage == Stage.ENCODE.value and not is_latent:
             return self._texts(node_id, word.partition("/")[0]) or (node_id,)
         return (node_id,)
 

@@ -21,9 +21,7 @@ _WRAPPED = (
     "ModelSamplingSD3, WanImageToVideo, KSamplerAdvanced"
 )
 _SAMPLERS = "the pool does not have its samplers; KSampler has euler, heun, dpmpp_2m, res_multistep and others"
-_IN_TILES = (
-    "the pool samples an image in one piece: scale it with ImageUpscaleWithModel or LatentUpscale and sample it again"
-)
+_IN_TILES = "the pool samples a latent in one piece; UltimateSDUpscale redraws an image tile by tile"
 _BETWEEN = "the pool has no model of this kind (frame interpolation)"
 _MOTION = "the pool has no motion modules of AnimateDiff; it makes videos with Wan, Hunyuan Video, LTX and others"
 _ON_DISK = "it reads files of a server, which the pool does not have; write the text itself"
@@ -183,7 +181,7 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
     )),
     *((prefix, _WRAPPED) for prefix in ("WanVideo", "LoadWanVideo", "HyVideo", "HunyuanVideoSampler", "CogVideo")),
     *((prefix, _SAMPLERS) for prefix in ("Clownshar", "ClownSampler", "ClownGuide", "ClownOptions", "SharkSampler")),
-    *((prefix, _IN_TILES) for prefix in ("BNK_TiledKSampler", "UltimateSDUpscale", "TiledDiffusion", "Tiled KSampler",
+    *((prefix, _IN_TILES) for prefix in ("BNK_TiledKSampler", "TiledDiffusion", "Tiled KSampler",
                                           "TiledUpscaler")),
     *((prefix, _DETECTION) for prefix in (
         "FaceDetailer", "DetailerForEach", "ToDetailerPipe", "EditDetailerPipe", "UltralyticsDetector", "BboxDetector",

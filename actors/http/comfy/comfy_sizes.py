@@ -42,6 +42,7 @@ _AS_LARGE = {
     "samples1": ("LatentBatch", "LatentBlend", "LatentInterpolate", "LatentAdd", "LatentSubtract"),
     "samples_to": ("LatentComposite",),
     "latent_image": ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced"),
+    "upscaled_image": ("UltimateSDUpscaleNoUpscale",),
     "pixels": ("VAEEncode", "VAEEncodeTiled", "VAEEncodeForInpaint", "InpaintModelConditioning",
                "InstructPixToPixConditioning"),
     "masks.mask0": ("BatchMasksNode",),
@@ -65,9 +66,12 @@ def _written(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | 
 
 def _scaled(name: str, least: int) -> SizeRule:
     def rule(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+        wide, high = given["width"], given["height"]
+        if wide and high:  # of whatever size the image is
+            return max(least, wide), max(least, high)
         if name not in sizes:
             return None
-        (width, height), (wide, high) = sizes[name], (given["width"], given["height"])
+        width, height = sizes[name]
         if not wide and not high:
             return width, height
         return (
@@ -76,6 +80,10 @@ def _scaled(name: str, least: int) -> SizeRule:
         )
 
     return rule
+
+
+def _enlarged(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    return None if "image" not in sizes else _times(sizes["image"], given["upscale_by"])
 
 
 def _by_factor(name: str) -> SizeRule:
@@ -237,6 +245,7 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
         "ResizeAndPadImage": _letterboxed,
         "ImageResize+": _within,
         "ResizeImageMaskNode": _resized,
+        **dict.fromkeys(("UltimateSDUpscale", "UltimateSDUpscaleCustomSample"), _enlarged),
         **dict.fromkeys(("ImageResizeKJ", "ImageResizeKJv2"), _resized_whole),
     }
 )

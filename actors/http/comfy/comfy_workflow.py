@@ -45,6 +45,8 @@ from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_BUILDERS
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_BUILDERS
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
+from modelpool.actors.http.comfy.comfy_sizes import Pixels
+from modelpool.actors.http.comfy.comfy_tiled_nodes import TILED_BUILDERS
 from modelpool.actors.http.comfy.comfy_tokens import with_tokens
 from modelpool.actors.http.comfy.comfy_user_videos import USER_VIDEO_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
@@ -73,6 +75,7 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **SAVING_BUILDERS,
         **PACK_IMAGE_BUILDERS,
         **CASCADE_BUILDERS,
+        **TILED_BUILDERS,
     }
 )
 #: seeds are below this, and continue at 0
@@ -122,27 +125,27 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     if incomplete:  # what only they need is not computed
         order = nodes_in_order(KnownGraph(nodes, names), outputs)
     work = ComputingWork()
-    nodes = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts, work)
+    sizes: dict[str, Pixels] = {}
+    nodes = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts, work, sizes)
     left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete)
-    return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in _outputs(nodes, outputs, names, work))
+    found = _outputs(KnownGraph(nodes, names, work=work, sizes=sizes), outputs)
+    return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in found)
 
 
-def _outputs(
-    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames, work: ComputingWork
-) -> tuple[WorkflowOutput | GraphOutput, ...]:
+def _outputs(graph: KnownGraph, outputs: Sequence[str]) -> tuple[WorkflowOutput | GraphOutput, ...]:
     """Return what evaluated nodes generate: requests without a workflow where these can say it. Raises
     WorkflowRejected."""
 
     def plain(wanted: Sequence[str]) -> tuple[WorkflowOutput, ...]:
-        found = request_outputs(nodes, wanted, names, work)
-        return tuple(replace(each, as_graph=partial(_graph_output, nodes, each.node_id, names, work)) for each in found)
+        found = request_outputs(graph.nodes, wanted, graph.names, graph.work)
+        return tuple(replace(each, as_graph=partial(_graph_output, graph, each.node_id)) for each in found)
 
     try:
         return plain(outputs)
     except WorkflowRejected as rejected:
         if not rejected.errors:
             raise
-    graphs = {each.node_id: each for each in _graph_outputs(nodes, outputs, names, work)}
+    graphs = {each.node_id: each for each in _graph_outputs(graph, outputs)}
     if len(outputs) == 1:
         return tuple(graphs.values())
     found: list[WorkflowOutput | GraphOutput] = []
@@ -171,18 +174,15 @@ def requests_of(output: OutputNode, names: PoolNames, read_image: ReadImage | Wo
     return _workflow_requests(output, images)
 
 
-def _graph_output(
-    nodes: Mapping[str, Mapping[str, Any]], output: str, names: PoolNames, work: ComputingWork
-) -> GraphOutput:
+def _graph_output(graph: KnownGraph, output: str) -> GraphOutput:
     """Return what one output of a workflow generates. Raises WorkflowRejected."""
-    return _graph_outputs(nodes, [output], names, work)[0]
+    return _graph_outputs(graph, [output])[0]
 
 
-def _graph_outputs(
-    nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], names: PoolNames, work: ComputingWork
-) -> tuple[GraphOutput, ...]:
+def _graph_outputs(evaluated_graph: KnownGraph, outputs: Sequence[str]) -> tuple[GraphOutput, ...]:
     """Return what outputs of a workflow generate, as workflows of the pool. Raises WorkflowRejected."""
-    graph = KnownGraph(nodes, names, work=work)
+    graph = evaluated_graph.unbuilt()
+    nodes, names = graph.nodes, graph.names
     made = MadeNodes(names.models, names.video_facts, names.audio_facts)
     errors: list[NodeError] = []
     for node_id in nodes_in_order(graph, outputs):
@@ -192,7 +192,9 @@ def _graph_outputs(
         if not found and all(source in graph.values for source in sources_of(node)):
             build = BUILDERS.get(kind.name, kind.build)
             try:
-                graph.values[node_id] = build({**graph.inputs_of(node_id), "nodes": made})
+                graph.values[node_id] = build(
+                    {**graph.inputs_of(node_id), "nodes": made, "sizes": graph.sizes_for(node_id)}
+                )
             except NodeUnsupported as problem:
                 found.append(node_error(node_id, node, _MAY_BE_WORKFLOW, "not supported by the pool", str(problem)))
             except ArithmeticError:

@@ -327,13 +327,15 @@ def _pasted(params: Paste, inputs: Inputs) -> ImagePixels | VideoFrames:
         source = scaled(source, under_THWC.shape[2], under_THWC.shape[1], "bilinear")
     over_THWC = repeated_to(frames_of(source), len(under_THWC))
     share_THW = _share(inputs.get("mask"), over_THWC)
-    found = [
-        as_pixels(
-            placed(np.moveaxis(levels(under), -1, 0), np.moveaxis(levels(over), -1, 0), share, params.x, params.y)
-        )
-        for under, over, share in zip(under_THWC, over_THWC, share_THW, strict=True)
-    ]
-    return image_like(destination, np.moveaxis(np.stack(found), 1, -1))
+    found_THWC = under_THWC.copy()
+    left, top = max(0, params.x), max(0, params.y)
+    right, bottom = params.x + over_THWC.shape[2], params.y + over_THWC.shape[1]
+    # only what changes: a tile is pasted into an image of a hundred times its size
+    for found, over, share in zip(found_THWC, over_THWC, share_THW, strict=True):
+        there = found[top : max(top, bottom), left : max(left, right)]
+        shown = np.moveaxis(levels(there), -1, 0), np.moveaxis(levels(over), -1, 0)
+        there[...] = np.moveaxis(as_pixels(placed(*shown, share, params.x - left, params.y - top)), 0, -1)
+    return image_like(destination, found_THWC)
 
 
 def _share(mask: Mask | VideoMask | None, like_THWC: PixelArray) -> FloatArray:

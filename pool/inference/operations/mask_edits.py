@@ -98,6 +98,14 @@ class Feather:
 
 
 @dataclass(frozen=True, slots=True)
+class Radial:
+    """The point, in pixels from the upper left corner, from which a mask fades."""
+
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
 class Grow:
     """Pixels by which a mask grows, or shrinks if it is negative; `tapered`: by steps along the axes only."""
 
@@ -242,6 +250,27 @@ def _fade(length: int, begin: int, end: int) -> FloatArray:
     return found
 
 
+def _radial_size(params: Radial, sizes: Sizes) -> Size:
+    need("x", params.x, 1, sizes["mask"].width)
+    need("y", params.y, 1, sizes["mask"].height)
+    return sizes["mask"]
+
+
+def _radial(params: Radial, inputs: Inputs) -> Mask | VideoMask:
+    """Return the mask times max(0, 1 - r) at each pixel, with r the distance of its centre to a point, where the
+    distance of the point to each side is 1."""
+    values_THW = masks_of(inputs["mask"])
+    _, high, wide = values_THW.shape
+    down = _distances(high, params.y)[:, None] ** 2
+    found_HW = np.maximum(0, 1 - np.sqrt(down + _distances(wide, params.x) ** 2))
+    return mask_like(inputs["mask"], as_pixels(levels(values_THW) * np.asarray(found_HW, np.float32)))
+
+
+def _distances(length: int, point: int) -> FloatArray:
+    places = np.arange(length, dtype=np.float32) + np.float32(0.5) - point
+    return np.asarray(np.where(places < 0, -places / point, places / max(1, length - point)), np.float32)
+
+
 def _grow_size(params: Grow, sizes: Sizes) -> Size:
     need("pixels", params.pixels, -MOST_GROWN, MOST_GROWN)
     need_work("pixels", params.pixels, _GROW_STEPS * abs(params.pixels), sizes["mask"])
@@ -330,6 +359,7 @@ MASK_EDITS = (
     _row("mask_crop", Crop, _cropped, lambda given, sizes: crop_size(given, sizes["mask"])[2]),
     _row("mask_composite", Composition, _composed, _composition_size, {"destination": MASK, "source": MASK}),
     _row("mask_feather", Feather, _feathered, _feather_size),
+    _row("mask_radial", Radial, _radial, _radial_size),
     _row("mask_grow", Grow, _grown, _grow_size),
     _row("mask_threshold", Threshold, _thresholded, _threshold_size),
     _row("mask_blur", MaskBlur, _mask_blurred, _blur_size),
