@@ -543,7 +543,8 @@ IMAGES: dict[str, Golden] = {
             "c": operation("mask_crop", {"x": 8, "y": 0, "width": 32, "height": 64}, mask="b"),
             "k": operation("mask_scale", {"width": 64, "height": 64}, mask="c"),
             "f": operation("mask_feather", {"left": 8, "top": 4, "right": 0, "bottom": 0}, mask="k"),
-            "v": operation("mask_invert", mask="f"),
+            "d": operation("mask_radial", {"x": 40, "y": 24}, mask="f"),
+            "v": operation("mask_invert", mask="d"),
             "z": operation("mask_composite", {"x": 16, "y": 16, "mode": "subtract"}, destination="v", source="w"),
             "o": operation("mask_from_colour", {"colour": 0x0A141E}, image="q"),
             "q": operation("image_solid", {"width": 64, "height": 64, "colour": 0x0A141E}),
@@ -708,7 +709,8 @@ def masked(do: Steps) -> Any:
         "mask_scale", {"width": 64, "height": 64}, mask=Mask(np.ascontiguousarray(soft.values_HW[:, 8:40]))
     )
     faded = do.change("mask_feather", {"left": 8, "top": 4, "right": 0, "bottom": 0}, mask=part)
-    values = 255 - faded.values_HW.astype(int)
+    rounded = do.change("mask_radial", {"x": 40, "y": 24}, mask=faded)
+    values = 255 - rounded.values_HW.astype(int)
     values[16:48, 16:48] = np.maximum(values[16:48, 16:48] - 128, 0)
     mask = Mask(values.astype(np.uint8))
     image = do.decode(do.sample(first=1, start=do.encode(ImagePixels(PHOTO)), mask=mask))

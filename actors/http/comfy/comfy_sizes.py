@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_image_nodes import KONTEXT_SIZES
+from modelpool.actors.http.comfy.comfy_request_fields import whole_cells
 from modelpool.pool.inference.operations.image_detail import Stitch, stitch_size
 from modelpool.pool.inference.operations.image_scaling import shortest_size, size_wanted, whole_multiples
 from modelpool.pool.inference.operations.operation import Size
@@ -41,19 +42,23 @@ _AS_LARGE = {
     ),
     "samples1": ("LatentBatch", "LatentBlend", "LatentInterpolate", "LatentAdd", "LatentSubtract"),
     "samples_to": ("LatentComposite",),
-    "latent_image": ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced"),
+    "latent_image": ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced", "KSampler (Efficient)",
+                     "KSampler //Inspire"),
     "upscaled_image": ("UltimateSDUpscaleNoUpscale",),
-    "pixels": ("VAEEncode", "VAEEncodeTiled", "VAEEncodeForInpaint", "InpaintModelConditioning",
-               "InstructPixToPixConditioning"),
     "masks.mask0": ("BatchMasksNode",),
 }  # fmt: skip
 #: nodes that have a width and a height
 _WRITTEN = (
-    "EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage", "EmptyImage", "SolidMask",
+    "EmptyFlux2LatentImage", "EmptyImage", "SolidMask",
     "EmptyHunyuanLatentVideo", "EmptyLTXVLatentVideo", "EmptyMochiLatentVideo", "EmptyCosmosLatentVideo",
     "WanImageToVideo", "WanFirstLastFrameToVideo", "WanVaceToVideo", "Wan22ImageToVideoLatent", "HunyuanImageToVideo",
     "LTXVImgToVideo", "SVD_img2vid_Conditioning",
 )  # fmt: skip
+#: the same of latents: parts of a cell are cut off
+_WRITTEN_CELLS = ("EmptyLatentImage", "EmptySD3LatentImage")
+#: nodes that encode an image: parts of a cell are cut off
+_ENCODING = ("VAEEncode", "VAEEncodeTiled", "VAEEncodeForInpaint", "InpaintModelConditioning",
+             "InstructPixToPixConditioning")  # fmt: skip
 
 
 def _as_large(name: str) -> SizeRule:
@@ -62,6 +67,23 @@ def _as_large(name: str) -> SizeRule:
 
 def _written(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
     return given["width"], given["height"]
+
+
+def _written_cells(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    return _in_cells((given["width"], given["height"]))
+
+
+def _loaded(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    return _in_cells((given["empty_latent_width"], given["empty_latent_height"]))
+
+
+def _encoded(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    return _in_cells(sizes["pixels"]) if "pixels" in sizes else None
+
+
+def _in_cells(size: Pixels) -> Pixels:
+    found = whole_cells(*size)
+    return found["width"], found["height"]
 
 
 def _scaled(name: str, least: int) -> SizeRule:
@@ -232,6 +254,9 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
     {
         **{name: _as_large(source) for source, names in _AS_LARGE.items() for name in names},
         **dict.fromkeys(_WRITTEN, _written),
+        **dict.fromkeys(_WRITTEN_CELLS, _written_cells),
+        **dict.fromkeys(_ENCODING, _encoded),
+        "Efficient Loader": _loaded,
         "ImageScale": _scaled("image", 1),
         "LatentUpscale": _scaled("samples", 64),
         "ImageScaleBy": _by_factor("image"),

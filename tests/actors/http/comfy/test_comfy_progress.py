@@ -151,6 +151,26 @@ def test_an_error_names_its_node_with_its_values(address: str) -> None:
     assert status["messages"][-1][1]["node_id"] == "blurred"
 
 
+def test_all_steps_of_a_node_are_told_as_its_own(address: str) -> None:
+    """An image that is redrawn in four tiles: encoded, sampled, decoded and pasted, under the id of one node."""
+    graph = basic(steps=2)
+    graph["blank"]["inputs"] |= {"width": 128, "height": 128}
+    links = {"model": ["model", 0], "positive": ["positive", 0], "negative": ["negative", 0], "vae": ["model", 2]}
+    tiles = {"mode_type": "Linear", "tile_width": 64, "tile_height": 64, "mask_blur": 4, "tile_padding": 8}
+    sampling = {"seed": 8, "steps": 2, "cfg": 5.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 0.5}
+    given = {"upscaled_image": ["decoded", 0], **links, **tiles, **sampling}
+    graph["tiled"] = node("UltimateSDUpscaleNoUpscale", **given)
+    graph["saved"]["inputs"]["images"] = ["tiled", 0]
+    prompt_id, heard, _ = run(address, graph)
+    executing = [data["node"] for data in of_kind(heard, "executing") if data["node"]]
+    behind = executing[executing.index("decoded") + 1 :]  # its masks wait for nothing
+    assert behind == ["tiled", "saved"], "encoding a tile is no encoding of a text"
+    assert {*executing} <= {*graph}
+    assert {data["node"] for data in of_kind(heard, "progress")} <= {"sampler", "tiled"}
+    assert of_kind(heard, "progress_state")[-1]["nodes"].keys() == graph.keys()
+    assert [*history_of(address, prompt_id)["outputs"]] == ["saved"]
+
+
 def test_previews_have_the_names_of_their_node_if_the_client_reads_them(address: str) -> None:
     graph = basic(steps=60, seed=991)
     graph["blank"]["inputs"].update(width=128, height=128)

@@ -66,6 +66,12 @@ def _region(make: Maker, place: int) -> Any:
 
 
 _WIDE = {"width": 128, "height": 64}
+_SEAMS = {"seam_fix_mode": "Band Pass", "seam_fix_width": 32, "seam_fix_denoise": 0.5, "tile_width": 64,
+          "tile_height": 64, "upscale_by": 4.0, "steps": 8, "denoise": 0.5}  # fmt: skip
+
+
+def _large(make: Maker, place: int) -> list[Any]:
+    return make.add("ImageScale", image=make.image(place), width=256, height=192, upscale_method="area", crop="center")
 
 
 def _each(kinds: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -108,6 +114,9 @@ BASE: Mapping[str, Mapping[str, Any]] = {
     **_each(("CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent"), {"end_image": None}),
     "WanVaceToVideo": {"control_video": None, "control_masks": None},
     "ImageResizeKJv2": {"mask": None, **_WIDE},
+    "UltimateSDUpscale": _SEAMS,
+    "UltimateSDUpscaleNoUpscale": {**_SEAMS, "upscaled_image": _large},
+    "UltimateSDUpscaleCustomSample": {**_SEAMS, "custom_sampler": None, "custom_sigmas": None},
     "ConditioningSetArea": {"width": 32, "height": 16, "x": 8, "y": 8},
     "ConditioningSetAreaPercentage": {"width": 0.5, "height": 0.25, "x": 0.125, "y": 0.125},
     **_each(("LatentFromBatch", "LatentBatchSeedBehavior"), {"samples": _batch, "length": 2}),

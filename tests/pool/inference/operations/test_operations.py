@@ -96,6 +96,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mask_crop": ({"x": 3, "y": 2, "width": 50, "height": 4}, {"height": 0}),
     "mask_composite": ({"x": 2, "y": 1, "mode": "xor"}, {"mode": "nand"}),
     "mask_feather": ({"left": 3, "top": 0, "right": 99, "bottom": 2}, {"left": -1}),
+    "mask_radial": ({"x": 3, "y": 4}, {"x": 0}),
     "mask_grow": ({"pixels": -2, "tapered": False}, {"pixels": 10**6}),
     "mask_threshold": ({"level": 0.5}, {"level": 1.5}),
     "mask_blur": ({"pixels": 1.5}, {"pixels": -1.0}),
@@ -391,6 +392,11 @@ def test_masks_grow_by_steps_and_fade_at_their_sides() -> None:
     faded = run("mask_feather", white, left=4, top=2, right=0, bottom=0).values_HW
     wanted = np.rint(255 * np.outer([0.5, 1, 1, 1], [0.25, 0.5, 0.75, 1, 1, 1]))
     np.testing.assert_array_equal(faded, wanted)
+    round_one = run("mask_radial", Mask(np.full((8, 12), 255, np.uint8)), x=4, y=4).values_HW
+    y, x = np.indices((8, 12)) + 0.5
+    wide = np.where(x < 4, 4 - x, (x - 4) / 2)  # 8 pixels to the right side, 4 to the others
+    wanted = np.rint(255 * np.maximum(0, 1 - np.hypot(wide / 4, (y - 4) / 4)))
+    np.testing.assert_allclose(round_one, wanted, atol=1)
     assert run("mask_threshold", Mask(np.array([[127, 128]], np.uint8)), level=0.5).values_HW.tolist() == [[0, 255]]
     with pytest.raises(UnusableField, match="found alpha"):
         run("mask_from_image", ImagePixels(draw(2, 2, 3)), channel="alpha")
