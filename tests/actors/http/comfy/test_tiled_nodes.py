@@ -168,7 +168,7 @@ def test_modes_decide_what_is_redrawn(inputs: dict[str, Any], samples: int) -> N
         (
             {"tile_width": 64, "upscale_by": 4.0, "image": (512, 512)},
             f"1024 tiles of 64x64 in 2048x2048, expected up to {MOST_TILES}",
-        ),  # noqa: E501
+        ),
         ({"batch_size": 4}, "batch_size: found 4, expected 1"),
         ({"upscale_by": 4.0, "image": (8192, 64)}, "upscale_by: found 32768x256 pixels"),
         ({"force_uniform_tiles": "disable"}, "force_uniform_tiles: found 'disable'"),
