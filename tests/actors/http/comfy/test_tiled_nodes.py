@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,17 @@ def test_the_size_of_the_image_must_be_known() -> None:
     assert kinds_of(workflow_of(graph))["sample"] == 1 + 8
 
 
+def test_the_size_of_latents_is_whole_cells() -> None:
+    """Latents of 93x61 pixels are an image of 88x56, which nodes of a size tell, too."""
+    graph = enlarging((93, 61), mode_type="None", upscale_by=1.0)
+    enlarged: Any = workflow_of(graph).nodes["big/enlarged"]
+    assert (enlarged.settings["width"], enlarged.settings["height"]) == (88, 56)
+    graph["encoded"] = node("VAEEncode", pixels=["odd", 0], vae=["model", 2])
+    graph["odd"] = node("EmptyImage", width=93, height=61, batch_size=1, color=77)
+    graph["sampler"]["inputs"]["latent_image"] = ["encoded", 0]
+    assert workflow_of(graph).nodes["big/enlarged"] == enlarged
+
+
 def test_values_of_earlier_versions_are_read() -> None:
     """Published files have "enable" for true, and lack what was added later."""
     assert workflow_of(enlarging(force_uniform_tiles="enable", tiled_decode=None)) == workflow_of(enlarging())
@@ -223,6 +235,22 @@ def test_the_image_of_a_controlnet_is_cut_as_the_tile_is() -> None:
         whole: Any = workflow.nodes[hint.inputs["image"]]
         assert (whole.name, whole.settings["width"], whole.settings["height"]) == ("image_scale", 128, 128)
     assert kinds_of(workflow)["image_scale"] == 2, "the image of the ControlNet is enlarged once"
+
+
+def test_the_image_of_a_controlnet_of_the_model_is_cut_too() -> None:
+    graph = enlarging(cfg=1.0)
+    graph["hint"] = node("LoadImage", image="a.png")
+    graph["patch"] = node("ModelPatchLoader", name="edges.safetensors")
+    patched = {"model": ["model", 0], "vae": ["model", 2], "strength": 1.0, "image": ["hint", 0]}
+    graph["patched"] = node("ZImageFunControlnet", model_patch=["patch", 0], **patched)
+    graph["big"]["inputs"]["model"] = ["patched", 0]
+    (output,) = outputs_of(graph, replace(NAMES, models={"shapes": "Z-Image"}))
+    (request,) = requests_of(output, NAMES, lambda name: Image.new("RGBA", (64, 48)))
+    assert request.workflow is not None
+    nodes: Any = request.workflow.nodes
+    corners = {(hint.settings["x"], hint.settings["y"]) for name, each in nodes.items() if name.endswith("/sample")
+               for hint in [nodes[each.inputs["controls.0"]]]}  # fmt: skip
+    assert corners == {(0, 0), (48, 0), (0, 48), (48, 48)}
 
 
 def test_conditions_of_places_are_refused_by_name() -> None:
