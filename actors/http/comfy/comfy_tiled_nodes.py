@@ -38,6 +38,7 @@ from modelpool.actors.http.comfy.comfy_tiles import Box, Grid, Tile, region_of, 
 from modelpool.actors.http.comfy.comfy_values import AnyImage, ControlUse, ModelValue, NodeImage, NodeMask, TextValue
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
+from modelpool.pool.values.core.errors import counted
 
 #: tiles of one node, with the ones that redraw seams
 MOST_TILES = 100
@@ -325,7 +326,7 @@ def _redrawn(given: Mapping[str, Any], image: AnyImage, size: tuple[int, int]) -
     count = sum(len(each.tiles) for each in passes)
     if count > MOST_TILES:
         raise NodeUnsupported(
-            f"tile_width, tile_height: found {count} tiles of {given['tile_width']}x{given['tile_height']} in "
+            f"tile_width, tile_height: found {counted(count, 'tile')} of {given['tile_width']}x{given['tile_height']} in "
             f"{size[0]}x{size[1]}, expected up to {MOST_TILES}: larger tiles"
         )
     canvas = _Canvas(given["nodes"], size, image)
