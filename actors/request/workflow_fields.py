@@ -219,7 +219,8 @@ class SampleNode(_Node):
                  guides.N: the image of each of `guides`, or its frames, as many as fill cells of the latent;
                  boxes.N: the text of each box of `gligen`, pooled; prior: the latent of the first model of two, for
                  the second one; size: an image as large as the output, of which a run without a start latent reads
-                 nothing else
+                 nothing else; sound: audio, or a latent with an audio track, that a model keeps which samples audio
+                 with its frames: the frames follow it
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all
     adds_noise   whether noise is added to the start latent

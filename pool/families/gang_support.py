@@ -94,4 +94,5 @@ _NAMES = {
     "PriorCondition": "a second stage",
     "ControlVideoCondition": "a control video",
     "FaceCondition": "a video of a face",
+    "KeptSoundCondition": "audio that is kept",
 }

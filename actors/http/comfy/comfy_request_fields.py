@@ -14,11 +14,13 @@ from modelpool.actors.http.comfy.comfy_values import (
     BlankSound,
     ClipValue,
     ControlUse,
+    GivenSound,
     GuideUse,
     ImagePromptUse,
     LoraUse,
     ModelSampling,
     ModelValue,
+    NodeSound,
     RegionUse,
     SeenImage,
     TextValue,
@@ -299,6 +301,21 @@ def guide_warnings(node_id: str, guides: tuple[GuideUse, ...], model: str) -> It
         if guide.is_added and guide.is_first:
             yield (f"node {node_id}: the image of LTXVAddGuide at frame 0 takes the place of the first frame; ComfyUI "
                    "has it behind the frames")  # fmt: skip
+
+
+def given_sound_warnings(node_id: str, sound: NodeSound | GivenSound, model: str, has_all_noise: bool) -> Iterator[str]:
+    """Yield what audio that a run is given does not do in it. Raises NodeUnsupported for audio that a run would change
+    a little."""
+    if isinstance(sound, GivenSound) and sound.vae not in ("", model):
+        yield (f"node {node_id}: audio_vae: found the one of {sound.vae!r} for the audio; the VAE of model {model!r} "
+               "encodes it")  # fmt: skip
+    if sound.is_kept:
+        return
+    if not has_all_noise:
+        raise NodeUnsupported("latent_image: found audio of LTXVAudioVAEEncode in a run of some of the noise levels: "
+                              "expected SetLatentNoiseMask with a mask of 0, which keeps it")  # fmt: skip
+    yield (f"node {node_id}: latent_image: the audio of LTXVAudioVAEEncode does not act: the run begins with noise "
+           "alone; SetLatentNoiseMask with a mask of 0 keeps it")  # fmt: skip
 
 
 def silent_warnings(node_id: str, model: str, family: str) -> Iterator[str]:

@@ -378,6 +378,7 @@ class NodeLatent:
     track  of a video with audio: frames and audio as one latent (WITH_SOUND), or the frames of such a latent (FRAMES)
     guides  images that guide the run that begins with it
     uncropped  whether ComfyUI has the frames of guides behind the frames of the video
+    sound  the audio that the run keeps which begins with it; None for none
     """
 
     node: str
@@ -394,6 +395,7 @@ class NodeLatent:
     track: str = ""
     guides: tuple[GuideUse, ...] = ()
     uncropped: bool = False
+    sound: KeptSound | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,12 +442,37 @@ def is_first_frame(guides: tuple[GuideUse, ...]) -> bool:
 @dataclass(frozen=True, slots=True)
 class NodeSound:
     """The audio of latents of a video that a node of the workflow makes. `model`, `count`, `sampler` as of
-    `NodeLatent`."""
+    `NodeLatent`. `is_kept`: its noise mask keeps it in the next run."""
 
     node: str
     model: str
     count: int = 1
     sampler: str = ""
+    is_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSound:
+    """Latents of audio of the user, of its own length, by the VAE of a model, "" for the one that samples. `is_kept`:
+    its noise mask keeps it."""
+
+    audio: NodeAudio
+    vae: str
+    is_kept: bool = False
+
+    @property
+    def node(self) -> str:
+        """The node of the audio."""
+        return self.audio.node
+
+    @property
+    def count(self) -> int:
+        """As of `NodeAudio`."""
+        return self.audio.count
+
+
+#: audio that a run keeps
+KeptSound: TypeAlias = NodeSound | GivenSound
 
 
 @dataclass(frozen=True, slots=True)
@@ -613,7 +640,7 @@ class BlankLatent:
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: bool = False
     stage: str = ""
-    sound: BlankSound | None = None
+    sound: BlankSound | KeptSound | None = None
     guides: tuple[GuideUse, ...] = ()
     sized_as: AnyImage | None = None
 
@@ -673,7 +700,7 @@ class DecodedSound:
 
 
 #: latents of audio that belongs to a video
-AUDIO_LATENTS = (BlankSound, NodeSound, SampledSound)
+AUDIO_LATENTS = (BlankSound, GivenSound, NodeSound, SampledSound)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: positions of the longest audio that requests may name; longer videos are refused
 MOST_SOUND = 1 << 15
+#: model input: the latent of audio that a run keeps, [B, L, A]
+KEPT_SOUND = "sound"
 
 
 def sound_length(sound: SoundFacts, frames: int, frame_rate: float) -> int:

@@ -31,6 +31,7 @@ from modelpool.pool.values.core.task_inputs import (
     REFERENCE,
     REGION,
     REGION_MASK,
+    SOUND,
     START,
     numbered,
 )
@@ -224,6 +225,15 @@ class GuideCondition:
         return (numbered(GUIDE, number),)
 
 
+@dataclass(frozen=True, slots=True)
+class KeptSoundCondition:
+    """The audio track of the video is that of a `Latent`: it is kept, and the frames follow it."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (SOUND,)
+
+
 SampleCondition: TypeAlias = (
     StartCondition
     | ImageCondition
@@ -241,6 +251,7 @@ SampleCondition: TypeAlias = (
     | ImagePromptRef
     | GligenRef
     | CameraCondition
+    | KeptSoundCondition
 )
 
 

@@ -54,6 +54,7 @@ from modelpool.pool.values.core.sample_conditions import ControlVideoCondition a
 from modelpool.pool.values.core.sample_conditions import FaceCondition as FaceCondition
 from modelpool.pool.values.core.sample_conditions import GuideCondition as GuideCondition
 from modelpool.pool.values.core.sample_conditions import ImageCondition as ImageCondition
+from modelpool.pool.values.core.sample_conditions import KeptSoundCondition as KeptSoundCondition
 from modelpool.pool.values.core.sample_conditions import MaskCondition as MaskCondition
 from modelpool.pool.values.core.sample_conditions import MaskedImageCondition as MaskedImageCondition
 from modelpool.pool.values.core.sample_conditions import PriorCondition as PriorCondition
@@ -361,6 +362,8 @@ class EncodeImageParams:
     bright   the VAE reads pixels from 0.5 to 128 instead, as the edge ControlNet of Stable Diffusion 3.5 was trained
     seconds  encodes this many seconds of "audio" instead, with the samples and channels of the VAE
     video    encodes a video of this kind instead
+    sound    encodes "audio" instead, as the audio track of a video, with so many positions: what is longer is cut off,
+             silence follows what is shorter
     """
 
     model: ModelRef
@@ -373,6 +376,7 @@ class EncodeImageParams:
     black: bool = False
     seconds: float = 0.0
     video: EncodedVideo | None = None
+    sound: int = 0
 
     @property
     def frames(self) -> int:
@@ -686,7 +690,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
         EncodeParams: frozenset({"writes", "lyrics", "pooled"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
-        EncodeImageParams: frozenset({"seconds"}),
+        EncodeImageParams: frozenset({"seconds", "sound"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part", "track"}),
         UpscaleParams: frozenset({"vae"}),

@@ -49,12 +49,14 @@ from modelpool.pool.values.core.assembly import Assembly
 from modelpool.pool.values.core.encoded_videos import FirstFrames
 from modelpool.pool.values.core.run_options import Isolation, RunOptions, SoundScale
 from modelpool.pool.values.core.stage_params import (
+    AudioSamples,
     DecodeParams,
     Encoded,
     EncodeImageParams,
     GuidanceParams,
     GuideCondition,
     ImagePixels,
+    KeptSoundCondition,
     Latent,
     OutputShape,
     SampleParams,
@@ -301,6 +303,58 @@ def test_previews_show_a_frame_and_no_audio(tmp_path: Path) -> None:
     hooks = replace(QUIET, preview=lambda latents: shown.append(latents()[0]))
     latent = whole.latent(whole.texts()[:1], steps=1, hooks=hooks)
     np.testing.assert_allclose(shown[-1], latent.samples_CHW[:, latent.samples_CHW.shape[1] // 2], atol=1e-5)
+    whole.engine.close()
+
+
+def _tones(seconds: float, rate: int = 44100) -> AudioSamples:
+    """A falling and a rising tone with some noise."""
+    times = np.arange(int(seconds * rate)) / rate
+    tones = [np.sin(2 * np.pi * (500 - 900 * times) * times), np.sin(2 * np.pi * (700 + 1300 * times) * times)]
+    noise = np.random.default_rng(3).normal(0, 0.05, (len(times), 2))
+    return AudioSamples((0.4 * np.stack(tones, 1) + noise).astype(np.float32), rate)
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_frames_that_follow_given_audio_are_those_of_a_pipeline_that_keeps_it(tmp_path: Path, guided: bool) -> None:
+    """The audio has noise level 0 in all steps, also where frames read it, as in the pipeline of Lightricks. It is the
+    audio of the result, and the one that is heard."""
+    whole = Whole(tmp_path, SOUNDING)
+    length = sound_length(SOUND, whole.frames, FRAME_RATE)
+    given = whole.run(EncodeImageParams(whole.model, 0, 0, sound=length), _tones(1.0))
+    assert isinstance(given, Latent)
+    assert given.sound_LA is not None
+    assert given.sound_LA.shape == (length, 128)
+    texts = whole.texts()[: 1 + guided]
+    plain = whole.sampling(len(texts))
+    work = replace(plain, conditions=(KeptSoundCondition(),))
+    latent = whole.run(work, *texts, given)
+    assert isinstance(latent, Latent)
+    np.testing.assert_array_equal(latent.sound_LA, given.sound_LA)
+
+    own, vae = whole.module(Role.DIFFUSION_MODEL), whole.module(Role.VAE).sound.vae
+    forward = type(own).forward
+
+    def keeping(self: Any, **call: Any) -> Any:
+        silent = torch.zeros_like(call["sigma"])
+        frames, sound = forward(self, **{**call, "audio_timestep": silent, "audio_sigma": silent})
+        return frames, torch.zeros_like(sound)
+
+    sound = torch.from_numpy(given.sound_LA)[None] * vae.latents_std + vae.latents_mean
+    without = {} if guided else {"guidance_scale": 1.0, "audio_guidance_scale": 1.0}
+    with mock.patch.object(type(own), "forward", keeping):
+        theirs = _run(whole, "latent", audio_latents=sound, **without)
+    _assert_same_latents(whole, latent, theirs)
+    other = whole.run(plain, *texts)
+    assert isinstance(other, Latent)
+    assert not np.allclose(other.samples_CHW, latent.samples_CHW, atol=1e-3), "frames follow the audio"
+
+    made = whole.run(DecodeParams(whole.model, OutputShape(*whole.sides, whole.frames, FRAME_RATE)), latent)
+    with torch.no_grad():
+        decoded = vae.decode(sound.unflatten(2, (8, -1)).transpose(1, 2)).sample
+        samples = whole.module(Role.VAE).sound.vocoder(decoded)
+    assert isinstance(made, VideoFrames)
+    assert made.sound is not None
+    np.testing.assert_allclose(made.sound.samples_SC, samples[0].T, atol=1e-5)
     whole.engine.close()
 
 
