@@ -70,7 +70,7 @@ def test_latents_are_those_of_the_encoder_of_diffusers(tmp_path: Path) -> None:
     wave = np.stack([0.5 * np.sin(2 * np.pi * 440 * times)] * 2).astype(np.float32)
     middle = slice(4, 20)
     slow = encoded(wave[:, ::3].copy(), 16000, 26)[middle]
-    np.testing.assert_allclose(encoded(wave, 48000, 26)[middle], slow, atol=0.02 * float(slow.std()))
+    np.testing.assert_allclose(encoded(wave, 48000, 26)[middle], slow, atol=0.05 * float(slow.std()))
     assert encoded(samples[:, :10], 16000, 1).shape == (1, 128)
     whole.engine.close()
 
