@@ -99,6 +99,7 @@ from modelpool.pool.values.core.task_inputs import (
     SAMPLER_STATE,
     SOUND,
     START,
+    VOICE,
     WITHOUT_IMAGES,
     numbered,
 )
@@ -124,6 +125,7 @@ class ReadFromNodes:
     of_prompt, nested  as in `GuidanceParams`
     prior       the latent of the first model of two, for the second one
     sound       the audio of a video that is kept: a latent with it, or audio that is encoded
+    voice       audio with the voice that the audio of a video has
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -141,6 +143,7 @@ class ReadFromNodes:
     nested: bool = False
     prior: tuple[TaskId, PriorCondition] | None = None
     sound: SoundRead | None = None
+    voice: SoundRead | None = None
 
 
 class RequestTasks:
@@ -367,9 +370,9 @@ class RequestTasks:
             found[MASK] = read.mask
         if read is not None and read.prior is not None:
             found[PRIOR] = read.prior[0]
-        if read is not None and read.sound is not None:
-            kept = read.sound
-            found[SOUND] = kept.source if kept.encodes is None else self._tasks.add(kept.encodes, kept.needs)
+        for name, heard in () if read is None else ((SOUND, read.sound), (VOICE, read.voice)):
+            if heard is not None:
+                found[name] = heard.source if heard.encodes is None else self._tasks.add(heard.encodes, heard.needs)
         for number, guide in enumerate(() if read is None else read.guides):
             found[numbered(GUIDE, number)] = self._tasks.add(*guide.encoded(self._model, work.shape))
         if work.image is not None:
@@ -537,6 +540,8 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         work = replace(work, conditions=(*work.conditions, read.camera))
     if read.sound is not None:
         work = replace(work, conditions=(*work.conditions, KeptSoundCondition()))
+    if read.voice is not None and read.voice.voice is not None:
+        work = replace(work, conditions=(*work.conditions, read.voice.voice))
     guidance = replace(work.guidance, of_prompt=read.of_prompt, nested=read.nested)
     if guidance.without_image:
         work = replace(work, guidance=guidance)

@@ -30,6 +30,7 @@ from modelpool.actors.graph.features.sound_graph import (
     check_keeps_sound,
     length_warning,
     sound_encoded,
+    voice_encoded,
 )
 from modelpool.actors.graph.features.upscale_graph import upscale_params
 from modelpool.actors.graph.pass_workflow import workflow_of_passes
@@ -114,11 +115,13 @@ _CAMERA = "camera"
 _PRIOR, _SIZE = "prior", "size"
 #: the audio of a video that is kept
 _SOUND = "sound"
+#: audio with the voice that the audio of a video has
+_VOICE = "voice"
 #: the input with the frames that a video begins with
 _FIRST_FRAMES = "first_frames"
 _SAMPLE_INPUTS = (
     "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask, "
-    "video, video_mask, face_video, first_frames, guides.N, boxes.N, prior, size, sound"
+    "video, video_mask, face_video, first_frames, guides.N, boxes.N, prior, size, sound, voice"
 )
 
 
@@ -403,7 +406,7 @@ class _WorkflowTasks:
             raise unsupported_field(_CAMERA, request.model, "reads no camera")
         read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
         seen = {"of_prompt": _predicts_prompt(node, facts), "nested": node.nested, "prior": prior, **self._boxes(node)}
-        seen["sound"] = self._kept_sound(node, request, model, facts)
+        seen |= {"sound": self._kept_sound(node, request, model, facts), "voice": self._voice(node, model, facts)}
         read = replace(read, **seen)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
@@ -422,6 +425,15 @@ class _WorkflowTasks:
             self.warnings |= dict.fromkeys(prompt_warnings(request))
         made = _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
         return replace(made, has_sound=_makes_sound(defaults))
+
+    def _voice(self, node: SampleNode, model: ModelRef, facts: SamplingFacts) -> SoundRead | None:
+        """Return the audio with the voice that the audio of a video has. Raises UnusableField."""
+        if _VOICE not in node.inputs:
+            if node.voice_scale:
+                raise unusable_field("voice_scale", node.voice_scale, f"0 without the input {_VOICE}")
+            return None
+        value = self._read(node, _VOICE, AUDIO)
+        return voice_encoded(value.task, value.timing, model, facts, node.voice_scale)
 
     def _kept_sound(
         self, node: SampleNode, request: GenerateRequest, model: ModelRef, facts: SamplingFacts
@@ -515,7 +527,8 @@ class _WorkflowTasks:
                 changed["seconds"] = start.shape.seconds
         if _SIZE in node.inputs:
             changed |= self._size_of_image(node, start)
-        others = ("positive", "negative", "latent", "mask", _PRIOR, _SIZE, _SOUND, _FIRST_FRAMES, *_INPAINTED, *_VIDEOS)
+        alone = (_PRIOR, _SIZE, _SOUND, _VOICE, _FIRST_FRAMES, *_INPAINTED, *_VIDEOS)
+        others = ("positive", "negative", "latent", "mask", *alone)
         videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
         _check_videos(videos, request.frames)
         changed |= videos

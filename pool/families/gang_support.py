@@ -95,4 +95,5 @@ _NAMES = {
     "ControlVideoCondition": "a control video",
     "FaceCondition": "a video of a face",
     "KeptSoundCondition": "audio that is kept",
+    "VoiceCondition": "audio of a voice",
 }

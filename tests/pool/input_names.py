@@ -28,6 +28,7 @@ from modelpool.pool.values.core.stage_params import (
     VideoFrames,
     VideoMask,
     VisionEncodeParams,
+    VoiceCondition,
 )
 from modelpool.pool.values.core.task_inputs import TaskInputs
 from modelpool.pool.values.specs.spec import TaskId, TaskSpec
@@ -77,6 +78,8 @@ def _latents(work: StageParams) -> Iterator[str]:
             yield names.PRIOR
         if work.has(KeptSoundCondition):
             yield names.SOUND
+        if work.has(VoiceCondition):
+            yield names.VOICE
         for number, control in enumerate(work.controls):
             if control.reads_latent:
                 yield names.numbered(names.CONTROL, number)

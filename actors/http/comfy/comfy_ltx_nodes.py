@@ -310,6 +310,20 @@ def _sound_encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (GivenSound(given["audio"], given["audio_vae"].name),)
 
 
+def _referred(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A model and texts whose audio has the voice of other audio."""
+    model, span = given["model"], (given["start_percent"], given["end_percent"])
+    if span != (0.0, 1.0) and given["identity_guidance_scale"]:
+        raise NodeUnsupported(f"start_percent, end_percent: found {span[0]:g} and {span[1]:g}, expected 0 and 1: the "
+                              "guidance acts in all steps")  # fmt: skip
+    if given["audio_vae"].name not in ("", model.name):
+        warn(given, f"audio_vae: found the one of {given['audio_vae'].name!r}; the VAE of the model that samples "
+             "encodes the audio")  # fmt: skip
+    use = VideoUse(voice=given["reference_audio"])
+    texts = (with_video(given[name], use) for name in ("positive", "negative"))
+    return replace(model, voice_scale=given["identity_guidance_scale"]), *texts
+
+
 def _frozen(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Audio that the next run keeps. Raises NodeUnsupported for frames, and for empty audio."""
     latent = given["latent"]
@@ -388,6 +402,23 @@ LTX_NODES = (
     _row("LTXVSeparateAVLatent", (link("av_latent", "LATENT"),), _parted, "LATENT", "LATENT"),
     _row("LTXVAudioVAEDecode", (sound_latent("samples"), link("audio_vae", "VAE")), _sound_decoded, "AUDIO"),
     _row("LTXVAudioVAEEncode", (link("audio", "AUDIO"), link("audio_vae", "VAE")), only_in_workflows, "LATENT"),
+    _row(
+        "LTXVReferenceAudio",
+        (
+            link("model", "MODEL"),
+            _POSITIVE,
+            _NEGATIVE,
+            link("reference_audio", "AUDIO"),
+            link("audio_vae", "VAE"),
+            number("identity_guidance_scale", 3.0, 0.0, 100.0, is_required=False),
+            number("start_percent", 0.0, 0.0, 1.0, is_required=False),
+            number("end_percent", 1.0, 0.0, 1.0, is_required=False),
+        ),
+        only_in_workflows,
+        "MODEL",
+        "CONDITIONING",
+        "CONDITIONING",
+    ),
     _row("LTXVFreezeLatent", (sound_latent("latent"),), only_in_workflows, "LATENT"),
     _row("LTXVAudioVAELoader", (combo("ckpt_name", MODELS),), _sound_vae, "VAE", category="loaders"),
     _row(
@@ -501,6 +532,7 @@ LTX_BUILDERS: Mapping[str, Builder] = MappingProxyType(
         "LTXVAudioVAEDecode": _sound_decoded_node,
         "LTXVAudioVAEEncode": _sound_encoded,
         "LTXVFreezeLatent": _frozen,
+        "LTXVReferenceAudio": _referred,
         "LTXVLatentUpsampler": _upscaled,
     }
 )

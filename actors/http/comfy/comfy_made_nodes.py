@@ -532,6 +532,7 @@ class MadeNodes:
             stops = {**stops, "prompt_without_image": True}
         if positive.video is not None and positive.video.camera is not None:
             stops = {**stops, "camera": positive.video.camera.path}
+        stops = {**stops, **self._add_voice(node_id, inputs, positive, negative, model, given["cfg"])}
         stops = {**stops, **self._add_boxes(node_id, inputs, positive, model.name)}
         first = levels.steps - levels.run_steps
         has_all_noise = not first and stops.get("adds_noise", True) and _begins_with_noise(levels)
@@ -549,6 +550,28 @@ class MadeNodes:
         uncropped = any(each.is_added for each in start.guides)
         found = replace(found, guides=kept, uncropped=uncropped)
         return replace(found, frames=start.frames, size=size, layers=layers)
+
+    def _add_voice(
+        self,
+        node_id: str,
+        inputs: dict[str, str],
+        positive: TextValue,
+        negative: TextValue,
+        model: ModelValue,
+        cfg: float,
+    ) -> dict[str, Any]:
+        """Add the audio with the voice that a run has, and return the field of its node for the guidance towards it.
+        Raises NodeUnsupported for a voice of one of two texts."""
+        voice, other = (None if text.video is None else text.video.voice for text in (positive, negative))
+        if cfg != 1 and voice != other:
+            raise NodeUnsupported("positive, negative: expected the reference audio of LTXVReferenceAudio for both")
+        if voice is None:
+            if model.voice_scale:
+                found = f"node {node_id}: identity_guidance_scale: found {model.voice_scale:g}"
+                self.warnings[f"{found}, which does not act without reference audio in positive"] = None
+            return {}
+        inputs["voice"] = voice.node
+        return {"voice_scale": model.voice_scale} if model.voice_scale else {}
 
     def _add_boxes(self, node_id: str, inputs: dict[str, str], text: TextValue, model: str) -> dict[str, Any]:
         """Add the texts in boxes of a run, and return the field of its node for them."""

@@ -111,8 +111,6 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("ConditioningLoader", "SaveConditioning"), "the pool reads and writes no encoded texts"),
         **dict.fromkeys(("GLSLShader", "CurveEditor", "ColorToRGBInt"), "the pool runs no shaders"),
         **dict.fromkeys(("OptimalStepsScheduler",), "the pool does not have its levels; ManualSigmas lists levels"),
-        "LTXVReferenceAudio": "the pool keeps audio of users in videos of LTX-2 (LTXVAudioVAEEncode and "
-                              "SetLatentNoiseMask), and reads none as a reference for the voice of other audio",
         **dict.fromkeys(
             ("LTXVModalityGuidance", "LTXVSpatioTemporalGuidance"),
             "the pool has guidance of frames and audio apart as the option isolation of its own requests",

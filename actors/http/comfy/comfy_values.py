@@ -38,7 +38,7 @@ class ModelSampling:
 class ModelValue:
     """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets and image
     prompts that patch it. `has_vae`: its file has the VAE that it was published with. `guided_by`: the model that
-    predicts what guidance moves away from, which is a part of it."""
+    predicts what guidance moves away from, which is a part of it. `voice_scale`: of the guidance towards a voice."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
@@ -48,6 +48,7 @@ class ModelValue:
     controls: tuple[ControlUse, ...] = ()
     image_prompts: tuple[ImagePromptUse, ...] = ()
     guided_by: str = ""
+    voice_scale: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +508,8 @@ class VideoUse:
     """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
     other fields of a request, by name, and videos that it follows; None where a node says nothing. `video_stops`:
     nothing follows the last frame of its video. `first_frames`: the frames that a video begins with, if they are
-    several, of which `image` is the first. `prompt_without_image`, `nested`: as of a node that samples."""
+    several, of which `image` is the first. `prompt_without_image`, `nested`: as of a node that samples. `voice`: audio
+    with the voice that its audio has."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
@@ -520,6 +522,7 @@ class VideoUse:
     camera: CameraValue | None = None
     prompt_without_image: bool = False
     nested: bool = False
+    voice: NodeAudio | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -540,6 +543,7 @@ class VideoUse:
             more.camera or self.camera,
             more.prompt_without_image or self.prompt_without_image,
             more.nested or self.nested,
+            more.voice or self.voice,
         )
 
     def images(self) -> dict[str, AnyImage]:

@@ -86,6 +86,7 @@ from modelpool.pool.values.core.stage_params import (
     SampleParams,
     StartCondition,
     VisionEncodeParams,
+    VoiceCondition,
     encoders_run,
     role_of,
     stage_of,
@@ -569,6 +570,7 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
             images = (*images, factors) if factors else images
             images = (*images, "camera") if work.has(CameraCondition) else images
             images = (*images, "sound") if work.has(KeptSoundCondition) else images
+            images = (*images, *(("voice", voice.length) for voice in work.all_of(VoiceCondition)))
             reads = (
                 work.has(StartCondition),
                 work.has(MaskCondition),
@@ -578,8 +580,8 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
             size = (stage_of(work), role_of(work), work.shape.width, work.shape.height, work.shape.frames)
             return (*size, work.reads_negative, work.schedule.sampler, counted_options(work.options), *reads)
         case EncodeImageParams():
-            size = (stage_of(work), work.width, work.height, work.frames)
-            return (*size, "sound", work.sound) if work.sound else size
+            sound = ("sound", work.sound) if work.sound else ()
+            return (stage_of(work), work.width, work.height, work.frames, *sound)
         case DecodeParams():
             sizes: tuple[object, ...]
             sizes = (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)

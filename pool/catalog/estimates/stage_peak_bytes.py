@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.catalog.estimates.counted_options import CountedOptions, counted_options
-from modelpool.pool.families.parts.audio_tracks import KEPT_SOUND, SoundTrack, sound_length
+from modelpool.pool.families.parts.audio_tracks import KEPT_SOUND, VOICE, SoundTrack, sound_length
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.parts.two_stages import prior_channels
 from modelpool.pool.inference.conditioning.conditions import Condition, inputs_on
@@ -88,6 +88,7 @@ from modelpool.pool.values.core.stage_params import (
     StartCondition,
     Stopped,
     VisionEncodeParams,
+    VoiceCondition,
 )
 from modelpool.pool.weights.patcher.blocks.diffusers_names import block_lists
 from modelpool.pool.weights.patcher.blocks.dit import BlockForm
@@ -521,10 +522,12 @@ def _inputs(
         shapes = [(batch, *guide_shape(guide, shape_CHW)) for guide in work.guides]
         images = [torch.empty(shape, dtype=torch.float32, device=META) for shape in shapes]
         model_inputs |= placed_guides(work.guides, images, shape_CHW)
-    if work.has(KeptSoundCondition) and facts.video is not None and facts.video.sound is not None:
-        sound = facts.video.sound
-        length = sound_length(sound, work.shape.frames, work.shape.frame_rate)
-        model_inputs[KEPT_SOUND] = torch.empty((batch, length, sound.width), dtype=torch.float32, device=META)
+    if facts.video is not None and (sound := facts.video.sound) is not None:
+        if work.has(KeptSoundCondition):
+            length = sound_length(sound, work.shape.frames, work.shape.frame_rate)
+            model_inputs[KEPT_SOUND] = torch.empty((batch, length, sound.width), dtype=torch.float32, device=META)
+        for voice in work.all_of(VoiceCondition):
+            model_inputs[VOICE] = torch.empty((batch, voice.length, sound.width), dtype=torch.float32, device=META)
     others = {**{k: v for k, v in texts.items() if k in facts.reads}, **inputs_on(model_inputs, META)}
     return _Inputs(x_BC, level_B, context_BLD, others)
 

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from modelpool.pool.families.parts.audio_tracks import POSITION_SPECTRA, SOUND_HOP, SOUND_RATE
 from modelpool.pool.inference.pixels.audio_latents import CHANNELS
 from modelpool.pool.inference.pixels.audio_resampling import resampled_audio
 from modelpool.pool.models.components.vae.audio_decoders import (
-    POSITION_SPECTRA,
-    SOUND_HOP,
-    SOUND_RATE,
     SOUND_WINDOW,
     MMAudioDecoder,
     sound_of,

@@ -33,6 +33,7 @@ from modelpool.pool.values.core.task_inputs import (
     REGION_MASK,
     SOUND,
     START,
+    VOICE,
     numbered,
 )
 
@@ -234,6 +235,19 @@ class KeptSoundCondition:
         return (SOUND,)
 
 
+@dataclass(frozen=True, slots=True)
+class VoiceCondition:
+    """The audio track of the video has the voice of a `Latent` with an audio track of `length` positions. `scale`: of
+    the guidance away from a prediction without it; 0 for none."""
+
+    length: int
+    scale: float = 0.0
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (VOICE,)
+
+
 SampleCondition: TypeAlias = (
     StartCondition
     | ImageCondition
@@ -252,6 +266,7 @@ SampleCondition: TypeAlias = (
     | GligenRef
     | CameraCondition
     | KeptSoundCondition
+    | VoiceCondition
 )
 
 

@@ -64,6 +64,7 @@ from modelpool.pool.values.core.sample_conditions import SampleCondition as Samp
 from modelpool.pool.values.core.sample_conditions import SeenImages as SeenImages
 from modelpool.pool.values.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
+from modelpool.pool.values.core.sample_conditions import VoiceCondition as VoiceCondition
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.written_tokens import WrittenTokens
 from modelpool.pool.values.specs.gang import Gang
@@ -337,7 +338,8 @@ class SampleParams(WireValue):
     @property
     def predictions(self) -> int:
         """Predictions of all steps, each for one text."""
-        return self.steps_run * (self.texts + self.options.extra_predictions)
+        guided = sum(voice.scale > 0 for voice in self.all_of(VoiceCondition))
+        return self.steps_run * (self.texts + self.options.extra_predictions + guided)
 
     @property
     def reads_negative(self) -> bool:

@@ -18,6 +18,7 @@ from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from torch import Tensor, nn
 from transformers.audio_utils import mel_filter_bank
 
+from modelpool.pool.families.parts.audio_tracks import SOUND_HOP, SOUND_RATE
 from modelpool.pool.families.parts.forward import Arguments, Shapes
 from modelpool.pool.files.formats.folder_header import AUDIO_FOLDERS
 from modelpool.pool.files.formats.safetensors_file import Shape
@@ -39,8 +40,6 @@ _MMAUDIO = "audio_vae.vae.decoder.conv_in.weight"
 _VAE_FOLDER, _ = AUDIO_FOLDERS
 #: spectra per second. Source: diffusers' AutoencoderKLLTX2Audio
 _SPECTRA = 100
-#: samples per second that are encoded, samples from one spectrum to the next, and spectra of a position of the latent
-SOUND_RATE, SOUND_HOP, POSITION_SPECTRA = 16000, 160, 4
 #: samples of a window, and the smallest magnitude. Source: LTX-2 of Lightricks
 SOUND_WINDOW, _QUIETEST = 1024, 1e-5
 #: upsampling factors of transposed convolutions by their width; no shape determines them. Source: the conversion of
@@ -78,7 +77,8 @@ class SoundDecoder(nn.Module):
         spectra = spectra_of_samples(samples_BCS, vae.config.mel_bins)
         latent_BCLF = vae.encode(spectra.to(dtype), return_dict=False)[0].mode()
         latent_BLA: Tensor = latent_BCLF.float().transpose(1, 2).flatten(2)
-        return (latent_BLA - vae.latents_mean.to(latent_BLA)) / vae.latents_std.to(latent_BLA)
+        scaled_BLA: Tensor = (latent_BLA - vae.latents_mean.to(latent_BLA)) / vae.latents_std.to(latent_BLA)
+        return scaled_BLA
 
     def forward(self, scaled_BLA: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the samples of latents in the scale of the diffusion model, -1 to 1, [B, C, S]; decoded in `dtype`."""
@@ -108,7 +108,8 @@ def spectra_of_samples(samples_BCS: Tensor, rows: int) -> Tensor:
         return_complex=True,
     )
     bands = torch.from_numpy(bands_NF).to(window)
-    return (found_NT.abs().transpose(1, 2) @ bands).clamp(min=_QUIETEST).log().unflatten(0, samples_BCS.shape[:2])
+    spectra_NTF: Tensor = (found_NT.abs().transpose(1, 2) @ bands).clamp(min=_QUIETEST).log()
+    return spectra_NTF.unflatten(0, samples_BCS.shape[:2])
 
 
 def sound_of(vae: nn.Module) -> SoundDecoder | None:

@@ -131,6 +131,41 @@ def test_audio_that_no_mask_keeps_is_told_of_or_refused(tmp_path: Path) -> None:
         compiled(following(images__samples=["sound", 0]), uploads)
 
 
+def speaking(scale: float = 3.0, **changes: Any) -> Graph:
+    """A video of which the audio has the voice of audio of the user."""
+    nodes: dict[str, Any] = {
+        "heard": node("LoadAudio", audio="a.wav"),
+        "voiced": node(
+            "LTXVReferenceAudio", model=["model", 0], positive=["texts", 0], negative=["texts", 1],
+            reference_audio=["heard", 0], audio_vae=["sound_vae", 0], identity_guidance_scale=scale,
+            start_percent=0.0, end_percent=1.0,
+        ),
+        "guider": node("CFGGuider", model=["voiced", 0], positive=["voiced", 1], negative=["voiced", 2], cfg=1.0),
+    }  # fmt: skip
+    return graph(1.0, **{**nodes, **changes})
+
+
+def test_reference_audio_is_the_voice_of_a_run(tmp_path: Path) -> None:
+    uploads = uploaded(tmp_path)
+
+    def voices(prompt: Graph) -> list[tuple[str | None, float]]:
+        made, warnings = compiled(prompt, uploads)
+        assert not warnings
+        assert made.workflow is not None
+        runs = [each for _, each in made.workflow.in_order if isinstance(each, SampleNode)]
+        return [(each.inputs.get("voice"), each.voice_scale) for each in runs]
+
+    assert voices(speaking()) == [("heard", 3.0)]
+    assert voices(speaking(0.0)) == [("heard", 0.0)]
+    guided = speaking(guider__cfg=4.0)
+    assert voices(guided) == [("heard", 3.0)]
+    assert voices(speaking(guider__model=["model", 0])) == [("heard", 0.0)]
+    assert "for both" in refusals(speaking(guider__cfg=4.0, guider__negative=["texts", 1]), uploads)
+    assert "acts in all steps" in refusals(speaking(voiced__end_percent=0.5), uploads)
+    _, warnings = compiled(speaking(guider__positive=["texts", 0]), uploads)
+    assert any("does not act without reference audio" in each for each in warnings), warnings
+
+
 def test_videos_follow_audio_and_have_it(tmp_path: Path) -> None:
     """One pass and two; the audio is that of the file as the VAE decodes it, whatever the seed; frames depend on it."""
     save_file(SOUNDING.file(), tmp_path / "ltx2.safetensors")
@@ -148,9 +183,13 @@ def test_videos_follow_audio_and_have_it(tmp_path: Path) -> None:
     config = PoolConfig.load(CONFIG).override(device="cpu", models=[tmp_path], workers=1, vram="512 MiB")
     with open_real_pool(config) as pool:
         found: dict[int, Any] = {each.index: each for each in pool.submit(wanted).results()}
+        voiced = pool.submit([compiled(speaking(scale), calm)[0] for scale in (0.0, 3.0)]).results()
+        first, guided = sorted(voiced, key=lambda each: each.index)
         with pytest.warns(UserWarning, match="audio of 0.1 seconds for a video of 0.375: silence follows it"):
             (silent,) = pool.submit(compiled(following(), short)[0]).results()
     one, seeded, other, twice, without, unkept = (found[place] for place in range(len(wanted)))
+    assert not np.array_equal(first.sound.samples_SC, without.sound.samples_SC), "the voice acts"
+    assert not np.array_equal(guided.sound.samples_SC, first.sound.samples_SC), "its guidance acts"
     np.testing.assert_array_equal(seeded.sound.samples_SC, one.sound.samples_SC)
     np.testing.assert_array_equal(twice.sound.samples_SC, one.sound.samples_SC)
     assert not np.array_equal(seeded.frames, one.frames)
@@ -180,6 +219,8 @@ def test_runs_without_steps_and_models_without_audio_keep_none(tmp_path: Path) -
         for wrong, problem in (
             (kept("ltx2", first_step=2), "sound: expected none in a run of no step"),
             (kept(MODEL), "keeps no audio in its videos"),
+            (kept(MODEL, inputs={"voice": "heard"}), "reads no voice of other audio"),
+            (kept("ltx2", voice_scale=2.0), "voice_scale"),
         ):
             with pytest.raises(UserError, match=problem):
                 pool.submit([wrong])

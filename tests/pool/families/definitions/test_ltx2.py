@@ -64,6 +64,7 @@ from modelpool.pool.values.core.stage_params import (
     StartCondition,
     StepPart,
     VideoFrames,
+    VoiceCondition,
 )
 from modelpool.pool.values.specs.spec import Role, Stage
 from tests.pool.families.definitions.compared import Compared
@@ -355,6 +356,48 @@ def test_frames_that_follow_given_audio_are_those_of_a_pipeline_that_keeps_it(tm
     assert isinstance(made, VideoFrames)
     assert made.sound is not None
     np.testing.assert_allclose(made.sound.samples_SC, samples[0].T, atol=1e-5)
+    whole.engine.close()
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0])
+def test_audio_with_a_given_voice_is_that_of_id_lora(tmp_path: Path, scale: float) -> None:
+    """Its positions lead the audio, end one position before it, and have no noise. Guidance adds the difference of the
+    clean audio with and without it; frames have none of it."""
+    whole, length = Whole(tmp_path, SOUNDING), 7
+    given = whole.run(EncodeImageParams(whole.model, 0, 0, sound=length), _tones(0.25))
+    assert isinstance(given, Latent)
+    assert given.sound_LA is not None
+    texts = whole.texts()[:1] if scale else whole.texts()
+    work = replace(whole.sampling(len(texts)), conditions=(VoiceCondition(length, scale),))
+    latent = whole.run(work, *texts, given)
+    assert isinstance(latent, Latent)
+    own, voice_1RA = whole.module(Role.DIFFUSION_MODEL), torch.from_numpy(given.sound_LA)[None]
+    forward = type(own).forward
+
+    def with_voice(self: Any, **call: Any) -> Any:
+        sound, level = call["audio_hidden_states"], call["timestep"]
+        batch, positions = sound.shape[:2]
+        # seconds of a position of four spectra, of which the first begins before the audio: 0 to 0.01, to 0.05, ...
+        ends = torch.arange(max(positions, length)) * 0.04 + 0.01
+        bounds = torch.stack((torch.cat((torch.zeros(1), ends[:-1])), ends), dim=-1)
+        before = bounds[:length] - bounds[length - 1, 1] - 0.04
+        places = torch.cat((before, bounds[:positions])).expand(batch, 1, -1, -1)
+        steps = torch.cat((torch.zeros(batch, length), level.view(-1, 1).expand(batch, positions)), dim=1)
+        read = torch.cat((voice_1RA.expand(batch, -1, -1), sound), dim=1)
+        more = {"audio_hidden_states": read, "audio_timestep": steps, "audio_coords": places, "audio_sigma": level}
+        frames, found = forward(self, **{**call, **more})
+        found = found[:, length:]
+        return frames, found + scale * (found - forward(self, **call)[1]) if scale else found
+
+    without = {"guidance_scale": 1.0, "audio_guidance_scale": 1.0} if scale else {}
+    with mock.patch.object(type(own), "forward", with_voice):
+        theirs = _run(whole, "latent", **without)
+    _assert_same_latents(whole, latent, theirs, 3e-5)
+    plain = whole.run(whole.sampling(len(texts)), *texts)
+    assert isinstance(plain, Latent)
+    assert plain.sound_LA is not None
+    assert latent.sound_LA is not None
+    assert not np.allclose(plain.sound_LA, latent.sound_LA, atol=1e-3), "the voice acts"
     whole.engine.close()
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from modelpool.pool.families.parts.audio_tracks import SOUND_HOP
 from modelpool.pool.inference.pixels.sound_latents import sound_samples
-from modelpool.pool.models.components.vae.audio_decoders import SOUND_HOP, spectra_of_samples
+from modelpool.pool.models.components.vae.audio_decoders import spectra_of_samples
 from modelpool.pool.values.core.stage_params import AudioSamples, EncodeImageParams, Latent
 from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.definitions.test_ltx2 import SOUNDING
