@@ -108,8 +108,9 @@ def spectra_of_samples(samples_BCS: Tensor, rows: int) -> Tensor:
         return_complex=True,
     )
     bands = torch.from_numpy(bands_NF).to(window)
-    spectra_NTF: Tensor = (found_NT.abs().transpose(1, 2) @ bands).clamp(min=_QUIETEST).log()
-    return spectra_NTF.unflatten(0, samples_BCS.shape[:2])
+    spectra_NTF = (found_NT.abs().transpose(1, 2) @ bands).clamp(min=_QUIETEST).log()
+    spectra_BCTF: Tensor = spectra_NTF.unflatten(0, samples_BCS.shape[:2])
+    return spectra_BCTF
 
 
 def sound_of(vae: nn.Module) -> SoundDecoder | None:
