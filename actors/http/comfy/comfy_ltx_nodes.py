@@ -34,6 +34,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     warn,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_request_fields import encoder_warning
 from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import (
     FRAMES,
@@ -307,7 +308,7 @@ def _parted(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _sound_encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Latents of audio of the user; it is encoded when the length of the video is known."""
-    return (GivenSound(given["audio"], given["audio_vae"].name),)
+    return (GivenSound(given["audio"], given["audio_vae"]),)
 
 
 def _referred(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -316,9 +317,8 @@ def _referred(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if span != (0.0, 1.0) and given["identity_guidance_scale"]:
         raise NodeUnsupported(f"start_percent, end_percent: found {span[0]:g} and {span[1]:g}, expected 0 and 1: the "
                               "guidance acts in all steps")  # fmt: skip
-    if given["audio_vae"].name not in ("", model.name):
-        warn(given, f"audio_vae: found the one of {given['audio_vae'].name!r}; the VAE of the model that samples "
-             "encodes the audio")  # fmt: skip
+    if told := encoder_warning(given["audio_vae"], model):
+        warn(given, told)
     use = VideoUse(voice=given["reference_audio"])
     texts = (with_video(given[name], use) for name in ("positive", "negative"))
     return replace(model, voice_scale=given["identity_guidance_scale"]), *texts

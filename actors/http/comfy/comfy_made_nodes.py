@@ -627,7 +627,7 @@ class MadeNodes:
         if isinstance(start, NodeLatent) and start.mask is not None:
             raise NodeUnsupported("latent_image: found frames with audio and a noise mask, expected no mask")
         if isinstance(sound, GivenSound | NodeSound):
-            self.warnings |= dict.fromkeys(given_sound_warnings(given["node_id"], sound, model.name, has_all_noise))
+            self.warnings |= dict.fromkeys(given_sound_warnings(given["node_id"], sound, model, has_all_noise))
             inputs |= {_SOUND: sound.node} if sound.is_kept else {}
         more, options = sound_fields(given["positive"], given["cfg"], given.get("sound_cfg"), family, blank)
         fields |= more

@@ -24,6 +24,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     RegionUse,
     SeenImage,
     TextValue,
+    VaeValue,
 )
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
@@ -303,12 +304,22 @@ def guide_warnings(node_id: str, guides: tuple[GuideUse, ...], model: str) -> It
                    "has it behind the frames")  # fmt: skip
 
 
-def given_sound_warnings(node_id: str, sound: NodeSound | GivenSound, model: str, has_all_noise: bool) -> Iterator[str]:
+def encoder_warning(vae: VaeValue, model: ModelValue) -> str:
+    """Return the warning of another VAE for audio of the user than that of the model that samples; "" for none."""
+    expected = f"the VAE of model {model.name!r} encodes it"
+    if vae.name not in ("", model.name):
+        return f"audio_vae: found the one of {vae.name!r} for the audio; {expected}"
+    is_other = vae.file and model.has_vae
+    return f"audio_vae: found vae_name {vae.file[:100]}, which is not read; {expected}" if is_other else ""
+
+
+def given_sound_warnings(
+    node_id: str, sound: NodeSound | GivenSound, model: ModelValue, has_all_noise: bool
+) -> Iterator[str]:
     """Yield what audio that a run is given does not do in it. Raises NodeUnsupported for audio that a run would change
     a little."""
-    if isinstance(sound, GivenSound) and sound.vae not in ("", model):
-        yield (f"node {node_id}: audio_vae: found the one of {sound.vae!r} for the audio; the VAE of model {model!r} "
-               "encodes it")  # fmt: skip
+    if isinstance(sound, GivenSound) and (told := encoder_warning(sound.vae, model)):
+        yield f"node {node_id}: {told}"
     if sound.is_kept:
         return
     if not has_all_noise:

@@ -454,11 +454,10 @@ class NodeSound:
 
 @dataclass(frozen=True, slots=True)
 class GivenSound:
-    """Latents of audio of the user, of its own length, by the VAE of a model, "" for the one that samples. `is_kept`:
-    its noise mask keeps it."""
+    """Latents of audio of the user, of its own length, by a VAE. `is_kept`: its noise mask keeps it."""
 
     audio: NodeAudio
-    vae: str
+    vae: VaeValue
     is_kept: bool = False
 
     @property

@@ -162,6 +162,9 @@ def test_reference_audio_is_the_voice_of_a_run(tmp_path: Path) -> None:
     assert voices(speaking(guider__model=["model", 0])) == [("heard", 0.0)]
     assert "for both" in refusals(speaking(guider__cfg=4.0, guider__negative=["texts", 1]), uploads)
     assert "acts in all steps" in refusals(speaking(voiced__end_percent=0.5), uploads)
+    other = node("LTXVAudioVAELoader", ckpt_name="other")
+    _, warnings = compiled(speaking(sound_vae=other, audio__audio_vae=["mine", 0], mine=graph()["sound_vae"]), uploads)
+    assert any("found the one of 'other' for the audio" in each for each in warnings), warnings
     _, warnings = compiled(speaking(guider__positive=["texts", 0]), uploads)
     assert any("does not act without reference audio" in each for each in warnings), warnings
 
