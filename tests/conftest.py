@@ -51,7 +51,7 @@ settings.register_profile("nightly", deadline=None, max_examples=NIGHTLY_EXAMPLE
 
 #: how long tests took when they were last recorded, on a machine with two cores
 DURATIONS = Path(__file__).with_name("durations.json")
-RECORDED_SECONDS, SLOW_SECONDS = 0.5, 2.0
+RECORDED_SECONDS, SLOW_SECONDS = 0.5, 0.7
 #: files with such a test come first: at the end, one process would wait for it
 LONG_SECONDS = 10.0
 #: in every file that has tests with Ray
@@ -193,10 +193,10 @@ def recorded_durations() -> dict[str, float]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what other tiers and rotations run. Mark tests `slow` that were recorded above two seconds, skip `gpu`
-    tests on machines without CUDA, start with the files of the longest tests, and keep the `ray` tests of one process
-    together at the end, in the order of their files' recorded times, longest first: files are the units that two
-    processes share."""
+    """Leave out what other tiers and rotations run. Mark tests `slow` that were recorded above `SLOW_SECONDS`, skip
+    `gpu` tests on machines without CUDA, start with the files of the longest tests, and keep the `ray` tests of one
+    process together at the end, in the order of their files' recorded times, longest first: files are the units that
+    two processes share."""
     if not config.option.nightly:
         others = left_out(items, config.option.rotation, recorded_durations())
         out = {item for item in others if not is_named(item, config.args)}

@@ -10,23 +10,30 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from modelpool.actors.config.config import ControllerPlace, PoolConfig
-from modelpool.actors.control.connection import Connection
+from modelpool.actors.control.connection import CONTROLLER, Connection
 from modelpool.actors.control.detached.job_service import JobsConnection
 from modelpool.actors.control.detached.service_watch import WatchedService
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
+from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray.fork_server import ENGINE_MODULES
 from modelpool.actors.ray.forks import Forks
 from modelpool.actors.ray.ray_session import AUTO, RaySession, open_session
 from modelpool.actors.ray.run_file import RunningPool, is_running, running_pool
 from modelpool.pool.values.core.errors import UserError
 
+T = TypeVar("T")
+
 DEFAULT_NAME = "modelpool"
 #: time for Ray to free the name of a lost controller
 NAME_SECONDS = 20.0
+#: how long a program that joins a pool waits for the next controller if the current one has just ended, and how often
+#: it looks
+NEXT_CONTROLLER_SECONDS, LOOK_SECONDS = 30.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +180,14 @@ def _join(address: str, namespace: str, name: str, running: RunningPool | None =
         from modelpool.actors.ray.ray_connection import RayConnection
 
         control_service = ControlService(session.address)
-        connection = RayConnection(find_controller(namespace, name), control_service=control_service)
+        exists = None if running is None else partial(is_running, running)
+
+        def connect() -> RayConnection:
+            found = RayConnection(find_controller(namespace, name), control_service=control_service)
+            found.call(CONTROLLER.output_defaults)  # the controller answers
+            return found
+
+        connection = answering(connect, exists, control_service.problem)
         writers = RayNodeWriters(lambda: connection.controller, _warn_of_writers, control_service)
     except BaseException:
         session.close()
@@ -200,6 +214,26 @@ def _join(address: str, namespace: str, name: str, running: RunningPool | None =
 
     jobs = partial(find_job_service, namespace, name, control_service)
     return OpenedPool(connection, session.address, close, jobs, node_writers=writers, ended=watch.reason)
+
+
+def answering(connect: Callable[[], T], exists: Callable[[], bool] | None, problem: Callable[[], str]) -> T:
+    """Return what `connect` returns. If the controller has just ended, try again until the next one answers.
+
+    `connect` raises UserError without a controller, and PoolLost for one that does not answer. Raises its error after
+    `NEXT_CONTROLLER_SECONDS`, and at once if there is a `problem` with the Ray of the pool, or no pool: it no longer
+    `exists`, or, where that is not known (None), no controller was found at first.
+    """
+    until = time.monotonic() + NEXT_CONTROLLER_SECONDS
+    was_found = False
+    while True:
+        try:
+            return connect()
+        except (UserError, PoolLost) as lost:
+            was_found = was_found or isinstance(lost, PoolLost)
+            is_expected = was_found if exists is None else exists()
+            if not is_expected or problem() or time.monotonic() > until:
+                raise
+        time.sleep(LOOK_SECONDS)
 
 
 def _warn_of_writers(problem: str) -> None:

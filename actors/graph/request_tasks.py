@@ -34,6 +34,7 @@ from modelpool.actors.graph.features.reference_graph import (
     ReferenceInputs,
     text_with_images,
 )
+from modelpool.actors.graph.features.sound_graph import SoundRead
 from modelpool.actors.graph.features.upscale_graph import enlarged_to, upscale_params
 from modelpool.actors.graph.features.vision_graph import (
     first_frame_task,
@@ -67,6 +68,7 @@ from modelpool.pool.values.core.stage_params import (
     FaceCondition,
     GligenRef,
     ImageCondition,
+    KeptSoundCondition,
     LoraRef,
     MaskCondition,
     ModelRef,
@@ -95,7 +97,9 @@ from modelpool.pool.values.core.task_inputs import (
     REGION,
     REGION_MASK,
     SAMPLER_STATE,
+    SOUND,
     START,
+    VOICE,
     WITHOUT_IMAGES,
     numbered,
 )
@@ -120,6 +124,8 @@ class ReadFromNodes:
     gligen      a GLIGEN model, and its boxes: the text of each, with left, top, right and bottom in pixels
     of_prompt, nested  as in `GuidanceParams`
     prior       the latent of the first model of two, for the second one
+    sound       the audio of a video that is kept: a latent with it, or audio that is encoded
+    voice       audio with the voice that the audio of a video has
     """
 
     texts: Mapping[str, tuple[TaskId, int]]
@@ -136,6 +142,8 @@ class ReadFromNodes:
     of_prompt: bool = False
     nested: bool = False
     prior: tuple[TaskId, PriorCondition] | None = None
+    sound: SoundRead | None = None
+    voice: SoundRead | None = None
 
 
 class RequestTasks:
@@ -362,6 +370,9 @@ class RequestTasks:
             found[MASK] = read.mask
         if read is not None and read.prior is not None:
             found[PRIOR] = read.prior[0]
+        for name, heard in () if read is None else ((SOUND, read.sound), (VOICE, read.voice)):
+            if heard is not None:
+                found[name] = heard.source if heard.encodes is None else self._tasks.add(heard.encodes, heard.needs)
         for number, guide in enumerate(() if read is None else read.guides):
             found[numbered(GUIDE, number)] = self._tasks.add(*guide.encoded(self._model, work.shape))
         if work.image is not None:
@@ -527,6 +538,10 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         work = replace(work, conditions=(*work.conditions, read.prior[1]))
     if read.camera is not None:
         work = replace(work, conditions=(*work.conditions, read.camera))
+    if read.sound is not None:
+        work = replace(work, conditions=(*work.conditions, KeptSoundCondition()))
+    if read.voice is not None and read.voice.voice is not None:
+        work = replace(work, conditions=(*work.conditions, read.voice.voice))
     guidance = replace(work.guidance, of_prompt=read.of_prompt, nested=read.nested)
     if guidance.without_image:
         work = replace(work, guidance=guidance)

@@ -15,7 +15,7 @@ from typing import Any
 from modelpool.actors.graph.all_features import check_request, with_defaults
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.input_ids import input_audio_id, input_frames_id, input_image_id
-from modelpool.actors.graph.common.output_shape import quality_of
+from modelpool.actors.graph.common.output_shape import duration_of, quality_of
 from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.graph.common.task_collector import JobGraph, TaskCollector
 from modelpool.actors.graph.features.decode_tiles_graph import add_decode, with_tiles
@@ -25,6 +25,13 @@ from modelpool.actors.graph.features.prompt_syntax import prompt_warnings
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.reference_graph import edit_model_warnings
 from modelpool.actors.graph.features.schedule_guidance import sampler_warnings
+from modelpool.actors.graph.features.sound_graph import (
+    SoundRead,
+    check_keeps_sound,
+    length_warning,
+    sound_encoded,
+    voice_encoded,
+)
 from modelpool.actors.graph.features.upscale_graph import upscale_params
 from modelpool.actors.graph.pass_workflow import workflow_of_passes
 from modelpool.actors.graph.request_tasks import ReadFromNodes, RequestTasks
@@ -106,11 +113,15 @@ _VIDEOS = ("video", "video_mask", "face_video")
 _CAMERA = "camera"
 #: the latent of the first model of two, and the image that has the size of the output
 _PRIOR, _SIZE = "prior", "size"
+#: the audio of a video that is kept
+_SOUND = "sound"
+#: audio with the voice that the audio of a video has
+_VOICE = "voice"
 #: the input with the frames that a video begins with
 _FIRST_FRAMES = "first_frames"
 _SAMPLE_INPUTS = (
     "positive, negative, latent, mask, image, last_image, reference.N, controls.N, image_prompts.N, regions.N.mask, "
-    "video, video_mask, face_video, first_frames, guides.N, boxes.N, prior, size"
+    "video, video_mask, face_video, first_frames, guides.N, boxes.N, prior, size, sound, voice"
 )
 
 
@@ -395,6 +406,7 @@ class _WorkflowTasks:
             raise unsupported_field(_CAMERA, request.model, "reads no camera")
         read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
         seen = {"of_prompt": _predicts_prompt(node, facts), "nested": node.nested, "prior": prior, **self._boxes(node)}
+        seen |= {"sound": self._kept_sound(node, request, model, facts), "voice": self._voice(node, model, facts)}
         read = replace(read, **seen)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
@@ -404,6 +416,8 @@ class _WorkflowTasks:
             raise unusable_field(field, node.first_step or node.strength, expected)
         if guides and not work.steps_run:
             raise unusable_field("guides", counted(len(guides), "image"), "none in a run of no step")
+        if _SOUND in node.inputs and not work.steps_run:
+            raise UnusableField(f"{_SOUND}: expected none in a run of no step")
         self.warnings |= tasks.warnings
         self.warnings |= dict.fromkeys(edit_model_warnings(request, facts, model))
         self.warnings |= dict.fromkeys(sampler_warnings(request, facts))
@@ -411,6 +425,38 @@ class _WorkflowTasks:
             self.warnings |= dict.fromkeys(prompt_warnings(request))
         made = _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
         return replace(made, has_sound=_makes_sound(defaults))
+
+    def _voice(self, node: SampleNode, model: ModelRef, facts: SamplingFacts) -> SoundRead | None:
+        """Return the audio with the voice that the audio of a video has. Raises UnusableField."""
+        if _VOICE not in node.inputs:
+            if node.voice_scale:
+                raise unusable_field("voice_scale", node.voice_scale, f"0 without the input {_VOICE}")
+            return None
+        value = self._read(node, _VOICE, AUDIO)
+        return voice_encoded(value.task, value.timing, model, facts, node.voice_scale)
+
+    def _kept_sound(
+        self, node: SampleNode, request: GenerateRequest, model: ModelRef, facts: SamplingFacts
+    ) -> SoundRead | None:
+        """Return the audio of a video that a run keeps. Raises UnusableField for audio of another video."""
+        if _SOUND not in node.inputs:
+            return None
+        check_keeps_sound(model, facts)
+        value, found = self._values[node.inputs[_SOUND]], duration_of(request, model.name, facts)
+        if value.kind == AUDIO:
+            read = sound_encoded(value.task, model, facts, found.frames, found.frame_rate)
+            if warning := length_warning(value.timing, found.frames / found.frame_rate):
+                self.warnings[warning] = None
+            return read
+        value = self._read(node, _SOUND, LATENT)
+        self._check_latent(_SOUND, value, model)
+        timing = (0, 0.0) if value.shape is None else (value.shape.frames, value.shape.frame_rate)
+        if not value.has_sound or timing != (found.frames, found.frame_rate):
+            shown = f"{timing[0]} frames at {timing[1]:g}" if value.has_sound else "no audio"
+            raise unusable_field(
+                _SOUND, shown, f"audio, or that of {found.frames} frames at {found.frame_rate:g} per second"
+            )
+        return SoundRead(value.task)
 
     def _boxes(self, node: SampleNode) -> dict[str, Any]:
         """Return what a run reads of texts in boxes, as fields. Raises UnusableField for boxes without their text, or
@@ -481,7 +527,8 @@ class _WorkflowTasks:
                 changed["seconds"] = start.shape.seconds
         if _SIZE in node.inputs:
             changed |= self._size_of_image(node, start)
-        others = ("positive", "negative", "latent", "mask", _PRIOR, _SIZE, _FIRST_FRAMES, *_INPAINTED, *_VIDEOS)
+        alone = (_PRIOR, _SIZE, _SOUND, _VOICE, _FIRST_FRAMES, *_INPAINTED, *_VIDEOS)
+        others = ("positive", "negative", "latent", "mask", *alone)
         videos = {name: self._task_video(node, name) for name in _VIDEOS if name in node.inputs}
         _check_videos(videos, request.frames)
         changed |= videos

@@ -367,6 +367,7 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         Bound(
             "request.workflow_fields:MAX_DEPTH", "nodes of a `workflow` behind one another", "", "", "request_fields"
         ),
+        Bound("graph.features.sound_graph:MOST_VOICE", "positions of the audio of a voice, 25 of a second"),
         Bound("request.workflow_fields:MAX_SETTING", "numbers of settings of operations"),
         Bound(
             "request.workflow_fields:MAX_WORKFLOW_STEPS",

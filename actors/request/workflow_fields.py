@@ -219,7 +219,8 @@ class SampleNode(_Node):
                  guides.N: the image of each of `guides`, or its frames, as many as fill cells of the latent;
                  boxes.N: the text of each box of `gligen`, pooled; prior: the latent of the first model of two, for
                  the second one; size: an image as large as the output, of which a run without a start latent reads
-                 nothing else
+                 nothing else; sound: audio, or a latent with an audio track, that a model keeps which samples audio
+                 with its frames: the frames follow it; voice: audio with the voice that its audio has (ID-LoRA)
     first_step   steps at the start of the schedule that are left out
     last_step    the run ends when so many steps are done; 0: all
     adds_noise   whether noise is added to the start latent
@@ -233,6 +234,7 @@ class SampleNode(_Node):
                  negative prompt
     nested       guidance by an image (`image_cfg`) scales what guidance by text and its options make, instead of the
                  prediction for the negative prompt
+    voice_scale  guidance away from a prediction without the voice; 0 for none
     gligen       texts in boxes of the image, for UNets with one text encoder (Stable Diffusion 1)
     """
 
@@ -249,6 +251,7 @@ class SampleNode(_Node):
     gligen: GligenBoxes | None = None
     prompt_without_image: bool = False
     nested: bool = False
+    voice_scale: Annotated[float, Field(ge=0, le=100)] = 0.0
 
     @field_validator("request", mode="before")
     @classmethod

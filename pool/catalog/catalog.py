@@ -329,6 +329,8 @@ class Catalog:
         cells = math.prod(shape[1:])
         if isinstance(work, DecodeParams) and work.is_tiled:
             cells = cells_computed(work, latent) // max(1, work.parts)
+        if isinstance(work, EncodeImageParams) and work.sound:
+            cells = work.sound
         if isinstance(work, DecodeParams) and work.track == SOUND:
             cells = sound_length_of(work.shape, latent)
         return _PRIOR_SECONDS + passes * cells * spec.weight_bytes * _PRIOR_SECONDS_PER_CELL_BYTE

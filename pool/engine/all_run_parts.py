@@ -14,6 +14,7 @@ from modelpool.pool.inference.guidance.prepared_prompts import learned_negative_
 from modelpool.pool.inference.guidance.sampling_run import partial_run_part
 from modelpool.pool.inference.guidance.sound_track_run import sound_track_part
 from modelpool.pool.inference.guidance.text_loras import changing_loras_part
+from modelpool.pool.inference.guidance.voice_run import voice_part
 from modelpool.pool.inference.image_prompts.prompt_run import image_prompts_part
 
 #: A new feature is its module and a row here: behind the parts that it reads the changes of. ControlNets read the
@@ -31,6 +32,7 @@ RUN_PARTS: tuple[PreparePart, ...] = (
     step_levels_part,
     controlnets_part,
     run_options_part,
+    voice_part,
     sound_track_part,
     prepared_prompts_part,
 )

@@ -22,6 +22,7 @@ from modelpool.pool.inference.pixels.audio_latents import encode_audio
 from modelpool.pool.inference.pixels.decode_parts import requested_tiling
 from modelpool.pool.inference.pixels.image_ops import covering, pasted
 from modelpool.pool.inference.pixels.latent_pixels import DROPS_BEFORE
+from modelpool.pool.inference.pixels.sound_latents import encode_sound
 from modelpool.pool.inference.pixels.tiled import HOST
 from modelpool.pool.inference.sampling.noise import image_noise_seed
 from modelpool.pool.values.core.family_facts import LatentFacts
@@ -74,6 +75,8 @@ def _encoded(
     follows: bool,
 ) -> Latent:
     size = work.width, work.height
+    if work.sound:
+        return encode_sound(work.sound, read.read(AUDIO, AudioSamples), vae, hooks)
     if work.seconds:
         return encode_audio(work.seconds, read.read(AUDIO, AudioSamples), vae, latent, hooks, division)
     match work.video:

@@ -94,4 +94,6 @@ _NAMES = {
     "PriorCondition": "a second stage",
     "ControlVideoCondition": "a control video",
     "FaceCondition": "a video of a face",
+    "KeptSoundCondition": "audio that is kept",
+    "VoiceCondition": "audio of a voice",
 }

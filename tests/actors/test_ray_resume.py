@@ -71,6 +71,15 @@ def running_at(jobs, step: int) -> RunningJob:
         time.sleep(LOOK_SECONDS)
 
 
+def kept_at(jobs, step: int) -> RunningJob:
+    """Wait until a run has done that step, and half of these steps are on disk, however slow the disk is."""
+    found = running_at(jobs, step)
+    while max(CheckpointFolder(own_checkpoints(), 1 << 30).steps().values(), default=0) < step // 2:
+        assert jobs.progress().ended == 0, "the run ended before half of its steps were on disk"
+        time.sleep(LOOK_SECONDS)
+    return found
+
+
 def steps_until_the_end(jobs) -> list[int]:
     """The steps that the runs of a submission were seen to have done until it ended."""
     seen: list[int] = []
@@ -83,7 +92,7 @@ def steps_until_the_end(jobs) -> list[int]:
 def test_a_killed_worker_loses_no_more_than_a_checkpoint_interval(pool: ModelPool, expected: dict[int, bytes]) -> None:
     (victim,) = pool._connection.call(Controller.memory_reports).values()
     jobs = pool.submit([long(1)], output=False)
-    before = running_at(jobs, STEPS // 2)
+    before = kept_at(jobs, STEPS // 2)
     os.kill(victim.pid, signal.SIGKILL)
     seen = steps_until_the_end(jobs)
     (image,) = jobs.images()
@@ -111,7 +120,7 @@ def test_a_run_resumes_from_disk_under_the_next_controller(
     opened: OpenedPool, pool: ModelPool, expected: dict[int, bytes]
 ) -> None:
     """The controller is killed with its worker in the middle of a run: all that is left is on disk."""
-    running_at(pool.submit([long(1)], output=False), STEPS // 2)
+    kept_at(pool.submit([long(1)], output=False), STEPS // 2)
     assert opened.restart is not None
     opened.restart()
     with ModelPool(opened.connection, lambda: None, None) as again:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from modelpool.pool.values.core import task_inputs as names
 from modelpool.pool.values.core.refs import ControlMaskMode
 from modelpool.pool.values.core.stage_params import (
+    AudioSamples,
     ControlVideo,
     ControlVideoCondition,
     DecodeParams,
@@ -15,6 +16,7 @@ from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     ImageEmbeds,
     ImagePixels,
+    KeptSoundCondition,
     Latent,
     Mask,
     MaskedImageCondition,
@@ -26,6 +28,7 @@ from modelpool.pool.values.core.stage_params import (
     VideoFrames,
     VideoMask,
     VisionEncodeParams,
+    VoiceCondition,
 )
 from modelpool.pool.values.core.task_inputs import TaskInputs
 from modelpool.pool.values.specs.spec import TaskId, TaskSpec
@@ -43,6 +46,7 @@ def inputs_of(work: StageParams, *results: Result) -> TaskInputs:
         SamplerState: iter([names.SAMPLER_STATE]),
         ImagePixels: _images(work, len(results)),
         Mask: _masks(work),
+        AudioSamples: iter([names.AUDIO]),
         VideoFrames: iter([names.VIDEO]),
         VideoMask: iter([names.VIDEO_MASK]),
     }
@@ -72,6 +76,10 @@ def _latents(work: StageParams) -> Iterator[str]:
         yield from names.enumerated(names.GUIDE, work.guides)
         if work.prior is not None:
             yield names.PRIOR
+        if work.has(KeptSoundCondition):
+            yield names.SOUND
+        if work.has(VoiceCondition):
+            yield names.VOICE
         for number, control in enumerate(work.controls):
             if control.reads_latent:
                 yield names.numbered(names.CONTROL, number)

@@ -31,7 +31,7 @@ MAX_MESSAGE = 500
 _LATER_OPTIONS = ("fresca", "apg", "tcfg", "epsilon_scaling", "perp_neg", "deep_shrink", "cfg_override", "sound")
 #: fields of nodes that came later, of which the default is nothing
 _LATER_OF_NODES = frozenset(
-    ("video_stops", "guides", "camera", "track", "gligen", "pooled", "prompt_without_image", "nested")
+    ("video_stops", "guides", "camera", "track", "gligen", "pooled", "prompt_without_image", "nested", "voice_scale")
 )
 #: the same of guides of nodes
 _LATER_OF_GUIDES = frozenset(("appended", "lora"))

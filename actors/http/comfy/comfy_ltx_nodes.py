@@ -17,11 +17,9 @@ from modelpool.actors.http.comfy.comfy_made_nodes import MadeNodes
 from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_BATCH,
     MODELS,
-    SOUND,
     TEXT_ENCODERS,
     UPSCALERS,
     Builder,
-    NodeInput,
     NodeUnsupported,
     check_parts,
     combo,
@@ -31,10 +29,12 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     node_row,
     number,
     only_in_workflows,
+    sound_latent,
     text,
     warn,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_request_fields import encoder_warning
 from modelpool.actors.http.comfy.comfy_text_nodes import of_user, with_unread, with_video
 from modelpool.actors.http.comfy.comfy_values import (
     FRAMES,
@@ -43,6 +43,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     BlankSound,
     ClipValue,
     DecodedSound,
+    GivenSound,
     GuiderValue,
     GuideUse,
     LoraParameters,
@@ -253,27 +254,43 @@ def _joined(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _joined_nodes(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Frames and audio, of samplers or empty."""
+    """Frames and audio, of samplers or empty, or audio of the user."""
     video, sound, nodes = given["video_latent"], given["audio_latent"], given["nodes"]
+    if isinstance(video, BlankLatent) and isinstance(sound, GivenSound | NodeSound):
+        return (_blank_with_sound(video, sound),)
     if isinstance(video, BlankLatent) and isinstance(sound, BlankSound):
         return _joined(given)
     if not isinstance(video, NodeLatent) or video.track == WITH_SOUND or not video.frames:
         raise NodeUnsupported(
             "video_latent: expected the frames of a video of a sampler, or empty ones with empty audio"
         )
-    if not isinstance(sound, NodeSound | BlankSound):
-        raise NodeUnsupported("audio_latent: expected the audio of LTXVSeparateAVLatent or of LTXVEmptyLatentAudio")
+    if not isinstance(sound, NodeSound | BlankSound | GivenSound):
+        raise NodeUnsupported("audio_latent: expected the audio of LTXVSeparateAVLatent, LTXVEmptyLatentAudio or "
+                              "LTXVAudioVAEEncode")  # fmt: skip
+    kept = sound if isinstance(sound, GivenSound) or (isinstance(sound, NodeSound) and sound.is_kept) else None
     if isinstance(sound, NodeSound) and sound.node == video.node:
-        return (replace(video, track=WITH_SOUND),)
+        return (replace(video, track=WITH_SOUND, sound=kept),)
     values: dict[str, Any] = {"samples": video}
     if isinstance(sound, NodeSound):
         values["sound"] = sound
-    elif sound.frames != video.frames:
+    elif isinstance(sound, BlankSound) and sound.frames != video.frames:
         found = f"the empty audio of {sound.frames} frames for a video of {video.frames}"
         raise NodeUnsupported(f"audio_latent: found {found}, expected that of the video")
     made = nodes.operate(given["node_id"], "latent_sound_track", NodeLatent, values, {})
     assert isinstance(made, NodeLatent), "the result of an operation on latents"
-    return (replace(made, track=WITH_SOUND, image=None),)
+    return (replace(made, track=WITH_SOUND, image=None, sound=kept),)
+
+
+def _blank_with_sound(video: BlankLatent, sound: GivenSound | NodeSound) -> BlankLatent:
+    """Return empty latents of frames that are sampled with audio which is there. Raises NodeUnsupported."""
+    if not video.frames or video.sound is not None:
+        raise NodeUnsupported("video_latent: expected the frames of a video alone")
+    if isinstance(sound, NodeSound) and not sound.is_kept:
+        raise NodeUnsupported("audio_latent: found audio of a sampler, next to empty frames: expected empty audio, or "
+                              "SetLatentNoiseMask with a mask of 0, which keeps it")  # fmt: skip
+    if sound.count not in (1, video.count):
+        raise NodeUnsupported(f"audio_latent: found a batch of {sound.count}, expected {video.count} like the video")
+    return replace(video, sound=sound)
 
 
 def _parted(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -284,8 +301,36 @@ def _parted(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if isinstance(latent, SampledLatent) and getattr(latent.start, "sound", None) is not None:
         return latent, SampledSound(latent)
     if isinstance(latent, NodeLatent) and latent.track == WITH_SOUND:
-        return replace(latent, track=FRAMES), NodeSound(latent.node, latent.model, latent.count, latent.sampler)
+        sound = NodeSound(latent.node, latent.model, latent.count, latent.sampler, is_kept=latent.sound is not None)
+        return replace(latent, track=FRAMES, sound=None), sound
     raise NodeUnsupported("av_latent: expected frames with their audio, of a run that LTXVConcatAVLatent begins")
+
+
+def _sound_encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Latents of audio of the user; it is encoded when the length of the video is known."""
+    return (GivenSound(given["audio"], given["audio_vae"]),)
+
+
+def _referred(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A model and texts whose audio has the voice of other audio."""
+    model, span = given["model"], (given["start_percent"], given["end_percent"])
+    if span != (0.0, 1.0) and given["identity_guidance_scale"]:
+        raise NodeUnsupported(f"start_percent, end_percent: found {span[0]:g} and {span[1]:g}, expected 0 and 1: the "
+                              "guidance acts in all steps")  # fmt: skip
+    if told := encoder_warning(given["audio_vae"], model):
+        warn(given, told)
+    use = VideoUse(voice=given["reference_audio"])
+    texts = (with_video(given[name], use) for name in ("positive", "negative"))
+    return replace(model, voice_scale=given["identity_guidance_scale"]), *texts
+
+
+def _frozen(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Audio that the next run keeps. Raises NodeUnsupported for frames, and for empty audio."""
+    latent = given["latent"]
+    if not isinstance(latent, GivenSound | NodeSound):
+        raise NodeUnsupported("latent: expected audio of LTXVAudioVAEEncode or LTXVSeparateAVLatent: the pool keeps "
+                              "audio, and frames by guides alone")  # fmt: skip
+    return (replace(latent, is_kept=True),)
 
 
 def _sound_decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -338,10 +383,6 @@ def _guider(given: Mapping[str, Any]) -> tuple[Any, ...]:
 _row = partial(node_row, category="video")
 
 
-def _sound(name: str) -> NodeInput:
-    return replace(link(name, "LATENT"), also=SOUND)
-
-
 _SHIFTS = (number("max_shift", 2.05, 0.0, 100.0), number("base_shift", 0.95, 0.0, 100.0))
 _ANY_LATENT = link("latent", "LATENT", is_required=False)
 LTX_NODES = (
@@ -357,9 +398,28 @@ LTX_NODES = (
         _blank_sound,
         "LATENT",
     ),
-    _row("LTXVConcatAVLatent", (link("video_latent", "LATENT"), _sound("audio_latent")), _joined, "LATENT"),
+    _row("LTXVConcatAVLatent", (link("video_latent", "LATENT"), sound_latent("audio_latent")), _joined, "LATENT"),
     _row("LTXVSeparateAVLatent", (link("av_latent", "LATENT"),), _parted, "LATENT", "LATENT"),
-    _row("LTXVAudioVAEDecode", (_sound("samples"), link("audio_vae", "VAE")), _sound_decoded, "AUDIO"),
+    _row("LTXVAudioVAEDecode", (sound_latent("samples"), link("audio_vae", "VAE")), _sound_decoded, "AUDIO"),
+    _row("LTXVAudioVAEEncode", (link("audio", "AUDIO"), link("audio_vae", "VAE")), only_in_workflows, "LATENT"),
+    _row(
+        "LTXVReferenceAudio",
+        (
+            link("model", "MODEL"),
+            _POSITIVE,
+            _NEGATIVE,
+            link("reference_audio", "AUDIO"),
+            link("audio_vae", "VAE"),
+            number("identity_guidance_scale", 3.0, 0.0, 100.0, is_required=False),
+            number("start_percent", 0.0, 0.0, 1.0, is_required=False),
+            number("end_percent", 1.0, 0.0, 1.0, is_required=False),
+        ),
+        only_in_workflows,
+        "MODEL",
+        "CONDITIONING",
+        "CONDITIONING",
+    ),
+    _row("LTXVFreezeLatent", (sound_latent("latent"),), only_in_workflows, "LATENT"),
     _row("LTXVAudioVAELoader", (combo("ckpt_name", MODELS),), _sound_vae, "VAE", category="loaders"),
     _row(
         "LTXAVTextEncoderLoader",
@@ -470,6 +530,9 @@ LTX_BUILDERS: Mapping[str, Builder] = MappingProxyType(
     {
         "LTXVConcatAVLatent": _joined_nodes,
         "LTXVAudioVAEDecode": _sound_decoded_node,
+        "LTXVAudioVAEEncode": _sound_encoded,
+        "LTXVFreezeLatent": _frozen,
+        "LTXVReferenceAudio": _referred,
         "LTXVLatentUpsampler": _upscaled,
     }
 )

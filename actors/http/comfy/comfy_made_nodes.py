@@ -26,6 +26,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     check_seen,
     clip_skip,
     controls_of,
+    given_sound_warnings,
     guidance_warning,
     guide_warnings,
     has_distilled_guidance,
@@ -65,7 +66,9 @@ from modelpool.actors.http.comfy.comfy_values import (
     AnyMask,
     BatchPlaces,
     BlankLatent,
+    BlankSound,
     ClipValue,
+    GivenSound,
     ImageFile,
     MaskFile,
     ModelValue,
@@ -96,6 +99,10 @@ ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
 #: the largest noise level of Stable Diffusion 2, of its last training step. A model that reads an image instead of
 #: noise is called with that step at this level and above, and its result depends on nothing else of the level
 _LARGEST_LEVEL = 14.614
+#: the level of a flow from which on a run begins with noise alone
+_ALL_NOISE = 0.999
+#: the input of a run with the audio that it keeps
+_SOUND = "sound"
 #: frames that are images of their own
 _MOST_FRAMES = 512
 #: of ComfyUI's node that grows masks, and of the masks of this module
@@ -182,6 +189,11 @@ class MadeNodes:
         if audio not in self._known:
             self._known[audio] = self.add(node_id, "audio", {}, audio=audio)
         return NodeAudio(self._known[audio])
+
+    def level_of(self, mask: AnyMask) -> float | None:
+        """Return the level of a mask that is the same everywhere, as SolidMask makes it; None for others."""
+        fields = self.fields[mask.node] if isinstance(mask, NodeMask) else {}
+        return float(fields["settings"]["level"]) if fields.get("name") == "mask_solid" else None
 
     def encode_audio(self, node_id: str, audio: NodeAudio, model: str) -> NodeLatent:
         """Return the latents of audio."""
@@ -520,20 +532,46 @@ class MadeNodes:
             stops = {**stops, "prompt_without_image": True}
         if positive.video is not None and positive.video.camera is not None:
             stops = {**stops, "camera": positive.video.camera.path}
+        stops = {**stops, **self._add_voice(node_id, inputs, positive, negative, model, given["cfg"])}
         stops = {**stops, **self._add_boxes(node_id, inputs, positive, model.name)}
         first = levels.steps - levels.run_steps
-        track = self._add_sound(given, fields, model, start)
+        has_all_noise = not first and stops.get("adds_noise", True) and _begins_with_noise(levels)
+        track = self._add_sound(given, (fields, inputs), model, start, has_all_noise)
         guides = self._add_guides(node_id, inputs, model, start)
         made = self.add(node_id, "sample", inputs, request=fields, first_step=first, **stops, **guides)
         self._count(made, start.count)
         self.places[made] = start.places
         found = NodeLatent(made, model.name, count=start.count, sampler=node_id, places=start.places, track=track)
+        if _SOUND in inputs:
+            found = replace(found, sound=NodeSound(made, model.name, start.count, node_id, is_kept=True))
         size = (start.width, start.height) if isinstance(start, BlankLatent) else start.size
         layers = WITH_WHOLE if isinstance(start, BlankLatent) and start.layers else ""
         kept = tuple(replace(each, is_kept=True) for each in start.guides if not each.is_added)
         uncropped = any(each.is_added for each in start.guides)
         found = replace(found, guides=kept, uncropped=uncropped)
         return replace(found, frames=start.frames, size=size, layers=layers)
+
+    def _add_voice(
+        self,
+        node_id: str,
+        inputs: dict[str, str],
+        positive: TextValue,
+        negative: TextValue,
+        model: ModelValue,
+        cfg: float,
+    ) -> dict[str, Any]:
+        """Add the audio with the voice that a run has, and return the field of its node for the guidance towards it.
+        Raises NodeUnsupported for a voice of one of two texts."""
+        voice, other = (None if text.video is None else text.video.voice for text in (positive, negative))
+        if cfg != 1 and voice != other:
+            raise NodeUnsupported("positive, negative: expected the reference audio of LTXVReferenceAudio for both")
+        if voice is None:
+            if model.voice_scale:
+                found = f"node {node_id}: identity_guidance_scale: found {model.voice_scale:g}"
+                self.warnings[f"{found}, which does not act without reference audio in positive"] = None
+            return {}
+        inputs["voice"] = voice.node
+        return {"voice_scale": model.voice_scale} if model.voice_scale else {}
 
     def _add_boxes(self, node_id: str, inputs: dict[str, str], text: TextValue, model: str) -> dict[str, Any]:
         """Add the texts in boxes of a run, and return the field of its node for them."""
@@ -567,10 +605,20 @@ class MadeNodes:
         inputs |= {f"guides.{number}": image for number, (image, _) in enumerate(found)}
         return {"guides": [place for _, place in found]} if found else {}
 
-    def _add_sound(self, given: Mapping[str, Any], fields: dict[str, Any], model: ModelValue, start: AnyLatent) -> str:
-        """Add what a run of frames with audio has besides; return the track of its latents. Raises NodeUnsupported."""
-        family, blank = self._families.get(model.name, ""), getattr(start, "sound", None)
-        if blank is None and getattr(start, "track", "") != WITH_SOUND:
+    def _add_sound(
+        self,
+        given: Mapping[str, Any],
+        made: tuple[dict[str, Any], dict[str, str]],
+        model: ModelValue,
+        start: AnyLatent,
+        has_all_noise: bool,
+    ) -> str:
+        """Add what a run of frames with audio has besides to its fields and inputs; return the track of its latents.
+        `has_all_noise`: nothing of its start is left. Raises NodeUnsupported."""
+        fields, inputs = made
+        family, sound = self._families.get(model.name, ""), start.sound
+        blank = sound if isinstance(sound, BlankSound) else None
+        if sound is None and getattr(start, "track", "") != WITH_SOUND:
             if isinstance(start, NodeLatent) and samples_sound(family):
                 raise NodeUnsupported("latent_image: found frames without audio, which the model samples with them: "
                                       "expected both, by LTXVConcatAVLatent")  # fmt: skip
@@ -578,6 +626,9 @@ class MadeNodes:
             return ""
         if isinstance(start, NodeLatent) and start.mask is not None:
             raise NodeUnsupported("latent_image: found frames with audio and a noise mask, expected no mask")
+        if isinstance(sound, GivenSound | NodeSound):
+            self.warnings |= dict.fromkeys(given_sound_warnings(given["node_id"], sound, model, has_all_noise))
+            inputs |= {_SOUND: sound.node} if sound.is_kept else {}
         more, options = sound_fields(given["positive"], given["cfg"], given.get("sound_cfg"), family, blank)
         fields |= more
         if options:
@@ -736,6 +787,11 @@ class MadeNodes:
             for number, region in enumerate(fields["regions"]):
                 if isinstance(region.get("mask"), NodeMask):
                     inputs[f"regions.{number}.mask"] = self.mask(region.pop("mask"))
+
+
+def _begins_with_noise(levels: NoiseLevels) -> bool:
+    """Whether the first listed level of a flow, if levels are listed, is noise alone."""
+    return not levels.sigmas or levels.sigmas[0] >= _ALL_NOISE
 
 
 def _image_alone(start: NodeLatent, levels: NoiseLevels, stops: Mapping[str, Any]) -> AnyImage:

@@ -129,6 +129,11 @@ def check_parts(name: str, what: str, found: int, most: int) -> None:
         raise NodeUnsupported(f"{name}: found {found} {what}, expected up to {most}")
 
 
+def sound_latent(name: str) -> NodeInput:
+    """Return an input that is linked to latents, of audio of a video too."""
+    return NodeInput(name, "LATENT", also=SOUND)
+
+
 def link(name: str, kind: str, is_required: bool = True) -> NodeInput:
     """Return an input that is linked to an output of type `kind`."""
     return NodeInput(name, kind, is_required=is_required)

@@ -110,14 +110,9 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("GLSLShader", "CurveEditor", "ColorToRGBInt"), "the pool runs no shaders"),
         **dict.fromkeys(("OptimalStepsScheduler",), "the pool does not have its levels; ManualSigmas lists levels"),
         **dict.fromkeys(
-            ("LTXVAudioVAEEncode", "LTXVReferenceAudio"),
-            "the pool makes the audio of a video of LTX-2 itself: it encodes none of users for it, and keeps none",
-        ),
-        **dict.fromkeys(
             ("LTXVModalityGuidance", "LTXVSpatioTemporalGuidance"),
             "the pool has guidance of frames and audio apart as the option isolation of its own requests",
         ),
-        "LTXVFreezeLatent": "the pool samples frames and audio of LTX-2 together, and keeps neither",
         "LTXVDurationPredictor": "the pool does not predict the length of a video; frames are a number",
         **dict.fromkeys(
             ("LTXVAddLatentGuide", "LTXVAddGeneratedKeyframes", "LTXVGeneratedKeyframesToGuides",

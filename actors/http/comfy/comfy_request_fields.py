@@ -14,14 +14,17 @@ from modelpool.actors.http.comfy.comfy_values import (
     BlankSound,
     ClipValue,
     ControlUse,
+    GivenSound,
     GuideUse,
     ImagePromptUse,
     LoraUse,
     ModelSampling,
     ModelValue,
+    NodeSound,
     RegionUse,
     SeenImage,
     TextValue,
+    VaeValue,
 )
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
@@ -299,6 +302,31 @@ def guide_warnings(node_id: str, guides: tuple[GuideUse, ...], model: str) -> It
         if guide.is_added and guide.is_first:
             yield (f"node {node_id}: the image of LTXVAddGuide at frame 0 takes the place of the first frame; ComfyUI "
                    "has it behind the frames")  # fmt: skip
+
+
+def encoder_warning(vae: VaeValue, model: ModelValue) -> str:
+    """Return the warning of another VAE for audio of the user than that of the model that samples; "" for none."""
+    expected = f"the VAE of model {model.name!r} encodes it"
+    if vae.name not in ("", model.name):
+        return f"audio_vae: found the one of {vae.name!r} for the audio; {expected}"
+    is_other = vae.file and model.has_vae
+    return f"audio_vae: found vae_name {vae.file[:100]}, which is not read; {expected}" if is_other else ""
+
+
+def given_sound_warnings(
+    node_id: str, sound: NodeSound | GivenSound, model: ModelValue, has_all_noise: bool
+) -> Iterator[str]:
+    """Yield what audio that a run is given does not do in it. Raises NodeUnsupported for audio that a run would change
+    a little."""
+    if isinstance(sound, GivenSound) and (told := encoder_warning(sound.vae, model)):
+        yield f"node {node_id}: {told}"
+    if sound.is_kept:
+        return
+    if not has_all_noise:
+        raise NodeUnsupported("latent_image: found audio of LTXVAudioVAEEncode in a run of some of the noise levels: "
+                              "expected SetLatentNoiseMask with a mask of 0, which keeps it")  # fmt: skip
+    yield (f"node {node_id}: latent_image: the audio of LTXVAudioVAEEncode does not act: the run begins with noise "
+           "alone; SetLatentNoiseMask with a mask of 0 keeps it")  # fmt: skip
 
 
 def silent_warnings(node_id: str, model: str, family: str) -> Iterator[str]:

@@ -26,6 +26,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     node_row,
     number,
     only_in_workflows,
+    sound_latent,
     warn,
     whole,
 )
@@ -467,7 +468,7 @@ SAMPLING_NODES = (
         (link("samples", "LATENT"), combo("seed_behavior", ("random", "fixed"))),
         only_in_workflows,
     ),
-    _latent("SetLatentNoiseMask", (link("samples", "LATENT"), link("mask", "MASK")), _with_noise_mask),
+    _latent("SetLatentNoiseMask", (sound_latent("samples"), link("mask", "MASK")), _with_noise_mask),
     _latent("LatentUpscaleBy", (link("samples", "LATENT"), _UPSCALE, number("scale_by", 1.5, 1.0, 8.0)), _scaled),
     _latent(
         "LatentUpscale",

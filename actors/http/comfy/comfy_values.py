@@ -38,7 +38,7 @@ class ModelSampling:
 class ModelValue:
     """A diffusion model of the pool, with LoRAs, options of its runs and their settings, and ControlNets and image
     prompts that patch it. `has_vae`: its file has the VAE that it was published with. `guided_by`: the model that
-    predicts what guidance moves away from, which is a part of it."""
+    predicts what guidance moves away from, which is a part of it. `voice_scale`: of the guidance towards a voice."""
 
     name: str
     loras: tuple[LoraUse, ...] = ()
@@ -48,6 +48,7 @@ class ModelValue:
     controls: tuple[ControlUse, ...] = ()
     image_prompts: tuple[ImagePromptUse, ...] = ()
     guided_by: str = ""
+    voice_scale: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +379,7 @@ class NodeLatent:
     track  of a video with audio: frames and audio as one latent (WITH_SOUND), or the frames of such a latent (FRAMES)
     guides  images that guide the run that begins with it
     uncropped  whether ComfyUI has the frames of guides behind the frames of the video
+    sound  the audio that the run keeps which begins with it; None for none
     """
 
     node: str
@@ -394,6 +396,7 @@ class NodeLatent:
     track: str = ""
     guides: tuple[GuideUse, ...] = ()
     uncropped: bool = False
+    sound: KeptSound | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,12 +443,36 @@ def is_first_frame(guides: tuple[GuideUse, ...]) -> bool:
 @dataclass(frozen=True, slots=True)
 class NodeSound:
     """The audio of latents of a video that a node of the workflow makes. `model`, `count`, `sampler` as of
-    `NodeLatent`."""
+    `NodeLatent`. `is_kept`: its noise mask keeps it in the next run."""
 
     node: str
     model: str
     count: int = 1
     sampler: str = ""
+    is_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSound:
+    """Latents of audio of the user, of its own length, by a VAE. `is_kept`: its noise mask keeps it."""
+
+    audio: NodeAudio
+    vae: VaeValue
+    is_kept: bool = False
+
+    @property
+    def node(self) -> str:
+        """The node of the audio."""
+        return self.audio.node
+
+    @property
+    def count(self) -> int:
+        """As of `NodeAudio`."""
+        return self.audio.count
+
+
+#: audio that a run keeps
+KeptSound: TypeAlias = NodeSound | GivenSound
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +507,8 @@ class VideoUse:
     """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
     other fields of a request, by name, and videos that it follows; None where a node says nothing. `video_stops`:
     nothing follows the last frame of its video. `first_frames`: the frames that a video begins with, if they are
-    several, of which `image` is the first. `prompt_without_image`, `nested`: as of a node that samples."""
+    several, of which `image` is the first. `prompt_without_image`, `nested`: as of a node that samples. `voice`: audio
+    with the voice that its audio has."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
@@ -493,6 +521,7 @@ class VideoUse:
     camera: CameraValue | None = None
     prompt_without_image: bool = False
     nested: bool = False
+    voice: NodeAudio | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -513,6 +542,7 @@ class VideoUse:
             more.camera or self.camera,
             more.prompt_without_image or self.prompt_without_image,
             more.nested or self.nested,
+            more.voice or self.voice,
         )
 
     def images(self) -> dict[str, AnyImage]:
@@ -613,7 +643,7 @@ class BlankLatent:
     places: BatchPlaces = field(default_factory=lambda: BatchPlaces())
     layers: bool = False
     stage: str = ""
-    sound: BlankSound | None = None
+    sound: BlankSound | KeptSound | None = None
     guides: tuple[GuideUse, ...] = ()
     sized_as: AnyImage | None = None
 
@@ -673,7 +703,7 @@ class DecodedSound:
 
 
 #: latents of audio that belongs to a video
-AUDIO_LATENTS = (BlankSound, NodeSound, SampledSound)
+AUDIO_LATENTS = (BlankSound, GivenSound, NodeSound, SampledSound)
 
 
 @dataclass(frozen=True, slots=True)

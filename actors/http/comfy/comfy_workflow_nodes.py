@@ -22,8 +22,10 @@ from modelpool.actors.http.comfy.comfy_values import (
     AnyImage,
     AnyLatent,
     BlankLatent,
+    BlankSound,
     ChangedText,
     ControlUse,
+    GivenSound,
     ImageFile,
     ImageScale,
     InpaintedImage,
@@ -31,6 +33,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeImage,
     NodeLatent,
     NodeMask,
+    NodeSound,
     NoiseLevels,
     TextValue,
 )
@@ -278,9 +281,26 @@ def _with_seeds(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _with_noise_mask(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    if isinstance(given["samples"], BlankSound | GivenSound | NodeSound):
+        return (_sound_with_mask(given),)
     if not isinstance(given["samples"], NodeLatent):
         raise NodeUnsupported("samples: empty latents are regenerated everywhere; expected others")
     return (replace(given["samples"], mask=given["mask"]),)
+
+
+def _sound_with_mask(given: Mapping[str, Any]) -> Any:
+    """Audio of a video that a mask keeps, or has regenerated. Raises NodeUnsupported for a mask of both."""
+    nodes: MadeNodes = given["nodes"]
+    sound, level = given["samples"], nodes.level_of(given["mask"])
+    if level not in (0, 1):
+        found = "another mask" if level is None else f"a mask of {level:g}"
+        raise NodeUnsupported(f"mask: found {found} for audio of a video, expected SolidMask of 0, which keeps all of "
+                              "it, or of 1, which regenerates it")  # fmt: skip
+    if not isinstance(sound, BlankSound):
+        return replace(sound, is_kept=not level)
+    if not level:
+        raise NodeUnsupported("samples: found empty latents of audio, and a mask that keeps them; expected audio")
+    return sound
 
 
 def _latent_scaled(given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -33,6 +33,7 @@ from modelpool.pool.catalog.estimates.stage_peak_bytes import (
     encode_audio_bytes,
     encode_bytes,
     encode_image_bytes,
+    encode_sound_bytes,
     sample_bytes,
     stage_call,
     text_shape,
@@ -78,12 +79,14 @@ from modelpool.pool.values.core.stage_params import (
     EncodeParams,
     GligenRef,
     ImagePromptRef,
+    KeptSoundCondition,
     MaskCondition,
     ModelRef,
     ModelStageParams,
     SampleParams,
     StartCondition,
     VisionEncodeParams,
+    VoiceCondition,
     encoders_run,
     role_of,
     stage_of,
@@ -328,6 +331,8 @@ class ActivationEstimator:
             case VisionEncodeParams():
                 facts = replace(family.sampling, vision_use=use_of(work, family.sampling))
                 return vision_encode_bytes(self._module(opened, role_of(work)), facts, (work.width, work.height))
+            case EncodeImageParams() if work.sound:
+                return encode_sound_bytes(self._module(opened, role_of(work)), work.sound)
             case EncodeImageParams() if work.seconds:
                 samples = samples_encoded(work.seconds, latent)
                 return encode_audio_bytes(self._module(opened, role_of(work)), samples, latent, mode.tile)
@@ -543,7 +548,9 @@ def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) 
 
 
 def _is_sound(work: ModelStageParams) -> bool:
-    """Whether `work` decodes an audio track alone."""
+    """Whether `work` encodes or decodes an audio track alone."""
+    if isinstance(work, EncodeImageParams):
+        return work.sound > 0
     return isinstance(work, DecodeParams) and work.track == SOUND
 
 
@@ -562,6 +569,8 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
             factors = tuple((guide.cells, guide.factor) for guide in work.guides if guide.factor)
             images = (*images, factors) if factors else images
             images = (*images, "camera") if work.has(CameraCondition) else images
+            images = (*images, "sound") if work.has(KeptSoundCondition) else images
+            images = (*images, *(("voice", voice.length) for voice in work.all_of(VoiceCondition)))
             reads = (
                 work.has(StartCondition),
                 work.has(MaskCondition),
@@ -571,7 +580,8 @@ def _size_of(work: ModelStageParams) -> tuple[object, ...]:
             size = (stage_of(work), role_of(work), work.shape.width, work.shape.height, work.shape.frames)
             return (*size, work.reads_negative, work.schedule.sampler, counted_options(work.options), *reads)
         case EncodeImageParams():
-            return (stage_of(work), work.width, work.height, work.frames)
+            sound = ("sound", work.sound) if work.sound else ()
+            return (stage_of(work), work.width, work.height, work.frames, *sound)
         case DecodeParams():
             sizes: tuple[object, ...]
             sizes = (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)

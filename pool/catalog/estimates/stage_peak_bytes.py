@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.catalog.estimates.counted_options import CountedOptions, counted_options
-from modelpool.pool.families.parts.audio_tracks import SoundTrack
+from modelpool.pool.families.parts.audio_tracks import KEPT_SOUND, VOICE, SoundTrack, sound_length
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.parts.two_stages import prior_channels
 from modelpool.pool.inference.conditioning.conditions import Condition, inputs_on
@@ -54,6 +54,7 @@ from modelpool.pool.inference.guidance.model_guiders import FirstFrame, guider_o
 from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.inference.pixels.audio_latents import CHANNELS, audio_codec, cell_samples, samples_encoded
 from modelpool.pool.inference.pixels.latent_pixels import KL, codec_of, sampled_shape, sound_length_of
+from modelpool.pool.inference.pixels.sound_latents import sound_samples
 from modelpool.pool.inference.pixels.tiled_vae import Tiling, decode_latent, encode_moments, frame_by_frame
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
 from modelpool.pool.inference.sampling.schedules import sd1_sigma_table
@@ -79,6 +80,7 @@ from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
+    KeptSoundCondition,
     MaskCondition,
     ModelStageParams,
     RunHooks,
@@ -86,6 +88,7 @@ from modelpool.pool.values.core.stage_params import (
     StartCondition,
     Stopped,
     VisionEncodeParams,
+    VoiceCondition,
 )
 from modelpool.pool.weights.patcher.blocks.diffusers_names import block_lists
 from modelpool.pool.weights.patcher.blocks.dit import BlockForm
@@ -318,6 +321,18 @@ def encode_audio_bytes(vae: StageModule, samples: int, latent: LatentFacts, tile
     return vae.peak_bytes(encode)
 
 
+def encode_sound_bytes(vae: StageModule, length: int) -> int:
+    """Return the device memory of encoding the audio track of a video, of `length` positions, without weights."""
+    return vae.peak_bytes(partial(_encode_sound, images=1, length=length, dtype=vae.compute_dtype))
+
+
+def _encode_sound(module: nn.Module, images: int, length: int, dtype: torch.dtype) -> object:
+    coder = sound_of(module)
+    if coder is None:
+        return None
+    return coder.encode(torch.empty((images, CHANNELS, sound_samples(length)[1]), device=META), dtype)
+
+
 def encode_image_bytes(
     vae: StageModule, cells: tuple[int, int], latent: LatentFacts, tile: int = 0, frames: int = 0
 ) -> int:
@@ -407,6 +422,8 @@ def stage_call(
             ).call_model(facts, module, compute_dtype)
         case VisionEncodeParams():
             return lambda module: _see(module, facts, images, compute_dtype, (work.width, work.height))
+        case EncodeImageParams() if work.sound:
+            return lambda module: _encode_sound(module, images, work.sound, compute_dtype)
         case EncodeImageParams() if work.seconds:
             return lambda module: audio_codec(module, latent).encode(
                 empty(images, CHANNELS, samples_encoded(work.seconds, latent))
@@ -505,6 +522,12 @@ def _inputs(
         shapes = [(batch, *guide_shape(guide, shape_CHW)) for guide in work.guides]
         images = [torch.empty(shape, dtype=torch.float32, device=META) for shape in shapes]
         model_inputs |= placed_guides(work.guides, images, shape_CHW)
+    if facts.video is not None and (sound := facts.video.sound) is not None:
+        if work.has(KeptSoundCondition):
+            length = sound_length(sound, work.shape.frames, work.shape.frame_rate)
+            model_inputs[KEPT_SOUND] = torch.empty((batch, length, sound.width), dtype=torch.float32, device=META)
+        for voice in work.all_of(VoiceCondition):
+            model_inputs[VOICE] = torch.empty((batch, voice.length, sound.width), dtype=torch.float32, device=META)
     others = {**{k: v for k, v in texts.items() if k in facts.reads}, **inputs_on(model_inputs, META)}
     return _Inputs(x_BC, level_B, context_BLD, others)
 

@@ -13,7 +13,14 @@ from modelpool.pool.families.definitions.ltxv import CELL, GUIDES, video_config
 from modelpool.pool.families.detection.layouts.video_layouts import LTX, LTX_HEADS
 from modelpool.pool.families.parts import sequence_plans
 from modelpool.pool.families.parts import vocabulary as fam
-from modelpool.pool.families.parts.audio_tracks import SoundTrack, cells_of_frames, joined, sound_length
+from modelpool.pool.families.parts.audio_tracks import (
+    KEPT_SOUND,
+    VOICE,
+    SoundTrack,
+    cells_of_frames,
+    joined,
+    sound_length,
+)
 from modelpool.pool.families.parts.video_calls import (
     at_all_places,
     frame_rate,
@@ -83,7 +90,12 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
     """Predict noise - clean, of frames and audio; what fills up the last cell of audio becomes zeros. Kept frames of an
-    image have no noise."""
+    image have no noise, nor has audio that is kept.
+
+    Source of the latter: the audio-to-video pipeline of Lightricks (`frozen` audio: noise level 0 for it, and where
+    frames read it). Audio of a voice leads the audio, without noise and before its beginning. Source: ID-LoRA."""
+    import torch
+
     rate = frame_rate(kwargs)
     _, channels, total, height, width = x_BCTHW.shape
     leading = kwargs["guide_frames"].shape[1] if "guide_frames" in kwargs else 0
@@ -100,23 +112,30 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
     if "guide" in kept:
         read_BCTHW = with_guides(video_BCTHW, kept)
         timestep = read_tokens(guided_timestep(timestep_B, kept), kwargs)
+    # audio that is kept has no noise: neither as the model reads it, nor as the frames read it
+    sound_timestep_B, read_BLA = timestep_B, sound_BLA
+    if KEPT_SOUND in kwargs:
+        sound_timestep_B, read_BLA = timestep_B * 0, kwargs[KEPT_SOUND].to(sound_BLA.dtype)
+    voice_BRA = kwargs[VOICE].to(sound_BLA.dtype) if VOICE in kwargs else None
     coordinates = _places(module, video_BCTHW, kwargs, rate) if leading else None
     context, sound_context = kwargs["context"].chunk(2, dim=-1)
     video_BNC, audio_BLA = module(
         hidden_states=read_tokens(read_BCTHW.flatten(2).transpose(1, 2), kwargs),
-        audio_hidden_states=sound_BLA,
+        audio_hidden_states=read_BLA if voice_BRA is None else torch.cat((voice_BRA, read_BLA), dim=1),
         encoder_hidden_states=context,
         audio_encoder_hidden_states=sound_context,
         timestep=timestep,
-        audio_timestep=timestep_B,
+        audio_timestep=sound_timestep_B if voice_BRA is None else _with_voice(sound_timestep_B, track, voice_BRA),
         # frames and audio read each other at the noise level of the other, as in the pipelines
         sigma=timestep_B,
+        audio_sigma=sound_timestep_B,
         use_cross_timestep=True,
         num_frames=cells,
         height=height,
         width=width,
         fps=rate,
         audio_num_frames=track.length,
+        audio_coords=None if voice_BRA is None else _voice_places(module, voice_BRA, track),
         video_coords=None if coordinates is None else read_tokens(coordinates, kwargs, dim=2),
         return_dict=False,
     )
@@ -125,7 +144,31 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: fam.Mod
     predicted = towards_image(predicted, video_BCTHW, level_B, kept)
     if "guide" in kept:
         predicted = from_guided(predicted, video_BCTHW, read_BCTHW, level_B)
+    if voice_BRA is not None:
+        audio_BLA = audio_BLA[:, voice_BRA.shape[1] :]
+    if KEPT_SOUND in kwargs:
+        audio_BLA = ((sound_BLA - read_BLA) / level_B.view(-1, 1, 1)).to(audio_BLA.dtype)
     return joined(predicted, audio_BLA, track.rest(x_BCTHW) / level_B.unsqueeze(-1))
+
+
+def _with_voice(timestep_B: Tensor, track: SoundTrack, voice_BRA: Tensor) -> Tensor:
+    """Return the timestep of each position of a voice, which has none, and of the audio behind it, [B, N]."""
+    import torch
+
+    none_BR = timestep_B.new_zeros(voice_BRA.shape[:2])
+    return torch.cat((none_BR, timestep_B.unsqueeze(-1).expand(-1, track.length)), dim=1)
+
+
+def _voice_places(module: nn.Module, voice_BRA: Tensor, track: SoundTrack) -> Tensor:
+    """Return start and end in seconds of each position of a voice, and of the audio, [B, 1, N, 2]: the voice ends one
+    position before the audio begins."""
+    import torch
+
+    rope: Any = module.audio_rope
+    batch, length = voice_BRA.shape[:2]
+    own = rope.prepare_audio_coords(batch, track.length, voice_BRA.device)
+    voice = rope.prepare_audio_coords(batch, length, voice_BRA.device)
+    return torch.cat((voice - voice[..., -1:, 1:] - 1.0 / track.facts.cells_per_second, own), dim=2)
 
 
 def _places(module: nn.Module, x_BCTHW: Tensor, kwargs: fam.ModelKwargs, rate: float) -> Tensor:
@@ -162,7 +205,7 @@ FAMILIES = (
             convert,
             forward,
             dtypes=fam.NO_FLOAT16,
-            optional_inputs=frozenset({"image", "image_mask", *GUIDES}),
+            optional_inputs=frozenset({"image", "image_mask", KEPT_SOUND, VOICE, *GUIDES}),
         ),
         text=fam.TextInputs(
             (
@@ -191,7 +234,7 @@ FAMILIES = (
             noise=fam.NoiseFacts(
                 fam.NoiseKind.FLOW, shift_by_size=fam.ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1
             ),
-            reads=frozenset({"context", "frame_rate", "image", "image_mask", *GUIDES}),
+            reads=frozenset({"context", "frame_rate", "image", "image_mask", KEPT_SOUND, VOICE, *GUIDES}),
             side_multiple=32,
             video=fam.VideoFacts(
                 frames=121, multiple=8, rate=24.0, begins=fam.FirstFrameMode.KEPT, sound=SOUND, guided=True

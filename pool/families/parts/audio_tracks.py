@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 #: positions of the longest audio that requests may name; longer videos are refused
 MOST_SOUND = 1 << 15
+#: samples per second that LTX-2 encodes, samples from one spectrum to the next, and spectra of a position of the latent
+SOUND_RATE, SOUND_HOP, POSITION_SPECTRA = 16000, 160, 4
+#: model input: the latent of audio that a run keeps, [B, L, A]
+KEPT_SOUND = "sound"
+#: model input: the latent of audio with the voice that the audio has, [B, L, A]
+VOICE = "voice"
 
 
 def sound_length(sound: SoundFacts, frames: int, frame_rate: float) -> int:

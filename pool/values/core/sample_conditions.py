@@ -31,7 +31,9 @@ from modelpool.pool.values.core.task_inputs import (
     REFERENCE,
     REGION,
     REGION_MASK,
+    SOUND,
     START,
+    VOICE,
     numbered,
 )
 
@@ -224,6 +226,28 @@ class GuideCondition:
         return (numbered(GUIDE, number),)
 
 
+@dataclass(frozen=True, slots=True)
+class KeptSoundCondition:
+    """The audio track of the video is that of a `Latent`: it is kept, and the frames follow it."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (SOUND,)
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceCondition:
+    """The audio track of the video has the voice of a `Latent` with an audio track of `length` positions. `scale`: of
+    the guidance away from a prediction without it; 0 for none."""
+
+    length: int
+    scale: float = 0.0
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (VOICE,)
+
+
 SampleCondition: TypeAlias = (
     StartCondition
     | ImageCondition
@@ -241,6 +265,8 @@ SampleCondition: TypeAlias = (
     | ImagePromptRef
     | GligenRef
     | CameraCondition
+    | KeptSoundCondition
+    | VoiceCondition
 )
 
 

@@ -54,6 +54,7 @@ from modelpool.pool.values.core.sample_conditions import ControlVideoCondition a
 from modelpool.pool.values.core.sample_conditions import FaceCondition as FaceCondition
 from modelpool.pool.values.core.sample_conditions import GuideCondition as GuideCondition
 from modelpool.pool.values.core.sample_conditions import ImageCondition as ImageCondition
+from modelpool.pool.values.core.sample_conditions import KeptSoundCondition as KeptSoundCondition
 from modelpool.pool.values.core.sample_conditions import MaskCondition as MaskCondition
 from modelpool.pool.values.core.sample_conditions import MaskedImageCondition as MaskedImageCondition
 from modelpool.pool.values.core.sample_conditions import PriorCondition as PriorCondition
@@ -63,6 +64,7 @@ from modelpool.pool.values.core.sample_conditions import SampleCondition as Samp
 from modelpool.pool.values.core.sample_conditions import SeenImages as SeenImages
 from modelpool.pool.values.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
+from modelpool.pool.values.core.sample_conditions import VoiceCondition as VoiceCondition
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.written_tokens import WrittenTokens
 from modelpool.pool.values.specs.gang import Gang
@@ -336,7 +338,8 @@ class SampleParams(WireValue):
     @property
     def predictions(self) -> int:
         """Predictions of all steps, each for one text."""
-        return self.steps_run * (self.texts + self.options.extra_predictions)
+        guided = sum(voice.scale > 0 for voice in self.all_of(VoiceCondition))
+        return self.steps_run * (self.texts + self.options.extra_predictions + guided)
 
     @property
     def reads_negative(self) -> bool:
@@ -361,6 +364,8 @@ class EncodeImageParams:
     bright   the VAE reads pixels from 0.5 to 128 instead, as the edge ControlNet of Stable Diffusion 3.5 was trained
     seconds  encodes this many seconds of "audio" instead, with the samples and channels of the VAE
     video    encodes a video of this kind instead
+    sound    encodes "audio" instead, as the audio track of a video, with so many positions: what is longer is cut off,
+             silence follows what is shorter
     """
 
     model: ModelRef
@@ -373,6 +378,7 @@ class EncodeImageParams:
     black: bool = False
     seconds: float = 0.0
     video: EncodedVideo | None = None
+    sound: int = 0
 
     @property
     def frames(self) -> int:
@@ -686,7 +692,7 @@ _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
         EncodeParams: frozenset({"writes", "lyrics", "pooled"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
-        EncodeImageParams: frozenset({"seconds"}),
+        EncodeImageParams: frozenset({"seconds", "sound"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part", "track"}),
         UpscaleParams: frozenset({"vae"}),

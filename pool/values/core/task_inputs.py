@@ -16,7 +16,8 @@ sample             positive, negative, without_images, lyrics, region.N: `Encode
                    control_mask.N: `Mask`; control_masked_image.N: `Latent`; face_video: `VideoFrames`;
                    image_prompt.N: `ImageEmbeds` of the images of an image prompt,
                    image_prompt_blank.N of no image, image_prompt_face.N of faces; image_prompt_mask.N.N: `Mask`;
-                   guide.N: `Latent` of an image that guides a video;
+                   guide.N: `Latent` of an image that guides a video; sound: `Latent` with the audio of a video to keep;
+                   voice: `Latent` with the audio of a voice;
                    box.N: `Encoded` text of a box, with its pooled state;
                    sampler_state: `SamplerState` of the other expert
 decode             latent: `Latent`, or tiles.N: `DecodedTiles` of each part; image: `ImagePixels` to keep outside of
@@ -46,6 +47,8 @@ IMAGE_PROMPT, IMAGE_PROMPT_BLANK, IMAGE_PROMPT_FACE = "image_prompt", "image_pro
 IMAGE_PROMPT_MASK = "image_prompt_mask"
 CONTROL_MASKED_IMAGE, PRIOR, SAMPLER_STATE, LATENT = "control_masked_image", "prior", "sampler_state", "latent"
 TILES, AUDIO, GUIDE, BOX = "tiles", "audio", "guide", "box"
+#: the audio of a video that a run keeps, and the audio of the voice that it follows
+SOUND, VOICE = "sound", "voice"
 
 _Kind = TypeVar("_Kind", bound=Result)
 

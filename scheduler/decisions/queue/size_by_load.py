@@ -10,9 +10,12 @@ Rules
    latest few came so much faster or slower that chance does not explain it (`SURE` standard deviations), it is the
    nearest rate that explains them. So a burst counts after some arrivals, and so does its end.
 2. Other work takes its share of the workers: other kinds at their sizes, and requests that choose no size.
-3. The other size is chosen if it is expected to be `HYSTERESIS` times better: near equality, requests of both sizes
+3. Queues take time to grow and to shrink. So the expected tail is at least the longest run after the queue that the
+   arrivals so far would have left in passes of this size alone, and at most as much later as this queue grows in the
+   next `AHEAD` arrivals at this rate, and the standard deviation of their work.
+4. The other size is chosen if it is expected to be `HYSTERESIS` times better: near equality, requests of both sizes
    would wait for each other.
-4. A kind of which little is known has single passes: its first requests come to a pool that was idle.
+5. A kind of which little is known has single passes: its first requests come to a pool that was idle.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ RECENT = (200, 100, 50, 25, 12)
 #: standard deviations
 SURE = 3.0
 HYSTERESIS = 1.15
+#: arrivals for which a queue may still grow
+AHEAD = 200
+#: the longest queue of one size that is remembered, as a multiple of the expected tail of the other
+LONGEST_QUEUE = 2.0
 #: a share of the servers that is busy, from which on requests wait ever longer
 MOST_BUSY = 0.98
 TAIL = 0.01
@@ -78,10 +85,9 @@ class SizeChoice:
         """Why it is that, for users."""
         if not self.single_tail:
             return "by the load: too few requests like it came before to expect another one soon"
-        tails = [f"{tail:.3g} s" if tail < inf else "ever longer" for tail in (self.single_tail, self.shared_tail)]
         return (
             f"by the load: {self.per_second:.3g} requests like it per second came before; the slowest of a hundred "
-            f"should take {tails[0]} in passes of one, and {tails[1]} in shared ones"
+            f"should take {self.single_tail:.3g} s in passes of one, and {self.shared_tail:.3g} s in shared ones"
         )
 
 
@@ -94,39 +100,69 @@ def _latest_costs() -> deque[SizeCosts]:
 
 
 @dataclass(slots=True)
+class _Sums:
+    """What the latest requests of a kind take in passes of one size.
+
+    seconds, squares  sums of their times of a worker in full passes, and of the squares
+    runs              how many of them run how long, in powers of `SAME_SECONDS`
+    queue_seconds     for which all requests so far would keep the workers busy, if all had this size
+    """
+
+    seconds: float = 0.0
+    squares: float = 0.0
+    runs: Counter[int] = field(default_factory=Counter)
+    queue_seconds: float = 0.0
+
+    def count(self, worker_seconds: float, run_seconds: float, change: int) -> None:
+        """Add a request (1) or remove it (-1)."""
+        self.seconds = max(0.0, self.seconds + change * worker_seconds)
+        self.squares = max(0.0, self.squares + change * worker_seconds**2)
+        power = round(log(max(run_seconds, 1e-9)) / log(SAME_SECONDS))
+        self.runs[power] += change
+        if not self.runs[power]:
+            del self.runs[power]
+
+    def tail_seconds(self, per_second: float, size: int, workers: int, left: float) -> float:
+        """Return the expected 99th percentile in passes of `size`, of which each row serves a request; other work
+        leaves a part of the workers (`left`)."""
+        runs = {SAME_SECONDS**power / left: often for power, often in self.runs.items()}
+        count, available = self.runs.total(), workers * left
+        mean = self.seconds / count
+        # runs that have begun are half done, and nobody waits for their rest as long as a worker is free
+        least = max(runs) + max(0.0, self.queue_seconds - mean * size / left / 2)
+        growth = max(0.0, mean / available - 1.0 / per_second)
+        most = least + AHEAD * growth + sqrt(AHEAD * self.squares / count) / available
+        return min(max(least, tail_seconds(per_second, runs, workers * size)), most)
+
+
+@dataclass(slots=True)
 class _Kind:
     """The latest arrivals of a kind of request, and the size that they have."""
 
     times: deque[float] = field(default_factory=_latest_times)
     costs: deque[SizeCosts] = field(default_factory=_latest_costs)
     size: int = 1
-    #: sums over `costs`: time of a worker that they take in passes of one, and in full ones
-    single_seconds: float = 0.0
-    shared_seconds: float = 0.0
-    #: how many of `costs` run how long in passes of one, and in shared ones, in powers of `SAME_SECONDS`
-    single_runs: Counter[int] = field(default_factory=Counter)
-    shared_runs: Counter[int] = field(default_factory=Counter)
+    single: _Sums = field(default_factory=_Sums)
+    shared: _Sums = field(default_factory=_Sums)
 
-    def add(self, at: float, costs: SizeCosts) -> None:
-        """Note a request."""
+    def add(self, at: float, costs: SizeCosts, workers: float = 1.0) -> None:
+        """Note a request. So many `workers` are available to this kind, in parts if they do other work, too."""
         if len(self.costs) == WINDOW:
             self._count(self.costs[0], -1)
+        since = at - self.times[-1] if self.times else 0.0
+        for sums, size in ((self.single, 1), (self.shared, costs.rows)):
+            sums.queue_seconds = max(0.0, sums.queue_seconds - since) + costs.worker_seconds(size) / workers
         self.times.append(at)
         self.costs.append(costs)
         self._count(costs, 1)
 
     def _count(self, costs: SizeCosts, change: int) -> None:
-        self.single_seconds += change * costs.worker_seconds(1)
-        self.shared_seconds += change * costs.worker_seconds(costs.rows)
-        for runs, seconds in ((self.single_runs, costs.single_seconds), (self.shared_runs, costs.shared_seconds)):
-            power = round(log(max(seconds, 1e-9)) / log(SAME_SECONDS))
-            runs[power] += change
-            if not runs[power]:
-                del runs[power]
+        for sums, size in ((self.single, 1), (self.shared, costs.rows)):
+            sums.count(costs.worker_seconds(size), costs.run_seconds(size), change)
 
     def worker_seconds(self) -> float:
         """Mean time of a worker that one of them takes."""
-        return max(0.0, self.single_seconds if self.size == 1 else self.shared_seconds) / len(self.costs)
+        return (self.single if self.size == 1 else self.shared).seconds / len(self.costs)
 
 
 class SizeByLoad:
@@ -147,14 +183,18 @@ class SizeByLoad:
         self._kinds.move_to_end(kind)
         if len(self._kinds) > MOST_KINDS:
             self._kinds.popitem(last=False)
-        known.add(at, costs)
+        left = 1.0 - min(MOST_OTHER, self._other_seconds(known, at) / workers)
+        known.add(at, costs, workers * left)
         per_second = arrival_rate(known.times, at)
         if not per_second:
             known.size = 1
             return SizeChoice(1, 0.0)
-        left = 1.0 - min(MOST_OTHER, self._other_seconds(known, at) / workers)
-        single, shared = (self._tail(known, size, per_second, workers, left) for size in (1, costs.rows))
-        if single > HYSTERESIS * shared or (shared == inf and single == inf):
+        single = known.single.tail_seconds(per_second, 1, workers, left)
+        shared = known.shared.tail_seconds(per_second, costs.rows, workers, left)
+        # longer queues decide nothing, and would last
+        known.single.queue_seconds = min(known.single.queue_seconds, LONGEST_QUEUE * shared)
+        known.shared.queue_seconds = min(known.shared.queue_seconds, LONGEST_QUEUE * single)
+        if single > HYSTERESIS * shared:
             known.size = costs.rows
         elif shared > HYSTERESIS * single:
             known.size = 1
@@ -164,13 +204,6 @@ class SizeByLoad:
         """Seconds of workers that other requests take in a second."""
         others = [other for other in (*self._kinds.values(), self._others) if other is not known and other.times]
         return sum(arrival_rate(other.times, at) * other.worker_seconds() for other in others)
-
-    def _tail(self, known: _Kind, size: int, per_second: float, workers: int, left: float) -> float:
-        """Expected 99th percentile of this kind in passes of `size`, of which each row serves a request; other work
-        slows them down."""
-        powers = known.single_runs if size == 1 else known.shared_runs
-        runs = {SAME_SECONDS**power / left: often for power, often in powers.items()}
-        return tail_seconds(per_second, runs, workers * size)
 
 
 def arrival_rate(times: Sequence[float], at: float) -> float:

@@ -16,7 +16,9 @@ import torch
 from diffusers import AutoencoderKLLTX2Audio
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from torch import Tensor, nn
+from transformers.audio_utils import mel_filter_bank
 
+from modelpool.pool.families.parts.audio_tracks import SOUND_HOP, SOUND_RATE
 from modelpool.pool.families.parts.forward import Arguments, Shapes
 from modelpool.pool.files.formats.folder_header import AUDIO_FOLDERS
 from modelpool.pool.files.formats.safetensors_file import Shape
@@ -38,6 +40,8 @@ _MMAUDIO = "audio_vae.vae.decoder.conv_in.weight"
 _VAE_FOLDER, _ = AUDIO_FOLDERS
 #: spectra per second. Source: diffusers' AutoencoderKLLTX2Audio
 _SPECTRA = 100
+#: samples of a window, and the smallest magnitude. Source: LTX-2 of Lightricks
+SOUND_WINDOW, _QUIETEST = 1024, 1e-5
 #: upsampling factors of transposed convolutions by their width; no shape determines them. Source: the conversion of
 #: diffusers
 _FACTORS = {16: 6, 15: 5, 8: 2, 4: 2}
@@ -66,6 +70,16 @@ class SoundDecoder(nn.Module):
         own: Any = self.vocoder
         return int(own.config.output_sampling_rate)
 
+    def encode(self, samples_BCS: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the latents of samples with the rate `SOUND_RATE`, [B, L, A] in the scale of the diffusion model: the
+        mean of the posterior, encoded in `dtype`."""
+        vae: Any = self.vae
+        spectra = spectra_of_samples(samples_BCS, vae.config.mel_bins)
+        latent_BCLF = vae.encode(spectra.to(dtype), return_dict=False)[0].mode()
+        latent_BLA: Tensor = latent_BCLF.float().transpose(1, 2).flatten(2)
+        scaled_BLA: Tensor = (latent_BLA - vae.latents_mean.to(latent_BLA)) / vae.latents_std.to(latent_BLA)
+        return scaled_BLA
+
     def forward(self, scaled_BLA: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the samples of latents in the scale of the diffusion model, -1 to 1, [B, C, S]; decoded in `dtype`."""
         vae: Any = self.vae
@@ -73,6 +87,30 @@ class SoundDecoder(nn.Module):
         latent_BCLF = latent_BLA.to(dtype).unflatten(2, (vae.config.latent_channels, -1)).transpose(1, 2)
         samples_BCS: Tensor = self.vocoder(vae.decode(latent_BCLF, return_dict=False)[0])
         return samples_BCS
+
+
+def spectra_of_samples(samples_BCS: Tensor, rows: int) -> Tensor:
+    """Return the spectra that the autoencoder of LTX-2 reads, [B, C, T, F]: logarithms of magnitudes in `rows` mel
+    bands. Samples have the rate `SOUND_RATE`.
+
+    Source: LTX-2 of Lightricks, the arguments of its `torchaudio.transforms.MelSpectrogram`.
+    """
+    bands_NF = mel_filter_bank(
+        SOUND_WINDOW // 2 + 1, rows, 0.0, SOUND_RATE / 2, SOUND_RATE, norm="slaney", mel_scale="slaney"
+    )
+    window = torch.hann_window(SOUND_WINDOW, dtype=torch.float32, device=samples_BCS.device)
+    found_NT = torch.stft(
+        samples_BCS.float().flatten(0, 1),
+        SOUND_WINDOW,
+        SOUND_HOP,
+        window=window,
+        pad_mode="reflect",
+        return_complex=True,
+    )
+    bands = torch.from_numpy(bands_NF).to(window)
+    spectra_NTF = (found_NT.abs().transpose(1, 2) @ bands).clamp(min=_QUIETEST).log()
+    spectra_BCTF: Tensor = spectra_NTF.unflatten(0, samples_BCS.shape[:2])
+    return spectra_BCTF
 
 
 def sound_of(vae: nn.Module) -> SoundDecoder | None:

@@ -53,8 +53,8 @@ with ModelPool.connect() as pool:
         time.sleep(0.01)
     (controller,) = [p for p in daemon.children(recursive=True) if p.name().startswith("ray::Controller")]
     controller.kill()
-    jobs.wait(120)
-    with ModelPool.connect() as after:
+    with ModelPool.connect() as after:  # waits for the next one
+        jobs.wait(120)
         after.submit_detached(requests, output=folder / "again").wait(120)
         print([one.outcome.value for one in after.attach(jobs.id).outcomes()])
 """

@@ -202,7 +202,8 @@ NOT_TRIED = (
     "PairConditioningSetPropertiesAndCombine", "LoadAudio", "Wan22FunControlToVideo", "LTXVEmptyLatentAudio",
     "LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVAudioVAEDecode", "LTXVAudioVAELoader", "LTXAVTextEncoderLoader",
     "LTXVDualCFGGuider", "LatentUpscaleModelLoader", "LTXVLatentUpsampler", "LTXVImgToVideoInplace", "LTXVAddGuide",
-    "LTXVCropGuides", "WanCameraEmbedding", "WanCameraImageToVideo",
+    "LTXVAudioVAEEncode", "LTXVFreezeLatent", "LTXVReferenceAudio", "LTXVCropGuides",
+    "WanCameraEmbedding", "WanCameraImageToVideo",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (

@@ -49,12 +49,14 @@ from modelpool.pool.values.core.assembly import Assembly
 from modelpool.pool.values.core.encoded_videos import FirstFrames
 from modelpool.pool.values.core.run_options import Isolation, RunOptions, SoundScale
 from modelpool.pool.values.core.stage_params import (
+    AudioSamples,
     DecodeParams,
     Encoded,
     EncodeImageParams,
     GuidanceParams,
     GuideCondition,
     ImagePixels,
+    KeptSoundCondition,
     Latent,
     OutputShape,
     SampleParams,
@@ -62,6 +64,7 @@ from modelpool.pool.values.core.stage_params import (
     StartCondition,
     StepPart,
     VideoFrames,
+    VoiceCondition,
 )
 from modelpool.pool.values.specs.spec import Role, Stage
 from tests.pool.families.definitions.compared import Compared
@@ -301,6 +304,100 @@ def test_previews_show_a_frame_and_no_audio(tmp_path: Path) -> None:
     hooks = replace(QUIET, preview=lambda latents: shown.append(latents()[0]))
     latent = whole.latent(whole.texts()[:1], steps=1, hooks=hooks)
     np.testing.assert_allclose(shown[-1], latent.samples_CHW[:, latent.samples_CHW.shape[1] // 2], atol=1e-5)
+    whole.engine.close()
+
+
+def _tones(seconds: float, rate: int = 44100) -> AudioSamples:
+    """A falling and a rising tone with some noise."""
+    times = np.arange(int(seconds * rate)) / rate
+    tones = [np.sin(2 * np.pi * (500 - 900 * times) * times), np.sin(2 * np.pi * (700 + 1300 * times) * times)]
+    noise = np.random.default_rng(3).normal(0, 0.05, (len(times), 2))
+    return AudioSamples((0.4 * np.stack(tones, 1) + noise).astype(np.float32), rate)
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_frames_that_follow_given_audio_are_those_of_a_pipeline_that_keeps_it(tmp_path: Path, guided: bool) -> None:
+    """The audio has noise level 0 in all steps, also where frames read it, as in the pipeline of Lightricks. It is the
+    audio of the result, and the one that is heard."""
+    whole = Whole(tmp_path, SOUNDING)
+    length = sound_length(SOUND, whole.frames, FRAME_RATE)
+    given = whole.run(EncodeImageParams(whole.model, 0, 0, sound=length), _tones(1.0))
+    assert isinstance(given, Latent)
+    assert given.sound_LA is not None
+    assert given.sound_LA.shape == (length, 128)
+    texts = whole.texts()[: 1 + guided]
+    plain = whole.sampling(len(texts))
+    work = replace(plain, conditions=(KeptSoundCondition(),))
+    latent = whole.run(work, *texts, given)
+    assert isinstance(latent, Latent)
+    np.testing.assert_array_equal(latent.sound_LA, given.sound_LA)
+
+    own, vae = whole.module(Role.DIFFUSION_MODEL), whole.module(Role.VAE).sound.vae
+    forward = type(own).forward
+
+    def keeping(self: Any, **call: Any) -> Any:
+        silent = torch.zeros_like(call["sigma"])
+        frames, sound = forward(self, **{**call, "audio_timestep": silent, "audio_sigma": silent})
+        return frames, torch.zeros_like(sound)
+
+    sound = torch.from_numpy(given.sound_LA)[None] * vae.latents_std + vae.latents_mean
+    without = {} if guided else {"guidance_scale": 1.0, "audio_guidance_scale": 1.0}
+    with mock.patch.object(type(own), "forward", keeping):
+        theirs = _run(whole, "latent", audio_latents=sound, **without)
+    _assert_same_latents(whole, latent, theirs)
+    other = whole.run(plain, *texts)
+    assert isinstance(other, Latent)
+    assert not np.allclose(other.samples_CHW, latent.samples_CHW, atol=1e-3), "frames follow the audio"
+
+    made = whole.run(DecodeParams(whole.model, OutputShape(*whole.sides, whole.frames, FRAME_RATE)), latent)
+    with torch.no_grad():
+        decoded = vae.decode(sound.unflatten(2, (8, -1)).transpose(1, 2)).sample
+        samples = whole.module(Role.VAE).sound.vocoder(decoded)
+    assert isinstance(made, VideoFrames)
+    assert made.sound is not None
+    np.testing.assert_allclose(made.sound.samples_SC, samples[0].T, atol=1e-5)
+    whole.engine.close()
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0])
+def test_audio_with_a_given_voice_is_that_of_id_lora(tmp_path: Path, scale: float) -> None:
+    """Its positions lead the audio, end one position before it, and have no noise. Guidance adds the difference of the
+    clean audio with and without it; frames have none of it."""
+    whole, length = Whole(tmp_path, SOUNDING), 7
+    given = whole.run(EncodeImageParams(whole.model, 0, 0, sound=length), _tones(0.25))
+    assert isinstance(given, Latent)
+    assert given.sound_LA is not None
+    texts = whole.texts()[:1] if scale else whole.texts()
+    work = replace(whole.sampling(len(texts)), conditions=(VoiceCondition(length, scale),))
+    latent = whole.run(work, *texts, given)
+    assert isinstance(latent, Latent)
+    own, voice_1RA = whole.module(Role.DIFFUSION_MODEL), torch.from_numpy(given.sound_LA)[None]
+    forward = type(own).forward
+
+    def with_voice(self: Any, **call: Any) -> Any:
+        sound, level = call["audio_hidden_states"], call["timestep"]
+        batch, positions = sound.shape[:2]
+        # seconds of a position of four spectra, of which the first begins before the audio: 0 to 0.01, to 0.05, ...
+        ends = torch.arange(max(positions, length)) * 0.04 + 0.01
+        bounds = torch.stack((torch.cat((torch.zeros(1), ends[:-1])), ends), dim=-1)
+        before = bounds[:length] - bounds[length - 1, 1] - 0.04
+        places = torch.cat((before, bounds[:positions])).expand(batch, 1, -1, -1)
+        steps = torch.cat((torch.zeros(batch, length), level.view(-1, 1).expand(batch, positions)), dim=1)
+        read = torch.cat((voice_1RA.expand(batch, -1, -1), sound), dim=1)
+        more = {"audio_hidden_states": read, "audio_timestep": steps, "audio_coords": places, "audio_sigma": level}
+        frames, found = forward(self, **{**call, **more})
+        found = found[:, length:]
+        return frames, found + scale * (found - forward(self, **call)[1]) if scale else found
+
+    without = {"guidance_scale": 1.0, "audio_guidance_scale": 1.0} if scale else {}
+    with mock.patch.object(type(own), "forward", with_voice):
+        theirs = _run(whole, "latent", **without)
+    _assert_same_latents(whole, latent, theirs, 3e-5)
+    plain = whole.run(whole.sampling(len(texts)), *texts)
+    assert isinstance(plain, Latent)
+    assert plain.sound_LA is not None
+    assert latent.sound_LA is not None
+    assert not np.allclose(plain.sound_LA, latent.sound_LA, atol=1e-3), "the voice acts"
     whole.engine.close()
 
 

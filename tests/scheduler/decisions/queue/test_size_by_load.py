@@ -1,7 +1,7 @@
 """The rule that chooses the size of passes by the load.
 
 Proves: the expected tail is that of the queues for which a formula is known, and infinite without enough servers; few
-requests run alone and many in passes, whatever came before; near equality the size does not change; a burst and its end
+requests run alone and many in passes, whatever came before; near equality the size seldom changes; a burst and its end
 are noticed after some arrivals; other work counts; what is remembered has a bound.
 """
 
@@ -99,13 +99,35 @@ def test_other_work_takes_its_share_of_the_workers() -> None:
     assert last.size == 1, "four workers"
 
 
+def test_near_equality_the_size_changes_once_a_queue_of_single_passes_is_long() -> None:
+    """With slightly more or fewer requests than 16 workers can serve in single passes. Before: such loads changed the
+    size from the first hundreds of requests on, since the queue of a load that lasts for ever is endless."""
+    for rate, most in ((15.0, 0), (16.3, 13), (18.0, 1)):
+        for seed in range(3):
+            rule, rng, times = SizeByLoad(), Random(seed), [0.0]
+            while len(times) < 4000:
+                times.append(times[-1] + rng.expovariate(rate))
+            sizes = sizes_of(rule, times, workers=16)
+            changed = [place for place in range(1, len(sizes)) if sizes[place] != sizes[place - 1]]
+            assert len(changed) <= most, (rate, seed)
+            assert sizes[-1] == ROWS or rate < 18, (rate, seed)
+            assert all(place > 400 for place in changed[:1]) or rate == 18.0, (rate, seed)
+
+
+def test_a_long_overload_is_forgotten_soon() -> None:
+    """An hour with twice as many requests as single passes can serve would have left a queue of an hour of them."""
+    rule = SizeByLoad()
+    assert sizes_of(rule, every(0.5, 7200))[-1] == ROWS
+    assert sizes_of(rule, every(10.0, 25, 3600.0))[-1] == 1
+
+
 def test_the_reason_has_both_expectations() -> None:
     rule = SizeByLoad()
     assert "too few requests" in rule.choose("a", 0.0, 1, COSTS).reason
     for at in every(0.8, WINDOW):
         choice = rule.choose("a", at, 1, COSTS)
     assert choice.reason.startswith("by the load: 1.19 requests like it per second")
-    assert "ever longer in passes of one, and 5.39 s in shared ones" in choice.reason
+    assert "should take 57.2 s in passes of one, and 5.39 s in shared ones" in choice.reason
 
 
 def test_what_is_remembered_has_a_bound() -> None:
