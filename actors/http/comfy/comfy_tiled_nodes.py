@@ -326,8 +326,8 @@ def _redrawn(given: Mapping[str, Any], image: AnyImage, size: tuple[int, int]) -
     count = sum(len(each.tiles) for each in passes)
     if count > MOST_TILES:
         raise NodeUnsupported(
-            f"tile_width, tile_height: found {counted(count, 'tile')} of {given['tile_width']}x{given['tile_height']} in "
-            f"{size[0]}x{size[1]}, expected up to {MOST_TILES}: larger tiles"
+            f"tile_width, tile_height: found {counted(count, 'tile')} of {given['tile_width']}x{given['tile_height']} "
+            f"in {size[0]}x{size[1]}, expected up to {MOST_TILES}: larger tiles"
         )
     canvas = _Canvas(given["nodes"], size, image)
     redraw = _Redraw(given, size)
