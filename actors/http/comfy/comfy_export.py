@@ -60,6 +60,8 @@ _EARLIER_WIDGETS: Mapping[tuple[str, int], tuple[str, ...]] = MappingProxyType(
         ("Image Save", 5): ("output_path", "filename_prefix", "extension", "quality", "overwrite_mode"),
     }
 )
+#: how a widget begins that shows the size of a result in the editor, behind the others
+_TABLE_ROW = "<tr><td>"
 #: a template in a text: a name or a title of a node, and a widget of it
 _TEMPLATE = re.compile(r"%([^%.]+)\.([^%]+)%")
 #: what the editor does with a seed after a run; its value follows the seed's. In files of early 2023 it is
@@ -399,6 +401,7 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
         names = listed if set(names) <= set(listed) else names
         found, left = _by_name(names, values, numbers)
         found.pop("", None)
+    left = [value for value in left if not (isinstance(value, str) and value.startswith(_TABLE_ROW))]
     is_loader = any(given.choices in (AUDIOS, IMAGES, VIDEOS) for given in inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and _is_upload(value))]
     if inputs and all(given.type != "BOOLEAN" for given in inputs):
@@ -453,7 +456,10 @@ def _is_of_editor(value: Any) -> bool:
 
 
 def _is_seed_control(value: Any, is_seed: bool) -> bool:
-    """Whether a value is what the editor does with the number before it: of a seed it may be a truth value."""
+    """Whether a value is what the editor does with the number before it: of a seed it may be a truth value, or the null
+    of a button that some packs of nodes have there."""
+    if is_seed and value is None:
+        return True
     return isinstance(value, str | bool if is_seed else str) and value in _SEED_CONTROLS
 
 

@@ -180,6 +180,16 @@ def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return _operate(given, given["node_id"], "image_scale", {"image": given["image"]}, **how), wide, high
 
 
+def _to_longer_side(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """An image of which the longer side has a length, in proportion; the other one is the nearest whole number."""
+    method = given["interpolation_mode"].replace(" ", "-")
+    if method not in _METHODS:
+        raise NodeUnsupported(f"interpolation_mode: found {given['interpolation_mode'][:40]}, expected one of "
+                              f"{', '.join(_METHODS)}")  # fmt: skip
+    how = {"method": method, "longest": given["size"]}
+    return (_operate(given, given["node_id"], "image_scale_to_longest", {"image": given["image"]}, **how),)
+
+
 def _matched(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """An image with the colours of another one. Raises NodeUnsupported."""
     if given["method"] not in COLOUR_METHODS:
@@ -198,6 +208,7 @@ def _row(name: str, inputs: tuple[NodeInput, ...], *outputs: str, build: Any = o
 
 
 _IMAGE = link("image", "IMAGE")
+_JW_METHODS = ("bilinear", "bicubic", "area", "nearest exact")
 _SIDE_BY_SIDE = (combo("direction", _DIRECTIONS), flag("match_image_size"))
 _MANY = tuple(link(name, "IMAGE", is_required=False) for name in _IMAGES)
 _ROWS: tuple[tuple[NodeType, Builder], ...] = (
@@ -237,6 +248,11 @@ _ROWS: tuple[tuple[NodeType, Builder], ...] = (
             *("IMAGE", "INT", "INT"),
         ),
         _resized,
+    ),
+    (
+        _row("JWImageResizeByLongerSide", (_IMAGE, whole("size", 512, 1, MAX_SIDE),
+                                           text("interpolation_mode", "bicubic", choices=_JW_METHODS)), "IMAGE"),
+        _to_longer_side,
     ),
     (
         _row(

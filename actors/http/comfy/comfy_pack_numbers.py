@@ -41,6 +41,8 @@ _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
 _MOST, _MOST_EXPONENT = 2.0**64, 256
 #: digits of the largest seed
 _MOST_DIGITS = 20
+#: what one pack of nodes writes behind common names
+_LOGIC = "-\U0001f52c"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SIDES = re.compile(r"(\d{2,5})\s*[xX\u00d7]\s*(\d{2,5})")
 #: the choice of the sizes that the node itself has
@@ -257,6 +259,21 @@ def _size_by_name(name: str) -> Builder:
     return lambda given: _sides_of(name, given[name])
 
 
+def _oriented(given: Mapping[str, Any]) -> tuple[int, int]:
+    """The sides of a named size, the longer one first, or, "Vertical", last."""
+    short, long = sorted(_sides_of("resolution", given["resolution"]))
+    if given["orientation"] not in ("Horizontal", "Vertical"):
+        raise NodeUnsupported(f"orientation: found {given['orientation'][:100]!r}, expected Horizontal or Vertical")
+    return (long, short) if given["orientation"] == "Horizontal" else (short, long)
+
+
+def _sides_of_ratio(given: Mapping[str, Any]) -> tuple[int, int]:
+    """The sides of a named ratio, or the node's own."""
+    if given["aspectRatio"].strip().lower() == _CUSTOM:
+        return given["width"], given["height"]
+    return _sides_of("aspectRatio", given["aspectRatio"])
+
+
 def _in_cells(width: int, height: int, count: int) -> BlankLatent:
     if min(width, height) < 8:
         raise NodeUnsupported(f"width, height: found {width}x{height}, expected at least 8x8")
@@ -440,8 +457,14 @@ _MATH = (
         ANY,
         ANY,
     ),
-    row("Int", (text("Number", "0"),), _parsed("Number", int), "INT"),
-    row("Float", (text("Number", "0"),), _parsed("Number", float), "FLOAT"),
+    *(
+        row(f"{name}{ending}", (text("Number", "0"),), _parsed("Number", kind), name.upper())
+        for ending in ("", _LOGIC)
+        for name, kind in (("Int", int), ("Float", float))
+    ),
+    row("DF_Integer", (whole("Value", 1, *_INT),), passed("Value"), "INT"),
+    row("DF_Float", (number("Value", 1.0, *_FLOAT),), passed("Value"), "FLOAT"),
+    row("intToFloat _O", (whole("int", 0, *_INT),), _cast("int", float), "FLOAT"),
     *(
         row(
             f"Evaluate {kind}",
@@ -531,6 +554,14 @@ _SIZES = (
         _preset,
         *("LATENT", "INT", "INT"),
     ),
+    row("SDXLResolutionPresets", (text("resolution", "Square (1024x1024)"), text("orientation", "Horizontal")),
+        _oriented, "INT", "INT"),
+    row(
+        "SDXLAspectRatio",
+        (*(whole(side, 1024, 64, 8192) for side in ("width", "height")), text("aspectRatio", _CUSTOM)),
+        _sides_of_ratio,
+        *("INT", "INT"),
+    ),
     row("SDXL Resolutions (JPS)", (text("resolution", "square - 1024x1024 (1:1)"),), _size_by_name("resolution"),
         "INT", "INT"),
     row("CM_SDXLResolution", (text("resolution", "1024x1024"),), _size_by_name("resolution"), "INT", "INT"),
@@ -583,6 +614,9 @@ _WAS = (
         _operated,
         *(ANY, "FLOAT", "INT"),
     ),
+    # its outputs were (number, whole number) before there were four: each is 0 or 1
+    row("Logic Boolean", (number("boolean_number", 1.0, 0.0, 1.0),),
+        lambda given: (int(given["boolean_number"] > 0.5),) * 4, *(ANY,) * 4),
     row("Number to Int", (link("number", ANY),), _cast("number", int), "INT"),
     row("Number to Float", (link("number", ANY),), _cast("number", float), "FLOAT"),
     row("Number to Text", (link("number", ANY),), _cast("number", str), "STRING"),
@@ -623,6 +657,7 @@ _SETTINGS = (
             ("Scheduler Selector", text("scheduler", "normal"), _twice("scheduler"), (ANY, "STRING")),
             ("Seed Generator", _SEED, passed("seed"), ("INT",)),
             ("Int Literal", whole("int", 0, *_INT), passed("int"), ("INT",)),
+            ("Width/Height Literal", whole("int", 512, *_INT), passed("int"), ("INT",)),
             ("Float Literal", number("float", 1.0, *_FLOAT), passed("float"), ("FLOAT",)),
             ("Cfg Literal", number("cfg", 8.0, 0.0, 100.0), passed("cfg"), ("FLOAT",)),
             ("String Literal", text("string"), passed("string"), ("STRING",)),

@@ -372,7 +372,15 @@ _OTHERS = (
     row("DF_Text", (text("Text"),), passed("Text"), "STRING"),
     row("DF_Text_Box", (text("Text"),), passed("Text"), "STRING"),
     row("Textbox", (text("text"), text("passthrough", "", False)), _boxed, "STRING"),
-    row("String", (text("String"),), passed("String"), "STRING"),
+    *(row(f"String{ending}", (text("String"),), passed("String"), "STRING") for ending in ("", "-\U0001f52c")),
+    row("floatToText _O", (number("float", 0.0, -1e18, 1e18),), _as_text("float"), "STRING"),
+    row(
+        "Concat Text _O",
+        (text("text1"), text("text2"), text("separator", ",", False)),
+        lambda given: (given["separator"].join((given["text1"], given["text2"])),),
+        "STRING",
+    ),
+    row("Text box", (text("text"),), passed("text"), "STRING"),
     row("Primitive string [Crystools]", (text("string"),), passed("string"), "STRING"),
     row("Primitive string multiline [Crystools]", (text("string"),), passed("string"), "STRING"),
     row(

@@ -102,7 +102,7 @@ def _to_longest(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels
     if "image" not in sizes:
         return None
     width, height = sizes["image"]
-    longest = given["largest_size"]
+    longest = given["largest_size"] if "largest_size" in given else given["size"]
     if height > width:
         return max(1, round(width * longest / height)), longest
     return longest, max(1, round(height * longest / width))
@@ -229,7 +229,7 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
         "ImageScaleBy": _by_factor("image"),
         "LatentUpscaleBy": _by_factor("samples"),
         "ImageScaleToTotalPixels": _to_pixels,
-        "ImageScaleToMaxDimension": _to_longest,
+        **dict.fromkeys(("ImageScaleToMaxDimension", "JWImageResizeByLongerSide"), _to_longest),
         "FluxKontextImageScale": _for_kontext,
         "ImagePadForOutpaint": _padded,
         "ImageCrop": _cropped,

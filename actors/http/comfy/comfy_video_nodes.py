@@ -365,8 +365,9 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
         raise NodeUnsupported("pingpong: found true, expected false")
     if given["loop_count"]:
         warn(given, f"loop_count: found {given['loop_count']}; files of the pool repeat without end, or not at all")
-    if not given["save_output"]:
-        warn(given, "save_output: found false; the file is an output all the same")
+    for name in ("save_output", "save_image"):
+        if not given[name]:
+            warn(given, f"{name}: found false; the file is an output all the same")
     factor = given.get("crf")
     quality = quality_of_factor(factor) if factor is not None and file_format in ("mp4", "webm") else 0
     return _saved_as(given, "images", SavedAs(file_format, given["frame_rate"], quality))
@@ -701,8 +702,9 @@ VIDEO_NODES = (
             _PREFIX,
             text("format", "image/gif", choices=tuple(_COMBINED)),
             flag("pingpong"),
-            flag("save_output", True),
+            flag("save_output", True, is_required=False),
             number("crf", 19.0, 0.0, 49.0, is_required=False),
+            flag("save_image", True, is_required=False),  # of files of 2023, for save_output
             _AUDIO,
         ),
         _combined,

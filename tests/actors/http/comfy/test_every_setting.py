@@ -143,6 +143,9 @@ BASE: Mapping[str, Mapping[str, Any]] = {
     "Prompt (LoraManager)": {f"trigger_words{place}": _word for place in range(1, 5)},
     "LoraTagLoader": {"text": "a fox <lora:light:0.5>"},
     "KSampler (Efficient)": {"sampler_state": None},
+    "KSampler Adv. (Efficient)": {"script": None, "steps": 10, "start_at_step": 2, "end_at_step": 8},
+    "easy loraStack": {"mode": "advanced", "num_loras": 1, "lora_1_model_strength": 0.5, "toggle": True,
+                       **{f"lora_{place}_name": "light" for place in (1, 2)}},
     "DiffusionModelLoaderKJ": {"extra_state_dict": None},
     "KSampler (WAS)": {"seed": lambda make, place: make.add("Seed", seed=place)},
     "ImageCropV2": {"crop_region": _region},
@@ -219,6 +222,8 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
     ),
     "it is where something is computed, or shown": (
         ("*", "noise_device", ()), ("KSampler (Efficient)", "preview_method", ()), ("Text to Console", "label", ()),
+        *((f"{name}MultiGPU", "device", ()) for name in ("UNETLoader", "VAELoader", "CheckpointLoaderSimple")),
+        ("KSampler Adv. (Efficient)", "preview_method", ()),
         ("ImageResizeKJv2", "device", ()), ("VAELoaderKJ", "device", ()), ("ColorMatch", "multithread", ()),
         ("LoadImageOutput", "upload", ()), ("LoadImageOutput", "refresh", ()),
     ),
@@ -230,7 +235,9 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("ImageResizeKJv2", "pad_color", ()), ("VAEDecodeTiled", "temporal_size", ()),
         ("VAEDecodeTiled", "temporal_overlap", ()), ("RescaleCFG", "multiplier", ()),
         ("SaveVideo", "format.codec.encoding", ()), ("SaveVideo", "format.codec.crf", ()),
-        ("KSampler //Inspire", "variation_seed", ()),
+        *(("KSampler //Inspire", f"variation_{name}", ()) for name in ("seed", "method")),
+        *(("easy loraStack", f"lora_{place}_{name}", ()) for place in range(1, 11) for name in (
+            "strength", *(("model_strength", "clip_strength", "name") if place > 1 else ()))),
         *(("LoRA Stacker", f"{name}_{place}", ()) for place in range(1, 51) for name in (
             "lora_wt", *(("model_str", "clip_str", "lora_name") if place > 1 else ()))),
     ),
@@ -281,7 +288,8 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         *((kind, name, ()) for kind in _SAVERS for name in ("download_civitai_data", "easy_remix")),
     ),
     "a text without choices": (("Prompt (LoraManager)", "seed", ()),),
-    "what no node reads is not made": (("KSampler (Efficient)", "vae_decode", ()),),
+    "what no node reads is not made": (("KSampler (Efficient)", "vae_decode", ()),
+                                      ("KSampler Adv. (Efficient)", "vae_decode", ())),
     "a batch that is not split": (("RebatchImages", "batch_size", (65, 4096, 64)),),
 }  # fmt: skip
 
