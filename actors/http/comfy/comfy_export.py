@@ -18,6 +18,7 @@ from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
 from modelpool.actors.http.comfy.comfy_group_nodes import SUBGRAPH_INPUT, SUBGRAPH_OUTPUT, with_subgraphs
 from modelpool.actors.http.comfy.comfy_node_types import AUDIOS, IMAGES, VIDEOS, WIDGET_TYPES, NodeInput, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_pack_pipes import PACK_PIPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 from modelpool.pool.values.core.errors import counted
@@ -51,10 +52,15 @@ _EARLY_EFFICIENT = (
     *("sampler_state", "", "seed", "steps", "cfg", "sampler_name", "scheduler", "denoise"),
     "",
 )
+_WIDGETS_OF_TTN = tuple(
+    given.name for kind in PACK_PIPES if kind.name == "ttN pipeLoader" for given in kind.inputs
+    if given.type in WIDGET_TYPES
+)  # fmt: skip
 #: widgets that a node had before, by its type and how many there are
 _EARLIER_WIDGETS: Mapping[tuple[str, int], tuple[str, ...]] = MappingProxyType(
     {
         ("Text Concatenate", 1): ("linebreak_addition",),
+        ("ttN pipeLoader", 23): tuple(name for name in _WIDGETS_OF_TTN if name != "config_name"),
         ("KSampler (Efficient)", 9): _EARLY_EFFICIENT,
         ("KSampler (Efficient)", 10): _EARLY_EFFICIENT,
         ("Image Save", 5): ("output_path", "filename_prefix", "extension", "quality", "overwrite_mode"),

@@ -65,6 +65,14 @@ def _region(make: Maker, place: int) -> Any:
     return {"x": 8, "y": 8, "width": 24 + place, "height": 16}
 
 
+def _other(slot: int) -> Any:
+    """A part of another model than the one of a pipe, and of that one."""
+    return lambda make, place: [make.model(1 - place), slot]
+
+
+_LOADED = {"optional_controlnet_stack": None, "lora_name": "light", "resolution": "width x height (custom)"}
+_OVERRIDES = {"model_override": _other(0), "clip_override": _other(1), "vae_override": None}
+_PIPE_PARTS = {"model": _other(0), "vae": _other(2), "clip": _other(1)}
 _WIDE = {"width": 128, "height": 64}
 
 
@@ -149,6 +157,14 @@ BASE: Mapping[str, Mapping[str, Any]] = {
     "DiffusionModelLoaderKJ": {"extra_state_dict": None},
     "KSampler (WAS)": {"seed": lambda make, place: make.add("Seed", seed=place)},
     "ImageCropV2": {"crop_region": _region},
+    **_each(("easy a1111Loader", "easy comfyLoader"), _LOADED),
+    "easy fullLoader": {**_LOADED, **_OVERRIDES},
+    "easy preSampling": {"latent": None},
+    "easy kSampler": {"model": _other(0)},
+    "easy fullkSampler": {**_PIPE_PARTS, "positive": None, "xyPlot": None, "image": None},
+    "ttN pipeLoader": {**_OVERRIDES, **{f"lora{place}_name": "light" for place in (1, 2, 3)}},
+    "ttN pipeKSampler": {"xyPlot": None, "lora_name": "light", "optional_latent": None, "upscale_method": "bilinear",
+                         **{f"optional_{name}": value for name, value in _PIPE_PARTS.items()}},
     "ImageResizeKJ": {"get_image_size": None, "width_input": None, "height_input": None, **_WIDE},
     "GetImageRangeFromBatch": {"images": _images, "masks": _masks, "start_index": 1, "num_frames": 2},
     "ImageFromBatch+": {"image": _images, "start": 1, "length": 2},
@@ -217,7 +233,7 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("*", "clip_vision", ()),
     ),
     "files have the names of the pool": (
-        ("*", "filename_prefix", ()), ("Image Save", "filename_delimiter", ()),
+        ("*", "filename_prefix", ()), ("*", "save_prefix", ()), ("Image Save", "filename_delimiter", ()),
         ("Image Save", "filename_number_padding", ()), ("Save Image (LoraManager)", "add_counter_to_filename", ()),
     ),
     "it is where something is computed, or shown": (
@@ -273,6 +289,8 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("RegexReplace", "case_insensitive", ()), ("RegexReplace", "dotall", ()), ("RegexReplace", "count", ()),
         ("Text Random Line", "seed", ()), ("ImageScaleToTotalPixels", "resolution_steps", ()),
     ),
+    "images are shown, or saved: test_pack_pipes": (("*", "image_output", ("Save", "Preview", "Hide/Save")),),
+    "it is about images that are sent, which is refused": (("*", "link_id", ()),),
     "it has no loss": (
         ("SaveAnimatedPNG", "compress_level", ()), ("Image Save", "optimize_image", ()),
         *((kind, "optimize_png", ()) for kind in _SAVERS),
