@@ -72,6 +72,16 @@ _ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
         "Min": min,
     }
 )
+#: of the sine and the like in radians
+_UNARY: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        "Neg": operator.neg, "Inc": lambda value: value + 1, "Dec": lambda value: value - 1, "Abs": abs,
+        "Sqr": lambda value: value * value, "Cube": lambda value: value * value * value, "Sqrt": math.sqrt,
+        "Sin": math.sin, "Cos": math.cos, "Tan": math.tan, "Floor": math.floor, "Ceil": math.ceil,
+    }
+)  # fmt: skip
+#: the side of a square, by the kind of a model
+_SIDES_OF_MODELS: Mapping[str, int] = MappingProxyType({"SD": 512, "SDXL": 1024})
 _ROUNDED: Mapping[str, Callable[[float], int]] = MappingProxyType(
     {"round": round, "floor": math.floor, "ceil": math.ceil, "ceiling": math.ceil}
 )
@@ -267,6 +277,35 @@ def _oriented(given: Mapping[str, Any]) -> tuple[int, int]:
     return (long, short) if given["orientation"] == "Horizontal" else (short, long)
 
 
+def _sides_of_pixels(given: Mapping[str, Any]) -> tuple[int, int]:
+    """The sides of a ratio, with as many pixels as a kind of model has. Raises NodeUnsupported for a ratio of which the
+    sides are rounded: how is not described."""
+    if given["model_type"] not in _SIDES_OF_MODELS:
+        raise NodeUnsupported(f"model_type: found {given['model_type'][:40]}, expected one of "
+                              f"{', '.join(_SIDES_OF_MODELS)}")  # fmt: skip
+    wide, high, side = given["aspect_ratio_width"], given["aspect_ratio_height"], _SIDES_OF_MODELS[given["model_type"]]
+    width, height = (side * math.sqrt(one / other) for one, other in ((wide, high), (high, wide)))
+    if width % 64 or height % 64:
+        raise NodeUnsupported(
+            f"aspect_ratio_width, aspect_ratio_height: found {wide} and {high}, of which the sides are rounded; "
+            "expected 1 and 1, or write a width and a height"
+        )
+    return int(width), int(height)
+
+
+def _of_whole_numbers(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What an operation is of three whole numbers. Raises NodeUnsupported for quotients: how they are rounded is not
+    described."""
+    if odd := set(given["op"]) - set("abc+-* "):
+        raise NodeUnsupported(f"op: found {''.join(sorted(odd))[:40]!r} in it, expected a, b and c with +, - and *")
+    return _evaluated("op", {name: name for name in "abc"}, int)(given)
+
+
+def _changed(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    (value,) = _numbers(given, "a")
+    return (_bounded(_UNARY[given["op"]](value)),)
+
+
 def _sides_of_ratio(given: Mapping[str, Any]) -> tuple[int, int]:
     """The sides of a named ratio, or the node's own."""
     if given["aspectRatio"].strip().lower() == _CUSTOM:
@@ -436,6 +475,34 @@ _MATH = (
         _computed("op", float),
         "FLOAT",
     ),
+    *(
+        row(f"CM_{name}", (given,), _cast("a", kind), output)
+        for name, given, kind, output in (
+            ("IntToNumber", whole("a", 0, *_INT), int, ANY),
+            ("FloatToNumber", number("a", 0.0, *_FLOAT), float, ANY),
+            ("NumberToInt", link("a", ANY), int, "INT"),
+            ("NumberToFloat", link("a", ANY), float, "FLOAT"),
+        )
+    ),
+    row(
+        "CM_NumberBinaryOperation",
+        (combo("op", ("Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow")), link("a", ANY), link("b", ANY)),
+        lambda given: (
+            _bounded(_ARITHMETIC["/" if given["op"] == "Div" else given["op"]](*_numbers(given, "a", "b"))),
+        ),
+        ANY,
+    ),
+    row("CM_NumberUnaryOperation", (combo("op", tuple(_UNARY)), link("a", ANY)), _changed, ANY),
+    row(
+        "SeargeIntegerMath",
+        (
+            text("op", "a * b + c"),
+            *(whole(name, default, *_INT) for name, default in (("a", 0), ("b", 1), ("c", 0))),
+        ),
+        _of_whole_numbers,
+        "INT",
+    ),
+    row("floatToInt _O", (number("float", 0.0, *_FLOAT),), _cast("float", int), "INT"),
     row("mxSeed", (_SEED,), passed("seed"), "INT"),
     row(
         "mxSlider",
@@ -553,6 +620,13 @@ _SIZES = (
         (text("dimensions", "512 x 512 (1:1)"), flag("invert"), whole("batch_size", 1, 1, MAX_BATCH)),
         _preset,
         *("LATENT", "INT", "INT"),
+    ),
+    row(
+        "AspectSize",
+        (combo("model_type", ("SD", "SDXL", "Cascade")),
+         *(whole(f"aspect_ratio_{side}", 1, 1, 10_000) for side in ("width", "height"))),
+        _sides_of_pixels,
+        *("INT", "INT"),
     ),
     row("SDXLResolutionPresets", (text("resolution", "Square (1024x1024)"), text("orientation", "Horizontal")),
         _oriented, "INT", "INT"),

@@ -80,7 +80,8 @@ def _scaled(name: str, least: int) -> SizeRule:
 
 def _by_factor(name: str) -> SizeRule:
     def rule(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
-        return None if name not in sizes else _times(sizes[name], given["scale_by"])
+        factor = given["scale_by"] if "scale_by" in given else given["factor"]
+        return None if name not in sizes else _times(sizes[name], factor)
 
     return rule
 
@@ -226,7 +227,7 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
         **dict.fromkeys(_WRITTEN, _written),
         "ImageScale": _scaled("image", 1),
         "LatentUpscale": _scaled("samples", 64),
-        "ImageScaleBy": _by_factor("image"),
+        **dict.fromkeys(("ImageScaleBy", "JWImageResizeByFactor"), _by_factor("image")),
         "LatentUpscaleBy": _by_factor("samples"),
         "ImageScaleToTotalPixels": _to_pixels,
         **dict.fromkeys(("ImageScaleToMaxDimension", "JWImageResizeByLongerSide"), _to_longest),

@@ -294,6 +294,10 @@ def test_images_are_joined_cut_and_resized_as_by_comfyui() -> None:
     flip = made({"end": node("ImageFlip", image=one, flip_method="y-axis: horizontally")})
     assert made({"end": node("ImageFlip+", image=one, axis="x")}) == flip
     assert made({"end": node("Image Flip", images=one, mode="horizontal")}) == flip
+    longest = made({"end": node("ImageScaleToMaxDimension", image=one, upscale_method="bicubic", largest_size=48)})
+    assert made({"end": node("JWImageResizeByLongerSide", image=one, size=48)}) == longest
+    both_sides = made(both, {"end": node("ImageScaleBy", image=["batch", 0], upscale_method="bicubic", scale_by=0.5)})
+    assert made(both, {"end": node("JWImageResizeByFactor", image=["batch", 0], factor=0.5)}) == both_sides
     turned = made({"end": node("ImageRotate", image=one, rotation="180 degrees")})
     assert len(made({"end": node("ImageFlip+", image=one, axis="xy")})) == len(turned) + 1
 
