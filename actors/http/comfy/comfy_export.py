@@ -66,6 +66,10 @@ _EARLIER_WIDGETS: Mapping[tuple[str, int], tuple[str, ...]] = MappingProxyType(
         ("Image Save", 5): ("output_path", "filename_prefix", "extension", "quality", "overwrite_mode"),
     }
 )
+#: values that a widget had before, by the type of its node and its name, and their later ones
+_EARLIER_VALUES: Mapping[tuple[str, str], Mapping[bool, str]] = MappingProxyType(
+    {("ImageResize+", "method"): MappingProxyType({True: "keep proportion", False: "stretch"})}
+)
 #: how a widget begins that shows the size of a result in the editor, behind the others
 _TABLE_ROW = "<tr><td>"
 #: a template in a text: a name or a title of a node, and a widget of it
@@ -407,6 +411,9 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
         names = listed if set(names) <= set(listed) else names
         found, left = _by_name(names, values, numbers)
         found.pop("", None)
+    for (kind, name), later in _EARLIER_VALUES.items():
+        if kind == node["type"] and isinstance(value := found.get(name), bool):
+            found[name] = later[value]
     left = [value for value in left if not (isinstance(value, str) and value.startswith(_TABLE_ROW))]
     is_loader = any(given.choices in (AUDIOS, IMAGES, VIDEOS) for given in inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and _is_upload(value))]

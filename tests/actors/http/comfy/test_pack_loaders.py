@@ -404,6 +404,10 @@ def test_early_and_later_widgets_of_the_editor() -> None:
     assert api_format(flow)["6"]["inputs"]["crop_region"] == {"x": 1, "y": 2, "width": 3, "height": 4}
     flow["nodes"][5] |= {"type": "Lora Loader (LoraManager)", "widgets_values": [{"textWidgetName": "text"}, "", ROWS]}
     assert api_format(flow)["6"]["inputs"]["loras"] == ROWS
+    for keeps, method in ((True, "keep proportion"), (False, "stretch")):
+        flow["nodes"][5] |= {"type": "ImageResize+", "widgets_values": [64, 32, "nearest", keeps, "always"]}
+        found = api_format(flow)["6"]["inputs"]
+        assert (found["method"], found["condition"]) == (method, "always"), "it was keep_proportion"
     shown = "<tr><td>Output: </td><td><b>1</b> x <b>64</b></td></tr>"
     flow["nodes"][5] |= {"type": "ImageResizeKJv2", "widgets_values": [
         64, 32, "lanczos", "crop", "0, 0, 0", "center", 2, "cpu", shown]}  # fmt: skip
