@@ -362,7 +362,14 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if file_format is None:
         raise NodeUnsupported(f"format: found {given['format'][:100]}, expected one of {', '.join(_COMBINED)}")
     if given["pingpong"]:
-        raise NodeUnsupported("pingpong: found true, expected false")
+        if given.get("audio") is not None:
+            raise NodeUnsupported("pingpong: found true with audio, expected false: audio does not play backwards")
+        if given.get("nodes") is None:
+            return only_in_workflows(given)
+        made: MadeNodes = given["nodes"]
+        values = {"image": given["images"]}
+        image = made.operate(f"{given['node_id']}/frames", "image_there_and_back", NodeImage, values, {})
+        given = {**given, "images": image}
     if given["loop_count"]:
         warn(given, f"loop_count: found {given['loop_count']}; files of the pool repeat without end, or not at all")
     for name in ("save_output", "save_image"):
