@@ -95,12 +95,12 @@ def evaluated(
             order[place:place] = more
             if told is not None:
                 told |= dict.fromkeys(f"node {node_id} ({kind.name}): {warning}" for warning in parts.warnings)
-            given = parts.outputs
+            made: tuple[Any, ...] | None = parts.outputs
         else:
-            given = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None
-        if given is None:
+            made = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None
+        if made is None:
             continue
-        outputs[node_id] = given = tuple(value if isinstance(value, _KNOWN) else None for value in given)
+        outputs[node_id] = given = tuple(value if isinstance(value, _KNOWN) else None for value in made)
         characters += sum(len(value) for value in given if isinstance(value, str))
         if characters > MAX_COMPUTED_CHARACTERS:
             message = f"prompt: found more than {MAX_COMPUTED_CHARACTERS} characters in the texts that nodes compute"

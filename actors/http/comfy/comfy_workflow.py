@@ -39,7 +39,14 @@ from modelpool.actors.http.comfy.comfy_graph import (
 from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_ltx_nodes import LTX_BUILDERS
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, Builder, NodeUnsupported, check_parts, owner_of
+from modelpool.actors.http.comfy.comfy_node_types import (
+    PART,
+    PREVIEW_NODES,
+    Builder,
+    NodeUnsupported,
+    check_parts,
+    owner_of,
+)
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_images import PACK_IMAGE_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_BUILDERS
@@ -118,6 +125,9 @@ class GraphOutput:
 def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
     nodes = with_tokens(known_nodes(prompt, names.kinds))
+    if (mixed_up := next((node_id for node_id in nodes if PART in node_id), None)) is not None:
+        found = f"prompt: found a node with the id {mixed_up[:100]!r}, expected ids without {PART!r}"
+        raise WorkflowRejected("invalid_prompt", f"{found}: parts of nodes have such ids")
     outputs = output_nodes(nodes, names.kinds)
     order = nodes_in_order(KnownGraph(nodes, names), outputs)
     outputs, incomplete = complete_outputs(nodes, outputs, order, names.kinds)

@@ -424,7 +424,7 @@ def _there_and_back_size(params: NoSettings, sizes: Sizes) -> Size:
 
 def _there_and_back(params: NoSettings, inputs: Inputs) -> ImagePixels | VideoFrames:
     """Return frames, and those between both ends once more, backwards; without sound."""
-    image = inputs["image"]
+    image: ImagePixels | VideoFrames = inputs["image"]
     if not isinstance(image, VideoFrames):
         return image
     frames_THWC = image.frames_THWC

@@ -185,6 +185,13 @@ def test_what_pipes_cannot_do_is_refused_by_name(change: tuple[str, dict[str, An
         outputs(graph)
 
 
+def test_ids_of_parts_are_no_ids_of_nodes() -> None:
+    graph = easy()
+    graph["run/+latent"] = graph["loader"]
+    with pytest.raises(WorkflowRejected, match=r"a node with the id 'run/\+latent', expected ids without '/\+'"):
+        outputs(graph)
+
+
 def test_texts_of_a_loader_of_another_program_are_read_as_by_comfyui() -> None:
     graph = easy("easy a1111Loader", {"positive": "a (red:1.2) fox"})
     assert "positive: weights in it are read as by ComfyUI, and not as by A1111" in warnings(graph)
