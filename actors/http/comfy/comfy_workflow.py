@@ -126,8 +126,8 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
     nodes = with_tokens(known_nodes(prompt, names.kinds))
     if (mixed_up := next((node_id for node_id in nodes if PART in node_id), None)) is not None:
-        found = f"prompt: found a node with the id {mixed_up[:100]!r}, expected ids without {PART!r}"
-        raise WorkflowRejected("invalid_prompt", f"{found}: parts of nodes have such ids")
+        problem = f"prompt: found a node with the id {mixed_up[:100]!r}, expected ids without {PART!r}"
+        raise WorkflowRejected("invalid_prompt", f"{problem}: parts of nodes have such ids")
     outputs = output_nodes(nodes, names.kinds)
     order = nodes_in_order(KnownGraph(nodes, names), outputs)
     outputs, incomplete = complete_outputs(nodes, outputs, order, names.kinds)
