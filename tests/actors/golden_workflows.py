@@ -908,6 +908,17 @@ TIMED: dict[str, Golden] = {
         },
         lambda do: batch(*[of_image(do.decode(do.sample()), lambda p: 255 - p)] * 3),
     ),
+    "frames there and back": Golden(
+        {
+            **BASE,
+            "e": BASE["d"],
+            "i": operation("image_invert", image="e"),
+            "b": operation("image_batch", first="e", second="i"),
+            "c": operation("image_batch", first="b", second="e"),
+            "d": operation("image_there_and_back", image="c"),
+        },
+        lambda do: batch(*[do.decode(do.sample()), of_image(do.decode(do.sample()), lambda p: 255 - p)] * 2),
+    ),
     "a video": Golden(
         {"s": sampling(VIDEO, request=FILM), "d": decoding("s", VIDEO)},
         lambda do: do.decode(do.sample(VIDEO, shape=MOVIE), VIDEO, shape=MOVIE),

@@ -45,6 +45,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     LoraUse,
     ModelValue,
     NodeImage,
+    NodeLatent,
     NodeMask,
     SampledLatent,
     TextValue,
@@ -57,7 +58,9 @@ from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 #: how a loader names no LoRA, and the VAE of the checkpoint
 _NONE, _BAKED = "None", "Baked VAE"
 _LORA_SLOTS, _STACKED = 99, 4
-_KSAMPLER: Builder = next(row.build for row in SAMPLING_NODES if row.name == "KSampler")
+_KSAMPLER, _KSAMPLER_ADVANCED = (
+    next(row.build for row in SAMPLING_NODES if row.name == name) for name in ("KSampler", "KSamplerAdvanced")
+)
 
 
 def _loaded(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -100,6 +103,27 @@ def _sampled_node(given: Mapping[str, Any]) -> tuple[Any, ...]:
     nodes: MadeNodes = given["nodes"]
     vae = given.get("optional_vae")
     return _outputs(given, latent, nodes.decode(given["node_id"], latent, "" if vae is None else vae.name))
+
+
+def _sampled_in_part(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    _check_script(given)
+    (latent,) = _KSAMPLER_ADVANCED(given)
+    return _outputs(given, latent, DecodedImage(latent) if isinstance(latent, SampledLatent) else None)
+
+
+def _sampled_node_in_part(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    _check_script(given)
+    (latent,) = WORKFLOW_NODES["KSamplerAdvanced"]({**given, "node_id": f"{given['node_id']}/latent"})
+    if isinstance(latent, NodeLatent):
+        latent = replace(latent, sampler=given["node_id"])
+    nodes: MadeNodes = given["nodes"]
+    vae = given.get("optional_vae")
+    return _outputs(given, latent, nodes.decode(given["node_id"], latent, "" if vae is None else vae.name))
+
+
+def _check_script(given: Mapping[str, Any]) -> None:
+    if given.get("script") is not None:
+        raise NodeUnsupported("script: found a link, expected none: the pool runs no scripts of samplers")
 
 
 def _check_noise(given: Mapping[str, Any]) -> None:
@@ -253,6 +277,18 @@ CUSTOM_NODES = (
         *("MODEL", "CONDITIONING", "CONDITIONING", "LATENT", "VAE", "IMAGE"),
     ),
     _row(
+        "KSampler Adv. (Efficient)",
+        (
+            *next(row.inputs for row in SAMPLING_NODES if row.name == "KSamplerAdvanced"),
+            text("preview_method", "auto"),
+            text("vae_decode", "true", choices=("true", "true (tiled)", "false")),
+            link("optional_vae", "VAE", is_required=False),
+            link("script", ANY, is_required=False),
+        ),
+        _sampled_in_part,
+        *("MODEL", "CONDITIONING", "CONDITIONING", "LATENT", "VAE", "IMAGE"),
+    ),
+    _row(
         "KSampler //Inspire",
         (
             *next(row.inputs for row in SAMPLING_NODES if row.name == "KSampler"),
@@ -260,6 +296,7 @@ CUSTOM_NODES = (
             text("batch_seed_mode", "incremental"),
             whole("variation_seed", 0, 0, MAX_SEED),
             number("variation_strength", 0.0, 0.0, 1.0),
+            text("variation_method", "linear", is_required=False),
         ),
         _sampled_with_noise,
         "LATENT",
@@ -325,6 +362,7 @@ CUSTOM_BUILDERS: Mapping[str, Builder] = MappingProxyType(
     {
         "KSampler (Efficient)": _sampled_node,
         "KSampler //Inspire": _sampled_node_with_noise,
+        "KSampler Adv. (Efficient)": _sampled_node_in_part,
         "ImageResizeKJv2": _resized,
     }
 )

@@ -21,10 +21,11 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_ROUTES
+from modelpool.actors.http.comfy.comfy_pack_pipes import PIPE_KINDS, PipeParts, parts_of
 from modelpool.actors.http.comfy.comfy_pack_switches import ROUTES, Bundle
 from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels, settled
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
-from modelpool.actors.http.comfy.node_errors import WorkflowRejected, link_of
+from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.pool.values.core.errors import UserError
 
@@ -46,13 +47,17 @@ def evaluated(
     image_size: ImageSize | None = None,
     video_facts: Callable[[str], VideoFile] | None = None,
     work: ComputingWork | None = None,
+    told: dict[str, None] | None = None,
     sizes: dict[str, Pixels] | None = None,
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the nodes of `order` with the values of nodes without tensors, and of nodes of a size. Each is behind its
-    sources in `order`, so that every node is evaluated once, whatever the graph. Raises WorkflowRejected for too much
-    text, and for more `work` than there is room for. `sizes` gets the sizes of what nodes make, as far as they are
-    known."""
+    """Return the nodes of `order` with the values of nodes without tensors, and of nodes of a size, and the nodes that
+    others stand for in their place. Each is behind its sources in `order`, so that every node is evaluated once,
+    whatever the graph. `told` gets the warnings, and `sizes` the sizes of what nodes make, as far as they are known.
+    Raises WorkflowRejected for too much text, for more `work` than there is room for, and naming every node that cannot
+    be put in the place of another."""
     work = work or ComputingWork()
+    nodes, order = dict(nodes), list(order)
+    problems: list[NodeError] = []
     sizes = {} if sizes is None else sizes
     videos: dict[str, VideoFile] = {}
     found: dict[str, Mapping[str, Any]] = {}
@@ -74,16 +79,48 @@ def evaluated(
             found[node_id] = {"class_type": node["class_type"], "inputs": inputs}
         if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
             sizes[node_id] = size
-        is_linked = is_linked and (kind.name not in ROUTES or _fits(nodes, found[node_id], kind, kinds))
-        given = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None
-        if given is None:
+        is_passing = kind.name in ROUTES or kind.name in PIPE_KINDS
+        is_linked = is_linked and (not is_passing or _fits(nodes, found[node_id], kind, kinds))
+        try:
+            parts = _parts_of(node_id, found[node_id], kind) if is_linked and kind.name in PIPE_KINDS else None
+        except NodeUnsupported as problem:
+            message = "not supported by the pool"
+            problems.append(NodeError(node_id, kind.name, "unsupported_value", message, str(problem)))
             continue
-        outputs[node_id] = given = tuple(value if isinstance(value, _KNOWN) else None for value in given)
+        if parts is not None:
+            found.pop(node_id)
+            # a node of the user with a part of its own id is an output, and no other node reads that part
+            found |= {name: part for name, part in parts.nodes.items() if name == node_id}
+            more = {name: part for name, part in parts.nodes.items() if name != node_id}
+            nodes |= more
+            place = order.index(node_id) + 1
+            order[place:place] = more
+            if told is not None:
+                told |= dict.fromkeys(f"node {node_id} ({kind.name}): {warning}" for warning in parts.warnings)
+            made: tuple[Any, ...] | None = parts.outputs
+        else:
+            made = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None
+        if made is None:
+            continue
+        outputs[node_id] = given = tuple(value if isinstance(value, _KNOWN) else None for value in made)
         characters += sum(len(value) for value in given if isinstance(value, str))
         if characters > MAX_COMPUTED_CHARACTERS:
             message = f"prompt: found more than {MAX_COMPUTED_CHARACTERS} characters in the texts that nodes compute"
             raise WorkflowRejected("invalid_prompt", message, is_over_bound=True)
+    if problems:
+        raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", problems)
     return found
+
+
+def _parts_of(node_id: str, node: Mapping[str, Any], kind: NodeType) -> PipeParts | None:
+    """Return the nodes that a node stands for; None if a setting is not known. Raises NodeUnsupported."""
+    widgets = [each for each in kind.inputs if each.type in WIDGET_TYPES]
+    # names of models are checked with the nodes that load them
+    named = [each for each in widgets if each.type == "COMBO" and isinstance(each.choices, str)]
+    settings = _settings(node, kind, [each for each in widgets if each not in named])
+    if settings is None or any(not isinstance(node["inputs"].get(each.name), str) for each in named):
+        return None
+    return parts_of(node_id, kind, {**node["inputs"], **settings})
 
 
 def _with_values(

@@ -18,6 +18,7 @@ from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
 from modelpool.actors.http.comfy.comfy_group_nodes import SUBGRAPH_INPUT, SUBGRAPH_OUTPUT, with_subgraphs
 from modelpool.actors.http.comfy.comfy_node_types import AUDIOS, IMAGES, VIDEOS, WIDGET_TYPES, NodeInput, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_pack_pipes import PACK_PIPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 from modelpool.pool.values.core.errors import counted
@@ -51,15 +52,26 @@ _EARLY_EFFICIENT = (
     *("sampler_state", "", "seed", "steps", "cfg", "sampler_name", "scheduler", "denoise"),
     "",
 )
+_WIDGETS_OF_TTN = tuple(
+    given.name for kind in PACK_PIPES if kind.name == "ttN pipeLoader" for given in kind.inputs
+    if given.type in WIDGET_TYPES
+)  # fmt: skip
 #: widgets that a node had before, by its type and how many there are
 _EARLIER_WIDGETS: Mapping[tuple[str, int], tuple[str, ...]] = MappingProxyType(
     {
         ("Text Concatenate", 1): ("linebreak_addition",),
+        ("ttN pipeLoader", 23): tuple(name for name in _WIDGETS_OF_TTN if name != "config_name"),
         ("KSampler (Efficient)", 9): _EARLY_EFFICIENT,
         ("KSampler (Efficient)", 10): _EARLY_EFFICIENT,
         ("Image Save", 5): ("output_path", "filename_prefix", "extension", "quality", "overwrite_mode"),
     }
 )
+#: values that a widget had before, by the type of its node and its name, and their later ones
+_EARLIER_VALUES: Mapping[tuple[str, str], Mapping[bool, str]] = MappingProxyType(
+    {("ImageResize+", "method"): MappingProxyType({True: "keep proportion", False: "stretch"})}
+)
+#: how a widget begins that shows the size of a result in the editor, behind the others
+_TABLE_ROW = "<tr><td>"
 #: a template in a text: a name or a title of a node, and a widget of it
 _TEMPLATE = re.compile(r"%([^%.]+)\.([^%]+)%")
 #: what the editor does with a seed after a run; its value follows the seed's. In files of early 2023 it is
@@ -399,6 +411,10 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
         names = listed if set(names) <= set(listed) else names
         found, left = _by_name(names, values, numbers)
         found.pop("", None)
+    for (kind, name), later in _EARLIER_VALUES.items():
+        if kind == node["type"] and isinstance(value := found.get(name), bool):
+            found[name] = later[value]
+    left = [value for value in left if not (isinstance(value, str) and value.startswith(_TABLE_ROW))]
     is_loader = any(given.choices in (AUDIOS, IMAGES, VIDEOS) for given in inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and _is_upload(value))]
     if inputs and all(given.type != "BOOLEAN" for given in inputs):
@@ -453,7 +469,10 @@ def _is_of_editor(value: Any) -> bool:
 
 
 def _is_seed_control(value: Any, is_seed: bool) -> bool:
-    """Whether a value is what the editor does with the number before it: of a seed it may be a truth value."""
+    """Whether a value is what the editor does with the number before it: of a seed it may be a truth value, or the null
+    of a button that some packs of nodes have there."""
+    if is_seed and value is None:
+        return True
     return isinstance(value, str | bool if is_seed else str) and value in _SEED_CONTROLS
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,8 +37,10 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     check_parts,
     converted,
     file_stem,
+    owner_of,
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_pack_switches import Bundle
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
 from modelpool.actors.http.comfy.comfy_request_fields import (
     PATCHES,
@@ -234,7 +236,7 @@ class WorkflowOutput:
     @property
     def sampler_id(self) -> str:
         """The node that samples, for progress."""
-        return self.latent.node_id
+        return owner_of(self.latent.node_id)
 
     @property
     def is_animated(self) -> bool:
@@ -555,13 +557,25 @@ def input_errors(graph: KnownGraph, node_id: str, node: Mapping[str, Any], kind:
             yield from found_errors
             if not found_errors and given.type in WIDGET_TYPES and link[0] in graph.values:
                 yield from _value_errors(graph.names, node_id, node, given, graph.values[link[0]][link[1]])
-        elif given.type == ANY:
+        elif given.type == ANY or isinstance(inputs[given.name], Bundle):
             continue
         elif given.type not in WIDGET_TYPES:
             details = f"{given.name}: expected a link to an output of type {given.type}"
             yield node_error(node_id, node, "bad_linked_input", "an input is not linked", details, given.name)
         else:
             yield from _value_errors(graph.names, node_id, node, given, inputs[given.name])
+
+
+def model_errors(
+    nodes: Mapping[str, Mapping[str, Any]], order: Sequence[str], names: PoolNames, kinds: Collection[str]
+) -> Iterator[NodeError]:
+    """Yield the problems of the models that nodes of these kinds name: other nodes take their place later."""
+    for node_id in order:
+        node = nodes[node_id]
+        for given in names.kinds[node["class_type"]].inputs if node["class_type"] in kinds else ():
+            written = node["inputs"].get(given.name)
+            if given.type == "COMBO" and given.choices == MODELS and isinstance(written, str):
+                yield from _value_errors(names, node_id, node, given, written)
 
 
 def _link_errors(

@@ -85,7 +85,7 @@ from modelpool.actors.request.audio_fields import AudioFile
 from modelpool.actors.request.bounds import MAX_LORAS
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.workflow_fields import MAX_NODES
-from modelpool.pool.inference.operations.image_edits import Turn
+from modelpool.pool.inference.operations.image_edits import Turn, frames_there_and_back
 from modelpool.pool.inference.operations.latent_edits import DOWNSCALE, LatentBySides, LatentCrop, cells_of_side
 from modelpool.pool.inference.operations.operate import OPERATIONS
 from modelpool.pool.inference.operations.operation import Size
@@ -93,7 +93,7 @@ from modelpool.pool.values.core.errors import UnusableField, UserError, counted
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
 #: operations that read all images of a batch; a batch of a sampler is as many workflows here, of one image each
-_OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "video_of_images")
+_OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "image_there_and_back", "video_of_images")
 #: kinds of nodes that stand for another one at each place of a batch: one of several, one of a batch, one frame
 ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
 #: the largest noise level of Stable Diffusion 2, of its last training step. A model that reads an image instead of
@@ -823,6 +823,8 @@ def _frames_after(operation: str, settings: Mapping[str, Any], values: Mapping[s
             return sum(max(1, each) for each in frames)
         case "image_repeat":
             return max([1, *frames]) * int(settings["amount"])
+        case "image_there_and_back":
+            return frames_there_and_back(max([1, *frames]))
         case "image_from_batch":
             start = min(settings["start"], max([1, *frames]) - 1)
             length = min(settings["length"], max([1, *frames]) - start)

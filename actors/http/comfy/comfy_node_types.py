@@ -33,6 +33,8 @@ MAX_SIDE, MAX_BATCH, MAX_SEED, MOST_GROWN = 16384, 64, 2**64 - 1, 64
 EDITOR_INPUTS = frozenset(
     ("control_after_generate", "control_before_generate", "upload", "image_upload", "choose file to upload")
 )
+#: between the id of a node and the name of one of the nodes that it stands for
+PART = "/+"
 #: inputs that must be in a workflow, though they have a default
 _ALWAYS_WRITTEN = frozenset(("seed", "noise_seed", "value"))
 
@@ -115,6 +117,11 @@ def warn_unread(given: Mapping[str, Any], name: str, reason: str, own: Any = Non
     if (found := given.get(name)) is not None and found != own:
         shown = f"{found:g}" if isinstance(found, float) else str(found)[:100]
         warn(given, f"{name}: found {shown}, which is not read: {reason}")
+
+
+def owner_of(node_id: str) -> str:
+    """Return the id of the node of the user that a node is a part of: its own, for one that is none."""
+    return node_id.partition(PART)[0]
 
 
 def only_in_workflows(given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -40,6 +40,7 @@ from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
 from modelpool.actors.http.comfy.comfy_pack_images import PACK_IMAGES
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_NODES
+from modelpool.actors.http.comfy.comfy_pack_pipes import PACK_PIPES
 from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_NODES
 from modelpool.actors.http.comfy.comfy_pair_nodes import PAIR_NODES
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_NODES
@@ -219,6 +220,7 @@ _ROWS = (
     *SAVING_NODES,
     *PACK_IMAGES,
     *TILED_NODES,
+    *PACK_PIPES,
 )
 #: nodes by name
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

@@ -27,6 +27,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     whole,
 )
 from modelpool.actors.http.comfy.comfy_values import ImageFile, NodeImage, NodeMask
+from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
 from modelpool.pool.inference.operations.image_colours import COLOUR_METHODS
 from modelpool.pool.values.core.errors import counted
 
@@ -180,6 +181,29 @@ def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return _operate(given, given["node_id"], "image_scale", {"image": given["image"]}, **how), wide, high
 
 
+def _to_longer_side(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """An image of which the longer side has a length, in proportion; the other one is the nearest whole number."""
+    method = given["interpolation_mode"].replace(" ", "-")
+    if method not in _METHODS:
+        raise NodeUnsupported(f"interpolation_mode: found {given['interpolation_mode'][:40]}, expected one of "
+                              f"{', '.join(_METHODS)}")  # fmt: skip
+    how = {"method": method, "longest": given["size"]}
+    return (_operate(given, given["node_id"], "image_scale_to_longest", {"image": given["image"]}, **how),)
+
+
+def _by_factor(build: Builder) -> Builder:
+    """Return a node that scales both sides, from ComfyUI's own one."""
+
+    def scaled(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        method = given["interpolation_mode"].replace(" ", "-")
+        if method not in _METHODS:
+            raise NodeUnsupported(f"interpolation_mode: found {given['interpolation_mode'][:40]}, expected one of "
+                                  f"{', '.join(_METHODS)}")  # fmt: skip
+        return build({**given, "upscale_method": method, "scale_by": given["factor"]})
+
+    return scaled
+
+
 def _matched(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """An image with the colours of another one. Raises NodeUnsupported."""
     if given["method"] not in COLOUR_METHODS:
@@ -198,6 +222,7 @@ def _row(name: str, inputs: tuple[NodeInput, ...], *outputs: str, build: Any = o
 
 
 _IMAGE = link("image", "IMAGE")
+_JW_METHODS = ("bilinear", "bicubic", "area", "nearest exact")
 _SIDE_BY_SIDE = (combo("direction", _DIRECTIONS), flag("match_image_size"))
 _MANY = tuple(link(name, "IMAGE", is_required=False) for name in _IMAGES)
 _ROWS: tuple[tuple[NodeType, Builder], ...] = (
@@ -237,6 +262,17 @@ _ROWS: tuple[tuple[NodeType, Builder], ...] = (
             *("IMAGE", "INT", "INT"),
         ),
         _resized,
+    ),
+    (
+        _row("JWImageResizeByFactor", (_IMAGE, number("factor", 2.0, 0.01, 8.0),
+                                       text("interpolation_mode", "bicubic", choices=_JW_METHODS)), "IMAGE",
+             build=_by_factor(next(row.build for row in IMAGE_NODES if row.name == "ImageScaleBy"))),
+        _by_factor(WORKFLOW_NODES["ImageScaleBy"]),
+    ),
+    (
+        _row("JWImageResizeByLongerSide", (_IMAGE, whole("size", 512, 1, MAX_SIDE),
+                                           text("interpolation_mode", "bicubic", choices=_JW_METHODS)), "IMAGE"),
+        _to_longer_side,
     ),
     (
         _row(

@@ -49,7 +49,7 @@ _NONE = "None"
 _OWN_CHOICE = "the pool decides about dtypes, devices and kernels of attention itself"
 _STRENGTH = (1.0, -100.0, 100.0)
 #: slots of stacks of LoRAs
-_STACKED, _EFFICIENT_SLOTS = 3, 50
+_STACKED, _EFFICIENT_SLOTS, _EASY_SLOTS = 3, 50, 10
 #: a LoRA in a text, with its strengths
 _TAG = re.compile(r"<lora:([^:<>]+)(?::([^:<>]*))?(?::([^<>]*))?>")
 _KSAMPLER: Builder = next(row.build for row in SAMPLING_NODES if row.name == "KSampler")
@@ -104,7 +104,7 @@ def _named_lora(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _stack(given: Mapping[str, Any]) -> tuple[LoraUse, ...]:
     """Return the LoRAs of a stack that is linked. Raises NodeUnsupported for anything else, and for too many."""
-    found = given.get("lora_stack") or ()
+    found = given.get("lora_stack") or given.get("optional_lora_stack") or ()
     if not isinstance(found, tuple) or not all(isinstance(each, LoraUse) for each in found):
         raise NodeUnsupported("lora_stack: expected a link to a stack of LoRAs")
     check_parts("lora_stack", "LoRAs", len(found), MAX_LORAS)
@@ -126,6 +126,27 @@ def _stacked_efficiently(given: Mapping[str, Any]) -> tuple[Any, ...]:
         names = ("lora_wt",) * 2 if given["input_mode"] == "simple" else ("model_str", "clip_str")
         uses += _use(given[f"lora_name_{place}"], *(given[f"{name}_{place}"] for name in names))
     return ((*_stack(given), *uses),)
+
+
+def _stacked_easily(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The first LoRAs, as many as the node counts, with one strength each ("simple"), or with two; none, if the node is
+    switched off: then the stack that is linked is not passed on either, which a warning says."""
+    before = _stack(given)
+    if not given["toggle"]:
+        if before:
+            warn(given, "optional_lora_stack: not used: toggle is false, and the stack is empty")
+        return ((),)
+    uses: tuple[LoraUse, ...] = ()
+    for place in range(1, given["num_loras"] + 1):
+        names = ("strength",) * 2 if given["mode"] == "simple" else ("model_strength", "clip_strength")
+        uses += _use(given[f"lora_{place}_name"], *(given[f"lora_{place}_{name}"] for name in names))
+    check_parts("lora_stack", "LoRAs", len(before) + len(uses), MAX_LORAS)
+    return ((*before, *uses),)
+
+
+def _model_of_file(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    warn_unread(given, "weight_dtype", _OWN_CHOICE, own="default")
+    return (ModelValue(given["unet_name"]),)
 
 
 def _unstacked(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -300,6 +321,7 @@ _LORA = (
 _STACK = link("lora_stack", "LORA_STACK", is_required=False)
 _DTYPES = tuple(text(name, "default", False) for name in ("weight_dtype", "compute_dtype"))
 _INSERTED = tuple(text(f"insert_{name}", "CHOOSE", False) for name in ("lora", "embedding", "saved"))
+_DEVICE = text("device", "", False)
 _ON = combo("switch", ("Off", "On"))
 LOADING_NODES = (
     _row("VAELoaderKJ", (text("vae_name", choices=VAES), text("device", "main_device", False),
@@ -331,6 +353,19 @@ LOADING_NODES = (
         clip_of_files,
         "CLIP",
     ),
+    _row("UNETLoaderMultiGPU", (combo("unet_name", MODELS), text("weight_dtype", "default", False), _DEVICE),
+         _model_of_file, "MODEL"),
+    _row("VAELoaderMultiGPU", (text("vae_name", choices=VAES), _DEVICE), _vae, "VAE"),
+    _row("CLIPLoaderMultiGPU", (text("clip_name", choices=TEXT_ENCODERS), text("type", "stable_diffusion", False),
+                                _DEVICE), clip_of_files, "CLIP"),
+    _row(
+        "DualCLIPLoaderMultiGPU",
+        (*(text(f"clip_name{place}", choices=TEXT_ENCODERS) for place in (1, 2)), text("type", "sdxl", False), _DEVICE),
+        clip_of_files,
+        "CLIP",
+    ),
+    _row("CheckpointLoaderSimpleMultiGPU", (combo("ckpt_name", MODELS), _DEVICE), _checkpoint,
+         *("MODEL", "CLIP", "VAE")),
     _row("Checkpoint Loader (Simple)", (combo("ckpt_name", MODELS),), _named_checkpoint,
          *("MODEL", "CLIP", "VAE", "STRING")),
     _row("CheckpointLoader|pysssss", (combo("ckpt_name", MODELS),), _checkpoint, *("MODEL", "CLIP", "VAE")),
@@ -359,6 +394,26 @@ LOADING_NODES = (
             _STACK,
         ),
         _stacked_efficiently,
+        "LORA_STACK",
+    ),
+    _row(
+        "easy loraStack",
+        (
+            flag("toggle", True),
+            combo("mode", ("simple", "advanced")),
+            whole("num_loras", 1, 0, _EASY_SLOTS),
+            *(
+                each
+                for place in range(1, _EASY_SLOTS + 1)
+                for each in (
+                    text(f"lora_{place}_name", _NONE, choices=LORAS),
+                    *(number(f"lora_{place}_{name}", 1.0, -10.0, 10.0)
+                      for name in ("strength", "model_strength", "clip_strength")),
+                )
+            ),
+            link("optional_lora_stack", "LORA_STACK", is_required=False),
+        ),
+        _stacked_easily,
         "LORA_STACK",
     ),
     _row(

@@ -41,6 +41,8 @@ _INT, _FLOAT = (-(2**63), 2**64 - 1), (-1e18, 1e18)
 _MOST, _MOST_EXPONENT = 2.0**64, 256
 #: digits of the largest seed
 _MOST_DIGITS = 20
+#: what one pack of nodes writes behind common names
+_LOGIC = "-\U0001f52c"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SIDES = re.compile(r"(\d{2,5})\s*[xX\u00d7]\s*(\d{2,5})")
 #: the choice of the sizes that the node itself has
@@ -70,6 +72,16 @@ _ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
         "Min": min,
     }
 )
+#: of the sine and the like in radians
+_UNARY: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        "Neg": operator.neg, "Inc": lambda value: value + 1, "Dec": lambda value: value - 1, "Abs": abs,
+        "Sqr": lambda value: value * value, "Cube": lambda value: value * value * value, "Sqrt": math.sqrt,
+        "Sin": math.sin, "Cos": math.cos, "Tan": math.tan, "Floor": math.floor, "Ceil": math.ceil,
+    }
+)  # fmt: skip
+#: the side of a square, by the kind of a model
+_SIDES_OF_MODELS: Mapping[str, int] = MappingProxyType({"SD": 512, "SDXL": 1024})
 _ROUNDED: Mapping[str, Callable[[float], int]] = MappingProxyType(
     {"round": round, "floor": math.floor, "ceil": math.ceil, "ceiling": math.ceil}
 )
@@ -257,6 +269,50 @@ def _size_by_name(name: str) -> Builder:
     return lambda given: _sides_of(name, given[name])
 
 
+def _oriented(given: Mapping[str, Any]) -> tuple[int, int]:
+    """The sides of a named size, the longer one first, or, "Vertical", last."""
+    short, long = sorted(_sides_of("resolution", given["resolution"]))
+    if given["orientation"] not in ("Horizontal", "Vertical"):
+        raise NodeUnsupported(f"orientation: found {given['orientation'][:100]!r}, expected Horizontal or Vertical")
+    return (long, short) if given["orientation"] == "Horizontal" else (short, long)
+
+
+def _sides_of_pixels(given: Mapping[str, Any]) -> tuple[int, int]:
+    """The sides of a ratio, with as many pixels as a kind of model has. Raises NodeUnsupported for a ratio of which the
+    sides are rounded: how is not described."""
+    if given["model_type"] not in _SIDES_OF_MODELS:
+        raise NodeUnsupported(f"model_type: found {given['model_type'][:40]}, expected one of "
+                              f"{', '.join(_SIDES_OF_MODELS)}")  # fmt: skip
+    wide, high, side = given["aspect_ratio_width"], given["aspect_ratio_height"], _SIDES_OF_MODELS[given["model_type"]]
+    width, height = (side * math.sqrt(one / other) for one, other in ((wide, high), (high, wide)))
+    if width % 64 or height % 64:
+        raise NodeUnsupported(
+            f"aspect_ratio_width, aspect_ratio_height: found {wide} and {high}, of which the sides are rounded; "
+            "expected 1 and 1, or write a width and a height"
+        )
+    return int(width), int(height)
+
+
+def _of_whole_numbers(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What an operation is of three whole numbers. Raises NodeUnsupported for quotients: how they are rounded is not
+    described."""
+    if odd := set(given["op"]) - set("abc+-* "):
+        raise NodeUnsupported(f"op: found {''.join(sorted(odd))[:40]!r} in it, expected a, b and c with +, - and *")
+    return _evaluated("op", {name: name for name in "abc"}, int)(given)
+
+
+def _changed(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    (value,) = _numbers(given, "a")
+    return (_bounded(_UNARY[given["op"]](value)),)
+
+
+def _sides_of_ratio(given: Mapping[str, Any]) -> tuple[int, int]:
+    """The sides of a named ratio, or the node's own."""
+    if given["aspectRatio"].strip().lower() == _CUSTOM:
+        return given["width"], given["height"]
+    return _sides_of("aspectRatio", given["aspectRatio"])
+
+
 def _in_cells(width: int, height: int, count: int) -> BlankLatent:
     if min(width, height) < 8:
         raise NodeUnsupported(f"width, height: found {width}x{height}, expected at least 8x8")
@@ -419,6 +475,34 @@ _MATH = (
         _computed("op", float),
         "FLOAT",
     ),
+    *(
+        row(f"CM_{name}", (given,), _cast("a", kind), output)
+        for name, given, kind, output in (
+            ("IntToNumber", whole("a", 0, *_INT), int, ANY),
+            ("FloatToNumber", number("a", 0.0, *_FLOAT), float, ANY),
+            ("NumberToInt", link("a", ANY), int, "INT"),
+            ("NumberToFloat", link("a", ANY), float, "FLOAT"),
+        )
+    ),
+    row(
+        "CM_NumberBinaryOperation",
+        (combo("op", ("Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow")), link("a", ANY), link("b", ANY)),
+        lambda given: (
+            _bounded(_ARITHMETIC["/" if given["op"] == "Div" else given["op"]](*_numbers(given, "a", "b"))),
+        ),
+        ANY,
+    ),
+    row("CM_NumberUnaryOperation", (combo("op", tuple(_UNARY)), link("a", ANY)), _changed, ANY),
+    row(
+        "SeargeIntegerMath",
+        (
+            text("op", "a * b + c"),
+            *(whole(name, default, *_INT) for name, default in (("a", 0), ("b", 1), ("c", 0))),
+        ),
+        _of_whole_numbers,
+        "INT",
+    ),
+    row("floatToInt _O", (number("float", 0.0, *_FLOAT),), _cast("float", int), "INT"),
     row("mxSeed", (_SEED,), passed("seed"), "INT"),
     row(
         "mxSlider",
@@ -440,8 +524,14 @@ _MATH = (
         ANY,
         ANY,
     ),
-    row("Int", (text("Number", "0"),), _parsed("Number", int), "INT"),
-    row("Float", (text("Number", "0"),), _parsed("Number", float), "FLOAT"),
+    *(
+        row(f"{name}{ending}", (text("Number", "0"),), _parsed("Number", kind), name.upper())
+        for ending in ("", _LOGIC)
+        for name, kind in (("Int", int), ("Float", float))
+    ),
+    row("DF_Integer", (whole("Value", 1, *_INT),), passed("Value"), "INT"),
+    row("DF_Float", (number("Value", 1.0, *_FLOAT),), passed("Value"), "FLOAT"),
+    row("intToFloat _O", (whole("int", 0, *_INT),), _cast("int", float), "FLOAT"),
     *(
         row(
             f"Evaluate {kind}",
@@ -531,6 +621,21 @@ _SIZES = (
         _preset,
         *("LATENT", "INT", "INT"),
     ),
+    row(
+        "AspectSize",
+        (combo("model_type", ("SD", "SDXL", "Cascade")),
+         *(whole(f"aspect_ratio_{side}", 1, 1, 10_000) for side in ("width", "height"))),
+        _sides_of_pixels,
+        *("INT", "INT"),
+    ),
+    row("SDXLResolutionPresets", (text("resolution", "Square (1024x1024)"), text("orientation", "Horizontal")),
+        _oriented, "INT", "INT"),
+    row(
+        "SDXLAspectRatio",
+        (*(whole(side, 1024, 64, 8192) for side in ("width", "height")), text("aspectRatio", _CUSTOM)),
+        _sides_of_ratio,
+        *("INT", "INT"),
+    ),
     row("SDXL Resolutions (JPS)", (text("resolution", "square - 1024x1024 (1:1)"),), _size_by_name("resolution"),
         "INT", "INT"),
     row("CM_SDXLResolution", (text("resolution", "1024x1024"),), _size_by_name("resolution"), "INT", "INT"),
@@ -583,6 +688,9 @@ _WAS = (
         _operated,
         *(ANY, "FLOAT", "INT"),
     ),
+    # its outputs were (number, whole number) before there were four: each is 0 or 1
+    row("Logic Boolean", (number("boolean_number", 1.0, 0.0, 1.0),),
+        lambda given: (int(given["boolean_number"] > 0.5),) * 4, *(ANY,) * 4),
     row("Number to Int", (link("number", ANY),), _cast("number", int), "INT"),
     row("Number to Float", (link("number", ANY),), _cast("number", float), "FLOAT"),
     row("Number to Text", (link("number", ANY),), _cast("number", str), "STRING"),
@@ -623,6 +731,7 @@ _SETTINGS = (
             ("Scheduler Selector", text("scheduler", "normal"), _twice("scheduler"), (ANY, "STRING")),
             ("Seed Generator", _SEED, passed("seed"), ("INT",)),
             ("Int Literal", whole("int", 0, *_INT), passed("int"), ("INT",)),
+            ("Width/Height Literal", whole("int", 512, *_INT), passed("int"), ("INT",)),
             ("Float Literal", number("float", 1.0, *_FLOAT), passed("float"), ("FLOAT",)),
             ("Cfg Literal", number("cfg", 8.0, 0.0, 100.0), passed("cfg"), ("FLOAT",)),
             ("String Literal", text("string"), passed("string"), ("STRING",)),

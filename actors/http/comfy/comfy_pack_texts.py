@@ -185,6 +185,19 @@ def has_choices(whole_text: str) -> bool:
     return _CHOICES.search(whole_text) is not None
 
 
+def _without_choices(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A text, twice, if nothing is chosen in it. Raises NodeUnsupported."""
+    found = given["text"]
+    if has_choices(found):
+        raise NodeUnsupported("text: found choices, expected the text that was chosen: choices of a seed differ from "
+                              "program to program")  # fmt: skip
+    if "<lora:" in found:
+        raise NodeUnsupported("text: found a LoRA, expected LoRAs in a stack, or in a loader")
+    if given["multiline_mode"] and len(found.splitlines()) > 1:
+        raise NodeUnsupported("multiline_mode: found true with several lines, expected false: the pool has no lists")
+    return found, found
+
+
 def _populated(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """The text that the editor has made from the one with choices; if that has none, they are the same. Raises
     NodeUnsupported for a choice that is still to be made."""
@@ -372,7 +385,26 @@ _OTHERS = (
     row("DF_Text", (text("Text"),), passed("Text"), "STRING"),
     row("DF_Text_Box", (text("Text"),), passed("Text"), "STRING"),
     row("Textbox", (text("text"), text("passthrough", "", False)), _boxed, "STRING"),
-    row("String", (text("String"),), passed("String"), "STRING"),
+    *(row(f"String{ending}", (text("String"),), passed("String"), "STRING") for ending in ("", "-\U0001f52c")),
+    row(
+        "easy wildcards",
+        (
+            text("text"),
+            *(text(f"Select to add {what}", "", False) for what in ("LoRA", "Wildcard")),
+            whole("seed", 0, 0, MAX_SEED),
+            flag("multiline_mode", is_required=False),
+        ),
+        _without_choices,
+        *("STRING", "STRING"),
+    ),
+    row("floatToText _O", (number("float", 0.0, -1e18, 1e18),), _as_text("float"), "STRING"),
+    row(
+        "Concat Text _O",
+        (text("text1"), text("text2"), text("separator", ",", False)),
+        lambda given: (given["separator"].join((given["text1"], given["text2"])),),
+        "STRING",
+    ),
+    row("Text box", (text("text"),), passed("text"), "STRING"),
     row("Primitive string [Crystools]", (text("string"),), passed("string"), "STRING"),
     row("Primitive string multiline [Crystools]", (text("string"),), passed("string"), "STRING"),
     row(

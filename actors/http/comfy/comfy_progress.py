@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_graph import OutputNode, WorkflowOutput
-from modelpool.actors.http.comfy.comfy_node_types import NodeType
+from modelpool.actors.http.comfy.comfy_node_types import NodeType, owner_of
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_values import ScaledLatent
 from modelpool.actors.http.comfy.node_errors import link_of
@@ -127,10 +127,10 @@ class PromptNodes:
 
     def _of_stage(self, output: WorkflowOutput, stage: str, place: int | None = None) -> tuple[str, ...]:
         """Return the nodes of the task at a place among the tasks of its stage; None: of all."""
-        samplers, latent = [output.latent.node_id], output.latent
+        samplers, latent = [owner_of(output.latent.node_id)], output.latent
         while isinstance(latent.start, ScaledLatent):
             latent = latent.start.latent
-            samplers.insert(0, latent.node_id)
+            samplers.insert(0, owner_of(latent.node_id))
         if stage == Stage.SAMPLE.value:
             return tuple(samplers) if place is None else (samplers[min(place, len(samplers) - 1)],)
         needed = self.needed(output.node_id)

@@ -110,7 +110,8 @@ def _enlarged(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels |
 
 def _by_factor(name: str) -> SizeRule:
     def rule(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
-        return None if name not in sizes else _times(sizes[name], given["scale_by"])
+        factor = given["scale_by"] if "scale_by" in given else given["factor"]
+        return None if name not in sizes else _times(sizes[name], factor)
 
     return rule
 
@@ -132,7 +133,7 @@ def _to_longest(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels
     if "image" not in sizes:
         return None
     width, height = sizes["image"]
-    longest = given["largest_size"]
+    longest = given["largest_size"] if "largest_size" in given else given["size"]
     if height > width:
         return max(1, round(width * longest / height)), longest
     return longest, max(1, round(height * longest / width))
@@ -259,10 +260,10 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
         "Efficient Loader": _loaded,
         "ImageScale": _scaled("image", 1),
         "LatentUpscale": _scaled("samples", 64),
-        "ImageScaleBy": _by_factor("image"),
+        **dict.fromkeys(("ImageScaleBy", "JWImageResizeByFactor"), _by_factor("image")),
         "LatentUpscaleBy": _by_factor("samples"),
         "ImageScaleToTotalPixels": _to_pixels,
-        "ImageScaleToMaxDimension": _to_longest,
+        **dict.fromkeys(("ImageScaleToMaxDimension", "JWImageResizeByLongerSide"), _to_longest),
         "FluxKontextImageScale": _for_kontext,
         "ImagePadForOutpaint": _padded,
         "ImageCrop": _cropped,

@@ -362,11 +362,19 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if file_format is None:
         raise NodeUnsupported(f"format: found {given['format'][:100]}, expected one of {', '.join(_COMBINED)}")
     if given["pingpong"]:
-        raise NodeUnsupported("pingpong: found true, expected false")
+        if given.get("audio") is not None:
+            raise NodeUnsupported("pingpong: found true with audio, expected false: audio does not play backwards")
+        if given.get("nodes") is None:
+            return only_in_workflows(given)
+        made: MadeNodes = given["nodes"]
+        values = {"image": given["images"]}
+        image = made.operate(f"{given['node_id']}/frames", "image_there_and_back", NodeImage, values, {})
+        given = {**given, "images": image}
     if given["loop_count"]:
         warn(given, f"loop_count: found {given['loop_count']}; files of the pool repeat without end, or not at all")
-    if not given["save_output"]:
-        warn(given, "save_output: found false; the file is an output all the same")
+    for name in ("save_output", "save_image"):
+        if not given[name]:
+            warn(given, f"{name}: found false; the file is an output all the same")
     factor = given.get("crf")
     quality = quality_of_factor(factor) if factor is not None and file_format in ("mp4", "webm") else 0
     return _saved_as(given, "images", SavedAs(file_format, given["frame_rate"], quality))
@@ -701,8 +709,9 @@ VIDEO_NODES = (
             _PREFIX,
             text("format", "image/gif", choices=tuple(_COMBINED)),
             flag("pingpong"),
-            flag("save_output", True),
+            flag("save_output", True, is_required=False),
             number("crf", 19.0, 0.0, 49.0, is_required=False),
+            flag("save_image", True, is_required=False),  # of files of 2023, for save_output
             _AUDIO,
         ),
         _combined,

@@ -28,6 +28,7 @@ from modelpool.actors.http.comfy.comfy_graph import (
     input_errors,
     known_nodes,
     lone_nodes,
+    model_errors,
     node_error,
     nodes_in_order,
     output_nodes,
@@ -38,10 +39,18 @@ from modelpool.actors.http.comfy.comfy_graph import (
 from modelpool.actors.http.comfy.comfy_images import ReadImage, WorkflowImages, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_ltx_nodes import LTX_BUILDERS
 from modelpool.actors.http.comfy.comfy_made_nodes import FRAME, MadeNodes
-from modelpool.actors.http.comfy.comfy_node_types import PREVIEW_NODES, Builder, NodeUnsupported, check_parts
+from modelpool.actors.http.comfy.comfy_node_types import (
+    PART,
+    PREVIEW_NODES,
+    Builder,
+    NodeUnsupported,
+    check_parts,
+    owner_of,
+)
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_images import PACK_IMAGE_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_BUILDERS
+from modelpool.actors.http.comfy.comfy_pack_pipes import PIPE_KINDS
 from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_BUILDERS
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_BUILDERS
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
@@ -98,7 +107,7 @@ class GraphOutput:
     @property
     def sampler_id(self) -> str:
         """The node that samples, for progress; the output itself if none does."""
-        return self.image.sampler or self.node_id
+        return owner_of(self.image.sampler or self.node_id)
 
     @property
     def is_animated(self) -> bool:
@@ -119,17 +128,39 @@ class GraphOutput:
 def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
     nodes = with_tokens(known_nodes(prompt, names.kinds))
+    if (mixed_up := next((node_id for node_id in nodes if PART in node_id), None)) is not None:
+        problem = f"prompt: found a node with the id {mixed_up[:100]!r}, expected ids without {PART!r}"
+        raise WorkflowRejected("invalid_prompt", f"{problem}: parts of nodes have such ids")
     outputs = output_nodes(nodes, names.kinds)
     order = nodes_in_order(KnownGraph(nodes, names), outputs)
     outputs, incomplete = complete_outputs(nodes, outputs, order, names.kinds)
     if incomplete:  # what only they need is not computed
         order = nodes_in_order(KnownGraph(nodes, names), outputs)
-    work = ComputingWork()
-    sizes: dict[str, Pixels] = {}
-    nodes = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts, work, sizes)
-    left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete)
-    found = _outputs(KnownGraph(nodes, names, work=work, sizes=sizes), outputs)
+    if errors := list(model_errors(nodes, order, names, PIPE_KINDS)):
+        raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", errors)
+    work, told, sizes = ComputingWork(), dict[str, None](), dict[str, Pixels]()
+    try:
+        made = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts, work, told, sizes)
+        shown = [each for each in outputs if each in made]
+        if not shown:
+            raise WorkflowRejected("prompt_no_outputs", "the workflow hides all its images: image_output is Hide")
+        found = _outputs(KnownGraph(made, names, work=work, sizes=sizes), shown)
+    except WorkflowRejected as rejected:
+        raise _of_owners(rejected, nodes) from None
+    left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete, *told)
     return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in found)
+
+
+def _of_owners(rejected: WorkflowRejected, nodes: Mapping[str, Mapping[str, Any]]) -> WorkflowRejected:
+    """Return a rejection in which errors of a part of a node are of that node, which clients know."""
+    if all(error.node_id in nodes for error in rejected.errors):
+        return rejected
+    errors = []
+    for error in rejected.errors:
+        owner = owner_of(error.node_id)
+        details = error.details if owner == error.node_id else f"{error.class_type} of it: {error.details}"
+        errors.append(replace(error, node_id=owner, class_type=nodes[owner]["class_type"], details=details))
+    return WorkflowRejected(rejected.kind, rejected.headline, errors, rejected.is_over_bound)
 
 
 def _outputs(graph: KnownGraph, outputs: Sequence[str]) -> tuple[WorkflowOutput | GraphOutput, ...]:

@@ -413,6 +413,26 @@ def _repeated(params: Repeat, inputs: Inputs) -> VideoFrames:
     )
 
 
+def frames_there_and_back(count: int) -> int:
+    """Return the number of frames that play forwards and backwards again: neither end is there twice, so that the video
+    repeats without a pause."""
+    return count + max(0, count - 2)
+
+
+def _there_and_back_size(params: NoSettings, sizes: Sizes) -> Size:
+    size = sizes["image"]
+    return replace(size, frames=frames_there_and_back(size.frames)) if size.frames else size
+
+
+def _there_and_back(params: NoSettings, inputs: Inputs) -> ImagePixels | VideoFrames:
+    """Return frames, and those between both ends once more, backwards; without sound."""
+    image: ImagePixels | VideoFrames = inputs["image"]
+    if not isinstance(image, VideoFrames):
+        return image
+    frames_THWC = image.frames_THWC
+    return replace(image, frames_THWC=np.concatenate([frames_THWC, frames_THWC[-2:0:-1]]), sound=None)
+
+
 def turned_size(rotation: str, size: Size) -> Size:
     """Return the size after a rotation. Raises UnusableField for an unknown one."""
     need_one_of("rotation", rotation, TURNS)
@@ -501,6 +521,7 @@ IMAGE_EDITS = (
     _row("image_batch", NoSettings, _TWO, _batch, _batch_size),
     _row("image_from_batch", FromBatch, _ONE, _from_batch, _from_batch_size),
     _row("image_repeat", Repeat, _ONE, _repeated, _repeat_size),
+    _row("image_there_and_back", NoSettings, _ONE, _there_and_back, _there_and_back_size),
     _row("image_rotate", Turn, _ONE, _turned, lambda given, sizes: turned_size(given.rotation, sizes["image"])),
     _row("image_flip", Flip, _ONE, _flipped, _flip_size),
     _row("image_solid", Solid, {}, _solid, _solid_size),

@@ -190,6 +190,7 @@ PROVIDERS: Mapping[str, Callable[[Maker, int], list[Any]]] = {
     "MODEL_PATCH": lambda make, place: make.add("ModelPatchLoader", name=NAMED[CONTROLNETS][place]),
     ANY: lambda make, place: make.add("PrimitiveFloat", value=2.0 + place),
     "LORA_STACK": lambda make, place: _stack(make, place),
+    "PIPE_LINE": lambda make, place: _pipe(make, place),
 }  # fmt: skip
 
 
@@ -199,6 +200,13 @@ def _whole(make: Maker) -> dict[str, Any]:
 
 def _stack(make: Maker, place: int) -> list[Any]:
     return make.add("CR LoRA Stack", switch_1="On", lora_name_1=NAMED[LORAS][place])
+
+
+def _pipe(make: Maker, place: int) -> list[Any]:
+    """A pipe with the settings of a sampler."""
+    loader = make.add("easy comfyLoader", ckpt_name=NAMED[MODELS][0], clip_skip=-2, negative="",
+                      positive=("a fox", "a hare")[place], resolution=("96 x 64", "64 x 96")[place])  # fmt: skip
+    return make.add("easy preSampling", pipe=loader, steps=4 + place, seed=3)
 
 
 def _consume(make: Maker, made: str, source: list[Any]) -> None:
@@ -268,6 +276,10 @@ def _consume(make: Maker, made: str, source: list[Any]) -> None:
             used = make.add("CR Apply LoRA Stack", **_whole(make), lora_stack=source)
             text = make.add("CLIPTextEncode", clip=[used[0], 1], text="a fox")
             make.saved(make.sampled(model=used, positive=text))
+        case "PIPE_LINE":
+            is_set = make.graph[SUBJECT]["class_type"] == "easy preSampling"
+            pipe = source if is_set else make.add("easy preSampling", pipe=source, steps=5, seed=3)
+            make.add("easy kSampler", pipe=pipe)
         case "METADATA":
             make.add("Image Saver Simple", images=make.image(), metadata=source)
         case "DEPENDENCIES" | "BOX":  # of nodes that are not here

@@ -59,6 +59,15 @@ def test_a_video_has_the_frames_and_the_file_of_its_nodes() -> None:
     assert made(video("wan", "SaveAnimatedWEBP", lossless=True)).quality == 100
     graph = video("wan", "VHS_VideoCombine", frame_rate=8, format="video/h264-mp4", loop_count=0, pingpong=False)
     assert (made(graph).format, made(graph).frame_rate) == ("mp4", 8.0)
+    graph["saved"]["inputs"] |= {"pingpong": True, "save_image": True}
+    back = made(graph)
+    assert back.workflow is not None
+    last = back.workflow.nodes[back.workflow.output]
+    assert [last.name, back.workflow.nodes[last.inputs["image"]].name] == ["video_of_images", "image_there_and_back"]
+    graph["saved"]["inputs"]["audio"] = ["sound", 0]
+    graph["sound"] = node("EmptyAudio", duration=1.0, sample_rate=44100, channels=2)
+    with pytest.raises(WorkflowRejected, match="pingpong: found true with audio"):
+        made(graph)
     graph["saved"] = node("SaveVideo", video=["made", 0], filename_prefix="v", format="auto", codec="auto")
     graph["made"] = node("CreateVideo", images=["decoded", 0], fps=24.0)
     assert (made(graph).format, made(graph).frame_rate) == ("mp4", 24.0)

@@ -65,6 +65,14 @@ def _region(make: Maker, place: int) -> Any:
     return {"x": 8, "y": 8, "width": 24 + place, "height": 16}
 
 
+def _other(slot: int) -> Any:
+    """A part of another model than the one of a pipe, and of that one."""
+    return lambda make, place: [make.model(1 - place), slot]
+
+
+_LOADED = {"optional_controlnet_stack": None, "lora_name": "light", "resolution": "width x height (custom)"}
+_OVERRIDES = {"model_override": _other(0), "clip_override": _other(1), "vae_override": None}
+_PIPE_PARTS = {"model": _other(0), "vae": _other(2), "clip": _other(1)}
 _WIDE = {"width": 128, "height": 64}
 _SEAMS = {"seam_fix_mode": "Band Pass", "seam_fix_width": 32, "seam_fix_denoise": 0.5, "tile_width": 64,
           "tile_height": 64, "upscale_by": 4.0, "steps": 8, "denoise": 0.5}  # fmt: skip
@@ -152,9 +160,20 @@ BASE: Mapping[str, Mapping[str, Any]] = {
     "Prompt (LoraManager)": {f"trigger_words{place}": _word for place in range(1, 5)},
     "LoraTagLoader": {"text": "a fox <lora:light:0.5>"},
     "KSampler (Efficient)": {"sampler_state": None},
+    "KSampler Adv. (Efficient)": {"script": None, "steps": 10, "start_at_step": 2, "end_at_step": 8},
+    "easy loraStack": {"mode": "advanced", "num_loras": 1, "lora_1_model_strength": 0.5, "toggle": True,
+                       **{f"lora_{place}_name": "light" for place in (1, 2)}},
     "DiffusionModelLoaderKJ": {"extra_state_dict": None},
     "KSampler (WAS)": {"seed": lambda make, place: make.add("Seed", seed=place)},
     "ImageCropV2": {"crop_region": _region},
+    **_each(("easy a1111Loader", "easy comfyLoader"), _LOADED),
+    "easy fullLoader": {**_LOADED, **_OVERRIDES},
+    "easy preSampling": {"latent": None},
+    "easy kSampler": {"model": _other(0)},
+    "easy fullkSampler": {**_PIPE_PARTS, "positive": None, "xyPlot": None, "image": None},
+    "ttN pipeLoader": {**_OVERRIDES, **{f"lora{place}_name": "light" for place in (1, 2, 3)}},
+    "ttN pipeKSampler": {"xyPlot": None, "lora_name": "light", "optional_latent": None, "upscale_method": "bilinear",
+                         **{f"optional_{name}": value for name, value in _PIPE_PARTS.items()}},
     "ImageResizeKJ": {"get_image_size": None, "width_input": None, "height_input": None, **_WIDE},
     "GetImageRangeFromBatch": {"images": _images, "masks": _masks, "start_index": 1, "num_frames": 2},
     "ImageFromBatch+": {"image": _images, "start": 1, "length": 2},
@@ -224,11 +243,13 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("*", "clip_vision", ()),
     ),
     "files have the names of the pool": (
-        ("*", "filename_prefix", ()), ("Image Save", "filename_delimiter", ()),
+        ("*", "filename_prefix", ()), ("*", "save_prefix", ()), ("Image Save", "filename_delimiter", ()),
         ("Image Save", "filename_number_padding", ()), ("Save Image (LoraManager)", "add_counter_to_filename", ()),
     ),
     "it is where something is computed, or shown": (
         ("*", "noise_device", ()), ("KSampler (Efficient)", "preview_method", ()), ("Text to Console", "label", ()),
+        *((f"{name}MultiGPU", "device", ()) for name in ("UNETLoader", "VAELoader", "CheckpointLoaderSimple")),
+        ("KSampler Adv. (Efficient)", "preview_method", ()),
         ("ImageResizeKJv2", "device", ()), ("VAELoaderKJ", "device", ()), ("ColorMatch", "multithread", ()),
         ("LoadImageOutput", "upload", ()), ("LoadImageOutput", "refresh", ()),
     ),
@@ -240,7 +261,9 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("ImageResizeKJv2", "pad_color", ()), ("VAEDecodeTiled", "temporal_size", ()),
         ("VAEDecodeTiled", "temporal_overlap", ()), ("RescaleCFG", "multiplier", ()),
         ("SaveVideo", "format.codec.encoding", ()), ("SaveVideo", "format.codec.crf", ()),
-        ("KSampler //Inspire", "variation_seed", ()),
+        *(("KSampler //Inspire", f"variation_{name}", ()) for name in ("seed", "method")),
+        *(("easy loraStack", f"lora_{place}_{name}", ()) for place in range(1, 11) for name in (
+            "strength", *(("model_strength", "clip_strength", "name") if place > 1 else ()))),
         *(("LoRA Stacker", f"{name}_{place}", ()) for place in range(1, 51) for name in (
             "lora_wt", *(("model_str", "clip_str", "lora_name") if place > 1 else ()))),
     ),
@@ -276,6 +299,8 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("RegexReplace", "case_insensitive", ()), ("RegexReplace", "dotall", ()), ("RegexReplace", "count", ()),
         ("Text Random Line", "seed", ()), ("ImageScaleToTotalPixels", "resolution_steps", ()),
     ),
+    "images are shown, or saved: test_pack_pipes": (("*", "image_output", ("Save", "Preview", "Hide/Save")),),
+    "it is about images that are sent, which is refused": (("*", "link_id", ()),),
     "it has no loss": (
         ("SaveAnimatedPNG", "compress_level", ()), ("Image Save", "optimize_image", ()),
         *((kind, "optimize_png", ()) for kind in _SAVERS),
@@ -291,7 +316,8 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         *((kind, name, ()) for kind in _SAVERS for name in ("download_civitai_data", "easy_remix")),
     ),
     "a text without choices": (("Prompt (LoraManager)", "seed", ()),),
-    "what no node reads is not made": (("KSampler (Efficient)", "vae_decode", ()),),
+    "what no node reads is not made": (("KSampler (Efficient)", "vae_decode", ()),
+                                      ("KSampler Adv. (Efficient)", "vae_decode", ())),
     "a batch that is not split": (("RebatchImages", "batch_size", (65, 4096, 64)),),
 }  # fmt: skip
 

@@ -89,6 +89,32 @@ def test_loras_of_stacks_rows_and_texts_are_those_of_a_chain() -> None:
         requests(with_loras(["used", 0], CLIP, used=node("LoraTagLoader", **WHOLE, text="<lora:light:much>")))
 
 
+def test_stacks_of_easy_use_have_as_many_loras_as_they_count_and_none_when_switched_off() -> None:
+    stack: dict[str, Any] = {"toggle": True, "mode": "advanced", "num_loras": 1, "lora_1_name": "light.safetensors"}
+    stack |= {"lora_1_strength": 3.0, "lora_1_model_strength": 0.5, "lora_1_clip_strength": 0.25}
+    stack |= {"lora_2_name": "dark.safetensors", "lora_2_strength": 0.75, "optional_lora_stack": None}
+
+    def used(**changes: Any) -> Graph:
+        inputs = {name: value for name, value in {**stack, **changes}.items() if value is not None}
+        nodes = {"stack": node("easy loraStack", **inputs)}
+        nodes["before"] = node("CR LoRA Stack", switch_1="On", lora_name_1="dark", model_weight_1=1.0)
+        nodes["used"] = node("CR Apply LoRA Stack", **WHOLE, lora_stack=["stack", 0])
+        return with_loras(["used", 0], ["used", 1], **nodes)
+
+    cases: list[tuple[dict[str, Any], tuple[tuple[str, float, float], ...]]] = [
+        ({}, (("light", 0.5, 0.25),)),
+        ({"mode": "simple", "num_loras": 2}, (("light", 3.0, 3.0), ("dark", 0.75, 0.75))),
+        ({"num_loras": 0}, ()),
+        ({"toggle": False}, ()),
+        ({"optional_lora_stack": ["before", 0]}, (("dark", 1.0, 1.0), ("light", 0.5, 0.25))),
+    ]
+    for changes, wanted in cases:
+        assert requests(used(**changes)) == requests(chained(*wanted)), changes
+    off = used(toggle=False, optional_lora_stack=["before", 0])
+    assert requests(off) == requests(chained())
+    assert "optional_lora_stack: not used: toggle is false" in warnings(off)
+
+
 def test_prompts_use_the_loras_in_them() -> None:
     power = node("Power Prompt (rgthree)", prompt="a fox <lora:light:0.5>", opt_model=MODEL, opt_clip=CLIP)
     graph: Graph = {**basic(model=["power", 1], positive=["power", 0]), "power": power}
@@ -168,6 +194,33 @@ def test_samplers_and_loaders_are_those_of_comfyui() -> None:
         requests(weighted)
 
 
+def test_a_sampler_of_a_part_of_the_steps_decodes_as_well() -> None:
+    graph: Graph = basic()
+    settings = {name: value for name, value in graph["sampler"]["inputs"].items() if name not in ("seed", "denoise")}
+    settings |= {"noise_seed": 7, "steps": 6, "start_at_step": 0, "end_at_step": 4, "add_noise": "enable"}
+    settings |= {"return_with_leftover_noise": "disable"}
+    wanted: Graph = {**basic(), "sampler": node("KSamplerAdvanced", **settings)}
+    part = node("KSampler Adv. (Efficient)", **settings, optional_vae=["model", 2])
+    graph = {**basic(), "sampler": part, "saved": node("SaveImage", images=["sampler", 5])}
+    (found,), (plain,) = requests(graph), requests({**wanted, "saved": node("SaveImage", images=["decoded", 0])})
+    assert found.workflow is not None
+    assert plain.workflow is not None
+    (part_run,), (plain_run,) = found.workflow.samplings, plain.workflow.samplings
+    assert part_run.request == plain_run.request
+    graph["sampler"]["inputs"]["script"] = ["model", 0]
+    with pytest.raises(WorkflowRejected, match="script: found a link, expected none"):
+        requests(graph)
+
+
+def test_loaders_of_several_gpus_are_the_usual_ones() -> None:
+    graph: Graph = {**basic(model=["unet", 0]), "unet": node("UNETLoader", unet_name="shapes")}
+    wanted = requests(graph)
+    graph["unet"] = node("UNETLoaderMultiGPU", unet_name="shapes", weight_dtype="default", device="cuda:2")
+    assert requests(graph) == wanted
+    loader = node("CheckpointLoaderSimpleMultiGPU", ckpt_name="shapes", device="cuda:1")
+    assert requests({**basic(), "model": loader}) == requests(basic())
+
+
 def test_savers_decide_about_formats() -> None:
     cases: list[tuple[str, dict[str, Any], tuple[Any, Any], str]] = [
         ("Image Save", {"extension": "jpeg", "quality": 70}, ("jpg", 70), ""),
@@ -241,6 +294,10 @@ def test_images_are_joined_cut_and_resized_as_by_comfyui() -> None:
     flip = made({"end": node("ImageFlip", image=one, flip_method="y-axis: horizontally")})
     assert made({"end": node("ImageFlip+", image=one, axis="x")}) == flip
     assert made({"end": node("Image Flip", images=one, mode="horizontal")}) == flip
+    longest = made({"end": node("ImageScaleToMaxDimension", image=one, upscale_method="bicubic", largest_size=48)})
+    assert made({"end": node("JWImageResizeByLongerSide", image=one, size=48)}) == longest
+    both_sides = made(both, {"end": node("ImageScaleBy", image=["batch", 0], upscale_method="bicubic", scale_by=0.5)})
+    assert made(both, {"end": node("JWImageResizeByFactor", image=["batch", 0], factor=0.5)}) == both_sides
     turned = made({"end": node("ImageRotate", image=one, rotation="180 degrees")})
     assert len(made({"end": node("ImageFlip+", image=one, axis="xy")})) == len(turned) + 1
 
@@ -347,5 +404,17 @@ def test_early_and_later_widgets_of_the_editor() -> None:
     assert api_format(flow)["6"]["inputs"]["crop_region"] == {"x": 1, "y": 2, "width": 3, "height": 4}
     flow["nodes"][5] |= {"type": "Lora Loader (LoraManager)", "widgets_values": [{"textWidgetName": "text"}, "", ROWS]}
     assert api_format(flow)["6"]["inputs"]["loras"] == ROWS
+    for keeps, method in ((True, "keep proportion"), (False, "stretch")):
+        flow["nodes"][5] |= {"type": "ImageResize+", "widgets_values": [64, 32, "nearest", keeps, "always"]}
+        found = api_format(flow)["6"]["inputs"]
+        assert (found["method"], found["condition"]) == (method, "always"), "it was keep_proportion"
+    shown = "<tr><td>Output: </td><td><b>1</b> x <b>64</b></td></tr>"
+    flow["nodes"][5] |= {"type": "ImageResizeKJv2", "widgets_values": [
+        64, 32, "lanczos", "crop", "0, 0, 0", "center", 2, "cpu", shown]}  # fmt: skip
+    assert api_format(flow)["6"]["inputs"]["device"] == "cpu", "what shows the size of a result is no setting"
+    flow["nodes"][5] |= {"type": "KSampler Adv. (Efficient)", "widgets_values": [
+        "enable", 7, None, 8, 2, "dpmpp_sde", "karras", 0, 10000, "disable", "auto", "true"]}  # fmt: skip
+    found = api_format(flow)["6"]["inputs"]
+    assert (found["noise_seed"], found["steps"], found["vae_decode"]) == (7, 8, "true"), "a button has no value"
     flow["nodes"][5] |= {"type": "Fast Muter (rgthree)", "widgets_values": None}
     assert "6" not in api_format(flow)

@@ -83,7 +83,7 @@ NOT_RENDERED = {
 }  # fmt: skip
 #: of these, one workflow each renders in the usual tests
 SAMPLE = {
-    "area_composition_editor", "batch_tricks_api", "computed_settings_editor", "efficiency_nodes_api",
+    "area_composition_editor", "batch_tricks_api", "computed_settings_editor", "easy_pipes_api", "efficiency_nodes_api",
     "inpaint_differential_editor", "node_packs_api",
     "noisy_latent_composition_editor", "prompt_switch_over_steps_editor",
     "resize_and_save_api", "resized_images_and_masks_editor", "vhs_combine_editor",

@@ -79,6 +79,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "image_batch": ({}, {"rate": 1}),
     "image_from_batch": ({"start": 1, "length": 2}, {"length": 0}),
     "image_repeat": ({"amount": 3}, {"amount": 10**9}),
+    "image_there_and_back": ({}, {"x": 1}),
     "image_rotate": ({"rotation": "90 degrees"}, {"rotation": "45 degrees"}),
     "image_flip": ({"method": "x-axis: vertically"}, {"method": "z"}),
     "image_solid": ({"width": 4, "height": 3, "colour": 0x0102FF, "count": 2}, {"colour": -1}),
@@ -561,6 +562,14 @@ def test_parts_of_a_conditioning() -> None:
         combined([ConditioningPart("a")] * 60, [ConditioningPart("a")] * 6)
     with pytest.raises(UnusableField, match=r"end: found 1\.5"):
         in_range(parts, 0.0, 1.5)
+
+
+def test_frames_there_and_back_have_neither_end_twice() -> None:
+    back = OPERATIONS["image_there_and_back"]
+    for count, wanted in ((1, [0]), (2, [0, 1]), (3, [0, 1, 2, 1]), (5, [0, 1, 2, 3, 4, 3, 2, 1])):
+        frames_THWC = np.arange(count, dtype=np.uint8)[:, None, None, None].repeat(3, axis=3)
+        found = back.run(back.params_of({}), {"image": VideoFrames(frames_THWC, 8.0)})
+        assert (found.frames_THWC[:, 0, 0, 0].tolist(), found.frame_rate) == (wanted, 8.0)
 
 
 def test_what_is_no_operation_is_refused_by_name() -> None:
