@@ -14,7 +14,7 @@ from torch import Tensor
 from modelpool.pool.families.parts.audio_tracks import VOICE, SoundTrack, joined
 from modelpool.pool.inference.conditioning.run_parts import CallInputs, DenoisingRun, RunPart
 from modelpool.pool.inference.extensions.unet_attention import PERTURBED
-from modelpool.pool.values.core.errors import unusable_field
+from modelpool.pool.values.core.errors import counted, unusable_field
 from modelpool.pool.values.core.stage_params import Latent, VoiceCondition
 from modelpool.pool.values.core.task_inputs import VOICE as INPUT
 from modelpool.pool.weights.options.run_context import call_facts, extra_options
@@ -58,7 +58,7 @@ def _voices(run: DenoisingRun, voice: VoiceCondition) -> Tensor:
     for each in run.inputs:
         sound_LA = each.read(INPUT, Latent).sound_LA
         if sound_LA is None or len(sound_LA) != voice.length:
-            shape = "no audio" if sound_LA is None else f"{len(sound_LA)} positions"
-            raise unusable_field("voice", shape, f"{voice.length} positions of audio")
+            shape = "no audio" if sound_LA is None else counted(len(sound_LA), "position")
+            raise unusable_field("voice", shape, f"{counted(voice.length, 'position')} of audio")
         found.append(torch.from_numpy(sound_LA.copy()))
     return torch.stack(found)
