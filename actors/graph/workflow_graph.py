@@ -124,6 +124,7 @@ class NodeValue:
     tokens  of an encoded text
     shape   of what a latent is decoded to
     model   that a latent is of
+    reader  the model that an encoded text is encoded for
     has_sound  whether a latent has an audio track behind its frames
     is_pooled  whether an encoded text has its pooled state, for boxes
     """
@@ -136,6 +137,7 @@ class NodeValue:
     model: ModelRef | None = None
     has_sound: bool = False
     is_pooled: bool = False
+    reader: ModelRef | None = None
 
     @property
     def timing(self) -> float:
@@ -276,6 +278,20 @@ class _WorkflowTasks:
             "the latent with its own model, and encode the image",
         )
 
+    def _check_text(self, name: str, text: NodeValue, model: ModelRef) -> None:
+        """Raise UnusableField for a text of other text encoders than `model` reads, and warn of one that it reads in
+        another way."""
+        if text.reader is None or text.reader.name == model.name:
+            return
+        found, wanted = (self._model(each.name)[1].texts for each in (text.reader, model))
+        if found is None or wanted is None or found == wanted:
+            return
+        told = f"a text for model {text.reader.name!r}"
+        if found.encoders != wanted.encoders:
+            own, other = (", ".join(each.encoders) for each in (found, wanted))
+            raise unusable_field(name, f"{told}, of {own}", f"one of {other}, which model {model.name!r} reads")
+        self.warnings[f"{name}: found {told}: model {model.name!r} reads the same text encoders in another way"] = None
+
     def _text(self, node: TextNode) -> NodeValue:
         check_inputs(node, ())
         name = "negative" if node.is_negative else "prompt"
@@ -284,7 +300,8 @@ class _WorkflowTasks:
         tasks = RequestTasks(self._catalog, StageRequest(Stage.ENCODE, request), self.tasks)
         task, tokens = tasks.encoded(node.is_negative, node.pooled)
         self.warnings |= tasks.warnings
-        return NodeValue(ENCODED, task, tokens=tokens, is_pooled=node.pooled)
+        reader = self._catalog.find_model(node.model)
+        return NodeValue(ENCODED, task, tokens=tokens, is_pooled=node.pooled, reader=reader)
 
     def _encode(self, node: EncodeNode) -> NodeValue:
         for name, encode in (("video", self._encode_video), ("audio", self._encode_audio)):
@@ -363,6 +380,8 @@ class _WorkflowTasks:
             for name in (task_inputs.POSITIVE, task_inputs.NEGATIVE)
             if (value := self._optional(node, name, ENCODED)) is not None
         }
+        for name in texts:
+            self._check_text(name, self._read(node, name, ENCODED), model)
         start, mask = self._optional(node, "latent", LATENT), self._one_mask(node)
         if start is not None:
             self._check_latent("latent", start, model)
@@ -394,7 +413,8 @@ class _WorkflowTasks:
         if camera is not None and _CAMERA not in facts.reads:
             raise unsupported_field(_CAMERA, request.model, "reads no camera")
         read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
-        seen = {"of_prompt": _predicts_prompt(node, facts), "nested": node.nested, "prior": prior, **self._boxes(node)}
+        seen = {"of_prompt": _predicts_prompt(node, facts), "nested": node.nested, "prior": prior}
+        seen |= self._boxes(node, model)
         read = replace(read, **seen)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
         task, work = tasks.sampled()
@@ -412,7 +432,7 @@ class _WorkflowTasks:
         made = _latent(task, replace(work.shape, leading=work.leading_kept), model, defaults)
         return replace(made, has_sound=_makes_sound(defaults))
 
-    def _boxes(self, node: SampleNode) -> dict[str, Any]:
+    def _boxes(self, node: SampleNode, model: ModelRef) -> dict[str, Any]:
         """Return what a run reads of texts in boxes, as fields. Raises UnusableField for boxes without their text, or
         the other way round."""
         boxes = () if node.gligen is None else node.gligen.boxes
@@ -424,6 +444,7 @@ class _WorkflowTasks:
             return {}
         texts = {name: self._read(node, name, ENCODED) for name in expected}
         for name, text in texts.items():
+            self._check_text(name, text, model)
             if not text.is_pooled:
                 raise unusable_field(name, "a text without its pooled state", "a text node with pooled")
         gligen = replace(self._catalog.gligens.find(node.gligen.model), end=node.gligen.end)
@@ -657,13 +678,24 @@ class _WorkflowTasks:
             defaults = self._model(like.model.name)[1]
             shape, has_sound = _decoded_shape(like, size, defaults), like.has_sound or isinstance(params, SoundTrackOf)
             return NodeValue(LATENT, task, size, shape=shape, model=like.model, has_sound=has_sound)
+        reader = self._reader_of(read) if operation.result == ENCODED else None
         timings = {name: value.timing for name, value in read.items() if value.timing}
         timing = operation.timing(params, timings)
         if tokens > MAX_JOINED_TOKENS:
             raise unusable_field(node.name, counted(tokens, "token"), f"up to {MAX_JOINED_TOKENS}")
         if operation.result == AUDIO and timing > MAX_SECONDS:
             raise unusable_field(node.name, f"{timing:g} seconds of audio", f"up to {MAX_SECONDS}")
-        return NodeValue(operation.result, task, size, tokens, _made_shape(operation.result, size, timing))
+        made = NodeValue(operation.result, task, size, tokens, _made_shape(operation.result, size, timing))
+        return replace(made, reader=reader)
+
+    def _reader_of(self, read: Mapping[str, NodeValue]) -> ModelRef | None:
+        """Return the model that encoded texts are encoded for. Raises UnusableField for texts of other encoders."""
+        texts = {name: value for name, value in read.items() if value.reader is not None}
+        reader = next((value.reader for value in texts.values()), None)
+        for name, text in texts.items():
+            if reader is not None:
+                self._check_text(name, text, reader)
+        return reader
 
 
 def _predicts_prompt(node: SampleNode, facts: SamplingFacts) -> bool:
