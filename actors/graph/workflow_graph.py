@@ -332,7 +332,7 @@ class _WorkflowTasks:
         video = self._read(node, "video", IMAGE)
         model, defaults = self._model(node.model)
         facts = defaults.sampling.video
-        if facts is None or facts.layers or facts.sound is not None:
+        if facts is None or not _reads_frames(defaults):
             raise unusable_field("model", node.model, "a model of videos without sound: others encode an image")
         if not video.size.frames:
             raise unusable_field("video", "one image", "frames; operation image_repeat makes some of one image")
@@ -388,6 +388,7 @@ class _WorkflowTasks:
             if mask is not None and start.shape is not None and start.shape.seconds and not start.shape.frames:
                 raise unusable_field("mask", "a mask", "none with latents of audio")
             _check_sound(node, start, defaults)
+            _check_frames(node, start, defaults)
             if start.shape is not None:
                 self._warn_of_shape(mask, start.shape.width, start.shape.height)
         prior = self._prior(node, model, facts)
@@ -708,6 +709,24 @@ def _predicts_prompt(node: SampleNode, facts: SamplingFacts) -> bool:
 def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:
     """Return a key that models share if they read each other's latents."""
     return latent.channels, latent.downscale, latent.cells, VaeScale.of(latent), latent.sound is None
+
+
+def _reads_frames(defaults: ModelDefaults) -> bool:
+    """Whether the latent of a model is of the frames of a video alone."""
+    facts = defaults.sampling.video
+    return facts is not None and not facts.layers and facts.sound is None
+
+
+def _check_frames(node: SampleNode, start: NodeValue, defaults: ModelDefaults) -> None:
+    """Raise UnusableField for the latent of an image with which a model of videos cannot begin, and for a mask next to
+    the latent of a video."""
+    if not _reads_frames(defaults):
+        return
+    if start.shape is not None and not start.shape.frames:
+        expected = "one of frames: operation image_repeat makes some of an image, and encode reads them as video"
+        raise unusable_field("latent", f"node {node.inputs['latent']}, a latent of an image", expected)
+    if "mask" in node.inputs:
+        raise unusable_field("mask", "a mask", f"none: model {node.request.model!r} makes videos")
 
 
 def _makes_sound(defaults: ModelDefaults) -> bool:
