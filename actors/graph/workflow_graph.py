@@ -414,7 +414,7 @@ class _WorkflowTasks:
         if camera is not None and _CAMERA not in facts.reads:
             raise unsupported_field(_CAMERA, request.model, "reads no camera")
         read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
-        seen = {"of_prompt": _predicts_prompt(node, facts), "nested": node.nested, "prior": prior}
+        seen: dict[str, Any] = {"of_prompt": _predicts_prompt(node, facts), "nested": node.nested, "prior": prior}
         seen |= self._boxes(node, model)
         read = replace(read, **seen)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)

@@ -378,6 +378,7 @@ class MadeNodes:
         if start.video is not None:
             count, frames, video = start.video.count, start.video.frames, start.video.node
         else:
+            assert start.image is not None, "an image that was encoded"
             repeated = {"image": self.image(start.image)}
             count, frames = 1, 1
             video = self.add(f"{node_id}/frame", "operation", repeated, name="image_repeat", settings={"amount": 1})
