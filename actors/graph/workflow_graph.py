@@ -135,6 +135,7 @@ class NodeValue:
     tokens  of an encoded text
     shape   of what a latent is decoded to
     model   that a latent is of
+    reader  the model that an encoded text is encoded for
     has_sound  whether a latent has an audio track behind its frames
     is_pooled  whether an encoded text has its pooled state, for boxes
     """
@@ -147,6 +148,7 @@ class NodeValue:
     model: ModelRef | None = None
     has_sound: bool = False
     is_pooled: bool = False
+    reader: ModelRef | None = None
 
     @property
     def timing(self) -> float:
@@ -287,6 +289,20 @@ class _WorkflowTasks:
             "the latent with its own model, and encode the image",
         )
 
+    def _check_text(self, name: str, text: NodeValue, model: ModelRef) -> None:
+        """Raise UnusableField for a text of other text encoders than `model` reads, and warn of one that it reads in
+        another way."""
+        if text.reader is None or text.reader.name == model.name:
+            return
+        found, wanted = (self._model(each.name)[1].texts for each in (text.reader, model))
+        if found is None or wanted is None or found == wanted:
+            return
+        told = f"a text for model {text.reader.name!r}"
+        if found.encoders != wanted.encoders:
+            own, other = (", ".join(each.encoders) for each in (found, wanted))
+            raise unusable_field(name, f"{told}, of {own}", f"one of {other}, which model {model.name!r} reads")
+        self.warnings[f"{name}: found {told}: model {model.name!r} reads the same text encoders in another way"] = None
+
     def _text(self, node: TextNode) -> NodeValue:
         check_inputs(node, ())
         name = "negative" if node.is_negative else "prompt"
@@ -295,7 +311,8 @@ class _WorkflowTasks:
         tasks = RequestTasks(self._catalog, StageRequest(Stage.ENCODE, request), self.tasks)
         task, tokens = tasks.encoded(node.is_negative, node.pooled)
         self.warnings |= tasks.warnings
-        return NodeValue(ENCODED, task, tokens=tokens, is_pooled=node.pooled)
+        reader = self._catalog.find_model(node.model)
+        return NodeValue(ENCODED, task, tokens=tokens, is_pooled=node.pooled, reader=reader)
 
     def _encode(self, node: EncodeNode) -> NodeValue:
         for name, encode in (("video", self._encode_video), ("audio", self._encode_audio)):
@@ -326,7 +343,7 @@ class _WorkflowTasks:
         video = self._read(node, "video", IMAGE)
         model, defaults = self._model(node.model)
         facts = defaults.sampling.video
-        if facts is None or facts.layers or facts.sound is not None:
+        if facts is None or not _reads_frames(defaults):
             raise unusable_field("model", node.model, "a model of videos without sound: others encode an image")
         if not video.size.frames:
             raise unusable_field("video", "one image", "frames; operation image_repeat makes some of one image")
@@ -374,12 +391,15 @@ class _WorkflowTasks:
             for name in (task_inputs.POSITIVE, task_inputs.NEGATIVE)
             if (value := self._optional(node, name, ENCODED)) is not None
         }
+        for name in texts:
+            self._check_text(name, self._read(node, name, ENCODED), model)
         start, mask = self._optional(node, "latent", LATENT), self._one_mask(node)
         if start is not None:
             self._check_latent("latent", start, model)
             if mask is not None and start.shape is not None and start.shape.seconds and not start.shape.frames:
                 raise unusable_field("mask", "a mask", "none with latents of audio")
             _check_sound(node, start, defaults)
+            _check_frames(node, start, defaults)
             if start.shape is not None:
                 self._warn_of_shape(mask, start.shape.width, start.shape.height)
         prior = self._prior(node, model, facts)
@@ -405,7 +425,8 @@ class _WorkflowTasks:
         if camera is not None and _CAMERA not in facts.reads:
             raise unsupported_field(_CAMERA, request.model, "reads no camera")
         read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
-        seen = {"of_prompt": _predicts_prompt(node, facts), "nested": node.nested, "prior": prior, **self._boxes(node)}
+        seen: dict[str, Any] = {"of_prompt": _predicts_prompt(node, facts), "nested": node.nested, "prior": prior}
+        seen |= self._boxes(node, model)
         seen |= {"sound": self._kept_sound(node, request, model, facts), "voice": self._voice(node, model, facts)}
         read = replace(read, **seen)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
@@ -458,7 +479,7 @@ class _WorkflowTasks:
             )
         return SoundRead(value.task)
 
-    def _boxes(self, node: SampleNode) -> dict[str, Any]:
+    def _boxes(self, node: SampleNode, model: ModelRef) -> dict[str, Any]:
         """Return what a run reads of texts in boxes, as fields. Raises UnusableField for boxes without their text, or
         the other way round."""
         boxes = () if node.gligen is None else node.gligen.boxes
@@ -470,6 +491,7 @@ class _WorkflowTasks:
             return {}
         texts = {name: self._read(node, name, ENCODED) for name in expected}
         for name, text in texts.items():
+            self._check_text(name, text, model)
             if not text.is_pooled:
                 raise unusable_field(name, "a text without its pooled state", "a text node with pooled")
         gligen = replace(self._catalog.gligens.find(node.gligen.model), end=node.gligen.end)
@@ -704,13 +726,24 @@ class _WorkflowTasks:
             defaults = self._model(like.model.name)[1]
             shape, has_sound = _decoded_shape(like, size, defaults), like.has_sound or isinstance(params, SoundTrackOf)
             return NodeValue(LATENT, task, size, shape=shape, model=like.model, has_sound=has_sound)
+        reader = self._reader_of(read) if operation.result == ENCODED else None
         timings = {name: value.timing for name, value in read.items() if value.timing}
         timing = operation.timing(params, timings)
         if tokens > MAX_JOINED_TOKENS:
             raise unusable_field(node.name, counted(tokens, "token"), f"up to {MAX_JOINED_TOKENS}")
         if operation.result == AUDIO and timing > MAX_SECONDS:
             raise unusable_field(node.name, f"{timing:g} seconds of audio", f"up to {MAX_SECONDS}")
-        return NodeValue(operation.result, task, size, tokens, _made_shape(operation.result, size, timing))
+        made = NodeValue(operation.result, task, size, tokens, _made_shape(operation.result, size, timing))
+        return replace(made, reader=reader)
+
+    def _reader_of(self, read: Mapping[str, NodeValue]) -> ModelRef | None:
+        """Return the model that encoded texts are encoded for. Raises UnusableField for texts of other encoders."""
+        texts = {name: value for name, value in read.items() if value.reader is not None}
+        reader = next((value.reader for value in texts.values()), None)
+        for name, text in texts.items():
+            if reader is not None:
+                self._check_text(name, text, reader)
+        return reader
 
 
 def _predicts_prompt(node: SampleNode, facts: SamplingFacts) -> bool:
@@ -723,6 +756,24 @@ def _predicts_prompt(node: SampleNode, facts: SamplingFacts) -> bool:
 def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:
     """Return a key that models share if they read each other's latents."""
     return latent.channels, latent.downscale, latent.cells, VaeScale.of(latent), latent.sound is None
+
+
+def _reads_frames(defaults: ModelDefaults) -> bool:
+    """Whether the latent of a model is of the frames of a video alone."""
+    facts = defaults.sampling.video
+    return facts is not None and not facts.layers and facts.sound is None
+
+
+def _check_frames(node: SampleNode, start: NodeValue, defaults: ModelDefaults) -> None:
+    """Raise UnusableField for the latent of an image with which a model of videos cannot begin, and for a mask next to
+    the latent of a video."""
+    if not _reads_frames(defaults):
+        return
+    if start.shape is not None and not start.shape.frames:
+        expected = "one of frames: operation image_repeat makes some of an image, and encode reads them as video"
+        raise unusable_field("latent", f"node {node.inputs['latent']}, a latent of an image", expected)
+    if "mask" in node.inputs:
+        raise unusable_field("mask", "a mask", f"none: model {node.request.model!r} makes videos")
 
 
 def _makes_sound(defaults: ModelDefaults) -> bool:

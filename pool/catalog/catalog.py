@@ -31,6 +31,7 @@ from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities
 from modelpool.pool.families.batch_gain_table import measured_gains
 from modelpool.pool.families.parts.two_stages import pooled_width
 from modelpool.pool.families.parts.written_image import tokens_written
+from modelpool.pool.families.text_readings import text_states_of
 from modelpool.pool.files.formats.model_description import read_description
 from modelpool.pool.files.formats.weights_file import files_of
 from modelpool.pool.inference.extensions.run_extension import check_fits
@@ -238,7 +239,8 @@ class Catalog:
         if facts.video is not None and (extent := opened.extent) is not None:
             size = extent[:2]
             facts = replace(facts, video=replace(facts.video, frames=extent[2]))
-        return ModelDefaults(*size, facts, opened.latent.downscale, extent, opened.latent)
+        texts = text_states_of(checkpoint.family.text_set or checkpoint.family.name)
+        return ModelDefaults(*size, facts, opened.latent.downscale, extent, opened.latent, texts)
 
     def batched_work(self, model: ModelRef) -> BatchedWork:
         """Return what the gain of batches depends on: facts of the files, and of the kind of the devices."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from modelpool.pool.families.definitions import all_definitions, defined_families
 from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
+from modelpool.pool.values.core.sampling_facts import TextStates
 
 _READ = tuple(family for family in all_definitions() if family.text.readings)
 
@@ -44,6 +45,13 @@ def readings_of(family: str) -> tuple[Reading, ...] | None:
     """
     row = ROW_OF.get(family)
     return None if row is None else READINGS[row]
+
+
+def text_states_of(family: str) -> TextStates | None:
+    """Return the states of texts that models of `family`, or of a set of text encoders, read; None if no reading is
+    known."""
+    row = ROW_OF.get(family)
+    return None if row is None else TextStates(tuple(each.encoder for each in READINGS[row]), row)
 
 
 def lyrics_reading_of(family: str) -> Reading:

@@ -46,6 +46,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     PATCHES,
     acting_options,
     as_edited,
+    blank_for,
     check_guidance,
     check_seen,
     clip_skip,
@@ -58,6 +59,7 @@ from modelpool.actors.http.comfy.comfy_request_fields import (
     image_prompts_of,
     is_one_image,
     lora_fields,
+    makes_videos,
     negative_warnings,
     option_warnings,
     plain_text,
@@ -781,7 +783,7 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: WorkflowImages)
     if positive.references and not latent.positive.references:  # the latents have its size
         image = fields["reference"][0]
         fields |= {"width": image.width // PATCHES * PATCHES, "height": image.height // PATCHES * PATCHES}
-    fields |= _start_fields(latent, read_image)
+    fields |= _start_fields(latent, read_image, family)
     if positive.video is not None:
         images = {name: read_steps(image, read_image) for name, image in positive.video.images().items()}
         fields |= positive.video.fields() | images
@@ -818,9 +820,13 @@ def _control_mask(use: ControlUse, read_image: WorkflowImages) -> Any:
     return read_mask(use.mask, read_image, read_steps(use.image, read_image).size)
 
 
-def _start_fields(latent: SampledLatent, read_image: WorkflowImages) -> dict[str, Any]:
-    """Return the fields for what a sampler starts from."""
+def _start_fields(latent: SampledLatent, read_image: WorkflowImages, family: str) -> dict[str, Any]:
+    """Return the fields for what a sampler starts from. Raises NodeUnsupported for latents of an image with a model of
+    videos, which are one frame."""
     start = latent.start
+    is_encoded = isinstance(start, EncodedImage) and latent.run_steps and makes_videos(family)
+    if is_encoded or (isinstance(start, BlankLatent) and blank_for(start, family).frames != start.frames):
+        raise NodeUnsupported("latent_image: one image of a model of videos is a part of a workflow")
     if isinstance(start, BlankLatent):
         sides: dict[str, Any] = whole_cells(start.width, start.height) if start.width else {}
         sides |= {"frames": start.frames} if start.frames else {}

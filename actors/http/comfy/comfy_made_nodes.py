@@ -22,6 +22,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 from modelpool.actors.http.comfy.comfy_request_fields import (
     acting_options,
     as_edited,
+    blank_for,
     check_guidance,
     check_seen,
     clip_skip,
@@ -321,6 +322,12 @@ class MadeNodes:
         """Return an image; the frames of one value as a batch of images. Raises NodeUnsupported for too many."""
         if not isinstance(image, NodeImage) or not image.frames:
             return image
+        if image.frames == 1 and image.count > 1:  # videos of one frame each are images of a batch
+            settings = {"start": 0, "length": 1}
+            made = self.add(f"{node_id}/image", "operation", {"image": image.node}, name="image_from_batch",
+                            settings=settings)  # fmt: skip
+            self._count(made, image.count)
+            return NodeImage(made, image.count, image.sampler)
         check_parts("images", "frames", image.frames * image.count, _MOST_FRAMES)
         if image.count > 1:
             raise NodeUnsupported(f"images: found {counted(image.count, 'video')}, expected the frames of one")
@@ -366,19 +373,29 @@ class MadeNodes:
     def _as_video(self, node_id: str, start: AnyLatent, model: ModelValue) -> AnyLatent:
         """Return the latents that a model starts from: images of a batch are the frames of one video for a model of
         videos. Raises NodeUnsupported for images that other nodes have changed since they were encoded."""
-        if not isinstance(start, NodeLatent) or start.frames or not makes_videos(self._families.get(model.name, "")):
+        family = self._families.get(model.name, "")
+        if isinstance(start, BlankLatent):
+            return blank_for(start, family)
+        if not isinstance(start, NodeLatent) or start.frames or not makes_videos(family):
             return start
         if start.video is None:
             if start.count > 1:
                 found = counted(start.count, "image")
                 raise NodeUnsupported(f"latent_image: found latents of {found}, expected those of VAEEncode: a model "
                                       "of videos reads them as frames")  # fmt: skip
-            return start
+            if start.image is None:
+                return start
         if start.mask is not None:
             raise NodeUnsupported("latent_image: found a mask, expected none with latents of a video")
-        frames = {"video": start.video.node}
-        made = self.add(f"{node_id}/latent", "encode", frames, model=start.model or model.name)
-        return replace(start, node=made, count=start.video.count, frames=start.video.frames, video=None, image=None)
+        if start.video is not None:
+            count, frames, video = start.video.count, start.video.frames, start.video.node
+        else:
+            assert start.image is not None, "an image that was encoded"
+            repeated = {"image": self.image(start.image)}
+            count, frames = 1, 1
+            video = self.add(f"{node_id}/frame", "operation", repeated, name="image_repeat", settings={"amount": 1})
+        made = self.add(f"{node_id}/latent", "encode", {"video": video}, model=start.model or model.name)
+        return replace(start, node=made, count=count, frames=frames, video=None, image=None)
 
     def decode(
         self, node_id: str, latent: AnyLatent, model: str, tiles: Mapping[str, int] = MappingProxyType({})

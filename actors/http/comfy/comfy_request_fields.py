@@ -11,6 +11,7 @@ from typing import Any
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, file_stem
 from modelpool.actors.http.comfy.comfy_values import (
     AdapterValue,
+    BlankLatent,
     BlankSound,
     ClipValue,
     ControlUse,
@@ -425,6 +426,12 @@ def clip_skip(text: TextValue, family: str) -> int:
 def makes_videos(family: str) -> bool:
     """Whether models of this family read the frames of a video as one latent."""
     return family.startswith(_OF_VIDEOS)
+
+
+def blank_for(blank: BlankLatent, family: str) -> BlankLatent:
+    """Return empty latents as models of a family read them: empty latents of an image are one frame of a video."""
+    is_image = blank.width and not (blank.frames or blank.seconds or blank.layers)
+    return replace(blank, frames=1) if is_image and makes_videos(family) else blank
 
 
 def reads_guidance(family: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from modelpool.pool.inference.operations.image_edits import NoSettings
+from modelpool.pool.inference.operations.image_edits import NoSettings, alike_in_channels
 from modelpool.pool.inference.operations.image_filters import blurred
 from modelpool.pool.inference.operations.image_scaling import scaled
 from modelpool.pool.inference.operations.operation import (
@@ -287,14 +287,15 @@ def stitch_size(params: Stitch, sizes: Sizes) -> Size:
 
 
 def _stitched(params: Stitch, inputs: Inputs) -> ImagePixels | VideoFrames:
-    """Return both images side by side, each in the middle of black space if it is smaller."""
-    one, other = inputs["first"], inputs["second"]
+    """Return both images side by side, each in the middle of black space if it is smaller. Both have an alpha channel
+    if one has: that space is transparent then, and the space between them is not."""
+    one, other = alike_in_channels(inputs["first"], inputs["second"])
     sizes = {
         name: Size(frames_of(image).shape[2], frames_of(image).shape[1])
         for name, image in (("first", one), ("second", other))
     }
     _, second, space = _stitch_sizes(params, sizes)
-    one_THWC, other_THWC = frames_of(one)[..., :3], frames_of(other)[..., :3]
+    one_THWC, other_THWC = frames_of(one), frames_of(other)
     if other_THWC.shape[1:3] != (second.height, second.width):
         other_THWC = frames_of(scaled(image_like(other, other_THWC), second.width, second.height, "lanczos"))
     count = max(len(one_THWC), len(other_THWC))
@@ -305,7 +306,8 @@ def _stitched(params: Stitch, inputs: Inputs) -> ImagePixels | VideoFrames:
     if space:
         shape = list(parts[0].shape)
         shape[axis] = space
-        parts.insert(1, np.broadcast_to(np.asarray(COLOURS[params.colour], np.uint8), shape))
+        colour = (*COLOURS[params.colour], 255)[: shape[-1]]
+        parts.insert(1, np.broadcast_to(np.asarray(colour, np.uint8), shape))
     if params.direction in ("left", "up"):
         parts.reverse()
     like = one if isinstance(one, VideoFrames) or not isinstance(other, VideoFrames) else other

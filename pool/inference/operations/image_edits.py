@@ -299,6 +299,14 @@ def _fitted(image: ImagePixels | VideoFrames, like_THWC: PixelArray, method: str
     return scaled(image, like_THWC.shape[2], like_THWC.shape[1], method, crops=True)
 
 
+def alike_in_channels(
+    one: ImagePixels | VideoFrames, other: ImagePixels | VideoFrames
+) -> tuple[ImagePixels | VideoFrames, ImagePixels | VideoFrames]:
+    """Return both images with an alpha channel if one of them has it; the one that is added is opaque."""
+    channels = max(frames_of(each).shape[-1] for each in (one, other))
+    return _with_channels(one, channels), _with_channels(other, channels)
+
+
 def _with_channels(image: ImagePixels | VideoFrames, channels: int) -> ImagePixels | VideoFrames:
     """Return an image with so many channels: its alpha channel is left out, or one is added, which is opaque."""
     frames_THWC = frames_of(image)
@@ -367,8 +375,9 @@ def _batch_size(params: NoSettings, sizes: Sizes) -> Size:
 
 def _batch(params: NoSettings, inputs: Inputs) -> VideoFrames:
     """Return the frames of both images, one behind the other. The second image is scaled with "bilinear" and a centre
-    crop. Rate and sound are the first image's, or those of the second if the first is no video; else 1 per second."""
-    first, second = inputs["first"], inputs["second"]
+    crop. Both have an alpha channel if one has. Rate and sound are the first image's, or those of the second if the
+    first is no video; else 1 per second."""
+    first, second = alike_in_channels(inputs["first"], inputs["second"])
     first_THWC = frames_of(first)
     frames_THWC = np.concatenate([first_THWC, frames_of(_fitted(second, first_THWC, "bilinear"))])
     video = next((one for one in (first, second) if isinstance(one, VideoFrames)), VideoFrames(frames_THWC, STILL_RATE))

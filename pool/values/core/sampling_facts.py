@@ -579,12 +579,25 @@ class SamplingFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TextStates:
+    """The states of texts that a model reads.
+
+    encoders  names of the text encoders (`pool.families.detection.text_encoders`), in order
+    reading   models with the same name here read the encoders in the same way: template, length, layer
+    """
+
+    encoders: tuple[str, ...]
+    reading: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDefaults:
     """Defaults of a model: training width and height in pixels, sampling facts, and pixels along a side of one latent
     cell.
 
     extent  width, height and frames of the only videos that it generates; None for other models
     latent  layout and scale of its latents; None if they are not known
+    texts   the states of texts that it reads; None if they are not known
     """
 
     width: int
@@ -593,6 +606,7 @@ class ModelDefaults:
     downscale: int = 8
     extent: tuple[int, int, int] | None = None
     latent: LatentFacts | None = None
+    texts: TextStates | None = None
 
 
 #: defaults of a plain diffusion model: SD1

@@ -77,6 +77,31 @@ def test_passes_are_the_same_graph() -> None:
     assert (last.span, last.shape.width, last.part, last.model.name) == ((4, 8), 128, None, "shapes")
 
 
+def test_a_model_of_videos_begins_with_frames_and_without_a_mask() -> None:
+    """Both were an internal error of the run."""
+    image, mask = np.zeros((64, 64, 3), np.uint8), {"kind": "mask", "mask": np.full((64, 64), 255, np.uint8)}
+    frames = {
+        "i": {"kind": "image", "image": image},
+        "v": operation("image_repeat", {"image": "i"}, amount=5),
+        "e": {"kind": "encode", "model": VIDEOS, "inputs": {"image": "i"}},
+        "d": {**BASE["d"], "model": VIDEOS},
+    }
+    run = sampling("e", request={"model": VIDEOS, "width": None, "height": None}, strength=0.5)
+
+    def built(**more: Any) -> int:
+        request, _ = InputImages(lambda result: result).bring(request_of({**frames, **more}))
+        return len(tasks_of(request))
+
+    with pytest.raises(
+        UserError, match=r"^node s: latent: found 'node e, a latent of an image', expected one of frames"
+    ):
+        built(s=run)
+    frames["e"] = {"kind": "encode", "model": VIDEOS, "inputs": {"video": "v"}}
+    assert built(s=run)
+    with pytest.raises(UserError, match=r"^node s: mask: found 'a mask', expected none"):
+        built(m=mask, s={**run, "inputs": {"latent": "e", "mask": "m"}})
+
+
 def test_runs_read_images_that_other_nodes_make() -> None:
     """As a control image, and as the first frame of a video. Images of the user are brought to the pool, and recipes
     name what other nodes make as inputs alone."""

@@ -16,7 +16,7 @@ from modelpool.pool.inference.operations.latent_edits import VaeScale
 from modelpool.pool.inference.operations.operate import operate
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.family_facts import LatentFacts
-from modelpool.pool.values.core.sampling_facts import ModelDefaults
+from modelpool.pool.values.core.sampling_facts import ModelDefaults, TextStates
 from modelpool.pool.values.core.stage_params import DecodeParams, Latent, ModelRef, OperationParams, SampleParams
 from modelpool.pool.values.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog
@@ -66,6 +66,61 @@ def test_a_latent_passes_only_between_models_that_read_it_equally(place: str, fo
         works_of(request_of(OF_TWO_MODELS[place]), SD1, forms)
     assert str(found.value).startswith(place), found.value
     assert "decode the latent" in str(found.value)
+
+
+class TextCatalog(FakeCatalog):
+    """The models "shapes" and "forms" that read texts like this."""
+
+    def __init__(self, shapes: TextStates, forms: TextStates) -> None:
+        super().__init__()
+        self._texts = {"shapes": shapes, "forms": forms}
+
+    def model_defaults(self, model: ModelRef) -> ModelDefaults:
+        return replace(super().model_defaults(model), texts=self._texts.get(model.name))
+
+
+def read_by(shapes: TextStates, forms: TextStates, nodes: dict[str, Any]) -> tuple[str, ...]:
+    """The warnings of a workflow of models that read texts like this."""
+    return build_graph(request_of(nodes), JobId("x"), TextCatalog(shapes, forms))[0].warnings
+
+
+TEXT = {"kind": "text", "model": "forms", "prompt": "a cat"}
+OF_SHAPES = {**TEXT, "model": "shapes"}
+
+
+def reading(**texts: str) -> dict[str, Any]:
+    """A run of "shapes" that reads texts of nodes."""
+    request = {"model": "shapes", "steps": 4, "cfg": 3.0, "width": 64, "height": 64}
+    request |= {} if "positive" in texts else {"prompt": "p"}
+    return {"kind": "sample", "request": request, "inputs": texts}
+
+
+#: workflows in which a text of the model "forms" is read for "shapes", and the node and the input that reads it
+OF_TWO_TEXTS = {
+    "node s: positive: ": {**BASE, "t": TEXT, "s": reading(positive="t")},
+    "node s: negative: ": {**BASE, "t": TEXT, "u": OF_SHAPES, "s": reading(positive="u", negative="t")},
+    "node both: second: ": {
+        **BASE, "t": TEXT, "u": OF_SHAPES, "both": operation("encoded_concat", {"first": "u", "second": "t"}),
+        "s": reading(positive="both"),
+    },
+    'node s: positive: found "a text for': {
+        **BASE, "t": TEXT, "both": operation("encoded_concat", {"first": "t", "second": "t"}),
+        "s": reading(positive="both"),
+    },
+}  # fmt: skip
+CLIP, T5 = TextStates(("clip_l",), "sd1"), TextStates(("t5xxl",), "mochi")
+
+
+@each_case("place", OF_TWO_TEXTS)
+def test_a_text_is_read_only_by_models_of_its_text_encoders(place: str) -> None:
+    """Before: an internal error for states of another width, and another image without a word for equal widths."""
+    assert not read_by(CLIP, CLIP, OF_TWO_TEXTS[place])
+    with pytest.raises(UserError) as found:
+        read_by(CLIP, T5, OF_TWO_TEXTS[place])
+    assert str(found.value).startswith(place), found.value
+    assert 'of t5xxl", expected one of clip_l' in str(found.value)
+    told = read_by(T5, replace(T5, reading="ltxv"), OF_TWO_TEXTS[place])
+    assert any("reads the same text encoders in another way" in each for each in told)
 
 
 @each_case(

@@ -242,6 +242,9 @@ def test_nodes_change_only_layers_that_a_model_has() -> None:
     assert dict(chosen.image) == dict.fromkeys(("IN", "MID", "OUT"), 1.2)
     assert dict(chosen.text) == dict.fromkeys(("IN", "MID", "OUT"), 0.5)
     graph["model"]["inputs"]["ckpt_name"] = "wan.safetensors"
+    graph["blank"] = node("EmptyHunyuanLatentVideo", width=64, height=64, length=5, batch_size=1)
+    graph["saved"] = node("SaveAnimatedWEBP", images=["decoded", 0], filename_prefix="v", fps=8.0, lossless=False,
+                          quality=80, method="default")  # fmt: skip
     skipped = {"double_layers": "9,10", "single_layers": "9,10", "scale": 3.0}
     graph["skipping"] = node("SkipLayerGuidanceDiT", model=["model", 0], **skipped)
     graph["scaled"]["inputs"]["model"] = ["skipping", 0]

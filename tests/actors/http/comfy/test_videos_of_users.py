@@ -319,6 +319,47 @@ def test_a_video_is_sampled_again_as_one_latent(tmp_path: Path) -> None:
     assert len(made()) == FRAMES
 
 
+@pytest.mark.parametrize("blank", ["EmptyLatentImage", "EmptySD3LatentImage"])
+def test_empty_latents_of_images_are_one_frame_of_a_video(blank: str) -> None:
+    """As in ComfyUI, and as one frame of an empty video. Before: a video of the usual length for each image."""
+    known = PoolNames({MODEL: "Wan text-to-video"}, [])
+
+    def made(kind: str, count: int, **more: int) -> list[GenerateRequest]:
+        graph = basic(MODEL)
+        graph["blank"] = node(kind, width=64, height=48, batch_size=count, **more)
+        (output,) = outputs_of(graph, known)
+        return requests_of(output, known, lambda name: Image.new("RGB", (64, 48)))
+
+    found = made(blank, 2)
+    assert [[(each.request.frames, each.request.seed) for each in one.workflow.samplings] for one in found] == [
+        [(1, 5)], [(1, 6)],
+    ]  # fmt: skip
+    assert all(one.workflow.nodes[one.workflow.output].name == "image_from_batch" for one in found)
+    (one,), (video,) = made(blank, 1), made("EmptyHunyuanLatentVideo", 1, length=1)
+    assert one.workflow == video.workflow
+
+
+def test_one_image_is_the_only_frame_that_a_model_of_videos_begins_with() -> None:
+    """Before: refused for images of users, and an internal error for the ones that nodes make."""
+    known = PoolNames({MODEL: "Wan text-to-video"}, [])
+    for source in ("photo", "made"):
+        graph = basic(MODEL, latent_image=["latent", 0], denoise=0.5)
+        graph["photo"] = node("LoadImage", image="a.png")
+        graph["made"] = node("ImageBlur", image=["photo", 0], blur_radius=1, sigma=1.0)
+        graph["latent"] = node("VAEEncode", pixels=[source, 0], vae=["model", 2])
+        (output,) = outputs_of(graph, known)
+        (request,) = requests_of(output, known, lambda name: Image.new("RGB", (64, 48)))
+        nodes = request.workflow.nodes
+        encode = nodes[nodes["sampler"].inputs["latent"]]
+        frame = nodes[encode.inputs["video"]]
+        assert (frame.name, frame.settings) == ("image_repeat", {"amount": 1})
+        graph["masked"] = node("SetLatentNoiseMask", samples=["latent", 0], mask=["photo", 1])
+        graph["sampler"]["inputs"]["latent_image"] = ["masked", 0]
+        with pytest.raises(WorkflowRejected) as refused:
+            outputs_of(graph, known)[0].as_graph()
+        assert "found a mask, expected none" in refused.value.errors[0].details
+
+
 def test_families_of_videos_are_known_by_their_titles() -> None:
     for family in defined_families():
         video = family.sampling.video

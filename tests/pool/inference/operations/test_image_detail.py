@@ -198,3 +198,20 @@ def test_of_two_images_the_first_decides_about_alpha() -> None:
     found = run("image_blend", whole, first=clear, second=plain).pixels_HWC
     np.testing.assert_array_equal(found[..., :3], plain.pixels_HWC)
     assert (found[..., 3] == 255).all()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_images_next_to_each_other_keep_their_alpha_channel(is_first: bool) -> None:
+    """Before: a batch lost the one of its second image without a word, and images side by side lost both."""
+    plain = drawn(4, 6)
+    clear = ImagePixels(np.concatenate([drawn(4, 6, 1).pixels_HWC, np.full((4, 6, 1), 90, np.uint8)], axis=-1))
+    first, second = (clear, plain) if is_first else (plain, clear)
+    batch = run("image_batch", {}, first=first, second=second).frames_THWC
+    settings = {"direction": "right", "spacing": 2, "colour": "red"}
+    beside = run("image_stitch", settings, first=first, second=second).pixels_HWC
+    left, right = beside[:, :6], beside[:, -6:]
+    for found in (batch, (left, right)):
+        for image, given in zip(found, (first, second), strict=True):
+            np.testing.assert_array_equal(image[..., :3], given.pixels_HWC[..., :3])
+            assert (image[..., 3] == (90 if given is clear else 255)).all()
+    assert (beside[:, 6:-6] == (255, 0, 0, 255)).all()
