@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from modelpool.actors.http.comfy.comfy_cascade_nodes import decoder_fields, stage_c_of
 from modelpool.actors.http.comfy.comfy_computing import ComputingWork
 from modelpool.actors.http.comfy.comfy_image_nodes import UPSCALED_METHOD
-from modelpool.actors.http.comfy.comfy_images import WorkflowImages, is_black, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_images import WorkflowImages, in_whole_cells, is_black, read_mask, read_steps
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     AUDIOS,
@@ -834,11 +834,12 @@ def _start_fields(latent: SampledLatent, read_image: WorkflowImages, family: str
         shown = start.guides[0].image if start.guides else start.image
         return sides | ({} if shown is None else {"image": read_steps(shown, read_image)})
     assert isinstance(start, EncodedImage), "scaled latents are those of a second pass"
-    image = read_steps(start.image, read_image)
+    whole = read_steps(start.image, read_image)
+    image = in_whole_cells(whole)
     if not latent.run_steps:
         return {"image": image}
     if start.mask is not None:
-        mask = read_mask(start.mask, read_image, image.size)
+        mask = in_whole_cells(read_mask(start.mask, read_image, whole.size))
         if is_black(mask):
             raise NodeUnsupported("mask: found a black one, which regenerates nothing")
         return {"image": image, "mask": mask, "strength": _strength(latent)}

@@ -16,6 +16,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     ImageScale,
     ImageStep,
     MaskFile,
+    crop_to_cells,
 )
 from modelpool.actors.http.service.caller_images import MAX_CALL_PIXELS
 from modelpool.actors.request.image_decoding import MAX_SIDE, UprightImage, image_of_bytes, upright_image
@@ -132,6 +133,12 @@ def _grown(mask: Image, pixels: int) -> Image:
 
     values_THWC = np.asarray(mask)[None, :, :, None]
     return PIL.Image.fromarray(extreme(values_THWC, 2 * pixels + 1, np.maximum)[0, :, :, 0])
+
+
+def in_whole_cells(image: Image) -> Image:
+    """Return the part of an image or a mask that the VAE encodes (`crop_to_cells`)."""
+    crop = crop_to_cells(*image.size)
+    return image if crop is None else _cropped(image, crop)
 
 
 def is_black(mask: Image) -> bool:

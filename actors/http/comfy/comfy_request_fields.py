@@ -10,6 +10,7 @@ from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, file_stem
 from modelpool.actors.http.comfy.comfy_values import (
+    CELL_SIDE,
     AdapterValue,
     BlankLatent,
     BlankSound,
@@ -35,8 +36,6 @@ _PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusio
 _XL = ("SDXL", "SD XL", "Stable Diffusion XL")
 #: families with text encoders of CLIP only, by the beginning of their title
 _CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
-#: pixels of a side of a cell, in ComfyUI and in the fields of requests
-_CELL = 8
 #: families with guidance by an image
 _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
 #: families with guidance by reference images, by the beginning of their title
@@ -207,7 +206,9 @@ def shift_of(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> flo
 
 def whole_cells(width: int, height: int) -> dict[str, int]:
     """Return the sides of an image as a request has them: parts of a cell of 8 pixels are cut off, as latents do."""
-    return {"width": max(_CELL, width // _CELL * _CELL), "height": max(_CELL, height // _CELL * _CELL)}
+    return {
+        name: max(CELL_SIDE, side // CELL_SIDE * CELL_SIDE) for name, side in (("width", width), ("height", height))
+    }
 
 
 def image_guidance(positive: TextValue, negative: TextValue, cfg: float, family: str) -> dict[str, float]:

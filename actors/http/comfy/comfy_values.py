@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias
 WITH_WHOLE, LAYERS = "with the complete image", "layers"
 #: latents of frames with their audio, and of the frames alone
 WITH_SOUND, FRAMES = "with sound", "frames"
+#: pixels of a side of a cell of latents
+CELL_SIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,15 @@ class ImageCrop:
     y: int
     width: int
     height: int
+
+
+def crop_to_cells(width: int, height: int) -> ImageCrop | None:
+    """Return the part of an image that the VAE encodes: the centre, in whole cells of latents. None for all of it, and
+    for an image smaller than a cell."""
+    wide, high = width // CELL_SIDE * CELL_SIDE, height // CELL_SIDE * CELL_SIDE
+    if (wide, high) == (width, height) or not wide or not high:
+        return None
+    return ImageCrop((width - wide) // 2, (height - high) // 2, wide, high)
 
 
 @dataclass(frozen=True, slots=True)

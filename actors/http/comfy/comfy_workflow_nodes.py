@@ -36,6 +36,7 @@ from modelpool.actors.http.comfy.comfy_values import (
     NodeSound,
     NoiseLevels,
     TextValue,
+    crop_to_cells,
 )
 from modelpool.actors.request.image_fields import MAX_PARTS, MAX_REFERENCES
 
@@ -165,7 +166,28 @@ def _first_level(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
     nodes: MadeNodes = given["nodes"]
-    return (nodes.encode(given["node_id"], given["pixels"], given["vae"].name),)
+    image, _ = _in_whole_cells(given)
+    return (nodes.encode(given["node_id"], image, given["vae"].name),)
+
+
+def _in_whole_cells(given: Mapping[str, Any]) -> tuple[AnyImage, Any]:
+    """Return the part of the image that the VAE encodes (`crop_to_cells`), and the same part of the mask of a node, if
+    it has the size of the image: all of an image of a size that is known once it is made."""
+    nodes: MadeNodes = given["nodes"]
+    image, mask, sizes = given["pixels"], given.get("mask"), given.get("sizes", {})
+    crop = crop_to_cells(*sizes["pixels"]) if "pixels" in sizes else None
+    if crop is None:
+        return image, mask
+    part = {"x": crop.x, "y": crop.y, "width": crop.width, "height": crop.height}
+    if isinstance(mask, MaskFile) and mask.image == image and mask.channel != "pad":
+        mask = replace(mask, image=replace(mask.image, steps=(*mask.image.steps, crop)))
+    elif mask is not None and sizes.get("mask") == sizes["pixels"]:
+        mask = nodes.operate(f"{given['node_id']}/mask cells", "mask_crop", NodeMask, {"mask": mask}, part)
+    if isinstance(image, ImageFile):
+        return replace(image, steps=(*image.steps, crop)), mask
+    made = nodes.operate(f"{given['node_id']}/cells", "image_crop", NodeImage, {"image": image}, part)
+    assert isinstance(made, NodeImage), "the result of the operation"
+    return made, mask
 
 
 def _encoded_in_tiles(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -175,8 +197,9 @@ def _encoded_in_tiles(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _encoded_for_inpainting(given: Mapping[str, Any]) -> tuple[Any, ...]:
     nodes: MadeNodes = given["nodes"]
-    mask = nodes.grown(f"{given['node_id']}/mask", given["mask"], given["grow_mask_by"])
-    return (nodes.encode(given["node_id"], given["pixels"], given["vae"].name, mask),)
+    image, mask = _in_whole_cells(given)
+    mask = nodes.grown(f"{given['node_id']}/mask", mask, given["grow_mask_by"])
+    return (nodes.encode(given["node_id"], image, given["vae"].name, mask),)
 
 
 def _decoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -434,10 +457,11 @@ def _control_of_both(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
     nodes: MadeNodes = given["nodes"]
-    latent = nodes.encode(given["node_id"], given["pixels"], given["vae"].name)
+    image, mask = _in_whole_cells(given)
+    latent = nodes.encode(given["node_id"], image, given["vae"].name)
     if given["noise_mask"] is not False:
-        latent = replace(latent, mask=given["mask"])
-    shown = InpaintedImage(given["pixels"], given["mask"])
+        latent = replace(latent, mask=mask)
+    shown = InpaintedImage(image, mask)
     texts = (given[name].each(lambda text: replace(text, inpainted=shown)) for name in _SIDES)
     positive, negative = (with_unread(each, given, "vae") for each in texts)
     return positive, negative, latent
