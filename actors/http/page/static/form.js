@@ -61,6 +61,8 @@ export async function openForm(fields = null, image = null) {
   fillChoices(field("model"), choices.models.map((model) => [model.name, `${model.name} (${model.family})`]));
   fillChoices(field("sampler"), [["", "Default of the model"], ...choices.samplers.map((each) => [each.name, each.label])]);
   fillChoices(field("schedule"), [["", "Default of the model"], ...choices.schedules.map((each) => [each.name, each.label])]);
+  // rows that are added before would have nothing to choose from
+  for (const id of ["add-lora", "add-control", "add-option"]) byId(id).disabled = false;
   if (fields !== null) use(fields, image !== null);
   if (image !== null) setStartImage(image);
   showSizes();

@@ -320,6 +320,21 @@ def workflow(prompt: str) -> dict[str, Any]:
     }
 
 
+def test_nothing_is_added_to_a_form_before_its_choices_are_there(browser: Any, page_server: str) -> None:
+    """Before: a LoRA that was added while the choices were on their way had no name, and the server refused the job."""
+    waiting: list[Any] = []
+    with opened(browser, page_server) as page:
+        live(page)
+        page.route("**/api/choices", lambda route: waiting.append(route))
+        with page.expect_request("**/api/choices"):
+            page.get_by_role("button", name="New job").click()
+        for name in ("Add a LoRA", "Add an option"):
+            expect(page.get_by_role("button", name=name)).to_be_disabled()
+        waiting[0].continue_()
+        page.get_by_role("button", name="Add a LoRA").click()
+        expect(page.get_by_label("LoRA", exact=True)).not_to_have_value("")
+
+
 def test_a_workflow_is_drawn_with_the_state_of_each_node(browser: Any, page_server: str) -> None:
     def queue(**request: Any) -> None:
         answer = requests.post(f"{page_server}/api/jobs", json=[{"seed": 3, **request}], timeout=60)
