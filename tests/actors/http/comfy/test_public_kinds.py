@@ -256,6 +256,7 @@ def test_a_sample_of_them_renders(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly(usually="tests/actors/http/comfy/test_public_kinds.py")
+@pytest.mark.filterwarnings("ignore:In CPU autocast")  # Mochi, in diffusers
 def test_they_render_with_tiny_models(tmp_path: Path) -> None:
     """All of which there are tiny models."""
     folder = tmp_path / "models"
