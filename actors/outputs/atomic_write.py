@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -22,6 +23,8 @@ TEMPORARY_SUFFIX = ".partial"
 MARK_NAME = "mark-"
 #: age after which a temporary object of a store, which has no locks, was left by a process that was killed
 LEFTOVER_SECONDS = 24 * 3600.0
+#: how long another process holds a leftover to remove it, at most
+REMOVAL_SECONDS = 0.2
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -121,11 +124,27 @@ def _held_file(path: Path) -> Iterator[IO[bytes]]:
     leftover: then it is created again."""
     while True:
         with path.open("wb") as file:
-            with contextlib.suppress(OSError):  # a second writer of the same file, or a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
             if os.fstat(file.fileno()).st_nlink:
                 yield file
                 return
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Lock a file. Waits for a moment for a process that holds it to remove it as a leftover; leaves it without a lock
+    after that, to a second writer of the same file, and on a file system without locks."""
+    until = time.monotonic() + REMOVAL_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return
+            time.sleep(0.001)
+        except OSError:
+            return
+        else:
+            return
 
 
 def _remove_same(name: str, held: os.stat_result, folder: int) -> None:

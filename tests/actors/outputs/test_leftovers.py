@@ -3,10 +3,13 @@ again, and none of a process that writes is removed."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -137,6 +140,28 @@ def test_a_file_that_another_process_removed_before_it_was_locked_is_created_aga
         assert path.read_bytes() == b"content"
     assert not path.exists()
     assert not removals
+
+
+def test_a_file_that_another_process_holds_to_remove_it_is_created_again(tmp_path: Path) -> None:
+    """Before: the writer went on with the file that was removed a moment later, and could not rename it."""
+    path = tmp_path / f".a{TEMPORARY_SUFFIX}"
+    path.touch()
+    with path.open("rb+") as remover:
+        fcntl.flock(remover, fcntl.LOCK_EX)
+
+        def remove() -> None:
+            time.sleep(0.02)
+            path.unlink()
+            fcntl.flock(remover, fcntl.LOCK_UN)
+
+        thread = threading.Thread(target=remove)
+        thread.start()
+        with temporary_file(path) as file:
+            file.write(b"all")
+            file.flush()
+            thread.join()
+            Path(file.name).replace(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"all"
 
 
 def test_uploads_of_a_killed_server_are_removed_by_the_next_one(tmp_path: Path) -> None:
