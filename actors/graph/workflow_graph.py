@@ -297,11 +297,12 @@ class _WorkflowTasks:
         found, wanted = (self._model(each.name)[1].texts for each in (text.reader, model))
         if found is None or wanted is None or found == wanted:
             return
-        told = f"a text for model {text.reader.name!r}"
+        other_text = f"a text for model {text.reader.name!r}"
         if found.encoders != wanted.encoders:
             own, other = (", ".join(each.encoders) for each in (found, wanted))
-            raise unusable_field(name, f"{told}, of {own}", f"one of {other}, which model {model.name!r} reads")
-        self.warnings[f"{name}: found {told}: model {model.name!r} reads the same text encoders in another way"] = None
+            raise unusable_field(name, f"{other_text}, of {own}", f"one of {other}, which model {model.name!r} reads")
+        warning = f"{name}: found {other_text}: model {model.name!r} reads the same text encoders in another way"
+        self.warnings[warning] = None
 
     def _text(self, node: TextNode) -> NodeValue:
         check_inputs(node, ())

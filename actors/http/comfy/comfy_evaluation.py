@@ -47,14 +47,14 @@ def evaluated(
     image_size: ImageSize | None = None,
     video_facts: Callable[[str], VideoFile] | None = None,
     work: ComputingWork | None = None,
-    told: dict[str, None] | None = None,
+    warnings: dict[str, None] | None = None,
     sizes: dict[str, Pixels] | None = None,
 ) -> dict[str, Mapping[str, Any]]:
     """Return the nodes of `order` with the values of nodes without tensors, and of nodes of a size, and the nodes that
     others stand for in their place. Each is behind its sources in `order`, so that every node is evaluated once,
-    whatever the graph. `told` gets the warnings, and `sizes` the sizes of what nodes make, as far as they are known.
-    Raises WorkflowRejected for too much text, for more `work` than there is room for, and naming every node that cannot
-    be put in the place of another."""
+    whatever the graph. `warnings` gets those of nodes, and `sizes` the known sizes of their results. Raises
+    WorkflowRejected for too much text, for more `work` than there is room for, and naming every node that cannot be put
+    in the place of another."""
     work = work or ComputingWork()
     nodes, order = dict(nodes), list(order)
     problems: list[NodeError] = []
@@ -95,8 +95,8 @@ def evaluated(
             nodes |= more
             place = order.index(node_id) + 1
             order[place:place] = more
-            if told is not None:
-                told |= dict.fromkeys(f"node {node_id} ({kind.name}): {warning}" for warning in parts.warnings)
+            if warnings is not None:
+                warnings |= dict.fromkeys(f"node {node_id} ({kind.name}): {warning}" for warning in parts.warnings)
             made: tuple[Any, ...] | None = parts.outputs
         else:
             made = _outputs_of(node_id, found[node_id], kind, sizes, work) if is_linked else None

@@ -274,7 +274,7 @@ class KnownGraph:
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
     def unbuilt(self) -> KnownGraph:
-        """Return its nodes and what is known of them, without what was made of them."""
+        """Return a copy of the graph without built values and warnings."""
         return KnownGraph(self.nodes, self.names, work=self.work, sizes=self.sizes)
 
     def sizes_for(self, node_id: str) -> dict[str, tuple[int, int]]:

@@ -317,8 +317,8 @@ def _referred(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if span != (0.0, 1.0) and given["identity_guidance_scale"]:
         raise NodeUnsupported(f"start_percent, end_percent: found {span[0]:g} and {span[1]:g}, expected 0 and 1: the "
                               "guidance acts in all steps")  # fmt: skip
-    if told := encoder_warning(given["audio_vae"], model):
-        warn(given, told)
+    if warning := encoder_warning(given["audio_vae"], model):
+        warn(given, warning)
     use = VideoUse(voice=given["reference_audio"])
     texts = (with_video(given[name], use) for name in ("positive", "negative"))
     return replace(model, voice_scale=given["identity_guidance_scale"]), *texts

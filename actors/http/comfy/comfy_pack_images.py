@@ -182,7 +182,7 @@ def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _to_longer_side(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """An image of which the longer side has a length, in proportion; the other one is the nearest whole number."""
+    """Return an image scaled in proportion to a length of its longer side; the other side is rounded."""
     method = given["interpolation_mode"].replace(" ", "-")
     if method not in _METHODS:
         raise NodeUnsupported(f"interpolation_mode: found {given['interpolation_mode'][:40]}, expected one of "

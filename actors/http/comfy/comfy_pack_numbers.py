@@ -278,8 +278,8 @@ def _oriented(given: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _sides_of_pixels(given: Mapping[str, Any]) -> tuple[int, int]:
-    """The sides of a ratio, with as many pixels as a kind of model has. Raises NodeUnsupported for a ratio of which the
-    sides are rounded: how is not described."""
+    """Return the sides of a ratio, with as many pixels as a kind of model has. Raises NodeUnsupported where the sides
+    would be rounded: public descriptions do not say how."""
     if given["model_type"] not in _SIDES_OF_MODELS:
         raise NodeUnsupported(f"model_type: found {given['model_type'][:40]}, expected one of "
                               f"{', '.join(_SIDES_OF_MODELS)}")  # fmt: skip

@@ -54,8 +54,8 @@ _LORA_PLACES = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class PipeParts:
-    """The nodes that a node stands for, each behind its sources, what its outputs are, and what it warns with. Without
-    a part of its own id, the node is no output."""
+    """The nodes that replace a node, each behind its sources, with its outputs and warnings. Without a part of its own
+    id, the node is no output."""
 
     nodes: Mapping[str, Mapping[str, Any]]
     outputs: tuple[Any, ...]
@@ -84,7 +84,7 @@ class _PartMaker:
         return PipeParts(self.nodes, outputs, tuple(self.warnings))
 
 
-#: makes the parts of a node from its settings, and what is linked or written to its other inputs; raises
+#: makes the parts of a node from its settings and the links and values of its other inputs; raises
 #: NodeUnsupported
 _Split: TypeAlias = Callable[[_PartMaker, Mapping[str, Any]], PipeParts]
 
@@ -212,7 +212,7 @@ def _set(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
 
 
 def _run(make: _PartMaker, given: Mapping[str, Any], pipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pipe after its sampler, of which the images are decoded, and shown or saved as the node says."""
+    """Return a pipe after its sampler; its images are decoded, and shown or saved as the node says."""
     if missing := [name for name in _SETTINGS if name not in pipe]:
         raise NodeUnsupported(f"pipe: found none of {', '.join(missing)}, expected easy preSampling before")
     how = given["image_output"]

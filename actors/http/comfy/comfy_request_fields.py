@@ -307,7 +307,7 @@ def guide_warnings(node_id: str, guides: tuple[GuideUse, ...], model: str) -> It
 
 
 def encoder_warning(vae: VaeValue, model: ModelValue) -> str:
-    """Return the warning of another VAE for audio of the user than that of the model that samples; "" for none."""
+    """Return the warning if audio of the user has another VAE than the model that samples; "" for the same."""
     expected = f"the VAE of model {model.name!r} encodes it"
     if vae.name not in ("", model.name):
         return f"audio_vae: found the one of {vae.name!r} for the audio; {expected}"
@@ -320,8 +320,8 @@ def given_sound_warnings(
 ) -> Iterator[str]:
     """Yield what audio that a run is given does not do in it. Raises NodeUnsupported for audio that a run would change
     a little."""
-    if isinstance(sound, GivenSound) and (told := encoder_warning(sound.vae, model)):
-        yield f"node {node_id}: {told}"
+    if isinstance(sound, GivenSound) and (warning := encoder_warning(sound.vae, model)):
+        yield f"node {node_id}: {warning}"
     if sound.is_kept:
         return
     if not has_all_noise:

@@ -63,8 +63,8 @@ _PLACED: Mapping[str, str] = MappingProxyType(
 
 @dataclass(slots=True)
 class _Canvas:
-    """An image on which tiles are pasted one after the other. A tile is cut from what was pasted at its place: pasting
-    changes nothing else, so that tiles that do not meet are cut without waiting for one another."""
+    """An image on which tiles are pasted one after the other. A tile is cut from the image and the earlier pastes
+    that overlap it, so that it waits for no other tile."""
 
     nodes: MadeNodes
     size: tuple[int, int]
@@ -153,15 +153,15 @@ class _Redraw:
         given = {**self.given, "node_id": f"{node_id}/sample", "latent_image": latent, "denoise": denoise}
         given["model"] = self._model(self.given["model"], region)
         given |= {side: self._text(self.given[side], region) for side in ("positive", "negative")}
-        told = dict(self.nodes.warnings)
+        before = dict(self.nodes.warnings)
         if self.given.get("custom_sigmas") is None:
             (latent,) = WORKFLOW_NODES["KSampler"](given)
         else:
             parts = {"sampler": given["custom_sampler"], "sigmas": given["custom_sigmas"]}
             noise = {"add_noise": True, "noise_seed": given["seed"]}
             latent, _ = WORKFLOW_NODES["SamplerCustom"]({**given, **parts, **noise})
-        own = (each.replace(given["node_id"], self.node_id) for each in self.nodes.warnings if each not in told)
-        self.nodes.warnings = told | dict.fromkeys(own)  # of the node of the user, and once for all tiles
+        own = (each.replace(given["node_id"], self.node_id) for each in self.nodes.warnings if each not in before)
+        self.nodes.warnings = before | dict.fromkeys(own)  # of the node of the user, and once for all tiles
         decoding = {**tell, "node_id": f"{node_id}/decode", "samples": latent, "vae": vae}
         (found,) = WORKFLOW_NODES["VAEDecode"](decoding)
         return found if sampled_size == own_size else scaled(self.nodes, f"{node_id}/smaller", found, own_size)

@@ -138,16 +138,16 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
         order = nodes_in_order(KnownGraph(nodes, names), outputs)
     if errors := list(model_errors(nodes, order, names, PIPE_KINDS)):
         raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", errors)
-    work, told, sizes = ComputingWork(), dict[str, None](), dict[str, Pixels]()
+    work, warnings, sizes = ComputingWork(), dict[str, None](), dict[str, Pixels]()
     try:
-        made = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts, work, told, sizes)
+        made = evaluated(nodes, order, names.kinds, names.image_size, names.video_facts, work, warnings, sizes)
         shown = [each for each in outputs if each in made]
         if not shown:
             raise WorkflowRejected("prompt_no_outputs", "the workflow hides all its images: image_output is Hide")
         found = _outputs(KnownGraph(made, names, work=work, sizes=sizes), shown)
     except WorkflowRejected as rejected:
         raise _of_owners(rejected, nodes) from None
-    left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete, *told)
+    left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete, *warnings)
     return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in found)
 
 
