@@ -825,12 +825,18 @@ def with_seed(work: StageParams, seed: int) -> StageParams:
 _PLAIN_KINDS: frozenset[type] = frozenset({str, int, float, bool})
 #: stands for the seed in a template; no parameter has such a value
 _NO_SEED = {"seed of": "a template"}
+_NONE_LATER: frozenset[str] = frozenset()
 
 
 def _identity(work: StageParams) -> dict[str, Any]:
-    content = {name: _without_places(getattr(work, name)) for name in _FIELDS[type(work)]}
-    if later := _LATER_FIELDS.get(type(work)):  # ids without them are what they were
-        content = {name: value for name, value in content.items() if name not in later or value}
+    content: dict[str, Any] = {}
+    later = _LATER_FIELDS.get(type(work), _NONE_LATER)
+    for name in _FIELDS[type(work)]:
+        value = getattr(work, name)
+        if type(value) not in _PLAIN_KINDS and value is not None:
+            value = _without_places(value)
+        if value or name not in later:  # ids without later fields are what they were
+            content[name] = value
     if isinstance(work, EncodeImageParams):
         content |= video_identity(content.pop("video"))
     return content
