@@ -134,6 +134,7 @@ def test_silence_follows_audio_in_latents_of_one_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", [ACE_STEP, STABLE_AUDIO], ids=lambda family: family.name)
+@pytest.mark.counted
 def test_what_encoding_holds_is_estimated(family: Any, tmp_path: Path) -> None:
     from modelpool.pool.devices.sim import device as sim
 

@@ -82,6 +82,7 @@ def test_the_image_is_the_first_cell_of_the_video(tmp_path: Path) -> None:
     model.close()
 
 
+@pytest.mark.counted
 def test_what_a_run_holds_is_estimated(tmp_path: Path) -> None:
     """The image is beside the latent."""
     model = TinyFamilyModel(tmp_path, TINY, "sim")

@@ -91,6 +91,7 @@ def test_the_image_is_the_first_cell_of_the_video(tmp_path: Path) -> None:
     model.close()
 
 
+@pytest.mark.counted
 def test_what_a_run_holds_is_estimated(tmp_path: Path) -> None:
     """The image with its noise is beside the latent."""
     from modelpool.pool.devices.sim import device as sim

@@ -24,7 +24,6 @@ from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, SHOWN_TENSORS
 
 pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

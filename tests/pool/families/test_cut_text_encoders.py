@@ -19,10 +19,7 @@ from tests.pool.models.loading import layouts
 from tests.pool.models.loading.layouts import open_clip
 from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
-pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 TEXT = "cond_stage_model.model."
 LAST, PROJECTION = f"{TEXT}transformer.resblocks.23.", f"{TEXT}text_projection"
 RUN = {"steps": 2, "cfg": 4.0, "width": 64, "height": 48, "negative": "blurry"}

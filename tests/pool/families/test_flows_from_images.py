@@ -24,10 +24,7 @@ from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.told_pipelines import parts_of, texts_of
 
-pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 WIDTH, HEIGHT, STEPS, SEED, CFG = 64, 48, 4, 11, 3.0
 
 

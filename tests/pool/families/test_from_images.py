@@ -25,10 +25,7 @@ from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.models.loading import layouts
 from tests.pool.models.loading.layouts import Layout, ldm_unet
 
-pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 WIDTH, HEIGHT, STEPS, CFG, SEED = 64, 48, 10, 5.0, 11
 FIELDS: dict[str, Any] = {"steps": STEPS, "cfg": CFG, "sampler": "euler", "schedule": "normal", "negative": "blurry"}

@@ -167,6 +167,7 @@ def test_what_the_image_shows_matters_to_words_and_to_the_video(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("cfg", [1.0, 4.0], ids=["alone", "guided"])
+@pytest.mark.counted
 def test_what_runs_hold_is_estimated(cfg: float, tmp_path: Path) -> None:
     from modelpool.pool.devices.sim import device as sim
 

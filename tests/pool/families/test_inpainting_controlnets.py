@@ -126,6 +126,7 @@ def test_a_name_says_nothing_of_one_for_sdxl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.counted
 def test_runs_hold_what_was_estimated(count: int, tmp_path: Path) -> None:
     sim.install()
     sim.configure(0, 1 << 28)

@@ -26,10 +26,7 @@ from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 from tests.pool.models.loading import layouts
 
-pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 #: why there is no comparison with a pipeline
 NOT_COMPARED = {"lotus_d": "its pipeline is not part of diffusers: compared with calls of its UNet"}
 RUN: dict[str, Any] = {"prompt": "", "seed": 11}

@@ -17,6 +17,8 @@ from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.inference.controlnets import tiny_controls
 
+pytestmark = pytest.mark.counted
+
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
 REGIONS = [{"prompt": "cat", "box": (0, 0, 32, 48)}]
 #: of tiny models a sample of a ControlNet is large beside what its blocks hold at once

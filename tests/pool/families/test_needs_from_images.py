@@ -19,6 +19,8 @@ from tests.pool.models.loading import layouts
 from tests.pool.models.loading.layouts import Layout
 from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
+pytestmark = pytest.mark.counted
+
 #: an estimate is at most so much above the truth
 MOST_OVER = 0.05
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)

@@ -17,6 +17,8 @@ from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
 
+pytestmark = pytest.mark.counted
+
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
 MASK = PIXELS[:, :, 0] > 100
 LONG = "one more word " * 60

@@ -272,6 +272,7 @@ def test_a_lora_draws_what_the_merged_file_draws(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("side", "sides"), [(64, ((96, 32), (32, 96))), (256, ((256, 256),))])
+@pytest.mark.counted
 def test_it_runs_within_what_was_counted(side: int, sides: tuple[tuple[int, int], ...], tmp_path: Path) -> None:
     """On the simulated device, where what a task takes is measured: seeing in one window and in many, reading, sampling
     with an image and with two."""

@@ -29,7 +29,6 @@ from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_videos import VIDEOS, TinyVideoModel, assert_same_video
 
 pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

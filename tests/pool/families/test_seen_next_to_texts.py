@@ -42,7 +42,6 @@ from tests.pool.models.components.text.pipelines import clip_tokenizer
 from tests.pool.models.loading import layouts
 
 pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

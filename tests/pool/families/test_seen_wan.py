@@ -216,6 +216,7 @@ def test_a_video_may_end_as_it_begins(tmp_path: Path) -> None:
     model.close()
 
 
+@pytest.mark.counted
 def test_what_runs_hold_is_estimated(tmp_path: Path) -> None:
     """Of two images there are twice as many states to read. Found: what the first was shown as stayed on the device
     while the second was."""

@@ -23,7 +23,6 @@ from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 from tests.pool.inference.conditioning.test_image_concat import _OurUpscalerLevels
 
 pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

@@ -14,6 +14,8 @@ from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.pipeline import QUIET
 
+pytestmark = pytest.mark.counted
+
 _LONG = "a small red cat sits beside a large blue dog on the table " * 60
 #: all as long to T5; the last weighs a word that T5 has no room for
 TEXTS = ("a cat", _LONG, "a (red:1.3) cat", f"{_LONG} (far:1.3)")

@@ -25,7 +25,6 @@ from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.whole_transformer import FRAME_RATE, HEIGHT, SEED, STEPS, WIDTH, Whole
 
 pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     # Mochi's own attention wants half precision of the CPU
     pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),

@@ -21,10 +21,7 @@ from tests.pool.families.tiny_transformers import FAMILIES, seeded
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.models.text.tiny_tokenizers import tiny
 
-pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 _QWEN_SHIFT = {"base_shift": 0.5, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
 #: the scheduler that each family was published with

@@ -256,6 +256,7 @@ def test_one_for_flux_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", CONTROLS)
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.counted
 def test_runs_hold_what_was_estimated(family: str, count: int, tmp_path: Path) -> None:
     sim.install()
     sim.configure(0, 1 << 28)

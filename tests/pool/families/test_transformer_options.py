@@ -36,7 +36,6 @@ def halved(args: dict[str, Any], more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", ["flux_dev", "flux2_klein", "wan_t2v", "hunyuan_video"])
-@pytest.mark.usefixtures("uncounted")
 def test_options_of_a_request_are_those_of_the_patcher(family: str, tmp_path: Path) -> None:
     tiny = TinyFamilyModel(tmp_path, FAMILIES[family])
     try:

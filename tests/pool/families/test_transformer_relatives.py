@@ -31,7 +31,6 @@ from tests.pool.families.whole_transformer import PROMPT, SEED, STEPS, Whole
 from tests.pool.models.components.text.pipelines import PIPELINES as TEXTS
 
 pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),
 ]

@@ -43,7 +43,6 @@ from tests.pool.families.whole_transformer import HEIGHT, PROMPT, SEED, STEPS, W
 from tests.pool.zoo.case import quiet_libraries
 
 pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),

@@ -21,7 +21,6 @@ from tests.pool.families.tiny_shown import SHOWN_FAMILIES
 from tests.pool.families.whole_transformer import Whole
 
 pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     # Mochi's own attention wants half precision of the CPU
     pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),

@@ -44,7 +44,6 @@ from tests.pool.families.tiny_unclip import layout_of, statistics
 from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

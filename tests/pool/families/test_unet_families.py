@@ -53,7 +53,6 @@ from tests.pool.models.loading import layouts, unet_layouts
 from tests.pool.models.loading.layouts import Layout
 
 pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

@@ -19,10 +19,7 @@ from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, SHOWN_TENSORS, TinyFamilyModel
 from tests.pool.families.tiny_unclip import tiny_unclip_h, tiny_unclip_l
 
-pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 _SD = "input_blocks.1.1.transformer_blocks.0.attn1.to_q"
 _XL = "input_blocks.3.1.transformer_blocks.0.attn1.to_q"

@@ -103,6 +103,7 @@ def test_a_mode_that_it_has_not_is_refused_by_name(tmp_path: Path) -> None:
     tiny.close()
 
 
+@pytest.mark.counted
 def test_it_streams_and_holds_what_was_estimated(tmp_path: Path) -> None:
     """In half precision, as it is published; its attention among images reads weights of layers that nobody calls."""
     tiny, _ = with_union(tmp_path)

@@ -25,10 +25,7 @@ from tests.pool.families.tiny_videos import (
     video_unet,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
 def write_folder(folder: Path) -> None:

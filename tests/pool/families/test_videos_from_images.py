@@ -200,6 +200,7 @@ def test_a_video_stops_at_a_step(tmp_path: Path) -> None:
     whole.engine.close()
 
 
+@pytest.mark.counted
 def test_more_frames_are_counted_and_expected_to_take_longer(tmp_path: Path) -> None:
     """Of sampling, decoding and encoding what a video begins with; a GPU's memory is planned by it."""
     whole = Whole(tmp_path, CONCATENATED)

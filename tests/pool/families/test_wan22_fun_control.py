@@ -92,6 +92,7 @@ def test_a_video_follows_another_and_shows_a_reference_image(tmp_path: Path) -> 
     model.close()
 
 
+@pytest.mark.counted
 def test_what_a_run_holds_is_estimated(tmp_path: Path) -> None:
     from modelpool.pool.devices.sim import device as sim
     from modelpool.pool.values.core.stage_params import SampleParams

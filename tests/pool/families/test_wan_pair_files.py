@@ -37,10 +37,7 @@ from tests.pool.families.tiny_pairs import LOW_SEED, TINY, TinyPair, flow_schedu
 from tests.pool.families.tiny_transformers import FAMILIES, seeded
 from tests.pool.inference.conditioning.test_image_concat import assert_equal
 
-pytestmark = [
-    pytest.mark.usefixtures("uncounted"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 WAN, FIELDS = TINY["wan_t2v"], {**SIZES, "steps": 3}
 HIGH, LOW = "model.diffusion_model.", "low_noise_model."

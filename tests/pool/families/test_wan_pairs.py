@@ -203,6 +203,7 @@ def simulated(tmp_path: Path) -> Iterator[TinyPair]:
 
 
 @pytest.mark.parametrize("sampler", ["euler", "uni_pc", "lms", "sa_solver", "heunpp2"])
+@pytest.mark.counted
 def test_what_either_run_holds_is_estimated(sampler: str, simulated: TinyPair) -> None:
     """As much as a run of one model for all steps: what a sampler looks back to is there in both."""
     fields = {**FIELDS, "steps": 5, "sampler": sampler}

@@ -194,6 +194,7 @@ def test_a_lora_draws_what_the_merged_file_draws(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["text alone", "all"])
+@pytest.mark.counted
 def test_what_runs_hold_is_estimated(name: str, tmp_path: Path) -> None:
     sim.install()
     sim.configure(0, 1 << 28)

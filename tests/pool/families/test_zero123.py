@@ -97,7 +97,6 @@ def expected(tiny: TinyModel, made: Made, view: tuple[float, float, float, float
     return x
 
 
-@pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize(
     ("fields", "view"),
     [
@@ -144,7 +143,6 @@ def test_models_called_stable_read_the_elevation_of_the_image() -> None:
         view_condition(GenerateRequest(model="m", prompt="", camera_distance=0.1), "stable_zero123")
 
 
-@pytest.mark.usefixtures("uncounted")
 def test_what_it_cannot_be_asked_for_is_refused(tmp_path: Path) -> None:
     for place in ("view", "text"):
         (tmp_path / place).mkdir()
@@ -173,7 +171,6 @@ def test_what_it_cannot_be_asked_for_is_refused(tmp_path: Path) -> None:
     plain.close()
 
 
-@pytest.mark.usefixtures("uncounted")
 def test_a_folder_of_its_parts_is_that_model(tmp_path: Path) -> None:
     """As published for a pipeline outside of diffusers, with a folder of the projection."""
     for place in ("file", "sd1", "again"):
@@ -220,6 +217,7 @@ def test_the_vision_encoder_sees_images_of_its_size_as_its_authors_show_them() -
     torch.testing.assert_close(found, ((small + 1.0) / 2.0 - means) / deviations, rtol=0.0, atol=1e-5)
 
 
+@pytest.mark.counted
 def test_runs_on_a_simulated_gpu_need_what_was_estimated(tmp_path: Path) -> None:
     sim.install()
     sim.configure(0, 1 << 28)

@@ -144,6 +144,7 @@ class FamilyTests:
 
     case: Compared
 
+    @pytest.mark.counted
     @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
     def test_texts_latents_and_images_are_those_of_the_pipeline(self, tmp_path: Path) -> None:
         self.case.check_run(tmp_path)

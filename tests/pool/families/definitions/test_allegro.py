@@ -173,6 +173,7 @@ def test_published_sizes_are_told_from_relatives() -> None:
     assert relative.name == "pixart_sigma"
 
 
+@pytest.mark.counted
 def test_requests_make_videos_and_decoding_needs_what_was_estimated(tmp_path: Path) -> None:
     sim.install()
     sim.configure(0, 1 << 29)

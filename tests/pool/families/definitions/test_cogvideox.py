@@ -354,6 +354,7 @@ def test_a_video_to_follow_is_required_and_followed_as_a_whole(tmp_path: Path) -
     tiny.close()
 
 
+@pytest.mark.counted
 def test_a_video_is_followed_within_what_was_counted(tmp_path: Path) -> None:
     """On the simulated device, where what a task takes is measured."""
     sim.install()
@@ -421,6 +422,7 @@ def test_the_table_of_computed_positions_of_the_small_model_is_left_out() -> Non
     assert cogvideox.fixed_extent(module.config) is None
 
 
+@pytest.mark.counted
 def test_decoding_needs_what_was_estimated(tmp_path: Path) -> None:
     """Of version 1.5, whose first latent frame is not decoded: an odd number of them takes more at once."""
     sim.install()

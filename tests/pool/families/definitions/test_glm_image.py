@@ -510,6 +510,7 @@ def test_published_sizes_are_recognised() -> None:
     assert found.name == "glm_image_9b"
 
 
+@pytest.mark.counted
 def test_every_stage_runs_within_what_was_counted(tmp_path: Path) -> None:
     """On the simulated device, where what a task takes is measured; with an image to edit."""
     own = TinyFamilyModel(tmp_path, CASE.tiny, device="sim")

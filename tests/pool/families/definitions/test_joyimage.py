@@ -328,6 +328,7 @@ def test_another_vision_part_is_left_out_and_named_where_it_is_needed(tmp_path: 
     tiny_model.close()
 
 
+@pytest.mark.counted
 def test_an_edit_runs_within_what_was_counted(tmp_path: Path) -> None:
     """On the simulated device, where what a task takes is measured."""
     tiny_model = TinyFamilyModel(tmp_path, SEEING, device="sim")

@@ -645,6 +645,7 @@ def test_audio_is_not_guided_where_frames_are_not() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"isolation": True}])
+@pytest.mark.counted
 def test_requests_make_videos_with_sound_and_stages_need_what_was_estimated(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:

@@ -359,6 +359,7 @@ def _within(made: Made) -> None:
             assert cost.working_bytes <= task.activation_bytes <= 1.3 * cost.working_bytes
 
 
+@pytest.mark.counted
 def test_it_runs_within_what_was_counted_and_steps_do_not_wait_for_the_device(tmp_path: Path) -> None:
     """On the simulated device, where what a task takes is measured."""
     sim.install()

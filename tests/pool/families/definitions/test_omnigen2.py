@@ -307,6 +307,7 @@ def test_separate_files_are_a_model(tmp_path: Path) -> None:
     tiny.close()
 
 
+@pytest.mark.counted
 def test_it_runs_within_what_was_counted_and_steps_do_not_wait_for_the_device(tmp_path: Path) -> None:
     """On the simulated device, where what a task takes is measured, with and without images; and streamed weights make
     what resident ones make."""

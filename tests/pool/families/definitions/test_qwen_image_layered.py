@@ -242,6 +242,7 @@ def test_the_autoencoder_of_images_is_refused_by_name(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "tiny.safetensors")
 
 
+@pytest.mark.counted
 def test_layers_run_within_what_was_counted(tmp_path: Path) -> None:
     """On the simulated device, where what a task takes is measured; one image is decoded at a time."""
     tiny = TinyFamilyModel(tmp_path, TINY, device="sim")

@@ -244,6 +244,7 @@ def test_shorter_videos_go_back_and_forth() -> None:
     assert there_and_back(1, 3) == [0, 0, 0]
 
 
+@pytest.mark.counted
 def test_it_runs_within_what_was_counted(tmp_path: Path) -> None:
     """On the simulated device, where what a task takes is measured."""
     tiny = TinyFamilyModel(tmp_path, TINY, device="sim")
