@@ -291,6 +291,7 @@ OPTION_NODES = (
         number("norm_threshold", 5.0, 0.0, 50.0),
         number("momentum", 0.0, -5.0, 1.0),
     ),
+    _row("FluxKVCache", _option("kv_cache")),
     _row("TCFG", _option("tcfg", {"strength": 1.0})),
     _row(
         "CFGOverride",

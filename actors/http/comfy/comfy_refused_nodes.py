@@ -91,7 +91,6 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "the pool reads no patches of models in a file of their own but LoRAs, and ControlNets of Z-Image and "
             "Qwen-Image",
         ),
-        "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
         **dict.fromkeys(
             ("CreateBoundingBoxes", "Flux3LayoutPrompt", "BuildJsonPromptIdeogram", "ImageCompositor"),
             "it needs the editor's page; write the prompt as a text",

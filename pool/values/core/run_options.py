@@ -305,6 +305,15 @@ class DeepCache(_Timed, WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceCache(WireValue):
+    """Computes the keys and values of reference images once in a run: their tokens attend to each other alone, and have
+    a fixed time. For models that were trained so. Source: Flux2KleinKVPipeline of diffusers, for FLUX.2 klein KV of
+    Black Forest Labs."""
+
+    time: float = _number(0.0, 0.0, 1.0, "time that reference images have: 0 is without noise, 1 is noise alone")
+
+
+@dataclass(frozen=True, slots=True)
 class FirstBlockCache(_Timed, WireValue):
     """Skips the blocks of a transformer after the first in steps in which the first changes little. Source: First
     Block Cache of ParaAttention, as in diffusers."""
@@ -404,6 +413,7 @@ RunOption: TypeAlias = (
     | DeepShrink
     | SoundScale
     | CfgOverride
+    | ReferenceCache
 )
 
 
@@ -436,6 +446,7 @@ class RunOptions(WireValue):
     deep_shrink: DeepShrink | None = field(default=None, metadata=_LATER, repr=False)
     sound: SoundScale | None = field(default=None, metadata=_LATER, repr=False)
     cfg_override: CfgOverride | None = field(default=None, metadata=_LATER, repr=False)
+    kv_cache: ReferenceCache | None = field(default=None, metadata=_LATER, repr=False)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -523,6 +534,7 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "deep_shrink": DeepShrink,
         "sound": SoundScale,
         "cfg_override": CfgOverride,
+        "kv_cache": ReferenceCache,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`
@@ -548,6 +560,7 @@ MAIN_SETTING: Mapping[str, str] = MappingProxyType(
         "deepcache": "interval",
         "fbcache": "threshold",
         "teacache": "threshold",
+        "kv_cache": "time",
     }
 )
 
