@@ -82,6 +82,8 @@ def _token_obstacle(plan: SequencePlan, work: SampleParams) -> str:
         return "the masks of an image prompt are not supported by GPUs that divide the tokens"
     if work.options.kv_cache is not None:
         return "kv_cache keeps the keys and values of all tokens, which GPUs that divide the tokens do not have"
+    if work.options.windows is not None:
+        return "windows calls the model for a part of the frames, which GPUs that divide the tokens do not support"
     inside = [name for name in work.options.names if name not in _BETWEEN_CALLS]
     if inside and not plan.takes_options:
         return f"{inside[0]} acts inside of the model, which GPUs that divide the tokens of this family do not support"

@@ -30,7 +30,7 @@ MAX_MESSAGE = 500
 #: options that nodes of workflows have had since seeds are made so
 _LATER_OPTIONS = (
     *("fresca", "apg", "tcfg", "epsilon_scaling", "perp_neg", "deep_shrink", "cfg_override", "sound"),
-    "kv_cache",
+    *("kv_cache", "windows"),
 )
 #: fields of nodes that came later, of which the default is nothing
 _LATER_OF_NODES = frozenset(

@@ -66,6 +66,9 @@ def _problems(request: GenerateRequest, options: RunOptions, facts: SamplingFact
     caches = [name for name in _CACHES if getattr(options, name) is not None]
     if len(caches) > 1:
         yield f"options.{caches[1]}: found together with {caches[0]}, expected one cache"
+    for name in _CACHES if options.windows is not None else ():
+        if getattr(options, name) is not None:
+            yield f"options.windows: found together with {name}, which compares calls of steps, expected one of them"
     for name in _OF_BLOCKS if options.kv_cache is not None else ():
         if getattr(options, name) is not None:
             yield f"options.kv_cache: found together with {name}, which changes blocks, expected one of them"

@@ -118,10 +118,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
              "LTXVSeparateGeneratedKeyframes"),
             "images and frames guide videos of LTX in the pool, by LTXVAddGuide; latents and generated frames do not",
         ),
-        **dict.fromkeys(
-            ("ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows"),
-            "the pool samples a video in one piece, and not in windows of frames",
-        ),
+        "LTXVContextWindows": "the pool has windows of frames of Wan and Hunyuan Video: ContextWindowsManual",
         **dict.fromkeys(
             ("HunyuanVideoLatentUpscaleWithModel",), "the pool has upscalers of the latents of LTX alone",
         ),

@@ -33,6 +33,7 @@ _SIZES = {
     "hypertile": ("tile", "depth"),
     "tiled": ("tile", "overlap", "weights"),
     "deepcache": ("layers",),
+    "windows": ("length", "overlap", "schedule", "stride", "anchor"),
 }
 
 

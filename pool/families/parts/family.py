@@ -137,6 +137,7 @@ class OptionFacts:
     moves_positions   the model is called with the positions of its patches, or counts them in a module of its own
     isolates_sound    a model of videos with sound can be called without either reading the other
     caches_references   its module can read reference images apart, and be called with their keys and values
+    takes_windows     its module is called with latents [B, C, T, H, W], of which windows of frames are a video
     """
 
     controlnets: str = ""
@@ -146,6 +147,7 @@ class OptionFacts:
     moves_positions: bool = False
     isolates_sound: bool = False
     caches_references: bool = False
+    takes_windows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from modelpool.pool.inference.extensions.deep_cache import DeepLayers, check_lay
 from modelpool.pool.inference.extensions.deep_shrink import ShrunkFeatures, check_block
 from modelpool.pool.inference.extensions.differential_mask import mask_of_level
 from modelpool.pool.inference.extensions.epsilon_scaling import epsilon_scaling
+from modelpool.pool.inference.extensions.frame_windows import WindowedCalls, repeated_noise
 from modelpool.pool.inference.extensions.freeu import freeu_patch
 from modelpool.pool.inference.extensions.perturbed_guidance import (
     isolated_call,
@@ -151,6 +152,9 @@ def run_options_part(run: DenoisingRun) -> RunPart | None:
     if (differential := work.options.differential) is not None:
         function = mask_of_level(differential, run.table)
         run.options = run.options.with_denoise_mask_function(function)
+    if (windows := work.options.windows) is not None and windows.freenoise:
+        wrapper = repeated_noise(windows, [each.seed for each in run.works])
+        run.options = run.options.with_wrapper(WrapperPoint.OUTER_SAMPLE, wrapper, _KEY)
     return RunPart(around=extension.installed)
 
 
@@ -200,6 +204,9 @@ def run_extension(
     if options.deep_shrink is not None:
         shrunk = ShrunkFeatures(options.deep_shrink, clock, table)
         found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, shrunk.around_call, _KEY)
+    if options.windows is not None:
+        calls = WindowedCalls.of(options.windows, clock, module)
+        found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, calls.around_call, _KEY)
     references = None
     if options.kv_cache is not None:
         references = ReadReferences(options.kv_cache, has_fixed_weights)
