@@ -23,6 +23,7 @@ from modelpool.pool.values.core.stage_params import (
     SampleCondition,
     SampleParams,
     StartCondition,
+    TracksCondition,
 )
 
 #: conditions that act on the latent between the calls of the model, and texts of their own
@@ -66,6 +67,7 @@ def _token_obstacle(plan: SequencePlan, work: SampleParams) -> str:
     possible: dict[type[SampleCondition], bool] = {
         ImageCondition: plan.reads_images,
         MaskedImageCondition: plan.reads_images,
+        TracksCondition: plan.reads_images,
         ControlVideoCondition: plan.follows_videos,
         FaceCondition: plan.follows_videos,
         ReferenceCondition: plan.reads_references or plan.follows_videos,
@@ -94,6 +96,7 @@ _NAMES = {
     "ControlRef": "a ControlNet",
     "ImagePromptRef": "an image prompt",
     "GligenRef": "a text in a box",
+    "TracksCondition": "a track of points",
     "ReferenceCondition": "a reference image",
     "PriorCondition": "a second stage",
     "ControlVideoCondition": "a control video",

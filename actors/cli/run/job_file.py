@@ -34,7 +34,10 @@ _LATER_OPTIONS = (
 )
 #: fields of nodes that came later, of which the default is nothing
 _LATER_OF_NODES = frozenset(
-    ("video_stops", "guides", "camera", "track", "gligen", "pooled", "prompt_without_image", "nested", "voice_scale")
+    (
+        *("video_stops", "guides", "camera", "track", "gligen", "pooled", "prompt_without_image", "nested"),
+        *("voice_scale", "tracks"),
+    )
 )
 #: the same of guides of nodes
 _LATER_OF_GUIDES = frozenset(("appended", "lora"))

@@ -118,6 +118,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
              "LTXVSeparateGeneratedKeyframes"),
             "images and frames guide videos of LTX in the pool, by LTXVAddGuide; latents and generated frames do not",
         ),
+        "WanMoveVisualizeTracks": "the pool draws no tracks into images; GenerateTracks and WanMoveTrackToVideo run",
         "LTXVContextWindows": "the pool has windows of frames of Wan and Hunyuan Video: ContextWindowsManual",
         **dict.fromkeys(
             ("HunyuanVideoLatentUpscaleWithModel",), "the pool has upscalers of the latents of LTX alone",
@@ -145,8 +146,7 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
     *((prefix, _no_model(model)) for prefix, model in (
         ("MiniMaxH3", "MiniMax-H3"), ("MiniMaxMusic", "MiniMax Music"), ("EmptyMiniMaxMusic", "MiniMax Music"),
         ("EmptyMiniMaxH3", "MiniMax-H3"), ("SeedVR2", "SeedVR2"), ("WanAnimate2", "Wan Animate 2"),
-        ("WanSCAIL", "Wan SCAIL"), ("SCAIL", "Wan SCAIL"), ("WanSound", "Wan S2V"), ("WanTrack", "Wan ATI"),
-        ("WanMove", "Wan Move"), ("GenerateTracks", "Wan Move"), ("WanDancer", "Wan Dancer"),
+        ("WanSCAIL", "Wan SCAIL"), ("SCAIL", "Wan SCAIL"), ("WanSound", "Wan S2V"), ("WanDancer", "Wan Dancer"),
         ("WanPhantom", "Phantom"), ("WanHuMo", "HuMo"), ("Bernini", "Bernini"),
         ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"),
         ("AudioEncoder", "an encoder of audio that conditions videos"), ("FrameInterpolat", "frame interpolation"),

@@ -222,7 +222,8 @@ NOT_TRIED = (
     "LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVAudioVAEDecode", "LTXVAudioVAELoader", "LTXAVTextEncoderLoader",
     "LTXVDualCFGGuider", "LatentUpscaleModelLoader", "LTXVLatentUpsampler", "LTXVImgToVideoInplace", "LTXVAddGuide",
     "LTXVAudioVAEEncode", "LTXVFreezeLatent", "LTXVReferenceAudio", "LTXVCropGuides",
-    "WanCameraEmbedding", "WanCameraImageToVideo",
+    "WanCameraEmbedding", "WanCameraImageToVideo", "WanTrackToVideo", "WanMoveTrackToVideo", "GenerateTracks",
+    "WanMoveConcatTrack", "WanMoveTracksFromCoords",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (
