@@ -131,7 +131,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyModel]:
 
 
 def made(tiny: TinyModel, cfg: float = 4.0, inputs: dict[str, str] | None = None, **more: Any) -> Any:
-    fields = {**FIELDS, "frames": FRAMES, "cfg": cfg, "model": "tiny", "prompt": "a red cube", "seed": SEED}
+    small = {"width": 48, "height": 32, "steps": 1, "frames": FRAMES}
+    fields = {**FIELDS, **small, "cfg": cfg, "model": "tiny", "prompt": "a red cube", "seed": SEED}
     nodes = {
         "first": {"kind": "image", "image": image(4)},
         "last": {"kind": "image", "image": image(5)},

