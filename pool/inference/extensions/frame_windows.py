@@ -97,7 +97,7 @@ def _looped(option: FrameWindows, cells: int, step: int) -> list[Window]:
     share = halved(step)
     shift = round(cells * share)
     strides = min(option.stride, math.ceil(math.log2(cells / length)) + 1)
-    found = []
+    found: list[Window] = []
     for distance in (1 << power for power in range(strides)):
         end = cells + shift - (0 if option.closed else overlap)
         starts = range(int(share * distance) + shift, end, length * distance - overlap)
