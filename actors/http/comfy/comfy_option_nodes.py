@@ -62,6 +62,8 @@ def _tiled_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 #: of a batch of videos [B, C, T, H, W], and frames of a latent frame of Wan
 _FRAMES_DIM, _WAN_FRAMES = 2, 4
+#: frames that windows of Wan share by default, which are 7 latent frames
+_WAN_OVERLAP = 30
 _SCHEDULES = ("standard_static", "standard_uniform", "looped_uniform", "batched")
 _ROPE = tuple(f"{how}_{axis}" for axis in "xyt" for how in ("scale", "shift"))
 
@@ -176,6 +178,11 @@ def _windows(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 def _wan_windows(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """The same with lengths in frames, which become latent frames of Wan."""
+    length, overlap = given["context_length"], given["context_overlap"]
+    if (length - 1) % _WAN_FRAMES:
+        warn(given, f"context_length: found {length} frames, read as {1 + (length - 1) // _WAN_FRAMES * _WAN_FRAMES}")
+    if overlap % _WAN_FRAMES and overlap != _WAN_OVERLAP:
+        warn(given, f"context_overlap: found {overlap} frames, read as {overlap // _WAN_FRAMES * _WAN_FRAMES}")
     cells = {
         "context_length": max(1, (given["context_length"] - 1) // _WAN_FRAMES + 1),
         "context_overlap": given["context_overlap"] // _WAN_FRAMES,
@@ -370,7 +377,7 @@ OPTION_NODES = (
     _row(
         "WanContextWindowsManual",
         _wan_windows,
-        *_windows_inputs(81, 30, "standard_static"),
+        *_windows_inputs(81, _WAN_OVERLAP, "standard_static"),
         flag("freenoise", True, is_required=False),
         flag("retain_first_frame", is_required=False),
         flag("split_conds_to_windows", is_required=False),
