@@ -77,6 +77,7 @@ from modelpool.pool.values.core.stage_params import (
     SampleParams,
     StartCondition,
     StepPart,
+    TracksCondition,
     VisionEncodeParams,
 )
 from modelpool.pool.values.core.task_inputs import (
@@ -121,6 +122,7 @@ class ReadFromNodes:
     first_frames  the frames that a video begins with, if they are several
     guides      images and frames that guide a video
     camera      of a video, for a model that reads its path
+    tracks      of points through a video
     gligen      a GLIGEN model, and its boxes: the text of each, with left, top, right and bottom in pixels
     of_prompt, nested  as in `GuidanceParams`
     prior       the latent of the first model of two, for the second one
@@ -137,6 +139,7 @@ class ReadFromNodes:
     first_frames: TaskVideo | None = None
     guides: tuple[GuideRead, ...] = ()
     camera: CameraCondition | None = None
+    tracks: TracksCondition | None = None
     gligen: GligenRef | None = None
     boxes: tuple[tuple[TaskId, tuple[int, int, int, int]], ...] = ()
     of_prompt: bool = False
@@ -538,6 +541,8 @@ def _as_read(work: SampleParams, read: ReadFromNodes, model: ModelRef) -> Sample
         work = replace(work, conditions=(*work.conditions, read.prior[1]))
     if read.camera is not None:
         work = replace(work, conditions=(*work.conditions, read.camera))
+    if read.tracks is not None:
+        work = replace(work, conditions=(*work.conditions, read.tracks))
     if read.sound is not None:
         work = replace(work, conditions=(*work.conditions, KeptSoundCondition()))
     if read.voice is not None and read.voice.voice is not None:

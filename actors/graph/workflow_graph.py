@@ -57,6 +57,7 @@ from modelpool.actors.request.workflow_fields import (
     VideoNode,
     Workflow,
 )
+from modelpool.pool.families.control_video_models import follows_tracks
 from modelpool.pool.families.parts.audio_tracks import sound_length
 from modelpool.pool.inference.operations.audio_edits import MAX_SECONDS
 from modelpool.pool.inference.operations.latent_edits import LatentStart, SoundTrackOf, VaeScale
@@ -81,6 +82,7 @@ from modelpool.pool.values.core.stage_params import (
     PriorCondition,
     SettingValue,
     StepPart,
+    TracksCondition,
     UpscaleParams,
     UpscalerRef,
 )
@@ -427,7 +429,7 @@ class _WorkflowTasks:
             raise unsupported_field(_CAMERA, request.model, "reads no camera")
         read = ReadFromNodes(texts, start_task, mask_task, first_step, part, node.video_stops, first, guides, camera)
         seen: dict[str, Any] = {"of_prompt": _predicts_prompt(node, facts), "nested": node.nested, "prior": prior}
-        seen |= self._boxes(node, model)
+        seen |= self._boxes(node, model) | _tracks(node, request, facts)
         seen |= {"sound": self._kept_sound(node, request, model, facts), "voice": self._voice(node, model, facts)}
         read = replace(read, **seen)
         tasks = RequestTasks(self._catalog, StageRequest(Stage.SAMPLE, request), self.tasks, read)
@@ -752,6 +754,23 @@ def _predicts_prompt(node: SampleNode, facts: SamplingFacts) -> bool:
     if node.prompt_without_image and facts.names_images:
         raise unsupported_field("prompt_without_image", node.request.model, "names images in its texts")
     return node.prompt_without_image
+
+
+def _tracks(node: SampleNode, request: GenerateRequest, facts: SamplingFacts) -> dict[str, TracksCondition]:
+    """Return the tracks that a node has, by the name of a field of `ReadFromNodes`. Raises UnusableField."""
+    if node.tracks is None:
+        return {}
+    if not follows_tracks(facts):
+        raise unsupported_field("tracks", request.model, "follows no tracks of points")
+    if request.image is None:
+        raise UnusableField("tracks: expected image, the first frame in which they begin")
+    for name, is_set in ((_FIRST_FRAMES, _FIRST_FRAMES in node.inputs), ("last_image", request.last_image is not None)):
+        if is_set:
+            raise UnusableField(f"tracks: found them next to {name}, expected the first frame alone")
+    longest = max(map(len, node.tracks.points))
+    if longest > (request.frames or longest):
+        raise unusable_field("tracks", f"a track of {longest} frames", f"up to {request.frames}, those of the video")
+    return {"tracks": TracksCondition(**node.tracks.model_dump())}
 
 
 def _kind_of_latents(latent: LatentFacts) -> tuple[object, ...]:

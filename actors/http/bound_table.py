@@ -368,6 +368,8 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "request.workflow_fields:MAX_DEPTH", "nodes of a `workflow` behind one another", "", "", "request_fields"
         ),
         Bound("graph.features.sound_graph:MOST_VOICE", "positions of the audio of a voice, 25 of a second"),
+        Bound("request.workflow_fields:MAX_TRACKS", "tracks of points through a video", "", "", "request_fields"),
+        Bound("request.workflow_fields:MAX_TRACK_FRAMES", "points of such a track", "", "", "request_fields"),
         Bound("request.workflow_fields:MAX_SETTING", "numbers of settings of operations"),
         Bound(
             "request.workflow_fields:MAX_WORKFLOW_STEPS",

@@ -22,6 +22,7 @@ from modelpool.pool.values.core.run_options import (
     RUN_OPTIONS,
     AttentionScale,
     BlockScale,
+    FrameWindows,
     Limits,
     RotaryPositions,
     RunOption,
@@ -169,9 +170,12 @@ def _check_acts(name: str, option: RunOption) -> None:
     start, end = getattr(option, "start", 0.0), getattr(option, "end", 1.0)
     if start >= end:
         raise unusable_field(f"options.{name}.end", end, f"a number above start, {start:g}")
-    overlap, tile = getattr(option, "overlap", 0), getattr(option, "tile", 1)
-    if overlap >= tile:
-        raise unusable_field(f"options.{name}.overlap", overlap, f"less than tile, {tile}")
+    size = "length" if isinstance(option, FrameWindows) else "tile"
+    overlap, most = getattr(option, "overlap", 0), getattr(option, size, 1)
+    if overlap >= most:
+        raise unusable_field(f"options.{name}.overlap", overlap, f"less than {size}, {most}")
+    if isinstance(option, FrameWindows):
+        _check_windows(name, option)
     if isinstance(option, AttentionScale) and not (option.image or option.text):
         raise unusable_field(f"options.{name}", "no blocks", f"factors by block, such as {name}.image=IN04*0.5")
     if isinstance(option, BlockScale) and not option.blocks:
@@ -182,3 +186,11 @@ def _check_acts(name: str, option: RunOption) -> None:
         raise unusable_field(
             f"options.{name}", "the positions of the model", "a scale or a shift, such as rope.scale_x=0.5"
         )
+
+
+def _check_windows(name: str, option: FrameWindows) -> None:
+    """Raise UnusableField for settings of another schedule."""
+    if option.stride > 1 and not option.schedule.endswith("uniform"):
+        raise unusable_field(f"options.{name}.stride", option.stride, f"1: windows are {option.schedule}")
+    if option.closed and option.schedule != "looped_uniform":
+        raise unusable_field(f"options.{name}.closed", option.closed, f"0: windows are {option.schedule}")

@@ -12,7 +12,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from modelpool.actors.request.audio_fields import checked_audio
 from modelpool.actors.request.bounds import (
@@ -52,6 +52,8 @@ _OUTER_FIELDS = (
 )
 #: name of the model of a workflow of operations on images alone
 NO_MODEL = "none"
+#: of a video, and of its frames with a point: what is computed for each of them is of all cells of the latent
+MAX_TRACKS, MAX_TRACK_FRAMES = 256, 1024
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Inputs: TypeAlias = dict[str, Annotated[str, Field(min_length=1, max_length=MAX_NODE_ID)]]
 
@@ -188,6 +190,29 @@ class CameraPath(Strict):
     cy: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
+def _track_point(value: Any) -> Any:
+    """Return a point with whether it is seen, which it is if nothing says so."""
+    return (*value, 1.0) if isinstance(value, list | tuple) and len(value) == 2 else value
+
+
+#: a coordinate of a track, which may leave the video
+_Coordinate: TypeAlias = Annotated[float, Field(ge=-MAX_SIDE, le=2 * MAX_SIDE, allow_inf_nan=False)]
+_TrackPoint: TypeAlias = Annotated[
+    tuple[_Coordinate, _Coordinate, Annotated[float, Field(ge=0, le=1)]], BeforeValidator(_track_point)
+]
+_Track: TypeAlias = Annotated[tuple[_TrackPoint, ...], Field(min_length=1, max_length=MAX_TRACK_FRAMES)]
+
+
+class MotionTracks(Strict):
+    """Tracks of points through a video: for each frame x and y in pixels, and 1 where the point is seen, which is the
+    default, or 0. Behind its end a track is not seen. `temperature` and `nearest` are of the method "ati"."""
+
+    method: Literal["ati", "move"]
+    points: Annotated[tuple[_Track, ...], Field(min_length=1, max_length=MAX_TRACKS)]
+    temperature: Annotated[float, Field(ge=1, le=1000)] = 220.0
+    nearest: Annotated[int, Field(ge=1, le=10)] = 2
+
+
 class GligenBox(Strict):
     """A box of an image, in pixels: its left upper corner, and its size."""
 
@@ -230,6 +255,7 @@ class SampleNode(_Node):
                  and forth
     guides       images and frames that guide a video, for models that read them (LTX)
     camera       its path, for a model that reads one
+    tracks       of points through a video, for models that follow them (ATI and Wan-Move)
     prompt_without_image  the prediction without the image that guides (`image_cfg`) is for the prompt, instead of the
                  negative prompt
     nested       guidance by an image (`image_cfg`) scales what guidance by text and its options make, instead of the
@@ -248,6 +274,7 @@ class SampleNode(_Node):
     video_stops: bool = False
     guides: tuple[Guide, ...] = Field(default=(), max_length=MAX_PARTS)
     camera: CameraPath | None = None
+    tracks: MotionTracks | None = None
     gligen: GligenBoxes | None = None
     prompt_without_image: bool = False
     nested: bool = False

@@ -23,11 +23,19 @@ CONTROL = "control"
 FACE = "face"
 #: the same of a control video without a mask
 FOLLOWED = "followed"
+#: families with the tensors of the models that follow tracks
+_TRACKED = frozenset({"wan21_i2v"})
 
 
 def takes_control_video(facts: SamplingFacts) -> bool:
     """Return whether models of `facts` read a control video; for VACE, a grey one stands in for a missing one."""
     return CONTROL in facts.reads or follows_video(facts)
+
+
+def follows_tracks(facts: SamplingFacts) -> bool:
+    """Return whether models of `facts` may be ones that follow tracks of points: those that were published have the
+    tensors of Wan 2.1 image-to-video."""
+    return facts.model in _TRACKED
 
 
 def takes_face_video(facts: SamplingFacts) -> bool:

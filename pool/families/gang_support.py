@@ -23,6 +23,7 @@ from modelpool.pool.values.core.stage_params import (
     SampleCondition,
     SampleParams,
     StartCondition,
+    TracksCondition,
 )
 
 #: conditions that act on the latent between the calls of the model, and texts of their own
@@ -66,6 +67,7 @@ def _token_obstacle(plan: SequencePlan, work: SampleParams) -> str:
     possible: dict[type[SampleCondition], bool] = {
         ImageCondition: plan.reads_images,
         MaskedImageCondition: plan.reads_images,
+        TracksCondition: plan.reads_images,
         ControlVideoCondition: plan.follows_videos,
         FaceCondition: plan.follows_videos,
         ReferenceCondition: plan.reads_references or plan.follows_videos,
@@ -80,6 +82,10 @@ def _token_obstacle(plan: SequencePlan, work: SampleParams) -> str:
         return "a ControlNet behind each block is not supported by GPUs that divide the tokens"
     if any(prompt.masks for prompt in work.image_prompts):
         return "the masks of an image prompt are not supported by GPUs that divide the tokens"
+    if work.options.kv_cache is not None:
+        return "kv_cache keeps the keys and values of all tokens, which GPUs that divide the tokens do not have"
+    if work.options.windows is not None:
+        return "windows calls the model for a part of the frames, which GPUs that divide the tokens do not support"
     inside = [name for name in work.options.names if name not in _BETWEEN_CALLS]
     if inside and not plan.takes_options:
         return f"{inside[0]} acts inside of the model, which GPUs that divide the tokens of this family do not support"
@@ -90,6 +96,7 @@ _NAMES = {
     "ControlRef": "a ControlNet",
     "ImagePromptRef": "an image prompt",
     "GligenRef": "a text in a box",
+    "TracksCondition": "a track of points",
     "ReferenceCondition": "a reference image",
     "PriorCondition": "a second stage",
     "ControlVideoCondition": "a control video",

@@ -47,6 +47,10 @@ def supported_options(facts: SamplingFacts) -> frozenset[str]:
         found.add("teacache")
     if own.moves_positions:
         found.add("rope")
+    if own.caches_references:
+        found.add("kv_cache")
+    if own.takes_windows:
+        found.add("windows")
     has_sound = facts.video is not None and facts.video.sound is not None  # its guidance is of frames and sound
     is_plain = not has_sound and guidance is Guidance.CLASSIFIER_FREE and facts.cfg_rescale is CfgRescale.NOTHING
     if guidance in _GUIDED and not has_sound:

@@ -28,10 +28,16 @@ from modelpool.pool.values.core.errors import UserError
 #: longest message about a line; it quotes the value that it refuses
 MAX_MESSAGE = 500
 #: options that nodes of workflows have had since seeds are made so
-_LATER_OPTIONS = ("fresca", "apg", "tcfg", "epsilon_scaling", "perp_neg", "deep_shrink", "cfg_override", "sound")
+_LATER_OPTIONS = (
+    *("fresca", "apg", "tcfg", "epsilon_scaling", "perp_neg", "deep_shrink", "cfg_override", "sound"),
+    *("kv_cache", "windows"),
+)
 #: fields of nodes that came later, of which the default is nothing
 _LATER_OF_NODES = frozenset(
-    ("video_stops", "guides", "camera", "track", "gligen", "pooled", "prompt_without_image", "nested", "voice_scale")
+    (
+        *("video_stops", "guides", "camera", "track", "gligen", "pooled", "prompt_without_image", "nested"),
+        *("voice_scale", "tracks"),
+    )
 )
 #: the same of guides of nodes
 _LATER_OF_GUIDES = frozenset(("appended", "lora"))

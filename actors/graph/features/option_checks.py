@@ -21,7 +21,9 @@ _GUIDANCE = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "pe
 #: options that compute the guided prediction, and ones that change two predictions before that
 _WHOLE_GUIDANCE, _OF_TWO_PREDICTIONS = ("cfg_zero", "apg", "perp_neg"), ("fresca", "tcfg")
 #: options of which a run has at most one
-_CACHES = ("deepcache", "fbcache", "teacache")
+_CACHES = ("deepcache", "fbcache", "teacache", "kv_cache")
+#: options that change what blocks add in some calls only, which the keys and values of other calls do not have
+_OF_BLOCKS = ("slg", "block_scale")
 
 #: why a family lacks an option, where that is no matter of its architecture alone
 _REASONS = {"teacache": "no known coefficients of TeaCache were published for it"}
@@ -64,6 +66,12 @@ def _problems(request: GenerateRequest, options: RunOptions, facts: SamplingFact
     caches = [name for name in _CACHES if getattr(options, name) is not None]
     if len(caches) > 1:
         yield f"options.{caches[1]}: found together with {caches[0]}, expected one cache"
+    for name in _CACHES if options.windows is not None else ():
+        if getattr(options, name) is not None:
+            yield f"options.windows: found together with {name}, which compares calls of steps, expected one of them"
+    for name in _OF_BLOCKS if options.kv_cache is not None else ():
+        if getattr(options, name) is not None:
+            yield f"options.kv_cache: found together with {name}, which changes blocks, expected one of them"
     if options.tiled is None:
         return
     for name, is_set in (

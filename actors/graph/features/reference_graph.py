@@ -30,6 +30,7 @@ from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import InputImage, TaskImage
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.control_video_models import takes_control_video
+from modelpool.pool.families.option_support import supported_options
 from modelpool.pool.families.parts.text_reading import IMAGE_NAME, image_names
 from modelpool.pool.families.parts.written_image import MOST_RATIO, reference_sides
 from modelpool.pool.families.transformer_families import TEXT_VISION
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 #: most pixels at which a text encoder reads numbered images, and the multiple of the sides of the images that it reads.
 #: Source: the pipelines of diffusers for Qwen-Image's editing models
 NUMBERED_PIXELS, EDIT_STEP = 384**2, 32
+#: names of models that were trained for the option `kv_cache`, such as flux-2-klein-9b-kv
+_CACHED_NAMES = r"(?i)klein.*[-_. ]kv(?![a-z0-9])"
 #: options that guidance by a blank reference image excludes
 _NOT_BY_REFERENCE = ("cfg_override", "cfg_zero", "perp_neg")
 
@@ -165,7 +168,14 @@ def reference_mode(request: GenerateRequest, model: ModelRef, defaults: ModelDef
 
 def edit_model_warnings(request: GenerateRequest, facts: SamplingFacts, model: ModelRef) -> Iterator[str]:
     """Yield the warning for a request that uses `image` with an editing model of this family, which reads
-    `reference`; editing models of other families read `image`."""
+    `reference`; editing models of other families read `image`. And for one without the option that its model is named
+    after."""
+    caches = "kv_cache" in supported_options(facts) and (request.options is None or request.options.kv_cache is None)
+    if request.references and caches and _is_called(_CACHED_NAMES, request, model):
+        yield (
+            f"model {request.model!r} is named like one that reads reference images apart; pass options.kv_cache if it "
+            "was trained so"
+        )
     vision = TEXT_VISION.get(facts.model)
     if request.image is None or request.references or vision is None or not vision.edit_names:
         return

@@ -549,6 +549,8 @@ class MadeNodes:
             stops = {**stops, "prompt_without_image": True}
         if positive.video is not None and positive.video.camera is not None:
             stops = {**stops, "camera": positive.video.camera.path}
+        if positive.video is not None and positive.video.tracks is not None:
+            stops = {**stops, "tracks": positive.video.tracks}
         stops = {**stops, **self._add_voice(node_id, inputs, positive, negative, model, given["cfg"])}
         stops = {**stops, **self._add_boxes(node_id, inputs, positive, model.name)}
         first = levels.steps - levels.run_steps

@@ -49,6 +49,7 @@ from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
 from modelpool.actors.http.comfy.comfy_text_nodes import TEXT_NODES
 from modelpool.actors.http.comfy.comfy_tiled_nodes import TILED_NODES
+from modelpool.actors.http.comfy.comfy_track_nodes import TRACK_NODES
 from modelpool.actors.http.comfy.comfy_value_nodes import VALUE_NODES
 from modelpool.actors.http.comfy.comfy_values import ClipValue, ControlNetValue, LoraUse, ModelValue, VaeValue
 from modelpool.actors.http.comfy.comfy_video_nodes import VIDEO_NODES
@@ -213,6 +214,7 @@ _ROWS = (
     *PATCH_NODES,
     *ADAPTER_NODES,
     *VIDEO_NODES,
+    *TRACK_NODES,
     *LTX_NODES,
     *AUDIO_NODES,
     *CUSTOM_NODES,

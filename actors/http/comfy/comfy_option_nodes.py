@@ -60,6 +60,11 @@ def _tiled_attention(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return "hypertile", {"tile": given["tile_size"], "depth": given["max_depth"]}
 
 
+#: of a batch of videos [B, C, T, H, W], and frames of a latent frame of Wan
+_FRAMES_DIM, _WAN_FRAMES = 2, 4
+#: frames that windows of Wan share by default, which are 7 latent frames
+_WAN_OVERLAP = 30
+_SCHEDULES = ("standard_static", "standard_uniform", "looped_uniform", "batched")
 _ROPE = tuple(f"{how}_{axis}" for axis in "xyt" for how in ("scale", "shift"))
 
 
@@ -128,6 +133,73 @@ def _shrunk(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 def _overridden(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     span = {"start": given["start_percent"], "end": given["end_percent"]}
     return "cfg_override", {"cfg": given["cfg"], "shares_of": "noise", **span}
+
+
+def _windows(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Windows of latent frames."""
+    if given["split_conds_to_windows"]:
+        raise NodeUnsupported("split_conds_to_windows: found true; the pool has one text for all windows")
+    if given.get("dim", _FRAMES_DIM) != _FRAMES_DIM:
+        raise NodeUnsupported(f"dim: found {given['dim']}, expected {_FRAMES_DIM}, the frames of videos")
+    if given.get("latent_retain_index_list", "").strip():
+        raise NodeUnsupported("latent_retain_index_list: expected none; the pool keeps no latents in each window")
+    kept = given.get("cond_retain_index_list", "").strip()
+    if kept not in ("", "0"):
+        raise NodeUnsupported(f"cond_retain_index_list: found {kept[:100]!r}, expected 0, the first frame, or none")
+    schedule, stride, closed = given["context_schedule"], given["context_stride"], given["closed_loop"]
+    if not schedule.endswith("uniform"):
+        warn_unread(given, "context_stride", f"windows are {schedule}", own=1)
+        stride = 1
+    if schedule != "looped_uniform":
+        warn_unread(given, "closed_loop", f"windows are {schedule}", own=False)
+        closed = False
+    if given["context_overlap"] >= given["context_length"] and schedule != "batched":
+        found = f"{given['context_overlap']} latent frames"
+        raise NodeUnsupported(
+            f"context_overlap: found {found}, expected less than the window's {given['context_length']}"
+        )
+    if schedule == "batched":
+        warn_unread(given, "context_overlap", "batched windows share no frames", own=0)
+    if schedule == "standard_uniform":
+        warn(given, "context_schedule: windows that cross the end of the video are moved inside of it; another program "
+                    "may have other ones")  # fmt: skip
+    return "windows", {
+        "length": given["context_length"],
+        "overlap": 0 if schedule == "batched" else given["context_overlap"],
+        "schedule": schedule,
+        "fuse": given["fuse_method"],
+        "stride": stride,
+        "closed": int(closed),
+        "freenoise": int(given["freenoise"]),
+        "retain": int(kept == "0" or given.get("retain_first_frame", False)),
+        "anchor": int(given.get("causal_window_fix", True)),
+    }
+
+
+def _wan_windows(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The same with lengths in frames, which become latent frames of Wan."""
+    length, overlap = given["context_length"], given["context_overlap"]
+    if (length - 1) % _WAN_FRAMES:
+        warn(given, f"context_length: found {length} frames, read as {1 + (length - 1) // _WAN_FRAMES * _WAN_FRAMES}")
+    if overlap % _WAN_FRAMES and overlap != _WAN_OVERLAP:
+        warn(given, f"context_overlap: found {overlap} frames, read as {overlap // _WAN_FRAMES * _WAN_FRAMES}")
+    cells = {
+        "context_length": max(1, (given["context_length"] - 1) // _WAN_FRAMES + 1),
+        "context_overlap": given["context_overlap"] // _WAN_FRAMES,
+    }
+    return _windows({**given, **cells})
+
+
+def _windows_inputs(length: int, overlap: int, schedule: str) -> tuple[NodeInput, ...]:
+    """The inputs that both nodes begin with."""
+    return (
+        whole("context_length", length, 1, MAX_SIDE),
+        whole("context_overlap", overlap, 0, MAX_SIDE),
+        combo("context_schedule", (schedule, *(name for name in _SCHEDULES if name != schedule))),
+        whole("context_stride", 1, 1, 16),
+        flag("closed_loop"),
+        combo("fuse_method", ("pyramid", "relative", "flat", "overlap-linear")),
+    )
 
 
 def _as_it_is(name: str, reason: str, *inputs: NodeInput) -> NodeType:
@@ -291,6 +363,26 @@ OPTION_NODES = (
         number("norm_threshold", 5.0, 0.0, 50.0),
         number("momentum", 0.0, -5.0, 1.0),
     ),
+    _row(
+        "ContextWindowsManual",
+        _windows,
+        *_windows_inputs(16, 4, "standard_static"),
+        whole("dim", 0, 0, 5),
+        flag("freenoise", is_required=False),
+        text("cond_retain_index_list", "", is_required=False),
+        flag("split_conds_to_windows", is_required=False),
+        text("latent_retain_index_list", "", is_required=False),
+        flag("causal_window_fix", True, is_required=False),
+    ),
+    _row(
+        "WanContextWindowsManual",
+        _wan_windows,
+        *_windows_inputs(81, _WAN_OVERLAP, "standard_static"),
+        flag("freenoise", True, is_required=False),
+        flag("retain_first_frame", is_required=False),
+        flag("split_conds_to_windows", is_required=False),
+    ),
+    _row("FluxKVCache", _option("kv_cache")),
     _row("TCFG", _option("tcfg", {"strength": 1.0})),
     _row(
         "CFGOverride",

@@ -91,7 +91,6 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "the pool reads no patches of models in a file of their own but LoRAs, and ControlNets of Z-Image and "
             "Qwen-Image",
         ),
-        "FluxKVCache": "the pool computes reference images in every step; a model for the cache reads them apart",
         **dict.fromkeys(
             ("CreateBoundingBoxes", "Flux3LayoutPrompt", "BuildJsonPromptIdeogram", "ImageCompositor"),
             "it needs the editor's page; write the prompt as a text",
@@ -119,10 +118,8 @@ _REASONS: Mapping[str, str] = MappingProxyType(
              "LTXVSeparateGeneratedKeyframes"),
             "images and frames guide videos of LTX in the pool, by LTXVAddGuide; latents and generated frames do not",
         ),
-        **dict.fromkeys(
-            ("ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows"),
-            "the pool samples a video in one piece, and not in windows of frames",
-        ),
+        "WanMoveVisualizeTracks": "the pool draws no tracks into images; GenerateTracks and WanMoveTrackToVideo run",
+        "LTXVContextWindows": "the pool has windows of frames of Wan and Hunyuan Video: ContextWindowsManual",
         **dict.fromkeys(
             ("HunyuanVideoLatentUpscaleWithModel",), "the pool has upscalers of the latents of LTX alone",
         ),
@@ -149,8 +146,7 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
     *((prefix, _no_model(model)) for prefix, model in (
         ("MiniMaxH3", "MiniMax-H3"), ("MiniMaxMusic", "MiniMax Music"), ("EmptyMiniMaxMusic", "MiniMax Music"),
         ("EmptyMiniMaxH3", "MiniMax-H3"), ("SeedVR2", "SeedVR2"), ("WanAnimate2", "Wan Animate 2"),
-        ("WanSCAIL", "Wan SCAIL"), ("SCAIL", "Wan SCAIL"), ("WanSound", "Wan S2V"), ("WanTrack", "Wan ATI"),
-        ("WanMove", "Wan Move"), ("GenerateTracks", "Wan Move"), ("WanDancer", "Wan Dancer"),
+        ("WanSCAIL", "Wan SCAIL"), ("SCAIL", "Wan SCAIL"), ("WanSound", "Wan S2V"), ("WanDancer", "Wan Dancer"),
         ("WanPhantom", "Phantom"), ("WanHuMo", "HuMo"), ("Bernini", "Bernini"),
         ("WanInfiniteTalk", "InfiniteTalk"), ("WanUni3C", "Uni3C"),
         ("AudioEncoder", "an encoder of audio that conditions videos"), ("FrameInterpolat", "frame interpolation"),

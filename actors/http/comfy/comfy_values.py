@@ -513,13 +513,24 @@ class CameraValue:
         return {"motion": self.motion, "speed": self.speed, **numbers}
 
 
+#: a point of a track: x and y in pixels, and 1 where it is seen
+TrackPoint: TypeAlias = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TracksValue:
+    """Tracks of points through a video, frame by frame."""
+
+    points: tuple[tuple[TrackPoint, ...], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class VideoUse:
     """What conditions a run besides its text: the image that it reads, or the first and the last image of a video,
     other fields of a request, by name, and videos that it follows; None where a node says nothing. `video_stops`:
     nothing follows the last frame of its video. `first_frames`: the frames that a video begins with, if they are
-    several, of which `image` is the first. `prompt_without_image`, `nested`: as of a node that samples. `voice`: audio
-    with the voice that its audio has."""
+    several, of which `image` is the first. `prompt_without_image`, `nested`, `tracks`: as of a node that samples.
+    `voice`: audio with the voice that its audio has."""
 
     image: AnyImage | None = None
     last_image: AnyImage | None = None
@@ -533,6 +544,7 @@ class VideoUse:
     prompt_without_image: bool = False
     nested: bool = False
     voice: NodeAudio | None = None
+    tracks: Mapping[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request that are no images."""
@@ -554,6 +566,7 @@ class VideoUse:
             more.prompt_without_image or self.prompt_without_image,
             more.nested or self.nested,
             more.voice or self.voice,
+            more.tracks or self.tracks,
         )
 
     def images(self) -> dict[str, AnyImage]:

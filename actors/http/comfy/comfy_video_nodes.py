@@ -102,8 +102,8 @@ def _empty(cell: int) -> Builder:
     return lambda given: (_blank(given, cell=cell),)
 
 
-def _from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Images and empty latents; the images condition both texts."""
+def from_image(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return both texts with the images that condition them, and empty latents. Raises NodeUnsupported."""
     first, frames = _first_frames(given)
     use = VideoUse(first, of_user("end_image", given.get("end_image")), first_frames=frames)
     return *with_images(given, use), _blank(given)
@@ -129,7 +129,7 @@ def _first_frames(given: Mapping[str, Any]) -> tuple[AnyImage | None, NodeImage 
 
 def _kandinsky(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Images, empty latents, and the latent of the first image, which only a workflow has."""
-    return *_from_image(given), None
+    return *from_image(given), None
 
 
 def _camera(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -143,7 +143,7 @@ def _camera(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def from_image_with_camera(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Images and empty latents of a video, with the path of its camera."""
-    positive, negative, latent = _from_image(given)
+    positive, negative, latent = from_image(given)
     camera: CameraValue | None = given.get("camera_conditions")
     if camera is None:
         return positive, negative, latent
@@ -411,13 +411,13 @@ VIDEO_NODES = (
     _row(
         "WanFunInpaintToVideo",
         (_POSITIVE, _NEGATIVE, _VAE, *sizes(832, 480, 81), _SEEN, _image("start_image"), _image("end_image")),
-        _from_image,
+        from_image,
         *_TEXTS_AND_LATENT,
     ),
     _row(
         "HunyuanVideo15ImageToVideo",
         (_POSITIVE, _NEGATIVE, _VAE, *sizes(848, 480, 33), _image("start_image"), _SEEN),
-        _from_image,
+        from_image,
         *_TEXTS_AND_LATENT,
     ),
     _row(
@@ -573,7 +573,7 @@ VIDEO_NODES = (
     _row(
         "WanImageToVideo",
         (_POSITIVE, _NEGATIVE, _VAE, *sizes(832, 480, 81), _SEEN, _image("start_image")),
-        _from_image,
+        from_image,
         *_TEXTS_AND_LATENT,
     ),
     _row(
@@ -587,7 +587,7 @@ VIDEO_NODES = (
             _image("start_image"),
             _image("end_image"),
         ),
-        _from_image,
+        from_image,
         *_TEXTS_AND_LATENT,
     ),
     _row(

@@ -57,6 +57,7 @@ from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
 from modelpool.actors.http.comfy.comfy_sizes import Pixels
 from modelpool.actors.http.comfy.comfy_tiled_nodes import TILED_BUILDERS
 from modelpool.actors.http.comfy.comfy_tokens import with_tokens
+from modelpool.actors.http.comfy.comfy_track_nodes import TRACK_BUILDERS
 from modelpool.actors.http.comfy.comfy_user_videos import USER_VIDEO_BUILDERS
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile, NodeImage
 from modelpool.actors.http.comfy.comfy_workflow_nodes import WORKFLOW_NODES
@@ -80,6 +81,7 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **PATCH_BUILDERS,
         **ADAPTER_BUILDERS,
         **USER_VIDEO_BUILDERS,
+        **TRACK_BUILDERS,
         **LOADING_BUILDERS,
         **SAVING_BUILDERS,
         **PACK_IMAGE_BUILDERS,

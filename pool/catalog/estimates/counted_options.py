@@ -33,6 +33,7 @@ _SIZES = {
     "hypertile": ("tile", "depth"),
     "tiled": ("tile", "overlap", "weights"),
     "deepcache": ("layers",),
+    "windows": ("length", "overlap", "schedule", "stride", "anchor"),
 }
 
 
@@ -60,11 +61,13 @@ class CountedOptions:
     """The options of a run of `work`, for its dry run.
 
     feature_bytes  of DeepCache for one text, as far as calls were counted
+    kept_bytes     of the keys and values of reference images, which are part of what the calls were counted with
     """
 
     work: SampleParams
     extension: RunExtension | None = None
     feature_bytes: int = 0
+    kept_bytes: int = 0
 
     @classmethod
     def of(cls, work: SampleParams, module: nn.Module, row: str, track: SoundTrack | None = None) -> CountedOptions:
@@ -102,6 +105,8 @@ class CountedOptions:
             with applied(module, extension.model_options), extension.installed(module), call_facts(**facts):
                 made = call(module)
                 self._note_features(batch)
+                if extension.references is not None:
+                    self.kept_bytes = extension.references.kept_bytes
                 return made
 
         return call_with_options
@@ -109,9 +114,9 @@ class CountedOptions:
     @property
     def held_bytes(self) -> int:
         """Bytes that stay from call to call, as far as calls were counted: the features of DeepCache for each group of
-        texts, and the tokens that SAG reads."""
+        texts, the tokens that SAG reads, and keys and values."""
         extra, regions = self.work.options.extra_predictions, len(self.work.regions)
-        held_bytes = self.feature_bytes * (self.work.texts + extra * (1 + regions))
+        held_bytes = self.feature_bytes * (self.work.texts + extra * (1 + regions)) + self.kept_bytes
         if self.extension is not None and self.extension.attended is not None:
             attended = self.extension.attended.attended_BL
             held_bytes += 0 if attended is None else attended.nbytes

@@ -548,13 +548,14 @@ def _common_length(lengths: Sequence[int], text_inputs: EmptyConditioning | None
 def _model_call_bytes(
     model: StageModule, facts: SamplingFacts, inputs: _Inputs, said: ControlBytes, options: CountedOptions
 ) -> int:
-    """Bytes that one call of the diffusion model adds to its inputs and the ControlNet residuals."""
+    """Bytes that one call of the diffusion model adds to its inputs, the ControlNet residuals and what options keep
+    until the next one."""
     count = len(inputs.x_BC)
 
     def call(own: nn.Module) -> object:
         return inputs.call_model(facts, own, model.compute_dtype, said.added(count))
 
-    return model.peak_bytes(options.around(call, count))
+    return model.peak_bytes(options.around(call, count)) - options.kept_bytes
 
 
 def _loop_bytes(

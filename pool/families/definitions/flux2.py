@@ -47,7 +47,8 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
-    """Predict noise - clean. Words have a coordinate of their own."""
+    """Predict noise - clean. Words have a coordinate of their own. The module reads the number of tokens of reference
+    images only where they are read apart (option `kv_cache`)."""
     import torch
     from torch import nn
 
@@ -66,6 +67,7 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.Mode
             txt_ids=nn.functional.pad(words[:, None], (3, 0)),
             img_ids=nn.functional.pad(ids, (0, 1)),
             return_dict=False,
+            num_ref_tokens=rows.shape[1] - cells,
         )
     )
     return out_BND[:, :cells].transpose(1, 2).reshape(x_BCHW.shape)
@@ -113,7 +115,7 @@ _FLUX_2 = fam.Family(
     sources="diffusers' Flux2Pipeline, compute_empirical_mu. ComfyUI has the exponent 2.02 at every size",
     folder=fam.DiffusersFolder("Flux2Pipeline"),
     lora=fam.TRANSFORMER,
-    options=fam.OptionFacts(skips_blocks=True, moves_positions=True),
+    options=fam.OptionFacts(skips_blocks=True, moves_positions=True, caches_references=True),
 )
 
 FAMILIES = (

@@ -128,6 +128,7 @@ _T2V = fam.Family(
         ),
         skips_blocks=True,
         moves_positions=True,
+        takes_windows=True,
     ),
 )
 _I2V = replace(
@@ -163,7 +164,7 @@ _I2V = replace(
     sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; "
     "concatenated: latents of the image, and their mask",
     folder=replace(_T2V.folder, pipeline="HunyuanVideoImageToVideoPipeline"),
-    options=replace(_T2V.options, teacache=()),
+    options=replace(_T2V.options, teacache=(), takes_windows=False),
 )
 _SKYREELS = replace(
     _T2V,
@@ -180,7 +181,7 @@ _SKYREELS = replace(
     size=(960, 544),
     sources="diffusers' HunyuanSkyreelsImageToVideoPipeline; concatenated: latents of the image, zeros after it",
     folder=replace(_T2V.folder, pipeline="HunyuanSkyreelsImageToVideoPipeline"),
-    options=replace(_T2V.options, teacache=()),
+    options=replace(_T2V.options, teacache=(), takes_windows=False),
 )
 
 FAMILIES = (_SKYREELS, _I2V, _T2V)

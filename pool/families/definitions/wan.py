@@ -240,6 +240,7 @@ _T2V = fam.Family(
         ),
         skips_blocks=True,
         moves_positions=True,
+        takes_windows=True,
     ),
 )
 #: no shape determines the experts of Wan 2.2 from Wan 2.1
@@ -274,7 +275,7 @@ _TI2V_22 = replace(
     size=(1280, 704),
     sources="Wan-Video/Wan2.2, wan_ti2v_5B; ComfyUI has a shift of 8",
     folder=replace(_T2V.folder, entries={**_ONE, "expand_timesteps": True}),
-    options=replace(_T2V.options, teacache=()),
+    options=replace(_T2V.options, teacache=(), takes_windows=False),
 )
 _VACE = replace(
     _T2V,
@@ -290,7 +291,7 @@ _VACE = replace(
     ),
     sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
     folder=replace(_T2V.folder, pipeline="WanVACEPipeline", entries=_ONE),
-    options=replace(_T2V.options, teacache=(), skips_blocks=False),
+    options=replace(_T2V.options, teacache=(), skips_blocks=False, takes_windows=False),
 )
 _I2V = replace(
     _T2V,
@@ -341,7 +342,7 @@ _FUN_CONTROL = replace(
     sources="the pipeline of its authors, WanFunControlPipeline of aigc-apps/VideoX-Fun; "
     "alibaba-pai/Wan2.1-Fun-14B-Control",
     folder=replace(_I2V.folder, pipeline="", entries={}),
-    options=replace(_I2V.options, teacache=()),
+    options=replace(_I2V.options, teacache=(), takes_windows=False),
 )
 #: follows a video, and shows the character of a reference image; the channels of a first frame and its mask are empty
 _FUN_CONTROL_22 = replace(

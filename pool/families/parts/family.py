@@ -136,6 +136,8 @@ class OptionFacts:
     skips_blocks      its blocks take and return tokens in a known form, so that options may skip them
     moves_positions   the model is called with the positions of its patches, or counts them in a module of its own
     isolates_sound    a model of videos with sound can be called without either reading the other
+    caches_references   its module can read reference images apart, and be called with their keys and values
+    takes_windows     its module is called with latents [B, C, T, H, W], of which windows of frames are a video
     """
 
     controlnets: str = ""
@@ -144,6 +146,8 @@ class OptionFacts:
     skips_blocks: bool = False
     moves_positions: bool = False
     isolates_sound: bool = False
+    caches_references: bool = False
+    takes_windows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from modelpool.pool.devices.pinned_memory import empty_to_send, sent
 from modelpool.pool.inference.conditioning.image_concat import repeats_image
 from modelpool.pool.inference.conditioning.micro_conditioning import IMAGE, ModelKwargs
+from modelpool.pool.inference.conditioning.motion_tracks import tracked_image
 from modelpool.pool.inference.conditioning.run_parts import DenoisingRun, RunPart
 from modelpool.pool.inference.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
@@ -24,7 +25,7 @@ from modelpool.pool.inference.sampling.predictions import input_scale
 from modelpool.pool.inference.sampling.samplers import Denoise
 from modelpool.pool.values.core import task_inputs
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode, VideoFacts
-from modelpool.pool.values.core.stage_params import Latent
+from modelpool.pool.values.core.stage_params import Latent, TracksCondition
 
 IMAGE_MASK = "image_mask"
 #: standard deviation of the noise on a first frame that is passed with noise; below all levels of such models' runs.
@@ -35,15 +36,17 @@ LEADING_NOISE_SHARE = 0.999
 
 
 def first_frame_part(run: DenoisingRun) -> RunPart | None:
-    """Add the first frame of a video to the inputs of its model."""
+    """Add the first frame of a video to the inputs of its model, and what moves along tracks from there."""
     image, video = run.work.image, run.facts.video
     if image is None or video is None or repeats_image(run.facts):
         return None
     read = [each.read(task_inputs.IMAGE, Latent).samples_CHW.copy() for each in run.inputs]
     first_BC = torch.stack([torch.from_numpy(samples) for samples in read])
     known = 1 + (max(1, image.frames) - 1) // video.frames_per_cell
-    found = first_frame_inputs(video, first_BC, run.shape_CHW[1], image.ends, known)
-    run.prompts = run.prompts.with_inputs(found)
+    found, negative = first_frame_inputs(video, first_BC, run.shape_CHW[1], image.ends, known), dict[str, Tensor]()
+    for tracks in run.work.all_of(TracksCondition):
+        found[IMAGE], negative[IMAGE] = tracked_image(tracks, found[IMAGE])
+    run.prompts = run.prompts.with_inputs(found, negative)
     return None
 
 

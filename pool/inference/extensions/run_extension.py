@@ -18,6 +18,7 @@ from modelpool.pool.inference.extensions.deep_cache import DeepLayers, check_lay
 from modelpool.pool.inference.extensions.deep_shrink import ShrunkFeatures, check_block
 from modelpool.pool.inference.extensions.differential_mask import mask_of_level
 from modelpool.pool.inference.extensions.epsilon_scaling import epsilon_scaling
+from modelpool.pool.inference.extensions.frame_windows import WindowedCalls, repeated_noise
 from modelpool.pool.inference.extensions.freeu import freeu_patch
 from modelpool.pool.inference.extensions.perturbed_guidance import (
     isolated_call,
@@ -25,6 +26,7 @@ from modelpool.pool.inference.extensions.perturbed_guidance import (
     perturbed_guidance,
     self_attention_guidance,
 )
+from modelpool.pool.inference.extensions.reference_cache import ReadReferences
 from modelpool.pool.inference.extensions.tiled_diffusion import tiled_model
 from modelpool.pool.inference.extensions.unet_attention import AttendedTokens, check_attention, with_unet_attention
 from modelpool.pool.inference.sampling.schedules import SigmaTable
@@ -50,6 +52,7 @@ class RunExtension:
     deep_layers    of DeepCache
     attended       the tokens that SAG reads
     shrunk         features of deep shrink
+    references     keys and values of reference images
     """
 
     options: RunOptions
@@ -58,6 +61,7 @@ class RunExtension:
     deep_layers: DeepLayers | None = None
     attended: AttendedTokens | None = None
     shrunk: ShrunkFeatures | None = None
+    references: ReadReferences | None = None
 
     @property
     def texts_apart(self) -> bool:
@@ -89,19 +93,21 @@ class RunExtension:
         """Install all but the options of the model on `module` inside the block; enter it inside of the run. Raises
         UnusableField."""
         run = current_run(module)
-        if (self.deep_layers is None and self.shrunk is None) or run is None:
+        parts = [part for part in (self.deep_layers, self.shrunk, self.references) if part is not None]
+        if not parts or run is None:
             yield
             return
         overlays = Overlays(run)
         try:
-            for part in (self.deep_layers, self.shrunk):
-                if part is not None:
-                    part.install(overlays, module)
+            for part in parts:
+                part.install(overlays, module)
             yield
         finally:
             overlays.remove()
             if self.deep_layers is not None:
                 self.deep_layers.features.clear()
+            if self.references is not None:
+                self.references.kept = None
 
 
 def check_fits(options: RunOptions, module: nn.Module, row: str) -> None:
@@ -136,13 +142,19 @@ def run_options_part(run: DenoisingRun) -> RunPart | None:
     if work.options.is_empty:
         return None
     track = SoundTrack.of(run.facts.video, work.shape.frames, work.shape.frame_rate, work.shape.leading)
-    extension = run_extension(work.options, run.options, run.model.module, run.facts.model, run.clock, track, run.table)
+    has_fixed_weights = run.resources.patches_at is None
+    extension = run_extension(
+        work.options, run.options, run.model.module, run.facts.model, run.clock, track, run.table, has_fixed_weights
+    )
     run.hooks, run.options = extension.limited(run.hooks), extension.model_options
     if extension.texts_apart:
         run.max_batch = 1
     if (differential := work.options.differential) is not None:
         function = mask_of_level(differential, run.table)
         run.options = run.options.with_denoise_mask_function(function)
+    if (windows := work.options.windows) is not None and windows.freenoise:
+        wrapper = repeated_noise(windows, [each.seed for each in run.works])
+        run.options = run.options.with_wrapper(WrapperPoint.OUTER_SAMPLE, wrapper, _KEY)
     return RunPart(around=extension.installed)
 
 
@@ -154,10 +166,11 @@ def run_extension(
     clock: StepClock,
     track: SoundTrack | None = None,
     table: SigmaTable | None = None,
+    has_fixed_weights: bool = True,
 ) -> RunExtension:
     """Return `options` for a run of `module`, a model of the row `row` with `model_options`. `track` is the audio of
-    its videos, `table` the noise levels of its training. The caller has checked that the family supports them. Raises
-    UnusableField as `check_fits` does."""
+    its videos, `table` the noise levels of its training; its weights may change between calls. The caller has checked
+    that the family supports them. Raises UnusableField as `check_fits` does."""
     attended, found = AttendedTokens(), model_options
     check_fits(options, module, row)
     if options.attention_scale is not None or options.block_scale is not None:
@@ -191,8 +204,15 @@ def run_extension(
     if options.deep_shrink is not None:
         shrunk = ShrunkFeatures(options.deep_shrink, clock, table)
         found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, shrunk.around_call, _KEY)
+    if options.windows is not None:
+        calls = WindowedCalls.of(options.windows, clock, module)
+        found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, calls.around_call, _KEY)
+    references = None
+    if options.kv_cache is not None:
+        references = ReadReferences(options.kv_cache, has_fixed_weights)
+        found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, references.around_call, _KEY)
     if options.deepcache is None:
-        return RunExtension(options, clock, found, attended=attended, shrunk=shrunk)
+        return RunExtension(options, clock, found, attended=attended, shrunk=shrunk, references=references)
     deep_layers = DeepLayers(options.deepcache, clock)
     found = found.with_wrapper(WrapperPoint.DIFFUSION_MODEL, deep_layers.around_call, _KEY)
     return RunExtension(options, clock, found, deep_layers, attended)

@@ -19,6 +19,8 @@ from modelpool.pool.values.specs.wire_value import WireValue
 BlockFactors: TypeAlias = tuple[tuple[str, float], ...]
 #: blocks of a transformer that an option may name, tiles along a side, steps of a run: bounds of outside input
 _MAX_BLOCK, _MAX_SIDE, _MAX_INTERVAL = 999, 16384, 1000
+#: latent frames of a window
+_MAX_FRAMES = 16384
 #: factors of a block
 _MAX_FACTOR = 10.0
 #: marks options, and settings of options, that were added after their first version: records leave out their default,
@@ -305,6 +307,42 @@ class DeepCache(_Timed, WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceCache(WireValue):
+    """Computes the keys and values of reference images once in a run: their tokens attend to each other alone, and have
+    a fixed time. For models that were trained so. Source: Flux2KleinKVPipeline of diffusers, for FLUX.2 klein KV of
+    Black Forest Labs."""
+
+    time: float = _number(0.0, 0.0, 1.0, "time that reference images have: 0 is without noise, 1 is noise alone")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameWindows(WireValue):
+    """Predicts overlapping windows of a video one after the other and averages them, for videos that are longer than
+    those of the training. Lengths are in latent frames: in models of Wan, one for the first frame and one for each 4
+    frames behind it. Sources: Bar-Tal et al. 2023 ("MultiDiffusion"); animatediff-cli for looped windows; Qiu et al.
+    2023 ("FreeNoise") for the noise."""
+
+    length: int = _whole(21, 1, _MAX_FRAMES, "latent frames of a window")
+    overlap: int = _whole(7, 0, _MAX_FRAMES, "latent frames that neighbours share; batched windows share none")
+    schedule: str = _name(
+        "standard_static",
+        ("standard_static", "standard_uniform", "looped_uniform", "batched"),
+        "windows: at equal distances, shifted in each step, shifted and going on at the beginning, or side by side",
+    )
+    fuse: str = _name(
+        "pyramid",
+        ("pyramid", "relative", "flat", "overlap-linear"),
+        "weights in the average: rising to the middle of a window, falling with the distance from it, equal, or rising "
+        "and falling where windows overlap",
+    )
+    stride: int = _whole(1, 1, 16, "of uniform windows: 2 has windows of each second frame, too, 3 of each fourth one")
+    closed: int = _whole(0, 0, 1, "1: the last of looped windows overlaps the first one")
+    freenoise: int = _whole(1, 0, 1, "1: the noise of a window is that of the one before it, in another order")
+    retain: int = _whole(0, 0, 1, "1: each window begins with the image that the video begins with")
+    anchor: int = _whole(1, 0, 1, "1: windows behind the beginning are predicted with the latent frame before them")
+
+
+@dataclass(frozen=True, slots=True)
 class FirstBlockCache(_Timed, WireValue):
     """Skips the blocks of a transformer after the first in steps in which the first changes little. Source: First
     Block Cache of ParaAttention, as in diffusers."""
@@ -404,6 +442,8 @@ RunOption: TypeAlias = (
     | DeepShrink
     | SoundScale
     | CfgOverride
+    | ReferenceCache
+    | FrameWindows
 )
 
 
@@ -436,6 +476,8 @@ class RunOptions(WireValue):
     deep_shrink: DeepShrink | None = field(default=None, metadata=_LATER, repr=False)
     sound: SoundScale | None = field(default=None, metadata=_LATER, repr=False)
     cfg_override: CfgOverride | None = field(default=None, metadata=_LATER, repr=False)
+    kv_cache: ReferenceCache | None = field(default=None, metadata=_LATER, repr=False)
+    windows: FrameWindows | None = field(default=None, metadata=_LATER, repr=False)
 
     def used(self) -> Iterator[tuple[str, RunOption]]:
         """Yield the name and the value of each option that is on, in the order of the table."""
@@ -523,6 +565,8 @@ RUN_OPTIONS: Mapping[str, type[RunOption]] = MappingProxyType(
         "deep_shrink": DeepShrink,
         "sound": SoundScale,
         "cfg_override": CfgOverride,
+        "kv_cache": ReferenceCache,
+        "windows": FrameWindows,
     }
 )
 #: the setting that a single number sets: `options={"pag": 3}`
@@ -548,6 +592,8 @@ MAIN_SETTING: Mapping[str, str] = MappingProxyType(
         "deepcache": "interval",
         "fbcache": "threshold",
         "teacache": "threshold",
+        "kv_cache": "time",
+        "windows": "length",
     }
 )
 

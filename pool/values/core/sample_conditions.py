@@ -177,6 +177,25 @@ class CameraCondition:
 
 
 @dataclass(frozen=True, slots=True)
+class TracksCondition:
+    """Tracks of points through a video (`pool.inference.conditioning.motion_tracks`).
+
+    method   of the model: "ati" blends the features where tracks begin, "move" copies them
+    points   of each track, from the first frame on: x and y in pixels, and 1 where it is seen, 0 where it is not
+    temperature, nearest  of "ati": how fast weights fall with the distance, and how many tracks count at each place
+    """
+
+    method: str
+    points: tuple[tuple[tuple[float, float, float], ...], ...]
+    temperature: float = 220.0
+    nearest: int = 2
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs: none."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
 class SeenImages:
     """How a model reads the embeddings of images that it varies, where it is not one image as it is: for each its
     strength, and its noise as a share of the levels."""
@@ -265,6 +284,7 @@ SampleCondition: TypeAlias = (
     | ImagePromptRef
     | GligenRef
     | CameraCondition
+    | TracksCondition
     | KeptSoundCondition
     | VoiceCondition
 )

@@ -63,6 +63,7 @@ from modelpool.pool.values.core.sample_conditions import RegionParams as RegionP
 from modelpool.pool.values.core.sample_conditions import SampleCondition as SampleCondition
 from modelpool.pool.values.core.sample_conditions import SeenImages as SeenImages
 from modelpool.pool.values.core.sample_conditions import StartCondition as StartCondition
+from modelpool.pool.values.core.sample_conditions import TracksCondition as TracksCondition
 from modelpool.pool.values.core.sample_conditions import ViewCondition as ViewCondition
 from modelpool.pool.values.core.sample_conditions import VoiceCondition as VoiceCondition
 from modelpool.pool.values.core.sampling_facts import SamplingFacts

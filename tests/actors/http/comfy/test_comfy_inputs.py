@@ -70,7 +70,7 @@ PROVIDERS = {
     "LORA_STACK": ("CR LoRA Stack", 0), "IPADAPTER": ("IPAdapterModelLoader", 0), "BASIC_PIPE": ("ToBasicPipe", 0),
     "PIPE_LINE": ("any PIPE_LINE", 0), "RGTHREE_CONTEXT": ("any RGTHREE_CONTEXT", 0),
     "WAN_CAMERA_EMBEDDING": ("WanCameraEmbedding", 0), "TIMESTEPS_RANGE": ("ConditioningTimestepsRange", 0),
-    "LATENT_UPSCALE_MODEL": ("LatentUpscaleModelLoader", 0),
+    "LATENT_UPSCALE_MODEL": ("LatentUpscaleModelLoader", 0), "TRACKS": ("GenerateTracks", 0),
 }  # fmt: skip
 #: a node and its input that lead from a type of link to an image
 CONSUMERS = {
@@ -90,7 +90,7 @@ CONSUMERS = {
     "BASIC_PIPE": ("FromBasicPipe", "basic_pipe"), "PIPE_LINE": ("easy pipeOut", "pipe"),
     "TIMESTEPS_RANGE": ("ConditioningSetProperties", "timesteps"),
     "WAN_CAMERA_EMBEDDING": ("WanCameraImageToVideo", "camera_conditions"),
-    "LATENT_UPSCALE_MODEL": ("LTXVLatentUpsampler", "upscale_model"),
+    "LATENT_UPSCALE_MODEL": ("LTXVLatentUpsampler", "upscale_model"), "TRACKS": ("WanMoveTrackToVideo", "tracks"),
     "IC_LORA_PARAMETERS": ("LTXVAddGuide", "iclora_parameters"),
 }  # fmt: skip
 EMPTY_PIPES = {"any PIPE_LINE": "easy pipeIn", "any RGTHREE_CONTEXT": "Context (rgthree)"}

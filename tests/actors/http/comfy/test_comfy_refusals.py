@@ -21,7 +21,7 @@ REASONS = {
     "the pool has no model that detects or segments, or that finds depth and poses in images": (
         *("SAM3_Detect", "DA3Inference", "SDPoseKeypointExtractor", "RemoveBackground"),
     ),
-    "the pool samples a video in one piece, and not in windows of frames": ("ContextWindowsManual",),
+    "the pool has windows of frames of Wan and Hunyuan Video: ContextWindowsManual": ("LTXVContextWindows",),
     "the pool runs no language models that write texts": ("TextGenerate", "Qwen2_Zho"),
     "the pool has no model of this kind (frame interpolation)": ("FrameInterpolate", "GMFSS Fortuna VFI"),
     "it reads files of a server, which the pool does not have; write the text itself": ("PresetText", "Load Text File"),

@@ -109,6 +109,7 @@ BASE: Mapping[str, Mapping[str, Any]] = {
     "StringConstantMultiline": {"string": "a\nb"},
     **_each(("GetImageSize", "GetImageSize+"), {}),
     "ScaleROPE": {"scale_x": 2.0},
+    "ContextWindowsManual": {"dim": 2, "cond_retain_index_list": "0", "latent_retain_index_list": ""},
     "SDXL Empty Latent Image (rgthree)": {"dimensions": "1024 x 512"},
     **_each(("SplitSigmas", "SplitSigmasDenoise"), {"step": 3, "denoise": 0.5}),
     "ManualSigmas": {"sigmas": "1, 0.5, 0"},
@@ -222,7 +223,8 @@ NOT_TRIED = (
     "LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVAudioVAEDecode", "LTXVAudioVAELoader", "LTXAVTextEncoderLoader",
     "LTXVDualCFGGuider", "LatentUpscaleModelLoader", "LTXVLatentUpsampler", "LTXVImgToVideoInplace", "LTXVAddGuide",
     "LTXVAudioVAEEncode", "LTXVFreezeLatent", "LTXVReferenceAudio", "LTXVCropGuides",
-    "WanCameraEmbedding", "WanCameraImageToVideo",
+    "WanCameraEmbedding", "WanCameraImageToVideo", "WanTrackToVideo", "WanMoveTrackToVideo", "GenerateTracks",
+    "WanMoveConcatTrack", "WanMoveTracksFromCoords",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (
