@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from modelpool.pool.models.components.common.library_names import of_library
 from modelpool.pool.values.core.run_options import ReferenceCache
 from modelpool.pool.weights.options.run_context import extra_options
 from modelpool.pool.weights.options.transformer_options import TransformerOptions
@@ -80,18 +81,14 @@ class ReadReferences:
         return sum(tensor.nbytes for layer in layers for tensor in layer.get())
 
     def install(self, overlays: Overlays, module: nn.Module) -> None:
-        """Put overlays on the attentions of `module`, which then read the keys and values that they are called with."""
-        # imported here because importing diffusers takes seconds
-        from diffusers.models.transformers.transformer_flux2 import (
-            Flux2KVAttnProcessor,
-            Flux2KVParallelSelfAttnProcessor,
-        )
-
+        """Put overlays on the attentions of `module`, which then read the keys and values that they are called with.
+        Raises NeedsNewerLibrary where diffusers does not know such attentions."""
         plain: Any = module
-        for blocks, processor in (
-            (plain.transformer_blocks, Flux2KVAttnProcessor()),
-            (plain.single_transformer_blocks, Flux2KVParallelSelfAttnProcessor()),
+        for blocks, name in (
+            (plain.transformer_blocks, "Flux2KVAttnProcessor"),
+            (plain.single_transformer_blocks, "Flux2KVParallelSelfAttnProcessor"),
         ):
+            processor = of_library(type(module).__module__, name)()
             for block in blocks:
                 overlays.put(block.attn, partial(_attend, processor, block.attn))
 
