@@ -21,7 +21,8 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_ROUTES
-from modelpool.actors.http.comfy.comfy_pack_pipes import PIPE_KINDS, PipeParts, parts_of
+from modelpool.actors.http.comfy.comfy_pack_parts import PART_KINDS, parts_of
+from modelpool.actors.http.comfy.comfy_pack_pipes import PipeParts
 from modelpool.actors.http.comfy.comfy_pack_switches import ROUTES, Bundle
 from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels, settled
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
@@ -79,10 +80,12 @@ def evaluated(
             found[node_id] = {"class_type": node["class_type"], "inputs": inputs}
         if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
             sizes[node_id] = size
-        is_passing = kind.name in ROUTES or kind.name in PIPE_KINDS
+        is_passing = kind.name in ROUTES or kind.name in PART_KINDS
         is_linked = is_linked and (not is_passing or _fits(nodes, found[node_id], kind, kinds))
         try:
-            parts = _parts_of(node_id, found[node_id], kind) if is_linked and kind.name in PIPE_KINDS else None
+            parts = (
+                _parts_of(node_id, found[node_id], kind, video_facts) if is_linked and kind.name in PART_KINDS else None
+            )
         except NodeUnsupported as problem:
             message = "not supported by the pool"
             problems.append(NodeError(node_id, kind.name, "unsupported_value", message, str(problem)))
@@ -112,7 +115,9 @@ def evaluated(
     return found
 
 
-def _parts_of(node_id: str, node: Mapping[str, Any], kind: NodeType) -> PipeParts | None:
+def _parts_of(
+    node_id: str, node: Mapping[str, Any], kind: NodeType, video_facts: Callable[[str], VideoFile] | None
+) -> PipeParts | None:
     """Return the nodes that a node stands for; None if a setting is not known. Raises NodeUnsupported."""
     widgets = [each for each in kind.inputs if each.type in WIDGET_TYPES]
     # names of models are checked with the nodes that load them
@@ -120,7 +125,7 @@ def _parts_of(node_id: str, node: Mapping[str, Any], kind: NodeType) -> PipePart
     settings = _settings(node, kind, [each for each in widgets if each not in named])
     if settings is None or any(not isinstance(node["inputs"].get(each.name), str) for each in named):
         return None
-    return parts_of(node_id, kind, {**node["inputs"], **settings})
+    return parts_of(node_id, kind, {**node["inputs"], **settings}, video_facts)
 
 
 def _with_values(

@@ -220,6 +220,8 @@ _SIDES_OF_VIEW = (
     "back-left quarter view", "left side view", "front-left quarter view",
 )  # fmt: skip
 _RGTHREE, _BASIC_PIPE, _PIPE_LINE = "RGTHREE_CONTEXT", "BASIC_PIPE", "PIPE_LINE"
+_FACTS_OF_VIDEO = {"fps": "FLOAT", "frame_count": "INT", "duration": "FLOAT", "width": "INT", "height": "INT"}
+_SOURCE, _LOADED = ({f"{when}_{name}": kind for name, kind in _FACTS_OF_VIDEO.items()} for when in ("source", "loaded"))
 _PIPES = (
     _pipe("ToBasicPipe", _BASIC_PIPE, _BASIC, gives=()),
     _out_of_pipe("FromBasicPipe", _BASIC_PIPE, "basic_pipe", _BASIC, with_pipe=False),
@@ -233,6 +235,14 @@ _PIPES = (
     _pipes_joined("Context Switch Big (rgthree)", _RGTHREE, _BIG_CONTEXT, first_alone=True),
     _pipes_joined("Context Merge (rgthree)", _RGTHREE, _CONTEXT, first_alone=False),
     _pipes_joined("Context Merge Big (rgthree)", _RGTHREE, _BIG_CONTEXT, first_alone=False),
+    *(
+        _out_of_pipe(name, "VHS_VIDEOINFO", "video_info", facts, with_pipe=False)
+        for name, facts in (
+            ("VHS_VideoInfo", {**_SOURCE, **_LOADED}),
+            ("VHS_VideoInfoSource", _SOURCE),
+            ("VHS_VideoInfoLoaded", _LOADED),
+        )
+    ),
 )
 _WAS_KINDS = (
     ("Text Input Switch", "text", "STRING"), ("Image Input Switch", "image", "IMAGE"),
