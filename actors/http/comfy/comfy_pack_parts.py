@@ -7,6 +7,7 @@ They are here under their own names, with what their public descriptions say.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -46,6 +47,8 @@ _FORMATS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {"None": (1, 1, 0), "AnimateDiff": (8, 1, 0), "Mochi": (16, 6, 1), "LTXV": (32, 8, 1), "Hunyuan": (16, 4, 1),
      "Cosmos": (16, 8, 1), "Wan": (8, 4, 1)}
 )  # fmt: skip
+#: a size by name, of which one side may be in proportion, and the step of that side
+_NAMED_SIZE, _STEP_OF_NAMED = re.compile(r"(\d{1,5}|\?)x(\d{1,5}|\?)"), 8
 #: frames of a video whose time is this near to a frame's are the frame
 _NEAR = 1e-6
 
@@ -175,14 +178,27 @@ def _places(given: Mapping[str, Any], video: VideoFile) -> list[int]:
     return found
 
 
+def _wanted_size(given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the width and the height that a node asks for, 0 for none, and the step of sides. A node of files of 2023
+    and 2024 names the size: "512x?" is a width, and sides in proportion are multiples of 8. Raises NodeUnsupported."""
+    wide, high, named = given["custom_width"], given["custom_height"], given["force_size"]
+    if named == "":
+        return wide, high, _FORMATS[given["format"]][0]
+    sizes = {"Disabled": (0, 0), "Custom": (wide, high), "Custom Width": (wide, 0), "Custom Height": (0, high)}
+    if (match := _NAMED_SIZE.fullmatch(named)) is not None:
+        sizes[named] = (int(match[1].replace("?", "0")), int(match[2].replace("?", "0")))
+    if named not in sizes:
+        raise NodeUnsupported(f"force_size: found {named[:40]!r}, expected one of {', '.join(sizes)}, or as in 512x?")
+    return *sizes[named], 1 if all(sizes[named]) or not any(sizes[named]) else _STEP_OF_NAMED
+
+
 def _loaded_size(given: Mapping[str, Any], video: VideoFile) -> tuple[int, int]:
     """Return the size of a loaded video: a side that is 0 is in proportion, and both are rounded to multiples."""
-    wide, high = given["custom_width"], given["custom_height"]
+    wide, high, step = _wanted_size(given)
     sides = (
         (wide or (video.width * high / video.height if high else video.width)),
         (high or (video.height * wide / video.width if wide else video.height)),
     )
-    step = _FORMATS[given["format"]][0]
     width, height = (int(side / step + 0.5) * step for side in sides)
     if not width or not height:
         raise NodeUnsupported(f"custom_width, custom_height: found {wide} and {high} with sides of multiples of {step}")
@@ -254,7 +270,7 @@ _LOADED_VIDEO = (
     *(whole(f"custom_{side}", 0, 0, MAX_SIDE) for side in ("width", "height")),
     *(whole(name, 0, 0, 2**31) for name in ("frame_load_cap", "skip_first_frames")),
     whole("select_every_nth", 1, 1, 2**31),
-    text("format", _NONE, False, choices=tuple(_FORMATS)), *any_of("meta_batch"), *_optional(vae="VAE"),
+    text("format", _NONE, False, choices=tuple(_FORMATS)), text("force_size", "", False), *any_of("meta_batch"), *_optional(vae="VAE"),
 )  # fmt: skip
 _ROWS = (
     PipeNode(_row("Upscale Model Loader", (text("model_name", choices=UPSCALERS),), "UPSCALE_MODEL", "STRING"),

@@ -306,6 +306,11 @@ def settled(kind: str, given: Mapping[str, Any], sizes: Mapping[str, Pixels]) ->
     return {"width": width, "height": height, "keep_proportion": how, **dict.fromkeys(given_before)}
 
 
+def _of_images(rule: SizeRule, name: str, setting: str) -> SizeRule:
+    """Return the rule of a node that calls its image and its side otherwise."""
+    return lambda given, sizes: rule({setting: given[name]}, {"image": sizes["images"]} if "images" in sizes else {})
+
+
 #: what the sizes of nodes follow from, by their kind
 SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
     {
@@ -327,6 +332,8 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
         "ResizeAndPadImage": _letterboxed,
         "ImageResize+": _within,
         "ImageCrop+": _cropped_at,
+        "ResizeImagesByLongerEdge": _of_images(_to_longest, "longer_edge", "largest_size"),
+        "ResizeImagesByShorterEdge": _of_images(_to_shortest, "shorter_edge", "size"),
         "JWImageResizeByShorterSide": _to_shortest,
         "ResizeImageMaskNode": _resized,
         **dict.fromkeys(("UltimateSDUpscale", "UltimateSDUpscaleCustomSample"), _enlarged),
