@@ -24,7 +24,7 @@ from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_ROUTES
 from modelpool.actors.http.comfy.comfy_pack_parts import PART_KINDS, parts_of
 from modelpool.actors.http.comfy.comfy_pack_pipes import PipeParts
 from modelpool.actors.http.comfy.comfy_pack_switches import ROUTES, Bundle
-from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels, settled
+from modelpool.actors.http.comfy.comfy_sizes import CORNERS_OF_CROPS, SIZE_NODES, SIZE_RULES, Pixels, settled
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.request.control_video_fields import VideoFile
@@ -234,6 +234,11 @@ def _outputs_of(
         known = {"width": width, "height": height, "image": inputs.get(source), "longest": max(size)}
         known["side"] = (min if inputs.get("side") == "Shortest" else max)(size)
         return tuple(known.get(each) for each in outputs)
+    if kind.name in CORNERS_OF_CROPS:
+        wanted = [each for each in kind.inputs if each.type in WIDGET_TYPES]
+        settings, size = _settings(node, kind, wanted), _sizes_of(node, sizes).get("image")
+        corner = None if settings is None or size is None else CORNERS_OF_CROPS[kind.name](settings, size)
+        return None if corner is None else (None, *corner)
     if kind.name in PASSING_NODES:
         settings = _settings(node, kind, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
         there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)

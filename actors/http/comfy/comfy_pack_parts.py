@@ -270,7 +270,8 @@ _LOADED_VIDEO = (
     *(whole(f"custom_{side}", 0, 0, MAX_SIDE) for side in ("width", "height")),
     *(whole(name, 0, 0, 2**31) for name in ("frame_load_cap", "skip_first_frames")),
     whole("select_every_nth", 1, 1, 2**31),
-    text("format", _NONE, False, choices=tuple(_FORMATS)), text("force_size", "", False), *any_of("meta_batch"), *_optional(vae="VAE"),
+    text("format", _NONE, False, choices=tuple(_FORMATS)),
+    text("force_size", "", False), *any_of("meta_batch"), *_optional(vae="VAE"),
 )  # fmt: skip
 _ROWS = (
     PipeNode(_row("Upscale Model Loader", (text("model_name", choices=UPSCALERS),), "UPSCALE_MODEL", "STRING"),

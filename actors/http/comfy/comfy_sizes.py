@@ -224,16 +224,24 @@ def _within(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | N
     return found.width, found.height
 
 
-def _cropped_at(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
-    """The size of a custom node that crops at a named place."""
-    if "image" not in sizes:
-        return None
+def _crop_box(given: Mapping[str, Any], size: Pixels) -> tuple[int, int, Size] | None:
+    """Return the corner and the size of a part at a named place; None if the operation refuses it."""
     names = {"width": "width", "height": "height", "position": "position", "x": "x_offset", "y": "y_offset"}
     try:
-        found = crop_box(CropAt(**{name: given[each] for name, each in names.items()}), Size(*sizes["image"]))[2]
+        return crop_box(CropAt(**{name: given[each] for name, each in names.items()}), Size(*size))
     except UnusableField:
         return None
-    return found.width, found.height
+
+
+def _cropped_at(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    """The size of a custom node that crops at a named place."""
+    box = _crop_box(given, sizes["image"]) if "image" in sizes else None
+    return None if box is None else (box[2].width, box[2].height)
+
+
+def _corner(given: Mapping[str, Any], size: Pixels) -> Pixels | None:
+    box = _crop_box(given, size)
+    return None if box is None else box[:2]
 
 
 def _to_shortest(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
@@ -339,6 +347,10 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
         **dict.fromkeys(("UltimateSDUpscale", "UltimateSDUpscaleCustomSample"), _enlarged),
         **dict.fromkeys(("ImageResizeKJ", "ImageResizeKJv2"), _resized_whole),
     }
+)
+#: the corner of the part of an image that a node keeps, by its kind: an output of the node
+CORNERS_OF_CROPS: Mapping[str, Callable[[Mapping[str, Any], Pixels], Pixels | None]] = MappingProxyType(
+    {"ImageCrop+": _corner}
 )
 #: nodes of a size, each with the input of which it is, unless they make one of their own, and what its outputs are:
 #: "image" is passed on
