@@ -24,7 +24,14 @@ from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_ROUTES
 from modelpool.actors.http.comfy.comfy_pack_parts import PART_KINDS, parts_of
 from modelpool.actors.http.comfy.comfy_pack_pipes import PipeParts
 from modelpool.actors.http.comfy.comfy_pack_switches import ROUTES, Bundle
-from modelpool.actors.http.comfy.comfy_sizes import CORNERS_OF_CROPS, SIZE_NODES, SIZE_RULES, Pixels, settled
+from modelpool.actors.http.comfy.comfy_sizes import (
+    CORNERS_OF_CROPS,
+    SIZE_NODES,
+    SIZE_RULES,
+    Pixels,
+    nearest_of_xl,
+    settled,
+)
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.request.control_video_fields import VideoFile
@@ -232,6 +239,7 @@ def _outputs_of(
             return None
         width, height = size  # how many images there are is not known
         known = {"width": width, "height": height, "image": inputs.get(source), "longest": max(size)}
+        known["sdxl_width"], known["sdxl_height"] = nearest_of_xl(size)
         known["side"] = (min if inputs.get("side") == "Shortest" else max)(size)
         return tuple(known.get(each) for each in outputs)
     if kind.name in CORNERS_OF_CROPS:

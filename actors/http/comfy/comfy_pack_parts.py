@@ -35,7 +35,7 @@ from modelpool.actors.http.comfy.comfy_pack_pipes import PIPE_NODES, PartMaker, 
 from modelpool.actors.http.comfy.comfy_pack_switches import Bundle, unknown_route
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import UserError, counted
 
 _NONE = "None"
 _CONTROL_STACK, _VIDEO_INFO, _BASIC_PIPE = "CONTROL_NET_STACK", "VHS_VIDEOINFO", "BASIC_PIPE"
@@ -160,6 +160,49 @@ def _sampled_by_pipe(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
     return make.made(given["basic_pipe"], [latent, 0], pipe.get("vae"))
 
 
+def _joined(make: PartMaker, kind: str, names: tuple[str, str], texts: list[Any], part: str = "joined") -> Any:
+    """Return several texts together, one after the other, by a node for two of them."""
+    found = texts[0]
+    for place, each in enumerate(texts[1:], start=1):
+        found = [make.add(f"{part}{place}", kind, **dict(zip(names, (found, each), strict=True))), 0]
+    return found
+
+
+def _combined(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
+    """The texts that are linked, all together."""
+    texts = [given[name] for name in _FIVE_TEXTS if given.get(name) is not None]
+    return make.made(_joined(make, "ConditioningCombine", _COMBINED, texts))
+
+
+def _counted_texts(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
+    """As many texts as the node counts, together or one behind the other. Raises NodeUnsupported for missing ones."""
+    names = [f"conditioning_{place}" for place in range(1, given["inputcount"] + 1)]
+    if missing := [name for name in names if given.get(name) is None]:
+        raise NodeUnsupported(f"{missing[0]}: found nothing, expected {counted(given['inputcount'], 'text')}")
+    kinds = {"combine": ("ConditioningCombine", _COMBINED), "concat": ("ConditioningConcat", _BEHIND)}
+    if given["operation"] not in kinds:
+        raise NodeUnsupported(f"operation: found {given['operation'][:40]!r}, expected combine or concat")
+    kind, pair = kinds[given["operation"]]
+    return make.made(_joined(make, kind, pair, [given[name] for name in names]), given["inputcount"])
+
+
+def _masked(count: int) -> Split:
+    """Return what gives each of so many pairs of texts its mask, and puts all of them together."""
+
+    def split(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
+        sides: list[Any] = []
+        for side in ("positive", "negative"):
+            texts: list[Any] = []
+            for place in range(1, count + 1):
+                how = {"strength": given[f"mask_{place}_strength"], "set_cond_area": given["set_cond_area"]}
+                texts.append([make.add(f"{side}{place}", "ConditioningSetMask", mask=given.get(f"mask_{place}"),
+                                       conditioning=given.get(f"{side}_{place}"), **how), 0])  # fmt: skip
+            sides.append(_joined(make, "ConditioningCombine", _COMBINED, texts, f"{side}-joined"))
+        return make.made(*sides)
+
+    return split
+
+
 def _places(given: Mapping[str, Any], video: VideoFile) -> list[int]:
     """Return the frames of a video that are loaded: at another rate, each is the first one at or after its time; some
     are skipped, every so many are taken, up to a number. Raises NodeUnsupported for none."""
@@ -273,7 +316,42 @@ _LOADED_VIDEO = (
     text("format", _NONE, False, choices=tuple(_FORMATS)),
     text("force_size", "", False), *any_of("meta_batch"), *_optional(vae="VAE"),
 )  # fmt: skip
+_COMBINED, _BEHIND = ("conditioning_1", "conditioning_2"), ("conditioning_to", "conditioning_from")
+_FIVE_TEXTS = tuple(f"conditioning_{place}" for place in range(1, 6))
+_MOST_TEXTS = 20
+
+
+def _masking(count: int) -> tuple[NodeInput, ...]:
+    places = range(1, count + 1)
+    return (
+        *(link(f"{side}_{place}", "CONDITIONING") for place in places for side in ("positive", "negative")),
+        *(link(f"mask_{place}", "MASK") for place in places),
+        *(number(f"mask_{place}_strength", 1.0, 0.0, 10.0) for place in places),
+        combo("set_cond_area", ("default", "mask bounds")),
+    )
+
+
 _ROWS = (
+    PipeNode(_row("ConditioningCombineMultiple+", tuple(link(name, "CONDITIONING", is_required=place < 2)
+                                                        for place, name in enumerate(_FIVE_TEXTS)), "CONDITIONING"),
+             _combined),
+    PipeNode(
+        _row(
+            "ConditioningMultiCombine",
+            (whole("inputcount", 2, 2, _MOST_TEXTS), text("operation", "combine", choices=("combine", "concat")),
+             *(link(f"conditioning_{place}", "CONDITIONING", is_required=False)
+               for place in range(1, _MOST_TEXTS + 1))),
+            *("CONDITIONING", "INT"),
+        ),
+        _counted_texts,
+    ),
+    *(
+        PipeNode(_row(f"ConditioningSetMaskAndCombine{'' if count == 2 else count}", _masking(count),
+                      *("CONDITIONING", "CONDITIONING")), _masked(count))
+        for count in (2, 3, 4, 5)
+    ),
+    PipeNode(_row("easy imageToMask", (link("image", "IMAGE"), combo("channel", ("red", "green", "blue"))), "MASK"),
+             _one("ImageToMask", {"image": "image", "channel": "channel"})),
     PipeNode(_row("Upscale Model Loader", (text("model_name", choices=UPSCALERS),), "UPSCALE_MODEL", "STRING"),
              _one("UpscaleModelLoader", {"model_name": "model_name"}, "model_name")),
     PipeNode(_row("ControlNetLoaderAdvanced", (_NET, *any_of(*_KEYFRAMES)), "CONTROL_NET"), _control_loaded),

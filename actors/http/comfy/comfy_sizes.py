@@ -32,6 +32,10 @@ _CONDITIONS: Mapping[str, str] = MappingProxyType(
     {"always": "always", "downscale if bigger": "larger", "upscale if smaller": "smaller",
      "if bigger area": "larger area", "if smaller area": "smaller area"}
 )  # fmt: skip
+_SIZES_OF_XL = (
+    (1024, 1024), (1152, 896), (896, 1152), (1216, 832), (832, 1216), (1344, 768), (768, 1344), (1536, 640),
+    (640, 1536),
+)  # fmt: skip
 #: nodes that make something as large as one of their inputs
 _AS_LARGE = {
     "image": (
@@ -314,6 +318,12 @@ def settled(kind: str, given: Mapping[str, Any], sizes: Mapping[str, Pixels]) ->
     return {"width": width, "height": height, "keep_proportion": how, **dict.fromkeys(given_before)}
 
 
+def nearest_of_xl(size: Pixels) -> Pixels:
+    """Return the size of Stable Diffusion XL with the ratio of sides that is nearest to a size's; the first one of
+    equally near ones. Source: the table of ComfyMath."""
+    return min(_SIZES_OF_XL, key=lambda each: abs(size[0] / size[1] - each[0] / each[1]))
+
+
 def _of_images(rule: SizeRule, name: str, setting: str) -> SizeRule:
     """Return the rule of a node that calls its image and its side otherwise."""
     return lambda given, sizes: rule({setting: given[name]}, {"image": sizes["images"]} if "images" in sizes else {})
@@ -365,6 +375,8 @@ SIZE_NODES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "easy imageSizeByLongerSide": ("image", ("longest",)),
         "Get resolution [Crystools]": ("image", ("width", "height")),
         "Image or Latent Size (rgthree)": ("input", ("width", "height")),
+        "GetImage_(Width&Height) _O": ("image", ("width", "height")),
+        "CM_NearestSDXLResolution": ("image", ("sdxl_width", "sdxl_height")),
         "LayerUtility: GetImageSize": ("image", ("width", "height", "")),
         **dict.fromkeys(("ImageResize+", "ImageResizeKJ", "ImageResizeKJv2"), ("image", ("", "width", "height"))),
     }
