@@ -226,7 +226,9 @@ _FACTS_OF_VIDEO = {"fps": "FLOAT", "frame_count": "INT", "duration": "FLOAT", "w
 _SOURCE, _LOADED = ({f"{when}_{name}": kind for name, kind in _FACTS_OF_VIDEO.items()} for when in ("source", "loaded"))
 _MODULE = {
     **{name: _EASY[name] for name in ("model", "pos", "neg", "latent", "vae", "clip")},
-    "controlnet": "CONTROL_NET", "image": "IMAGE", "seed": ANY,
+    "controlnet": "CONTROL_NET",
+    "image": "IMAGE",
+    "seed": ANY,
 }
 _PIPES = (
     _pipe("ToBasicPipe", _BASIC_PIPE, _BASIC, gives=()),
