@@ -113,12 +113,11 @@ def test_a_sampler_of_a_pipe_and_batched_nodes_are_comfyuis() -> None:
 
 
 def test_conditioning_of_several_texts_is_pairs_of_them() -> None:
-    def masked(ends: Mapping[str, list[Any]], nodes: Graph) -> Graph:
-        """The texts with masks, each besides one for the whole image."""
-        graph = basic(positive=["whole positive", 0], negative=["whole negative", 0])
+    def masked(end: list[Any], nodes: Graph) -> Graph:
+        """The texts with masks, besides one for the whole image."""
+        graph = basic(positive=["whole", 0])
         graph["image"] = node("LoadImageMask", image="a.png", channel="red")
-        for side, end in ends.items():
-            graph[f"whole {side}"] = node("ConditioningCombine", conditioning_1=end, conditioning_2=[side, 0])
+        graph["whole"] = node("ConditioningCombine", conditioning_1=end, conditioning_2=["positive", 0])
         return {**graph, **nodes}
 
     how = {"strength": 0.5, "set_cond_area": "default"}
@@ -130,13 +129,12 @@ def test_conditioning_of_several_texts_is_pairs_of_them() -> None:
     for side in "pn":
         both = {"conditioning_1": [f"{side}1", 0], "conditioning_2": [f"{side}2", 0]}
         single[f"all {side}"] = node("ConditioningCombine", **both)
-    wanted = masked({"positive": ["all p", 0], "negative": ["all n", 0]}, single)
     pairs = {"positive_1": ["positive", 0], "positive_2": ["negative", 0], "negative_1": ["negative", 0],
              "negative_2": ["positive", 0]}  # fmt: skip
     masks = {f"mask_{place}": ["image", 0] for place in (1, 2)} | {f"mask_{place}_strength": 0.5 for place in (1, 2)}
     combined = {"all": node("ConditioningSetMaskAndCombine", **pairs, **masks, set_cond_area="default")}
-    found = masked({"positive": ["all", 0], "negative": ["all", 1]}, combined)
-    assert requests(found) == requests(wanted)
+    for slot, end in enumerate(("all p", "all n")):
+        assert requests(masked(["all", slot], combined)) == requests(masked([end, 0], single))
     links = {"conditioning_1": ["positive", 0], "conditioning_2": ["negative", 0]}
     plain = basic(positive=["all", 0]) | {"all": node("ConditioningCombine", **links)}
     for kind, more in (
