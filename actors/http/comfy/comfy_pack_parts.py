@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
+    AUDIOS,
     CONTROLNETS,
     EDITOR_INPUTS,
     MAX_SEED,
@@ -49,6 +50,8 @@ _FORMATS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
 )  # fmt: skip
 #: a size by name, of which one side may be in proportion, and the step of that side
 _NAMED_SIZE, _STEP_OF_NAMED = re.compile(r"(\d{1,5}|\?)x(\d{1,5}|\?)"), 8
+#: seconds of audio that are all that follows
+_REST = 3600.0
 #: frames of a video whose time is this near to a frame's are the frame
 _NEAR = 1e-6
 
@@ -279,6 +282,15 @@ def _video(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
     return make.made(image, len(places), sound, Bundle(facts))
 
 
+def _heard(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
+    """Audio of the user from a time on, and its duration, which is known if the node names it: 0 is all that follows."""
+    start, seconds = given["start_time"], given["duration"]
+    sound = [make.add("file", "LoadAudio", audio=given["audio"]), 0]
+    if start or seconds:
+        sound = [make.add("part", "TrimAudioDuration", audio=sound, start_index=start, duration=seconds or _REST), 0]
+    return make.made(sound, seconds or None)
+
+
 def _facts(prefix: str, rate: float, frames: int, width: int, height: int) -> dict[str, Any]:
     values = (float(rate), frames, frames / rate, width, height)
     names = ("fps", "frame_count", "duration", "width", "height")
@@ -398,6 +410,8 @@ _ROWS = (
     PipeNode(_row("ImageUpscaleWithModelBatched", (link("upscale_model", "UPSCALE_MODEL"), link("images", "IMAGE"),
                                                    whole("per_batch", 16, 1, 4096)), "IMAGE"),
              _in_batches("ImageUpscaleWithModel", {"upscale_model": "upscale_model", "image": "images"})),
+    PipeNode(_row("VHS_LoadAudioUpload", (text("audio", choices=AUDIOS), number("start_time", 0.0, 0.0, _REST),
+                                          number("duration", 0.0, 0.0, _REST)), *("AUDIO", "FLOAT")), _heard),
     PipeNode(_row("VHS_LoadVideo", _LOADED_VIDEO, *("IMAGE", "INT", "AUDIO", _VIDEO_INFO)), _video),
 )  # fmt: skip
 #: kinds of nodes

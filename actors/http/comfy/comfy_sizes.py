@@ -321,7 +321,7 @@ def settled(kind: str, given: Mapping[str, Any], sizes: Mapping[str, Pixels]) ->
 def nearest_of_xl(size: Pixels) -> Pixels:
     """Return the size of Stable Diffusion XL with the ratio of sides that is nearest to a size's; the first one of
     equally near ones. Source: the table of ComfyMath."""
-    return min(_SIZES_OF_XL, key=lambda each: abs(size[0] / size[1] - each[0] / each[1]))
+    return min(_SIZES_OF_XL, key=lambda each: abs(size[0] / max(1, size[1]) - each[0] / each[1]))
 
 
 def _of_images(rule: SizeRule, name: str, setting: str) -> SizeRule:

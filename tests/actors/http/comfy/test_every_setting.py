@@ -240,7 +240,7 @@ NOT_TRIED = (
     "LTXVAudioVAEEncode", "LTXVFreezeLatent", "LTXVReferenceAudio", "LTXVCropGuides",
     "WanCameraEmbedding", "WanCameraImageToVideo", "CR Multi-ControlNet Stack", "CR Apply Multi-ControlNet",
     "ImpactKSamplerBasicPipe", "VHS_LoadVideo", "VHS_GetImageCount", "VHS_GetLatentCount", "VHS_GetMaskCount",
-    "GetLatentSizeAndCount",
+    "GetLatentSizeAndCount", "ConditioningMultiCombine", "VHS_LoadAudioUpload",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (
@@ -317,6 +317,8 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
     "both are the same": (
         ("SetUnionControlNetType", "type", ("",)), ("ImageResize+", "multiple_of", (1,)),
         ("MaskBlur+", "amount", (7,)), ("MaskSmooth+", "amount", (5,)),
+        ("easy imageToMask", "channel", ("blue",)),  # of the test's image
+        
         ("ImageResizeKJv2", "divisible_by", (0, 1)), ("SaveVideo", "format", ("mp4",)),
         ("SaveVideo", "codec", ("h264",)), ("SaveVideo", "format.codec", ("h264",)),
         ("CreateVideo", "bit_depth", ("8",)), ("CreateVideo", "codec", ("auto", "h264")),

@@ -221,6 +221,17 @@ def test_the_sound_of_a_loaded_video_is_of_its_frames() -> None:
         assert found == (None if span is None else pytest.approx(span)), inputs
 
 
+def test_audio_of_the_user_is_trimmed_as_its_node_says() -> None:
+    for inputs, span in (({}, None), ({"start_time": 2.0}, (2.0, 3600.0)), ({"duration": 5.0}, (0.0, 5.0))):
+        graph = {"heard": node("VHS_LoadAudioUpload", audio="a.wav", **inputs)}
+        graph["end"] = node("Any Switch (rgthree)", any_01=["heard", 0])
+        graph["long"] = node("Any Switch (rgthree)", any_01=["heard", 1])
+        nodes = evaluated(graph, nodes_in_order(KnownGraph(graph, NAMES), ["end", "long"]))
+        trimmed = [each["inputs"] for each in nodes.values() if each["class_type"] == "TrimAudioDuration"]
+        assert ((trimmed[0]["start_index"], trimmed[0]["duration"]) if trimmed else None) == span
+        assert nodes["long"]["inputs"]["any_01"] == inputs.get("duration", ["heard", 1])
+
+
 def test_a_loaded_video_is_the_one_of_an_upload(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path)
     uploads.add("", "clip.mp4", clip())
