@@ -283,7 +283,7 @@ def _video(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
 
 
 def _heard(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
-    """Audio of the user from a time on, and its duration, which is known if the node names it: 0 is all that follows."""
+    """Audio of the user from a time on, and its duration if the node names it: 0 is all that follows."""
     start, seconds = given["start_time"], given["duration"]
     sound = [make.add("file", "LoadAudio", audio=given["audio"]), 0]
     if start or seconds:

@@ -318,7 +318,6 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("SetUnionControlNetType", "type", ("",)), ("ImageResize+", "multiple_of", (1,)),
         ("MaskBlur+", "amount", (7,)), ("MaskSmooth+", "amount", (5,)),
         ("easy imageToMask", "channel", ("blue",)),  # of the test's image
-        
         ("ImageResizeKJv2", "divisible_by", (0, 1)), ("SaveVideo", "format", ("mp4",)),
         ("SaveVideo", "codec", ("h264",)), ("SaveVideo", "format.codec", ("h264",)),
         ("CreateVideo", "bit_depth", ("8",)), ("CreateVideo", "codec", ("auto", "h264")),
