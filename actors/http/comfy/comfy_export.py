@@ -281,7 +281,8 @@ def api_format(
     if not isinstance(workflow, dict):
         raise WorkflowRejected("invalid_prompt", "expected a workflow: a table of nodes")
     if not is_exported(workflow):
-        return with_utf8(workflow)
+        repaired: dict[str, Any] = with_utf8(workflow)
+        return repaired
     try:
         workflow = with_everywhere(with_subgraphs(with_utf8(workflow)))
         nodes, links = workflow["nodes"], workflow["links"]

@@ -150,8 +150,10 @@ def _blurred(given: Mapping[str, Any], level: float = 0.0) -> tuple[Any, ...]:
     if given["amount"] == 0:
         return (given["mask"],)
     size = given["amount"] | 1
-    how = {"radius": size // 2, "sigma": size * 0.15 + 0.35}
-    return (_operate(given, "mask_gaussian", {"mask": given["mask"]}, **how, **({"level": level} if level else {})),)
+    how: dict[str, Any] = {"radius": size // 2, "sigma": size * 0.15 + 0.35}
+    if level:
+        how["level"] = level
+    return (_operate(given, "mask_gaussian", {"mask": given["mask"]}, **how),)
 
 
 def _impact_blurred(given: Mapping[str, Any]) -> tuple[Any, ...]:
