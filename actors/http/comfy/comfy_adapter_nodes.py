@@ -74,7 +74,7 @@ ADAPTED_ATTENTIONS: Mapping[bool, tuple[str, ...]] = MappingProxyType(
     }
 )  # fmt: skip
 #: of an attention's share of all before it, 0 to 1, the share that its factor has of the weight, above the least one.
-#: Source: the formulas in https://deepwiki.com/cubiq/ComfyUI_IPAdapter_plus
+#: Source: "Weight Scheduling" of ComfyUI_IPAdapter_plus in DeepWiki
 _RAMPS: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
         "ease in": lambda at: 1 - at,
