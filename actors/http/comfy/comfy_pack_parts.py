@@ -306,7 +306,7 @@ def _optional(**kinds: str) -> tuple[NodeInput, ...]:
 
 
 _KEYFRAMES = ("timestep_keyframe", "tk_optional")
-_NET = combo("control_net_name", CONTROLNETS)
+_NET = text("control_net_name", choices=CONTROLNETS)
 _STRENGTH = number("strength", 1.0, 0.0, 10.0)
 _ADVANCED = (
     link("positive", "CONDITIONING"), link("negative", "CONDITIONING"), link("control_net", "CONTROL_NET"),
