@@ -55,6 +55,15 @@ PHOTO = np.random.default_rng(5).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
 LEFT, GOES_ON = StepPart(2, keeps_noise=True), StepPart(adds_noise=False)
 MOVIE = OutputShape(SIDE, SIDE, FRAMES, FRAME_RATE)
 CLIP = OutputShape(0, 0, seconds=SECONDS)
+PACKED: Mapping[str, Mapping[str, Any]] = {
+    "image_fit": {"width": 24, "height": 17, "how": "fill", "multiple": 4, "method": "bicubic"},
+    "image_crop_at": {"width": 20, "height": 12, "position": "bottom-right", "x": -1},
+    "image_sharpen_adaptive": {"amount": 0.6},
+    "image_grey": {"factor": 0.5, "method": "average"},
+    "mask_of_primary": {"colour": "blue", "red": 0.5, "green": 0.5, "blue": 0.6},
+    "mask_of_near_colour": {"red": 120, "green": 120, "blue": 120, "threshold": 60},
+    "mask_gaussian": {"radius": 2, "sigma": 1.1},
+}
 TURN, MIRROR = {"rotation": "90 degrees"}, {"method": "y-axis: horizontally"}
 
 
@@ -620,6 +629,25 @@ IMAGES: dict[str, Golden] = {
         },
         lambda do: of_negative(do),
     ),
+    "edits that packs of nodes have": Golden(
+        {
+            **BASE,
+            "e": BASE["d"],
+            "p": operation("image_pick", {"indices": (0, 0)}, image="e"),
+            "f": operation("image_fit", PACKED["image_fit"], image="p"),
+            "c": operation("image_crop_at", PACKED["image_crop_at"], image="f"),
+            "h": operation("image_sharpen_adaptive", PACKED["image_sharpen_adaptive"], image="c"),
+            "g": operation("image_grey", PACKED["image_grey"], image="h"),
+            "m": operation("mask_of_primary", PACKED["mask_of_primary"], image="g"),
+            "n": operation("mask_of_near_colour", PACKED["mask_of_near_colour"], image="g"),
+            "b": operation("mask_gaussian", PACKED["mask_gaussian"], mask="n"),
+            "u": operation("mask_composite", {"mode": "add"}, destination="m", source="b"),
+            "o": operation("image_without_alpha", image="g"),
+            "t": operation("image_two_levels", {"amount": 0.5}, image="o"),
+            "d": operation("image_composite", {}, destination="g", source="t", mask="u"),
+        },
+        lambda do: packed(do),
+    ),
     "a text for each text encoder": Golden(
         {
             "p": text("a cat", "xl"),
@@ -746,6 +774,17 @@ def of_negative(do: Steps) -> Any:
     image = do.decode(do.sample())
     negative = ImagePixels(255 - image.pixels_HWC)
     return do.change("image_match_colours", {"strength": 0.5}, image=image, reference=negative)
+
+
+def packed(do: Steps) -> Any:
+    image = do.change("image_pick", {"indices": (0, 0)}, image=do.decode(do.sample()))
+    for name in ("image_fit", "image_crop_at", "image_sharpen_adaptive", "image_grey"):
+        image = do.change(name, PACKED[name], image=image)
+    primary, near = (do.change(name, PACKED[name], image=image) for name in ("mask_of_primary", "mask_of_near_colour"))
+    near = do.change("mask_gaussian", PACKED["mask_gaussian"], mask=near)
+    mask = do.change("mask_composite", {"mode": "add"}, destination=primary, source=near)
+    white = do.change("image_two_levels", {"amount": 0.5}, image=image)
+    return do.change("image_composite", {}, destination=image, source=white, mask=mask)
 
 
 def of_encoders(do: Steps) -> Any:

@@ -1,12 +1,12 @@
 """Nodes of IP-Adapters, under the names of the pack ComfyUI_IPAdapter_plus: image prompts of a model. Pure.
 
 An IP-Adapter acts on every run of its model: it is an image prompt of the model's value. What its settings mean is
-known from the pack's public description; the ones of which only the code tells are refused.
+known from public descriptions of the pack; the ones of which only the code tells are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -60,6 +60,35 @@ _OF_BLOCKS: Mapping[str, tuple[tuple[str, float], ...]] = MappingProxyType(
         "composition (SDXL)": (("down.2.1", 1.0),),
     }
 )
+#: attentions of Stable Diffusion 1 and XL, in the order in which they run
+ADAPTED_ATTENTIONS: Mapping[bool, tuple[str, ...]] = MappingProxyType(
+    {
+        False: (
+            *(f"down.{block}.{place}" for block in range(3) for place in range(2)), "mid",
+            *(f"up.{block}.{place}" for block in range(1, 4) for place in range(3)),
+        ),
+        True: (
+            *(f"down.{block}.{place}" for block in (1, 2) for place in range(2)), "mid",
+            *(f"up.{block}.{place}" for block in range(2) for place in range(3)),
+        ),
+    }
+)  # fmt: skip
+#: of an attention's share of all before it, 0 to 1, the share that its factor has of the weight, above the least one.
+#: Source: "Weight Scheduling" of ComfyUI_IPAdapter_plus in DeepWiki
+_RAMPS: Mapping[str, Callable[[float], float]] = MappingProxyType(
+    {
+        "ease in": lambda at: 1 - at,
+        "ease out": lambda at: at,
+        "ease in-out": lambda at: 1 - abs(2 * at - 1),
+        "reverse in-out": lambda at: abs(2 * at - 1),
+    }
+)
+_LEAST_OF_RAMP = 0.05
+#: parts of a model with a fifth of the weight
+_WEAK: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"weak input": ("down",), "weak middle": ("mid",), "weak output": ("up",), "strong middle": ("down", "up")}
+)
+_WEAK_FACTOR = 0.2
 #: of how several images of one prompt are put together, the one that the pool has
 _TOGETHER = "concat"
 #: what the weight scales: keys and values are the same as values alone for weight 1
@@ -83,15 +112,28 @@ def _preset(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return given["model"], AdapterValue(*PRESETS[given["preset"]])
 
 
-def _blocks(kind: str) -> tuple[tuple[str, float], ...]:
-    """Return the factors of blocks that a weight type means; () for all alike. Raises NodeUnsupported."""
+def _blocks(kind: str) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:
+    """Return the factors of blocks that a weight type means, for Stable Diffusion 1 or any model, and for XL; () for
+    all alike. Raises NodeUnsupported."""
     if kind in _ALIKE:
-        return ()
-    if kind not in _OF_BLOCKS:
-        expected = ", ".join((*_ALIKE, *_OF_BLOCKS))
-        raise NodeUnsupported(f"weight_type: found {kind!r}, expected one of {expected}: the formulas of the others "
-                              "are not published; the pool's own requests have blocks of image_prompts")  # fmt: skip
-    return _OF_BLOCKS[kind]
+        return (), ()
+    if kind in _OF_BLOCKS:
+        return _OF_BLOCKS[kind], ()
+    if kind in _RAMPS or kind in _WEAK:
+        return _shaped(kind, ADAPTED_ATTENTIONS[False]), _shaped(kind, ADAPTED_ATTENTIONS[True])
+    expected = ", ".join((*_ALIKE, *_OF_BLOCKS, *_RAMPS, *_WEAK))
+    raise NodeUnsupported(f"weight_type: found {kind!r}, expected one of {expected}; the pool's own requests have "
+                          "blocks of image_prompts")  # fmt: skip
+
+
+def _shaped(kind: str, attentions: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
+    """Return the factor of each attention: a ramp over their order, or less in parts of the model."""
+    if kind in _WEAK:
+        return tuple((name, _WEAK_FACTOR if name.partition(".")[0] in _WEAK[kind] else 1.0) for name in attentions)
+    share, count = _RAMPS[kind], len(attentions)
+    return tuple(
+        (name, _LEAST_OF_RAMP + (1 - _LEAST_OF_RAMP) * share(place / count)) for place, name in enumerate(attentions)
+    )
 
 
 def _check_settings(given: Mapping[str, Any]) -> None:
@@ -124,9 +166,9 @@ def _applied(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if isinstance(image, NodeImage) and (image.count > 1 or image.frames):
         raise NodeUnsupported("image: found several images, expected one; more of them are more IPAdapter nodes")
     check_parts("model", "image prompts", len(model.image_prompts) + 1, MAX_PARTS)
-    blocks = _blocks(given["weight_type"])
+    blocks, for_xl = _blocks(given["weight_type"])
     span = given["start_at"], given["end_at"]
-    use = ImagePromptUse(adapter, image, weight, *span, blocks=blocks, mask=given.get("attn_mask"))
+    use = ImagePromptUse(adapter, image, weight, *span, blocks=blocks, mask=given.get("attn_mask"), blocks_of_xl=for_xl)
     return (replace(model, image_prompts=(*model.image_prompts, use)),)
 
 

@@ -309,7 +309,9 @@ def is_read_quickly(graph: Any) -> bool:
     if not isinstance(graph, dict) or len(graph) > _SMALL_NODES:
         return False
     kinds = [node.get("class_type") for node in graph.values() if isinstance(node, dict)]
-    return not any(kind in kinds for kind in ("LoadVideo", "LoadAudio", *SEARCH_STEPS))
+    return not any(
+        kind in kinds for kind in ("LoadVideo", "LoadAudio", "VHS_LoadVideo", "VHS_LoadAudioUpload", *SEARCH_STEPS)
+    )
 
 
 def _titles(graph: Mapping[str, Any]) -> dict[str, str]:

@@ -205,8 +205,6 @@ def clip_of_files(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return an image of a size, stretched, in proportion, or cut at the centre; its width and height; and a mask."""
-    if given.get("mask") is not None:
-        raise NodeUnsupported("mask: expected none; ResizeMask scales it")
     nodes: MadeNodes = given["nodes"]
     sides = {name: given[name] for name in ("width", "height")}
     step = max(1, given["divisible_by"])
@@ -220,7 +218,13 @@ def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     wide, high = (side // step * step for side in sides.values())
     settings = {"width": wide, "height": high, "method": given["upscale_method"], "crop": how == "crop"}
     image = nodes.operate(given["node_id"], "image_scale", NodeImage, {"image": given["image"]}, settings)
-    mask = nodes.operate(f"{given['node_id']}/mask", "image_alpha_mask", NodeMask, {"image": image}, {})
+    node_id = given["node_id"]
+    if given.get("mask") is None:
+        mask = nodes.operate(f"{node_id}/mask", "image_alpha_mask", NodeMask, {"image": image}, {})
+    else:
+        shown = nodes.operate(f"{node_id}/mask/shown", "mask_to_image", NodeImage, {"mask": given["mask"]}, {})
+        shown = nodes.operate(f"{node_id}/mask/scaled", "image_scale", NodeImage, {"image": shown}, settings)
+        mask = nodes.operate(f"{node_id}/mask", "mask_from_image", NodeMask, {"image": shown}, {"channel": "red"})
     return image, wide, high, mask
 
 

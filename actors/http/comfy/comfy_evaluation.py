@@ -21,9 +21,17 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_ROUTES
-from modelpool.actors.http.comfy.comfy_pack_pipes import PIPE_KINDS, PipeParts, parts_of
+from modelpool.actors.http.comfy.comfy_pack_parts import PART_KINDS, parts_of
+from modelpool.actors.http.comfy.comfy_pack_pipes import PipeParts
 from modelpool.actors.http.comfy.comfy_pack_switches import ROUTES, Bundle
-from modelpool.actors.http.comfy.comfy_sizes import SIZE_NODES, SIZE_RULES, Pixels, settled
+from modelpool.actors.http.comfy.comfy_sizes import (
+    CORNERS_OF_CROPS,
+    SIZE_NODES,
+    SIZE_RULES,
+    Pixels,
+    nearest_of_xl,
+    settled,
+)
 from modelpool.actors.http.comfy.comfy_value_nodes import COMPUTED_NODES, PASSING_NODES
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected, link_of
 from modelpool.actors.request.control_video_fields import VideoFile
@@ -79,10 +87,12 @@ def evaluated(
             found[node_id] = {"class_type": node["class_type"], "inputs": inputs}
         if is_linked and (size := _size_of(found[node_id], kind, sizes, image_size)) is not None:
             sizes[node_id] = size
-        is_passing = kind.name in ROUTES or kind.name in PIPE_KINDS
+        is_passing = kind.name in ROUTES or kind.name in PART_KINDS
         is_linked = is_linked and (not is_passing or _fits(nodes, found[node_id], kind, kinds))
         try:
-            parts = _parts_of(node_id, found[node_id], kind) if is_linked and kind.name in PIPE_KINDS else None
+            parts = (
+                _parts_of(node_id, found[node_id], kind, video_facts) if is_linked and kind.name in PART_KINDS else None
+            )
         except NodeUnsupported as problem:
             message = "not supported by the pool"
             problems.append(NodeError(node_id, kind.name, "unsupported_value", message, str(problem)))
@@ -112,7 +122,9 @@ def evaluated(
     return found
 
 
-def _parts_of(node_id: str, node: Mapping[str, Any], kind: NodeType) -> PipeParts | None:
+def _parts_of(
+    node_id: str, node: Mapping[str, Any], kind: NodeType, video_facts: Callable[[str], VideoFile] | None
+) -> PipeParts | None:
     """Return the nodes that a node stands for; None if a setting is not known. Raises NodeUnsupported."""
     widgets = [each for each in kind.inputs if each.type in WIDGET_TYPES]
     # names of models are checked with the nodes that load them
@@ -120,7 +132,7 @@ def _parts_of(node_id: str, node: Mapping[str, Any], kind: NodeType) -> PipePart
     settings = _settings(node, kind, [each for each in widgets if each not in named])
     if settings is None or any(not isinstance(node["inputs"].get(each.name), str) for each in named):
         return None
-    return parts_of(node_id, kind, {**node["inputs"], **settings})
+    return parts_of(node_id, kind, {**node["inputs"], **settings}, video_facts)
 
 
 def _with_values(
@@ -227,8 +239,14 @@ def _outputs_of(
             return None
         width, height = size  # how many images there are is not known
         known = {"width": width, "height": height, "image": inputs.get(source), "longest": max(size)}
+        known["sdxl_width"], known["sdxl_height"] = nearest_of_xl(size)
         known["side"] = (min if inputs.get("side") == "Shortest" else max)(size)
         return tuple(known.get(each) for each in outputs)
+    if kind.name in CORNERS_OF_CROPS:
+        wanted = [each for each in kind.inputs if each.type in WIDGET_TYPES]
+        settings, size = _settings(node, kind, wanted), _sizes_of(node, sizes).get("image")
+        corner = None if settings is None or size is None else CORNERS_OF_CROPS[kind.name](settings, size)
+        return None if corner is None else (None, *corner)
     if kind.name in PASSING_NODES:
         settings = _settings(node, kind, tuple(given for given in kind.inputs if given.type in WIDGET_TYPES))
         there = tuple(given.name for given in kind.inputs if given.type == ANY and given.name in inputs)

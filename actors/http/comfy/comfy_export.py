@@ -20,6 +20,7 @@ from modelpool.actors.http.comfy.comfy_node_types import AUDIOS, IMAGES, VIDEOS,
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
 from modelpool.actors.http.comfy.comfy_pack_pipes import PACK_PIPES
 from modelpool.actors.http.comfy.comfy_refused_nodes import unknown_node
+from modelpool.actors.http.comfy.comfy_utf8 import with_utf8
 from modelpool.actors.http.comfy.node_errors import NodeError, WorkflowRejected
 from modelpool.pool.values.core.errors import counted
 
@@ -56,6 +57,15 @@ _WIDGETS_OF_TTN = tuple(
     given.name for kind in PACK_PIPES if kind.name == "ttN pipeLoader" for given in kind.inputs
     if given.type in WIDGET_TYPES
 )  # fmt: skip
+#: with a whole number, the id of the last seed, behind the seed
+_SEEDED_EFFICIENT = ("seed", "", "steps", "cfg", "sampler_name", "scheduler", "denoise", "preview_method", "vae_decode")
+#: with two inputs that had widgets without a use: 0
+_RESIZED_KJ = ("width", "height", "upscale_method", "keep_proportion", "divisible_by", "", "", "crop")
+#: nodes that show texts behind their widgets: a result, an example, or the texts that are linked to them
+_SHOWING = (
+    *("StringFunction|pysssss", "CheckpointLoader|pysssss", "LoraLoader|pysssss"),
+    *(kind.name for kind in PACK_PIPES if kind.name.endswith("Loader")),
+)
 #: widgets that a node had before, by its type and how many there are
 _EARLIER_WIDGETS: Mapping[tuple[str, int], tuple[str, ...]] = MappingProxyType(
     {
@@ -80,6 +90,8 @@ _SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize", True, False)
 _SEEDS = ("seed", "noise_seed")
 #: modes of nodes that are switched off
 _NEVER, _BYPASS = 2, 4
+#: a node that a link names and the file does not have: the editor, too, leaves the link out
+_MISSING: Mapping[str, Any] = MappingProxyType({"mode": _NEVER})
 #: the id by which a subgraph names a widget of its own, and not one of a node in it
 _OWN_WIDGET = "-1"
 #: subgraphs within each other; links that lead from one to the next
@@ -269,9 +281,10 @@ def api_format(
     if not isinstance(workflow, dict):
         raise WorkflowRejected("invalid_prompt", "expected a workflow: a table of nodes")
     if not is_exported(workflow):
-        return workflow
+        repaired: dict[str, Any] = with_utf8(workflow)
+        return repaired
     try:
-        workflow = with_everywhere(with_subgraphs(workflow))
+        workflow = with_everywhere(with_subgraphs(with_utf8(workflow)))
         nodes, links = workflow["nodes"], workflow["links"]
         definitions = (workflow.get("definitions") or {}).get("subgraphs") or ()
         found = _converted(_Scope(_Definition(nodes, links), _Definitions(definitions, kinds, may_be_own)))
@@ -406,7 +419,7 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     if isinstance(values, dict):
         found = dict(values)
     else:
-        earlier = _EARLIER_WIDGETS.get((node["type"], len(values)))
+        earlier = _earlier_names(node["type"], values)
         names = _active_names(inputs, values, numbers) if earlier is None else list(earlier)
         names = listed if set(names) <= set(listed) else names
         found, left = _by_name(names, values, numbers)
@@ -417,12 +430,24 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
     left = [value for value in left if not (isinstance(value, str) and value.startswith(_TABLE_ROW))]
     is_loader = any(given.choices in (AUDIOS, IMAGES, VIDEOS) for given in inputs)
     left = [value for value in left if value not in (None, "") and not (is_loader and _is_upload(value))]
+    if node["type"] in _SHOWING:
+        left = [value for value in left if not isinstance(value, str)]
     if inputs and all(given.type != "BOOLEAN" for given in inputs):
         left = [value for value in left if not _is_of_editor(value)]
     linked = {each["name"] for each in node.get("inputs") or () if each.get("link") is not None}
     is_described = node["type"] in scope.definitions.kinds or bool(names)
     left = [] if is_described and linked.issuperset(names) else left
     return found | {name: set_by_host[own_id, name] for name in names if (own_id, name) in set_by_host}, left
+
+
+def _earlier_names(kind: str, values: Sequence[Any]) -> tuple[str, ...] | None:
+    """Return the names of the widgets that a node had before, "" for those of the editor alone; None for a node with
+    its usual ones."""
+    if kind == "KSampler (Efficient)" and len(values) == 9 and all(type(value) is int for value in values[:3]):
+        return _SEEDED_EFFICIENT
+    if kind == "ImageResizeKJ" and len(values) == len(_RESIZED_KJ) and values[5:7] == [0, 0]:
+        return _RESIZED_KJ
+    return _EARLIER_WIDGETS.get((kind, len(values)))
 
 
 def _managed_widgets(kind: str, values: Sequence[Any]) -> dict[str, Any]:
@@ -527,7 +552,7 @@ def _source(scope: _Scope, link: _Link) -> _Source:
                 return _shown_value(scope, link.source_slot)
             scope, link = outer, outer.own.links[given["link"]]
             continue
-        node = scope.own.nodes[link.source]
+        node = scope.own.nodes.get(link.source) or _MISSING
         if node.get("mode") == _NEVER:
             return None
         if node["type"] == _PRIMITIVE:

@@ -94,7 +94,7 @@ from modelpool.pool.values.core.errors import UnusableField, UserError, counted
 from modelpool.pool.values.core.stage_params import UNGUIDED_SAMPLERS
 
 #: operations that read all images of a batch; a batch of a sampler is as many workflows here, of one image each
-_OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "image_there_and_back", "video_of_images")
+_OF_ALL = ("image_batch", "image_repeat", "image_from_batch", "image_pick", "image_there_and_back", "video_of_images")
 #: kinds of nodes that stand for another one at each place of a batch: one of several, one of a batch, one frame
 ONE_OF, PICK, FRAME = "one_of", "pick", "frame"
 #: the largest noise level of Stable Diffusion 2, of its last training step. A model that reads an image instead of
@@ -848,6 +848,9 @@ def _frames_after(operation: str, settings: Mapping[str, Any], values: Mapping[s
             start = min(settings["start"], max([1, *frames]) - 1)
             length = min(settings["length"], max([1, *frames]) - start)
             return 0 if length == 1 else length
+        case "image_pick":
+            count = len(settings["indices"])
+            return 0 if count == 1 else count
         case "video_of_images":
             return max([1, *frames])
         case "image_solid":

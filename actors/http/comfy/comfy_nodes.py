@@ -38,8 +38,10 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
+from modelpool.actors.http.comfy.comfy_pack_edits import PACK_EDIT_NODES
 from modelpool.actors.http.comfy.comfy_pack_images import PACK_IMAGES
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_NODES
+from modelpool.actors.http.comfy.comfy_pack_parts import PACK_PARTS
 from modelpool.actors.http.comfy.comfy_pack_pipes import PACK_PIPES
 from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_NODES
 from modelpool.actors.http.comfy.comfy_pair_nodes import PAIR_NODES
@@ -223,6 +225,8 @@ _ROWS = (
     *PACK_IMAGES,
     *TILED_NODES,
     *PACK_PIPES,
+    *PACK_PARTS,
+    *PACK_EDIT_NODES,
 )
 #: nodes by name
 NODE_TYPES: Mapping[str, NodeType] = MappingProxyType({row.name: row for row in _ROWS})

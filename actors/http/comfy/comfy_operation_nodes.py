@@ -30,6 +30,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     warn,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_sizes import fit_settings
 from modelpool.actors.http.comfy.comfy_values import (
     BlankLatent,
     ImageFile,
@@ -156,24 +157,18 @@ def _image_scaled_by_sides(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the image, and its width and height, which are not known yet."""
-    found = {name: given[name] for name in ("condition", "method")}
-    if given["condition"] != "always" or given["multiple_of"] > 1:
-        raise NodeUnsupported(f"condition, multiple_of: found {found['condition']}, {given['multiple_of']}; expected "
-                              "always, and 0")  # fmt: skip
     method = given["interpolation"]
     sides = {"width": given["width"], "height": given["height"]}
     values = {"image": given["image"]}
+    is_plain = given["condition"] == "always" and given["multiple_of"] <= 1
     match given["method"]:
-        case "keep proportion":
+        case "keep proportion" if is_plain:
             image = _operate(given, NodeImage, "image_scale_within", values, **sides, method=method)
-        case "stretch" | "fill / crop" if all(sides.values()):
+        case "stretch" | "fill / crop" if is_plain and all(sides.values()):
             crops = given["method"] != "stretch"
             image = _operate(given, NodeImage, "image_scale", values, **sides, method=method, crop=crops)
         case _:
-            raise NodeUnsupported(
-                f"method: found {given['method']}, expected keep proportion, or stretch or fill / crop with a width "
-                "and a height"
-            )
+            image = _operate(given, NodeImage, "image_fit", values, **fit_settings(given))
     return image, UnknownSize(), UnknownSize()
 
 

@@ -59,6 +59,13 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
         "ff": lambda a, b: False,
     }
 )
+#: comparisons as another pack names them
+_NAMES_OF_RELATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "greater-than": ">", "greater-than or equals": ">=", "less-than": "<", "less-than or equals": "<=",
+        "equals": "==", "does not equal": "!=",
+    }
+)  # fmt: skip
 _ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
         **dict.fromkeys(("add", "+", "Add", "addition"), operator.add),
@@ -80,6 +87,40 @@ _UNARY: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "Sin": math.sin, "Cos": math.cos, "Tan": math.tan, "Floor": math.floor, "Ceil": math.ceil,
     }
 )  # fmt: skip
+#: more of numbers with fractions: angles in radians, and ComfyUI's names
+_FLOAT_UNARY: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        **_UNARY, "Round": round, "Trunc": math.trunc, "Asin": math.asin, "Acos": math.acos, "Atan": math.atan,
+        "Ln": math.log, "Log10": math.log10, "Log2": math.log2, "Sinh": math.sinh, "Cosh": math.cosh,
+        "Tanh": math.tanh, "Asinh": math.asinh, "Acosh": math.acosh, "Atanh": math.atanh, "Exp": math.exp,
+        "Expm1": math.expm1, "Erf": math.erf, "Erfc": math.erfc, "Gamma": math.gamma, "Radians": math.radians,
+        "Degrees": math.degrees,
+    }
+)  # fmt: skip
+_INT_UNARY: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {**{name: _UNARY[name] for name in ("Abs", "Neg", "Inc", "Dec", "Sqr", "Cube")}, "Not": operator.invert}
+)
+_BOOLE: Mapping[str, Callable[[bool, bool], bool]] = MappingProxyType(
+    {
+        "Nor": lambda a, b: not (a or b), "Xor": operator.ne, "Nand": lambda a, b: not (a and b),
+        "And": lambda a, b: a and b, "Xnor": operator.eq, "Or": lambda a, b: a or b, "Eq": operator.eq,
+        "Neq": operator.ne,
+    }
+)  # fmt: skip
+_RELATIONS: Mapping[str, str] = MappingProxyType(
+    {"Eq": "==", "Neq": "!=", "Gt": ">", "Lt": "<", "Geq": ">=", "Leq": "<="}
+)
+_QUERIES: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
+    {
+        "IsZero": lambda value: value == 0, "IsNonZero": lambda value: value != 0,
+        "IsPositive": lambda value: value > 0, "IsNegative": lambda value: value < 0,
+        "IsEven": lambda value: value % 2 == 0, "IsOdd": lambda value: value % 2 == 1,
+    }
+)  # fmt: skip
+#: how a pack rounds the number of a text
+_ROUNDINGS: Mapping[str, Callable[[float], int]] = MappingProxyType(
+    {"round": round, "round down": math.floor, "round up": math.ceil}
+)
 #: the side of a square, by the kind of a model
 _SIDES_OF_MODELS: Mapping[str, int] = MappingProxyType({"SD": 512, "SDXL": 1024})
 _ROUNDED: Mapping[str, Callable[[float], int]] = MappingProxyType(
@@ -183,16 +224,8 @@ def _operated(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Two numbers together: also compared, as 1 or 0."""
     one, other = _numbers(given, "number_a", "number_b")
     how = given["operation"]
-    names = {
-        "greater-than": ">",
-        "greater-than or equals": ">=",
-        "less-than": "<",
-        "less-than or equals": "<=",
-        "equals": "==",
-        "does not equal": "!=",
-    }
-    if how in names:
-        found: Any = int(_COMPARISONS[names[how]](one, other))
+    if how in _NAMES_OF_RELATIONS:
+        found: Any = int(_COMPARISONS[_NAMES_OF_RELATIONS[how]](one, other))
     else:
         found = _bounded(_ARITHMETIC[how](one, other))
     return found, float(found), int(found)
@@ -306,6 +339,54 @@ def _changed(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (_bounded(_UNARY[given["op"]](value)),)
 
 
+def _with_one(operations: Mapping[str, Callable[[Any], Any]], kind: type) -> Builder:
+    """Return what changes one number."""
+
+    def build(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        (value,) = _numbers(given, "a")
+        try:
+            return (kind(_bounded(operations[given["op"]](value))),)
+        except ValueError:
+            raise NodeUnsupported(f"a: found {value:g}, expected a number that {given['op']} has") from None
+
+    return build
+
+
+def _related(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (bool(_COMPARISONS[_RELATIONS[given["op"]]](*_numbers(given, "a", "b"))),)
+
+
+def _asked(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (bool(_QUERIES[given["op"]](*_numbers(given, "a"))),)
+
+
+def _text_to_numbers(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The number of a text, rounded and as it is, and an empty text of help."""
+    how = given["round_integer"]
+    if how not in _ROUNDINGS:
+        raise NodeUnsupported(f"round_integer: found {how[:40]!r}, expected one of {', '.join(_ROUNDINGS)}")
+    (found,) = _parsed("text", float)(given)
+    return _ROUNDINGS[how](found), found, ""
+
+
+def _one_of_numbers(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The first number if the third one is 1, else the second."""
+    one, other, which = _numbers(given, "number_a", "number_b", "boolean_number")
+    found = one if which == 1 else other
+    return found, float(found), int(found)
+
+
+def _number_by_comparison(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Whether two numbers are related, as 1 or 0; or the one of both that this chooses."""
+    if given["comparison"] not in _NAMES_OF_RELATIONS:
+        expected = ", ".join(_NAMES_OF_RELATIONS)
+        raise NodeUnsupported(f"comparison: found {given['comparison'][:40]!r}, expected one of {expected}")
+    one, other = _numbers(given, "number_a", "number_b")
+    holds = _COMPARISONS[_NAMES_OF_RELATIONS[given["comparison"]]](one, other)
+    found = int(holds) if given["return_boolean"] == "true" else one if holds else other
+    return found, float(found), int(found)
+
+
 def _sides_of_ratio(given: Mapping[str, Any]) -> tuple[int, int]:
     """The sides of a named ratio, or the node's own."""
     if given["aspectRatio"].strip().lower() == _CUSTOM:
@@ -349,6 +430,10 @@ def _preset(given: Mapping[str, Any]) -> tuple[Any, ...]:
     if given["invert"]:
         width, height = height, width
     return _in_cells(width, height, given["batch_size"]), width, height
+
+
+def _of_two_values(name: str) -> Builder:
+    return lambda given: (float(_bounded(_ARITHMETIC[name](given["Value_A"], given["Value_B"]))),)
 
 
 _A_B_INT = tuple(whole(name, 0, *_INT) for name in "ab")
@@ -492,6 +577,42 @@ _MATH = (
         ),
         ANY,
     ),
+    row(
+        "CM_IntUnaryOperation",
+        (combo("op", tuple(_INT_UNARY)), whole("a", 0, *_INT)),
+        _with_one(_INT_UNARY, int),
+        "INT",
+    ),
+    row(
+        "CM_FloatUnaryOperation",
+        (combo("op", tuple(_FLOAT_UNARY)), number("a", 0.0, *_FLOAT)),
+        _with_one(_FLOAT_UNARY, float),
+        "FLOAT",
+    ),
+    *(
+        row(f"CM_{name}BinaryCondition", (combo("op", tuple(_RELATIONS)), *inputs), _related, "BOOLEAN")
+        for name, inputs in (("Int", _A_B_INT), ("Float", _A_B_FLOAT), ("Number", any_of("a", "b")))
+    ),
+    row("CM_IntUnaryCondition", (combo("op", tuple(_QUERIES)), whole("a", 0, *_INT)), _asked, "BOOLEAN"),
+    *(
+        row(f"CM_{name}UnaryCondition", (combo("op", tuple(_QUERIES)[:4]), given), _asked, "BOOLEAN")
+        for name, given in (("Float", number("a", 0.0, *_FLOAT)), ("Number", link("a", ANY)))
+    ),
+    row("CM_BoolUnaryOperation", (combo("op", ("Not",)), flag("a")), lambda given: (not given["a"],), "BOOLEAN"),
+    row(
+        "CM_BoolBinaryOperation",
+        (combo("op", tuple(_BOOLE)), flag("a"), flag("b")),
+        lambda given: (bool(_BOOLE[given["op"]](given["a"], given["b"])),),
+        "BOOLEAN",
+    ),
+    row("CM_BoolToInt", (flag("a"),), lambda given: (int(given["a"]),), "INT"),
+    row("CM_IntToBool", (whole("a", 0, *_INT),), lambda given: (given["a"] != 0,), "BOOLEAN"),
+    row("Integer", (whole("Value", 1, *_INT),), passed("Value"), "INT"),
+    row("Int to float", (whole("Value", 1, *_INT),), _cast("Value", float), "FLOAT"),
+    *(
+        row(name, tuple(number(f"Value_{letter}", 1.0, *_FLOAT) for letter in "AB"), _of_two_values(operation), "FLOAT")
+        for name, operation in (("Sum", "+"), ("Subtract", "-"), ("Multiply", "*"), ("Divide", "/"))
+    ),
     row("CM_NumberUnaryOperation", (combo("op", tuple(_UNARY)), link("a", ANY)), _changed, ANY),
     row(
         "SeargeIntegerMath",
@@ -568,6 +689,12 @@ _COMFYROLL = (
         "CR Set Value On Boolean",
         (flag("boolean"), number("value_if_true", 1.0, *_FLOAT), number("value_if_false", 0.0, *_FLOAT)),
         lambda given: _value_of_both(given["value_if_true" if given["boolean"] else "value_if_false"]),
+        *("INT", "FLOAT", "STRING"),
+    ),
+    row(
+        "CR String To Number",
+        (text("text", "0"), text("round_integer", "round")),
+        _text_to_numbers,
         *("INT", "FLOAT", "STRING"),
     ),
     row(
@@ -691,6 +818,13 @@ _WAS = (
     # its outputs were (number, whole number) before there were four: each is 0 or 1
     row("Logic Boolean", (number("boolean_number", 1.0, 0.0, 1.0),),
         lambda given: (int(given["boolean_number"] > 0.5),) * 4, *(ANY,) * 4),
+    row("Number Input Switch", tuple(link(name, ANY) for name in ("number_a", "number_b", "boolean_number")),
+        _one_of_numbers, *(ANY, "FLOAT", "INT")),
+    row("Number Input Condition", (link("number_a", ANY), link("number_b", ANY),
+                                   combo("return_boolean", ("false", "true")), text("comparison", "greater-than")),
+        _number_by_comparison, *(ANY, "FLOAT", "INT")),
+    row("Debug Number to Console", (link("number", ANY), text("label", "Debug to Console", False)), passed("number"),
+        ANY),
     row("Number to Int", (link("number", ANY),), _cast("number", int), "INT"),
     row("Number to Float", (link("number", ANY),), _cast("number", float), "FLOAT"),
     row("Number to Text", (link("number", ANY),), _cast("number", str), "STRING"),

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_node_types import (
-    EDITOR_INPUTS,
     LORAS,
     MAX_BATCH,
     MAX_SEED,
@@ -36,6 +35,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
 )
 from modelpool.actors.http.comfy.comfy_pack_switches import Bundle, unknown_route
 from modelpool.actors.http.comfy.comfy_pack_texts import has_choices
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
 
 _NONE, _BAKED = "None", "Baked VAE"
@@ -62,11 +62,12 @@ class PipeParts:
     warnings: tuple[str, ...] = ()
 
 
-class _PartMaker:
-    """Collects the parts of a node."""
+class PartMaker:
+    """Collects the parts of a node. `video_facts`: facts of a video of the user, by its name; raises UserError."""
 
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, video_facts: Callable[[str], VideoFile] | None = None) -> None:
         self.node_id = node_id
+        self.video_facts = video_facts
         self.nodes: dict[str, Mapping[str, Any]] = {}
         self.warnings: list[str] = []
 
@@ -86,29 +87,15 @@ class _PartMaker:
 
 #: makes the parts of a node from its settings and the links and values of its other inputs; raises
 #: NodeUnsupported
-_Split: TypeAlias = Callable[[_PartMaker, Mapping[str, Any]], PipeParts]
+Split: TypeAlias = Callable[[PartMaker, Mapping[str, Any]], PipeParts]
 
 
 @dataclass(frozen=True, slots=True)
-class _PipeNode:
+class PipeNode:
     """A kind of node, and what makes its parts."""
 
     kind: NodeType
-    split: _Split
-
-
-def parts_of(node_id: str, kind: NodeType, given: Mapping[str, Any]) -> PipeParts | None:
-    """Return the nodes that a node stands for; None for other kinds, and if a pipe is not known. Raises
-    NodeUnsupported."""
-    split = _SPLITS.get(kind.name)
-    pipes = [given.get(each.name) for each in kind.inputs if each.type == _PIPE_LINE]
-    if split is None or not all(isinstance(each, Bundle) for each in pipes):
-        return None
-    maker = _PartMaker(node_id)
-    known = {each.name for each in kind.inputs} | EDITOR_INPUTS
-    if unread := sorted(name for name in given if name not in known and given[name] not in ("", None)):
-        maker.warnings.append(f"{', '.join(unread)[:1000]}: not read: the node has no such input here")
-    return split(maker, given)
+    split: Split
 
 
 def _size(given: Mapping[str, Any]) -> tuple[int, int]:
@@ -129,7 +116,7 @@ def _check_text(given: Mapping[str, Any], name: str) -> None:
 
 
 def _loaded(
-    make: _PartMaker, given: Mapping[str, Any], size: tuple[int, int], loras: Mapping[str, Any]
+    make: PartMaker, given: Mapping[str, Any], size: tuple[int, int], loras: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what a pipe has of a checkpoint: its parts, with LoRAs, texts and empty latents. `loras` have a name, and
     two strengths."""
@@ -171,7 +158,7 @@ def _one_lora(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"lora": tuple(given[name] for name in ("lora_name", "lora_model_strength", "lora_clip_strength"))}
 
 
-def _easily_loaded(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
+def _easily_loaded(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
     """A pipe, its model and its VAE; and what else a full loader gives."""
     if given.get("optional_controlnet_stack") is not None:
         raise NodeUnsupported("optional_controlnet_stack: found a link, expected none: ControlNets are applied one by "
@@ -182,7 +169,7 @@ def _easily_loaded(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
     return make.made(Bundle(pipe), *(pipe[name] for name in ("model", "vae", "clip", "pos", "neg", "latent")))
 
 
-def _loaded_as_webui(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
+def _loaded_as_webui(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
     """The same, with a warning for weights in a text: of this loader, they may be another program's."""
     if weighted := [side for side in ("positive", "negative") if _WEIGHT.search(given[side])]:
         make.warnings.append(f"{', '.join(weighted)}: weights in it are read as by ComfyUI, and not as by A1111")
@@ -190,12 +177,12 @@ def _loaded_as_webui(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
     return PipeParts(parts.nodes, parts.outputs[:3], parts.warnings)
 
 
-def _easily_loaded_alone(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
+def _easily_loaded_alone(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
     parts = _easily_loaded(make, given)
     return PipeParts(parts.nodes, parts.outputs[:3], parts.warnings)
 
 
-def _set(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
+def _set(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
     """A pipe with the settings of a sampler, and the latents, or the image, that it begins with."""
     before: Mapping[str, Any] = given["pipe"].values
     pipe = {**before, **{name: given[name] for name in _SETTINGS}}
@@ -211,7 +198,7 @@ def _set(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
     return make.made(Bundle(pipe))
 
 
-def _run(make: _PartMaker, given: Mapping[str, Any], pipe: Mapping[str, Any]) -> dict[str, Any]:
+def _run(make: PartMaker, given: Mapping[str, Any], pipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a pipe after its sampler; its images are decoded, and shown or saved as the node says."""
     if missing := [name for name in _SETTINGS if name not in pipe]:
         raise NodeUnsupported(f"pipe: found none of {', '.join(missing)}, expected easy preSampling before")
@@ -243,12 +230,12 @@ def _outputs(pipe: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(pipe.get(name) for name in names)
 
 
-def _sampled(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
+def _sampled(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
     pipe = _run(make, given, {**given["pipe"].values, **_replaced(given)})
     return make.made(Bundle(pipe), pipe["image"])
 
 
-def _sampled_with_settings(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
+def _sampled_with_settings(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
     if given.get("image") is not None:
         raise NodeUnsupported("image: found a link, expected none: easy preSampling begins with an image")
     own = {name: given[name] for name in _SETTINGS}
@@ -256,7 +243,7 @@ def _sampled_with_settings(make: _PartMaker, given: Mapping[str, Any]) -> PipePa
     return make.made(Bundle(pipe), pipe["image"], *_outputs(pipe), pipe["seed"])
 
 
-def _loaded_by_tinyterra(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
+def _loaded_by_tinyterra(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
     loras = {
         f"lora{place}": tuple(given[f"lora{place}_{name}"] for name in ("name", "model_strength", "clip_strength"))
         for place in _LORA_PLACES
@@ -266,7 +253,7 @@ def _loaded_by_tinyterra(make: _PartMaker, given: Mapping[str, Any]) -> PipePart
     return make.made(Bundle(pipe), *_outputs(pipe), pipe["seed"])
 
 
-def _sampled_by_tinyterra(make: _PartMaker, given: Mapping[str, Any]) -> PipeParts:
+def _sampled_by_tinyterra(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
     """A pipe with one LoRA more, whose latents are scaled, after its sampler."""
     if given["sampler_state"] != "Sample":
         raise NodeUnsupported(f"sampler_state: found {given['sampler_state'][:100]}, expected Sample")
@@ -288,7 +275,7 @@ def _sampled_by_tinyterra(make: _PartMaker, given: Mapping[str, Any]) -> PipePar
     return make.made(Bundle(after), *_outputs(after), after["image"], after["seed"])
 
 
-_PIPE_LINE = "PIPE_LINE"
+PIPE_LINE = "PIPE_LINE"
 
 
 def _row(name: str, inputs: tuple[NodeInput, ...], *outputs: str, is_output: bool = False) -> NodeType:
@@ -299,7 +286,7 @@ def _optional(*names: tuple[str, str]) -> tuple[NodeInput, ...]:
     return tuple(link(name, kind, is_required=False) for name, kind in names)
 
 
-_PIPE = link("pipe", _PIPE_LINE)
+_PIPE = link("pipe", PIPE_LINE)
 _STACK = link("optional_lora_stack", "LORA_STACK", is_required=False)
 _OVERRIDES = _optional(("model_override", "MODEL"), ("clip_override", "CLIP"), ("vae_override", "VAE"))
 _TEXT_KINDS = (("model", "MODEL"), ("positive", "CONDITIONING"), ("negative", "CONDITIONING"), ("latent", "LATENT"),
@@ -339,21 +326,21 @@ _ALL = tuple(kind for _, kind in _TEXT_KINDS)
 _CONFIG = text("config_name", "Default", False, choices=("Default",))
 _FIRST = combo("ckpt_name", MODELS)
 _ROWS = (
-    _PipeNode(_row("easy a1111Loader", (_FIRST, *_CHECKPOINT, *_LORA, *_SIZED, *_PLAIN_TEXTS, _BATCH, _WEBUI, _STACK,
-                                      *_CONTROLS), *(_PIPE_LINE, "MODEL", "VAE")), _loaded_as_webui),
-    _PipeNode(_row("easy comfyLoader", (_FIRST, *_CHECKPOINT, *_LORA, *_SIZED, *_PLAIN_TEXTS, _BATCH, _STACK,
-                                        *_CONTROLS), *(_PIPE_LINE, "MODEL", "VAE")), _easily_loaded_alone),
-    _PipeNode(_row("easy fullLoader", (_FIRST, _CONFIG, *_CHECKPOINT, *_LORA, *_SIZED,
+    PipeNode(_row("easy a1111Loader", (_FIRST, *_CHECKPOINT, *_LORA, *_SIZED, *_PLAIN_TEXTS, _BATCH, _WEBUI, _STACK,
+                                      *_CONTROLS), *(PIPE_LINE, "MODEL", "VAE")), _loaded_as_webui),
+    PipeNode(_row("easy comfyLoader", (_FIRST, *_CHECKPOINT, *_LORA, *_SIZED, *_PLAIN_TEXTS, _BATCH, _STACK,
+                                        *_CONTROLS), *(PIPE_LINE, "MODEL", "VAE")), _easily_loaded_alone),
+    PipeNode(_row("easy fullLoader", (_FIRST, _CONFIG, *_CHECKPOINT, *_LORA, *_SIZED,
                                      *_WEIGHTED_TEXTS, _BATCH, _WEBUI, *_OVERRIDES, _STACK, *_CONTROLS),
-                 *(_PIPE_LINE, "MODEL", "VAE", "CLIP", "CONDITIONING", "CONDITIONING", "LATENT")), _easily_loaded),
-    _PipeNode(_row("easy preSampling", (_PIPE, *_RUN, _SEED, *_optional(("image_to_latent", "IMAGE"),
-                                                                      ("latent", "LATENT"))), _PIPE_LINE), _set),
-    _PipeNode(_row("easy kSampler", (_PIPE, *_SAVED, *_optional(("model", "MODEL"))), *(_PIPE_LINE, "IMAGE"),
+                 *(PIPE_LINE, "MODEL", "VAE", "CLIP", "CONDITIONING", "CONDITIONING", "LATENT")), _easily_loaded),
+    PipeNode(_row("easy preSampling", (_PIPE, *_RUN, _SEED, *_optional(("image_to_latent", "IMAGE"),
+                                                                      ("latent", "LATENT"))), PIPE_LINE), _set),
+    PipeNode(_row("easy kSampler", (_PIPE, *_SAVED, *_optional(("model", "MODEL"))), *(PIPE_LINE, "IMAGE"),
                  is_output=True), _sampled),
-    _PipeNode(_row("easy fullkSampler", (_PIPE, *_RUN, *_SAVED, _SEED, *_optional(*_TEXT_KINDS),
+    PipeNode(_row("easy fullkSampler", (_PIPE, *_RUN, *_SAVED, _SEED, *_optional(*_TEXT_KINDS),
                                        *any_of("xyPlot"), link("image", "IMAGE", is_required=False)),
-                 *(_PIPE_LINE, "IMAGE", *_ALL, "INT"), is_output=True), _sampled_with_settings),
-    _PipeNode(
+                 *(PIPE_LINE, "IMAGE", *_ALL, "INT"), is_output=True), _sampled_with_settings),
+    PipeNode(
         _row(
             "ttN pipeLoader",
             (
@@ -368,11 +355,11 @@ _ROWS = (
                 ),
                 *_WEIGHTED_TEXTS, *_SIDES, _BATCH, _SEED, *_OVERRIDES[:2], _STACK,
             ),
-            *(_PIPE_LINE, *_ALL, "INT"),
+            *(PIPE_LINE, *_ALL, "INT"),
         ),
         _loaded_by_tinyterra,
     ),
-    _PipeNode(
+    PipeNode(
         _row(
             "ttN pipeKSampler",
             (
@@ -381,13 +368,12 @@ _ROWS = (
                 _SAVED[0], _SAVED[2], _SEED, *_optional(*((f"optional_{name}", kind) for name, kind in _TEXT_KINDS)),
                 *any_of("xyPlot"),
             ),
-            *(_PIPE_LINE, *_ALL, "IMAGE", "INT"),
+            *(PIPE_LINE, *_ALL, "IMAGE", "INT"),
             is_output=True,
         ),
         _sampled_by_tinyterra,
     ),
 )  # fmt: skip
-#: nodes of pipes, and their names
+#: nodes of pipes
+PIPE_NODES = _ROWS
 PACK_PIPES = tuple(each.kind for each in _ROWS)
-_SPLITS: Mapping[str, _Split] = MappingProxyType({each.kind.name: each.split for each in _ROWS})
-PIPE_KINDS = frozenset(_SPLITS)

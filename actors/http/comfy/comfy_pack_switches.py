@@ -104,12 +104,14 @@ def _pipe(
     base: str = "",
     gives: tuple[str, ...] | None = None,
     with_pipe: bool = True,
+    settings: tuple[NodeInput, ...] = (),
 ) -> _Pass:
     """Return a node of pipes of a type. It takes another pipe (`base`), of which its own inputs replace parts, and
-    gives a pipe, and the parts `gives`, all by default."""
+    gives a pipe, and the parts `gives`, all by default. `settings` are parts that are written in the node."""
     parts = tuple(fields) if gives is None else gives
     inputs = ((link(base, kind, is_required=False),) if base else ()) + tuple(
-        link(each, of, is_required=False) for each, of in fields.items()
+        next((one for one in settings if one.name == each), link(each, of, is_required=False))
+        for each, of in fields.items()
     )
 
     def route(given: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -220,12 +222,24 @@ _SIDES_OF_VIEW = (
     "back-left quarter view", "left side view", "front-left quarter view",
 )  # fmt: skip
 _RGTHREE, _BASIC_PIPE, _PIPE_LINE = "RGTHREE_CONTEXT", "BASIC_PIPE", "PIPE_LINE"
+_FACTS_OF_VIDEO = {"fps": "FLOAT", "frame_count": "INT", "duration": "FLOAT", "width": "INT", "height": "INT"}
+_SOURCE, _LOADED = ({f"{when}_{name}": kind for name, kind in _FACTS_OF_VIDEO.items()} for when in ("source", "loaded"))
+_MODULE = {
+    **{name: _EASY[name] for name in ("model", "pos", "neg", "latent", "vae", "clip")},
+    "controlnet": "CONTROL_NET",
+    "image": "IMAGE",
+    "seed": ANY,
+}
 _PIPES = (
     _pipe("ToBasicPipe", _BASIC_PIPE, _BASIC, gives=()),
     _out_of_pipe("FromBasicPipe", _BASIC_PIPE, "basic_pipe", _BASIC, with_pipe=False),
     _out_of_pipe("FromBasicPipe_v2", _BASIC_PIPE, "basic_pipe", _BASIC, with_pipe=True),
     _pipe("EditBasicPipe", _BASIC_PIPE, _BASIC, base="basic_pipe", gives=()),
     _pipe("easy pipeIn", _PIPE_LINE, _EASY, base="pipe", gives=()),
+    _pipe("CR Module Pipe Loader", _PIPE_LINE, _MODULE, gives=(), settings=(whole("seed", 0, 0, 2**64 - 1),)),
+    _out_of_pipe("CR Module Input", _PIPE_LINE, "pipe", _MODULE, with_pipe=True),
+    _pipe("CR Module Output", _PIPE_LINE, _MODULE, base="pipe", gives=()),
+    _pipe("Bus Node", "BUS", _BASIC, base="bus"),
     _out_of_pipe("easy pipeOut", _PIPE_LINE, "pipe", {**_EASY, "seed": ANY}, with_pipe=True),
     _pipe("Context (rgthree)", _RGTHREE, _CONTEXT, base="base_ctx"),
     _pipe("Context Big (rgthree)", _RGTHREE, _BIG_CONTEXT, base="base_ctx"),
@@ -233,6 +247,14 @@ _PIPES = (
     _pipes_joined("Context Switch Big (rgthree)", _RGTHREE, _BIG_CONTEXT, first_alone=True),
     _pipes_joined("Context Merge (rgthree)", _RGTHREE, _CONTEXT, first_alone=False),
     _pipes_joined("Context Merge Big (rgthree)", _RGTHREE, _BIG_CONTEXT, first_alone=False),
+    *(
+        _out_of_pipe(name, "VHS_VIDEOINFO", "video_info", facts, with_pipe=False)
+        for name, facts in (
+            ("VHS_VideoInfo", {**_SOURCE, **_LOADED}),
+            ("VHS_VideoInfoSource", _SOURCE),
+            ("VHS_VideoInfoLoaded", _LOADED),
+        )
+    ),
 )
 _WAS_KINDS = (
     ("Text Input Switch", "text", "STRING"), ("Image Input Switch", "image", "IMAGE"),
@@ -310,6 +332,43 @@ _SWITCHES = (
     _where_true("If ANY execute A else B", "ANY", "IF_TRUE", "IF_FALSE"),
     _where_true("SimpleCondition+", "evaluate", "on_true", "on_false"),
 )  # fmt: skip
+
+
+def _image_and_mask(given: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """The image and the mask at a place; nothing for what is not linked there."""
+    place = given["select"]
+    image = given.get(f"images{place}" if place == 1 else f"images{place}_opt")
+    return None if image is None else (image, given.get(f"mask{place}_opt"))
+
+
+def _ways_by_place(given: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """The input, at the output of the place; nothing at the other ones."""
+    if "input" not in given:
+        return None
+    return tuple(given["input"] if place == given["select"] else None for place in range(1, _SWITCHED + 1))
+
+
+_MORE_SWITCHES = (
+    *(
+        _by_place(f"{name} Switch (JPS)", "select", 1, tuple(f"{part}_{place}" for place in range(1, 6)),
+                  kind=_as_link(kind))
+        for name, part, kind in (("Conditioning", "con", "CONDITIONING"), ("Latent", "latent", "LATENT"))
+    ),
+    _by_place("CR Pipe Switch", "Input", 1, ("pipe1", "pipe2"), kind=_PIPE_LINE),
+    _Pass(
+        _row(
+            "ImageMaskSwitch",
+            (whole("select", 1, 1, 4), link("images1", "IMAGE"), link("mask1_opt", "MASK", is_required=False),
+             *(link(f"{name}{place}_opt", kind, is_required=False) for place in (2, 3, 4)
+               for name, kind in (("images", "IMAGE"), ("mask", "MASK")))),
+            *("IMAGE", "MASK"),
+        ),
+        _image_and_mask,
+    ),
+    _Pass(_row("ImpactInversedSwitch", (whole("select", 1, 1, 999), link("input", ANY),
+                                        flag("sel_mode", False, is_required=False)), *[ANY] * _SWITCHED),
+          _ways_by_place),
+)  # fmt: skip
 _TELLING = (combo("mode", ("always", "on empty queue"), is_required=False),)
 _PASSED = (
     _through("easy showAnything", "anything", required=False),
@@ -333,6 +392,26 @@ _PASSED = (
     ),
     _several_through("ImpactExecutionOrderController", {"signal": ANY, "value": ANY}),
 )
+_CLEANING = (
+    _through("VRAMCleanup", "anything", _flag("offload_model"), _flag("offload_cache")),
+    _through(
+        "RAMCleanup",
+        "anything",
+        *(_flag(f"clean_{name}") for name in ("file_cache", "processes", "dlls")),
+        whole("retry_times", 3, 1, 10),
+    ),
+    _through("UnloadAllModels", "value"),
+    _through(
+        "Free_Video_Memory",
+        "images",
+        *(text(name, "disable", False) for name in ("aggressive_cleanup", "report_memory")),
+        kind="IMAGE",
+    ),
+    *(
+        _through(f"FreeMemory{name}", name.lower(), flag("aggressive", False, is_required=False), kind=kind)
+        for name, kind in (("Image", "IMAGE"), ("Latent", "LATENT"), ("Model", "MODEL"), ("CLIP", "CLIP"))
+    ),
+)
 _CAMERA = _Pass(
     _row(
         "QwenMultiangleCameraNode",
@@ -347,7 +426,7 @@ _CAMERA = _Pass(
     ),
     _camera,
 )
-_ROWS = (*_PIPES, *_SWITCHES, *_PASSED, _CAMERA)
+_ROWS = (*_PIPES, *_SWITCHES, *_MORE_SWITCHES, *_PASSED, *_CLEANING, _CAMERA)
 #: kinds of nodes that pass on their links
 PACK_SWITCHES = tuple(each.kind for each in _ROWS)
 #: what their outputs are, by kind; None where that is not known

@@ -14,6 +14,7 @@ from typing import Any
 
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
+    LORAS,
     MAX_SEED,
     Builder,
     NodeInput,
@@ -405,6 +406,27 @@ _OTHERS = (
         "STRING",
     ),
     row("Text box", (text("text"),), passed("text"), "STRING"),
+    row(
+        "PromptBuilder //Inspire",
+        (text("category", "", False), text("preset", "#PRESET", False), text("text")),
+        passed("text"),
+        "STRING",
+    ),
+    row("PreviewTextNode", (text("text"),), passed("text"), "STRING"),
+    row("DisplayText_Zho", (text("text"),), passed("text"), "STRING"),
+    row(
+        "ttN textDebug",
+        (
+            flag("print_to_console", True, False),
+            text("console_title", "", False),
+            text("execute", "Always", False),
+            text("text"),
+        ),
+        passed("text"),
+        "STRING",
+    ),
+    row("Boolean To Text", (flag("boolean"),), _as_text("boolean"), "STRING"),
+    row("easy loraNames", (text("lora_name", choices=LORAS),), passed("lora_name"), ANY),
     row("Primitive string [Crystools]", (text("string"),), passed("string"), "STRING"),
     row("Primitive string multiline [Crystools]", (text("string"),), passed("string"), "STRING"),
     row(

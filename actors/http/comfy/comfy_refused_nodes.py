@@ -77,7 +77,7 @@ _REASONS: Mapping[str, str] = MappingProxyType(
              "LoadImageTextSetFromFolderNode", "LoadTrainingDataset", "SaveTrainingDataset", "MakeTrainingDataset"),
             _TRAINING,
         ),
-        **dict.fromkeys(("RecordAudio", "Video Slice", "VHS_LoadVideo", "VHS_LoadVideoPath",
+        **dict.fromkeys(("RecordAudio", "Video Slice", "VHS_LoadVideoPath",
                          "VHS_LoadAudio", "VHS_LoadImagesPath"), _USER_MEDIA),
         **dict.fromkeys(("WebcamCapture", "Painter"), "it needs the editor's page"),
         **dict.fromkeys(
@@ -188,7 +188,6 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
                                          "PortraitMaster", "Text Random Prompt", "Load Image Batch")),
     ("NNLatentUpscale", "the pool has no upscalers of latents"),
     ("ACN_", "ControlNets are applied by ControlNetApplyAdvanced: the pool has no weights by block of them"),
-    ("ControlNetLoaderAdvanced", "ControlNets are loaded by ControlNetLoader, without weights by block"),
     ("ScaledSoftControlNetWeights", "the pool has no weights by block of ControlNets"),
     ("Krea2", "the pool has no styles and controls of Krea 2 in files of their own"),
     ("ComfyUI-Krea2T", "the pool does not change the text encoder of Krea 2"),

@@ -390,7 +390,13 @@ def image_prompts_of(model: ModelValue, text: TextValue, family: str) -> tuple[I
 
 def _named(use: ImagePromptUse, family: str) -> ImagePromptUse:
     is_xl = family.startswith(_XL)
-    if use.blocks and not is_xl:
+    is_first = family.startswith("Stable Diffusion 1")
+    if use.blocks_of_xl:
+        if not is_xl and not is_first:
+            raise NodeUnsupported("weight_type: found one of the attentions of Stable Diffusion 1 and XL, expected "
+                                  f"linear for {family or 'this model'}")  # fmt: skip
+        use = replace(use, blocks=use.blocks_of_xl if is_xl else use.blocks)
+    elif use.blocks and not is_xl:
         found = ", ".join(name for name, _ in use.blocks)
         raise NodeUnsupported(f"weight_type: found one of block {found} of Stable Diffusion XL, expected linear for "
                               f"{family or 'this model'}")  # fmt: skip
@@ -398,7 +404,7 @@ def _named(use: ImagePromptUse, family: str) -> ImagePromptUse:
     assert isinstance(adapter, AdapterValue), "image prompts of models are IP-Adapters"
     if adapter.for_xl is None:
         return replace(use, model=adapter.name)
-    name = adapter.for_xl if is_xl else adapter.name if family.startswith("Stable Diffusion 1") else ""
+    name = adapter.for_xl if is_xl else adapter.name if is_first else ""
     if not name:
         raise NodeUnsupported(f"preset: found one without a file for {family or 'this model'}, expected "
                               "IPAdapterModelLoader with the name of a file")  # fmt: skip

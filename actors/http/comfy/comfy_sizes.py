@@ -16,26 +16,50 @@ from modelpool.actors.http.comfy.comfy_request_fields import whole_cells
 from modelpool.pool.inference.operations.image_detail import Stitch, stitch_size
 from modelpool.pool.inference.operations.image_scaling import shortest_size, size_wanted, whole_multiples
 from modelpool.pool.inference.operations.operation import Size
+from modelpool.pool.inference.operations.pack_edits import CropAt, Fit, crop_box, fit_size
+from modelpool.pool.values.core.errors import UnusableField
 
 #: width and height in pixels
 Pixels: TypeAlias = "tuple[int, int]"
 #: the size that a node makes, from its written inputs and the sizes of its linked ones; None if it is not known
 SizeRule: TypeAlias = "Callable[[Mapping[str, Any], Mapping[str, Pixels]], Pixels | None]"
 
+#: what a custom node that resizes under a condition calls its ways and its conditions
+_FITS: Mapping[str, str] = MappingProxyType(
+    {"stretch": "stretch", "keep proportion": "within", "fill / crop": "fill", "pad": "pad"}
+)
+_CONDITIONS: Mapping[str, str] = MappingProxyType(
+    {"always": "always", "downscale if bigger": "larger", "upscale if smaller": "smaller",
+     "if bigger area": "larger area", "if smaller area": "smaller area"}
+)  # fmt: skip
+_SIZES_OF_XL = (
+    (1024, 1024), (1152, 896), (896, 1152), (1216, 832), (832, 1216), (1344, 768), (768, 1344), (1536, 640),
+    (640, 1536),
+)  # fmt: skip
 #: nodes that make something as large as one of their inputs
 _AS_LARGE = {
     "image": (
         "ImageInvert", "ImageBlur", "ImageSharpen", "ImageQuantize", "ImageFlip", "Canny", "Morphology",
         "ImageAddNoise", "LTXVPreprocess", "ImageFromBatch", "RepeatImageBatch", "ImageToMask", "ImageColorToMask",
         "SplitImageWithAlpha", "JoinImageWithAlpha", "AdjustBrightness", "AdjustContrast", "ImageRGBToYUV",
-        "GetImageSizeAndCount", "ImageFromBatch+", "ImageFlip+",
+        "GetImageSizeAndCount", "ImageFromBatch+", "ImageFlip+", "ImageCASharpening+", "ImageDesaturate+",
+        "ImagePosterize+", "ImageRemoveAlpha+", "ImageExpandBatch+", "MaskFromColor+", "MaskFromRGBCMYBW+",
     ),
-    "images": ("RebatchImages", "GetImageRangeFromBatch", "Image Flip"),
+    "images": (
+        "RebatchImages", "GetImageRangeFromBatch", "Image Flip", "Images to RGB", "GetImagesFromBatchIndexed",
+        "ImageSelector", "ReverseImageBatch", "ImageBatchRepeatInterleaving", "VHS_SplitImages",
+        "VHS_SelectEveryNthImage", "VHS_DuplicateImages",
+    ),
+    "image_1": ("ImageBatchMultiple+",),
+    "mask1": ("MaskBatch+", "AddMask", "SubtractMask"),
+    "latent": ("GetLatentSizeAndCount",),
     "image1": ("ImageBatch", "ImageBlend"),
     "image_target": ("ColorMatch",),
     "images.image0": ("BatchImagesNode",),
     "destination": ("ImageCompositeMasked", "MaskComposite", "LatentCompositeMasked"),
-    "mask": ("MaskToImage", "InvertMask", "GrowMask", "FeatherMask", "ThresholdMask", "GrowMaskWithBlur"),
+    "mask": ("MaskToImage", "InvertMask", "GrowMask", "FeatherMask", "ThresholdMask", "GrowMaskWithBlur",
+             "MaskBlur+", "MaskSmooth+", "MaskFlip+", "MaskExpandBatch+", "MaskFromBatch+", "ImpactGaussianBlurMask",
+             "ToBinaryMask"),
     "samples": (
         "VAEDecode", "VAEDecodeTiled", "SetLatentNoiseMask", "LatentFromBatch", "RepeatLatentBatch", "LatentFlip",
         "LatentMultiply", "LatentBatchSeedBehavior",
@@ -49,7 +73,7 @@ _AS_LARGE = {
 }  # fmt: skip
 #: nodes that have a width and a height
 _WRITTEN = (
-    "EmptyFlux2LatentImage", "EmptyImage", "SolidMask",
+    "EmptyFlux2LatentImage", "EmptyImage", "SolidMask", "Colored Image (mtb)", "JWImageResize",
     "EmptyHunyuanLatentVideo", "EmptyLTXVLatentVideo", "EmptyMochiLatentVideo", "EmptyCosmosLatentVideo",
     "WanImageToVideo", "WanFirstLastFrameToVideo", "WanVaceToVideo", "Wan22ImageToVideoLatent", "HunyuanImageToVideo",
     "LTXVImgToVideo", "SVD_img2vid_Conditioning",
@@ -175,16 +199,60 @@ def _letterboxed(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixel
     return given["target_width"], given["target_height"]
 
 
+def fit_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a fit from the inputs of a custom node that resizes under a condition."""
+    return {
+        "width": given["width"],
+        "height": given["height"],
+        "method": given["interpolation"],
+        "how": _FITS[given["method"]],
+        "condition": _CONDITIONS[given["condition"]],
+        "multiple": given["multiple_of"],
+    }
+
+
 def _within(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
-    """The size of a custom node that resizes always, stretched or in proportion."""
-    if "image" not in sizes or given["condition"] != "always" or given["multiple_of"] > 1:
+    """The size of a custom node that resizes under a condition."""
+    if "image" not in sizes:
         return None
-    if given["method"] in ("stretch", "fill / crop") and given["width"] and given["height"]:
-        return given["width"], given["height"]
-    if given["method"] != "keep proportion":
+    if given["condition"] == "always" and given["multiple_of"] <= 1:
+        if given["method"] in ("stretch", "fill / crop") and given["width"] and given["height"]:
+            return given["width"], given["height"]
+        if given["method"] == "keep proportion":
+            sides = zip((given["width"], given["height"]), sizes["image"], strict=True)
+            return _times(sizes["image"], min((wanted / side for wanted, side in sides if wanted), default=1.0))
+    try:
+        found = fit_size(Fit(**fit_settings(given)), Size(*sizes["image"]))
+    except UnusableField:  # the operation names it
         return None
-    sides = zip((given["width"], given["height"]), sizes["image"], strict=True)
-    return _times(sizes["image"], min((wanted / side for wanted, side in sides if wanted), default=1.0))
+    return found.width, found.height
+
+
+def _crop_box(given: Mapping[str, Any], size: Pixels) -> tuple[int, int, Size] | None:
+    """Return the corner and the size of a part at a named place; None if the operation refuses it."""
+    names = {"width": "width", "height": "height", "position": "position", "x": "x_offset", "y": "y_offset"}
+    try:
+        return crop_box(CropAt(**{name: given[each] for name, each in names.items()}), Size(*size))
+    except UnusableField:
+        return None
+
+
+def _cropped_at(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    """The size of a custom node that crops at a named place."""
+    box = _crop_box(given, sizes["image"]) if "image" in sizes else None
+    return None if box is None else (box[2].width, box[2].height)
+
+
+def _corner(given: Mapping[str, Any], size: Pixels) -> Pixels | None:
+    box = _crop_box(given, size)
+    return None if box is None else box[:2]
+
+
+def _to_shortest(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
+    if "image" not in sizes:
+        return None
+    found = shortest_size(Size(*sizes["image"]), given["size"])
+    return found.width, found.height
 
 
 def _resized(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pixels | None:
@@ -250,6 +318,17 @@ def settled(kind: str, given: Mapping[str, Any], sizes: Mapping[str, Pixels]) ->
     return {"width": width, "height": height, "keep_proportion": how, **dict.fromkeys(given_before)}
 
 
+def nearest_of_xl(size: Pixels) -> Pixels:
+    """Return the size of Stable Diffusion XL with the ratio of sides that is nearest to a size's; the first one of
+    equally near ones. Source: the table of ComfyMath."""
+    return min(_SIZES_OF_XL, key=lambda each: abs(size[0] / max(1, size[1]) - each[0] / each[1]))
+
+
+def _of_images(rule: SizeRule, name: str, setting: str) -> SizeRule:
+    """Return the rule of a node that calls its image and its side otherwise."""
+    return lambda given, sizes: rule({setting: given[name]}, {"image": sizes["images"]} if "images" in sizes else {})
+
+
 #: what the sizes of nodes follow from, by their kind
 SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
     {
@@ -270,10 +349,18 @@ SIZE_RULES: Mapping[str, SizeRule] = MappingProxyType(
         "ImageStitch": _stitched,
         "ResizeAndPadImage": _letterboxed,
         "ImageResize+": _within,
+        "ImageCrop+": _cropped_at,
+        "ResizeImagesByLongerEdge": _of_images(_to_longest, "longer_edge", "largest_size"),
+        "ResizeImagesByShorterEdge": _of_images(_to_shortest, "shorter_edge", "size"),
+        "JWImageResizeByShorterSide": _to_shortest,
         "ResizeImageMaskNode": _resized,
         **dict.fromkeys(("UltimateSDUpscale", "UltimateSDUpscaleCustomSample"), _enlarged),
         **dict.fromkeys(("ImageResizeKJ", "ImageResizeKJv2"), _resized_whole),
     }
+)
+#: the corner of the part of an image that a node keeps, by its kind: an output of the node
+CORNERS_OF_CROPS: Mapping[str, Callable[[Mapping[str, Any], Pixels], Pixels | None]] = MappingProxyType(
+    {"ImageCrop+": _corner}
 )
 #: nodes of a size, each with the input of which it is, unless they make one of their own, and what its outputs are:
 #: "image" is passed on
@@ -288,6 +375,8 @@ SIZE_NODES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "easy imageSizeByLongerSide": ("image", ("longest",)),
         "Get resolution [Crystools]": ("image", ("width", "height")),
         "Image or Latent Size (rgthree)": ("input", ("width", "height")),
+        "GetImage_(Width&Height) _O": ("image", ("width", "height")),
+        "CM_NearestSDXLResolution": ("image", ("sdxl_width", "sdxl_height")),
         "LayerUtility: GetImageSize": ("image", ("width", "height", "")),
         **dict.fromkeys(("ImageResize+", "ImageResizeKJ", "ImageResizeKJv2"), ("image", ("", "width", "height"))),
     }

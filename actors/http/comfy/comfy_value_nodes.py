@@ -311,6 +311,7 @@ _SHOWING = (
     _row("LayerUtility: PurgeVRAM", (*any_of("anything"), flag("purge_cache"), flag("purge_models")), _nothing),
     _row("Show any [Crystools]", any_of("any_value"), _nothing),
     _row("DisplayAny", any_of("input"), _nothing),
+    _row("Int debug print", (text("Label", "", False), *any_of("Value")), _nothing),
 )
 _CUSTOM = (
     _row("Text Multiline", (text("text"),), _written, "STRING"),
@@ -406,6 +407,8 @@ _SIZES = (
         "easy imageSizeBySide", (link("image", "IMAGE"), combo("side", ("Longest", "Shortest"))), _unknown_size, "INT"
     ),
     _row("easy imageSizeByLongerSide", (link("image", "IMAGE"),), _unknown_size, "INT"),
+    _row("GetImage_(Width&Height) _O", (link("image", "IMAGE"),), _unknown_size, "INT", "INT"),
+    _row("CM_NearestSDXLResolution", (link("image", "IMAGE"),), _unknown_size, "INT", "INT"),
     _row("Get resolution [Crystools]", (link("image", "IMAGE"),), _unknown_size, "INT", "INT"),
     _row("Image or Latent Size (rgthree)", (link("input", ANY),), _unknown_size, "INT", "INT"),
     _row("LayerUtility: GetImageSize", (link("image", "IMAGE"),), _unknown_size, "INT", "INT", "BOX"),

@@ -204,7 +204,10 @@ class AdapterValue:
 @dataclass(frozen=True, slots=True)
 class ImagePromptUse:
     """A style model of the pool (Redux) or an IP-Adapter, the image that it reads, its strength, and for an IP-Adapter
-    the part of the noise levels, the factors of blocks and the mask of the part of the picture in which it acts."""
+    the part of the noise levels, the factors of blocks and the mask of the part of the picture in which it acts.
+
+    blocks_of_xl  the factors with models of Stable Diffusion XL; without them `blocks`, if any, are of XL alone
+    """
 
     model: str | AdapterValue
     image: AnyImage
@@ -213,6 +216,7 @@ class ImagePromptUse:
     end: float = 1.0
     blocks: tuple[tuple[str, float], ...] = ()
     mask: AnyMask | None = None
+    blocks_of_xl: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,13 @@ _COMBINED: Mapping[str, str] = MappingProxyType(
         "video/webm": "webm",
         "video/h264-mp4": "mp4",
         "video/nvenc_h264-mp4": "mp4",
+        **dict.fromkeys(("video/h265-mp4", "video/nvenc_hevc-mp4", "video/nvenc_av1-mp4"), "mp4"),
+        "video/av1-webm": "webm",
     }
 )
+#: file formats with a codec that the pool does not write, and the codec of its file
+_OTHER_CODECS = {"mp4": ("h265", "hevc", "av1"), "webm": ("av1",)}
+_CODEC_NAMES = {"mp4": "H.264", "webm": "VP9"}
 
 
 #: settings of nodes of videos
@@ -361,6 +366,8 @@ def _combined(given: Mapping[str, Any]) -> tuple[Any, ...]:
     file_format = _COMBINED.get(given["format"])
     if file_format is None:
         raise NodeUnsupported(f"format: found {given['format'][:100]}, expected one of {', '.join(_COMBINED)}")
+    if any(codec in given["format"] for codec in _OTHER_CODECS.get(file_format, ())):
+        warn(given, f"format: found {given['format']}; the file has {_CODEC_NAMES[file_format]}")
     if given["pingpong"]:
         if given.get("audio") is not None:
             raise NodeUnsupported("pingpong: found true with audio, expected false: audio does not play backwards")

@@ -48,9 +48,10 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     owner_of,
 )
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_BUILDERS, PASSED_BUILDERS
+from modelpool.actors.http.comfy.comfy_pack_edits import PACK_EDIT_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_images import PACK_IMAGE_BUILDERS
 from modelpool.actors.http.comfy.comfy_pack_loaders import LOADING_BUILDERS
-from modelpool.actors.http.comfy.comfy_pack_pipes import PIPE_KINDS
+from modelpool.actors.http.comfy.comfy_pack_parts import PART_KINDS
 from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_BUILDERS
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_BUILDERS
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_BUILDERS
@@ -85,6 +86,7 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         **LOADING_BUILDERS,
         **SAVING_BUILDERS,
         **PACK_IMAGE_BUILDERS,
+        **PACK_EDIT_BUILDERS,
         **CASCADE_BUILDERS,
         **TILED_BUILDERS,
     }
@@ -138,7 +140,7 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     outputs, incomplete = complete_outputs(nodes, outputs, order, names.kinds)
     if incomplete:  # what only they need is not computed
         order = nodes_in_order(KnownGraph(nodes, names), outputs)
-    if errors := list(model_errors(nodes, order, names, PIPE_KINDS)):
+    if errors := list(model_errors(nodes, order, names, PART_KINDS)):
         raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", errors)
     work, warnings, sizes = ComputingWork(), dict[str, None](), dict[str, Pixels]()
     try:

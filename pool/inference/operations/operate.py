@@ -18,6 +18,7 @@ from modelpool.pool.inference.operations.image_scaling import IMAGE_SCALING
 from modelpool.pool.inference.operations.latent_edits import LATENT_EDITS, NOT_LATENT_EDITS
 from modelpool.pool.inference.operations.mask_edits import MASK_EDITS
 from modelpool.pool.inference.operations.operation import Operation
+from modelpool.pool.inference.operations.pack_edits import PACK_EDITS
 from modelpool.pool.values.core.errors import UnknownName, unknown_name
 from modelpool.pool.values.core.stage_params import OperationParams, Result
 from modelpool.pool.values.core.task_inputs import TaskInputs
@@ -32,6 +33,7 @@ _ROWS = (
     *LATENT_EDITS,
     *ENCODED_EDITS,
     *AUDIO_EDITS,
+    *PACK_EDITS,
 )
 #: operations by name
 OPERATIONS: Mapping[str, Operation] = MappingProxyType({row.name: row for row in _ROWS})

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from modelpool import PoolConfig
-from modelpool.actors.http.comfy.comfy_adapter_nodes import PRESETS
+from modelpool.actors.http.comfy.comfy_adapter_nodes import ADAPTED_ATTENTIONS, PRESETS
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
@@ -21,6 +21,7 @@ from modelpool.actors.request.workflow_fields import SampleNode
 from modelpool.pool.inference.operations.image_edits import IMAGE_EDITS, SQUARES, CropSquare
 from modelpool.pool.inference.operations.operation import Size
 from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.image_prompt_blocks import block_factor
 from modelpool.pool.values.core.stage_params import ImagePixels
 from tests.actors.golden_steps import ATTENTIONS
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
@@ -138,10 +139,50 @@ def test_style_and_composition_are_the_blocks_of_instant_style() -> None:
         assert f"found one of block {block}" in problem(adapted("IPAdapterAdvanced", weight_type=kind))
 
 
+def test_a_ramp_of_weights_follows_the_order_of_the_attentions() -> None:
+    """Each factor is 0.05 + 0.95 * ramp(place / count), over the 16 attentions of Stable Diffusion 1 in the order in
+    which they run, or the 11 of XL."""
+    for model, first, middle, last, count in (
+        ("shapes", "down.0.0", "mid", "up.3.2", 16),
+        ("xl", "down.1.0", "mid", "up.1.2", 11),
+    ):
+        place = 6 if count == 16 else 4
+        for kind, at_first, at_middle, at_last in (
+            ("ease in", 1.0, 1 - place / count, 1 / count),
+            ("ease out", 0.0, place / count, 1 - 1 / count),
+            ("ease in-out", 0.0, 1 - abs(2 * place / count - 1), 2 / count),
+            ("reverse in-out", 1.0, abs(2 * place / count - 1), 1 - 2 / count),
+        ):
+            (request,) = requests(adapted("IPAdapterAdvanced", model=model, weight_type=kind))
+            factors = dict(request.image_prompts[0].blocks)
+            assert len(factors) == count
+            wanted = [0.05 + 0.95 * share for share in (at_first, at_middle, at_last)]
+            assert [factors[name] for name in (first, middle, last)] == pytest.approx(wanted), (model, kind)
+    (request,) = requests(adapted("IPAdapterAdvanced", weight_type="strong middle"))
+    factors = dict(request.image_prompts[0].blocks)
+    assert (factors["down.2.1"], factors["mid"], factors["up.1.0"]) == (0.2, 1.0, 0.2)
+    (request,) = requests(adapted("IPAdapterAdvanced", weight_type="weak input"))
+    assert {name for name, factor in request.image_prompts[0].blocks if factor == 0.2} == {
+        f"down.{block}.{place}" for block in range(3) for place in range(2)
+    }
+
+
+def test_the_attentions_of_a_ramp_are_the_ones_of_the_models() -> None:
+    """The names, and their order, are the cross-attentions of diffusers' UNets as they run."""
+    for is_xl, size in ((False, (True, True, True, False)), (True, (False, True, True))):
+        down = [f"down_blocks.{block}.attentions.{place}.x" for block, has in enumerate(size) if has
+                for place in range(2)]  # fmt: skip
+        up = [f"up_blocks.{block}.attentions.{place}.x" for block, has in enumerate(reversed(size)) if has
+              for place in range(3)]  # fmt: skip
+        modules = [*down, "mid_block.attentions.0.x", *up]
+        factors = [(name, float(place)) for place, name in enumerate(ADAPTED_ATTENTIONS[is_xl])]
+        assert [block_factor(factors, module) for module in modules] == list(range(len(modules)))
+
+
 def test_what_is_not_known_is_refused_by_its_name() -> None:
     wrong = []
     cases: dict[str, tuple[str, dict[str, Any]]] = {
-        "weight_type": ("IPAdapterAdvanced", {"weight_type": "ease in-out"}),
+        "weight_type": ("IPAdapterAdvanced", {"weight_type": "prompt is more important"}),
         "embeds_scaling": ("IPAdapterAdvanced", {"embeds_scaling": "K+V"}),
         "image_negative": ("IPAdapterAdvanced", {"image_negative": ["loaded", 0]}),
         "noise": ("IPAdapterApply", {"noise": 0.3}),

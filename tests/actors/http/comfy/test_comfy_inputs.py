@@ -41,6 +41,7 @@ from modelpool.actors.http.comfy.comfy_problems import rejection
 from modelpool.actors.http.comfy.comfy_values import ImageFile, MaskFile
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
+from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.registry.listings import FileNames
 from modelpool.pool.inference.controlnets.controlnet_kinds import UNION_MODES
@@ -50,7 +51,11 @@ from tests.actors.http.comfy import comfy_examples as examples
 from tests.tiers import InRotation
 
 FILES = FileNames(controlnets=("canny",), upscalers=("4x",), image_prompts=("redux",), embeddings=("style",))
-NAMES = PoolNames({"shapes": "Stable Diffusion 1", "flux": "Flux dev"}, ["light"], ("a.png", "clear.png"), FILES)
+CLIP = VideoFile("a.mp4", 64, 64, 9, 8.0, False)
+NAMES = PoolNames(
+    {"shapes": "Stable Diffusion 1", "flux": "Flux dev"}, ["light"], ("a.png", "clear.png"), FILES,
+    video_facts=lambda name: CLIP,
+)  # fmt: skip
 #: names that exist, by the list of an input
 KNOWN = {
     MODELS: "shapes", LORAS: "light", IMAGES: "a.png", SAMPLER_NAMES: "euler", SCHEDULE_NAMES: "normal",
@@ -71,6 +76,8 @@ PROVIDERS = {
     "PIPE_LINE": ("any PIPE_LINE", 0), "RGTHREE_CONTEXT": ("any RGTHREE_CONTEXT", 0),
     "WAN_CAMERA_EMBEDDING": ("WanCameraEmbedding", 0), "TIMESTEPS_RANGE": ("ConditioningTimestepsRange", 0),
     "LATENT_UPSCALE_MODEL": ("LatentUpscaleModelLoader", 0), "TRACKS": ("GenerateTracks", 0),
+    "CONTROL_NET_STACK": ("any CONTROL_NET_STACK", 0),
+    "BUS": ("any BUS", 0), "VHS_VIDEOINFO": ("any VHS_VIDEOINFO", 3),
 }  # fmt: skip
 #: a node and its input that lead from a type of link to an image
 CONSUMERS = {
@@ -91,11 +98,16 @@ CONSUMERS = {
     "TIMESTEPS_RANGE": ("ConditioningSetProperties", "timesteps"),
     "WAN_CAMERA_EMBEDDING": ("WanCameraImageToVideo", "camera_conditions"),
     "LATENT_UPSCALE_MODEL": ("LTXVLatentUpsampler", "upscale_model"), "TRACKS": ("WanMoveTrackToVideo", "tracks"),
-    "IC_LORA_PARAMETERS": ("LTXVAddGuide", "iclora_parameters"),
+    "IC_LORA_PARAMETERS": ("LTXVAddGuide", "iclora_parameters"), "BUS": ("Bus Node", "bus"),
+    "CONTROL_NET_STACK": ("CR Apply Multi-ControlNet", "controlnet_stack"),
+    "VHS_VIDEOINFO": ("VHS_VideoInfo", "video_info"),
 }  # fmt: skip
-EMPTY_PIPES = {"any PIPE_LINE": "easy pipeIn", "any RGTHREE_CONTEXT": "Context (rgthree)"}
+EMPTY_PIPES = {
+    "any PIPE_LINE": "easy pipeIn", "any RGTHREE_CONTEXT": "Context (rgthree)", "any BUS": "Bus Node",
+    "any CONTROL_NET_STACK": "CR Multi-ControlNet Stack", "any VHS_VIDEOINFO": "VHS_LoadVideo",
+}  # fmt: skip
 #: types of which a node gives one, and what it carries behind it
-PIPES = ("BASIC_PIPE", "PIPE_LINE", "RGTHREE_CONTEXT")
+PIPES = ("BASIC_PIPE", "PIPE_LINE", "RGTHREE_CONTEXT", "BUS", "CONTROL_NET_STACK", "VHS_VIDEOINFO")
 #: nodes that make something: others show it in the editor, and are not read
 MAKING = [kind for kind in NODE_TYPES.values() if kind.outputs or kind.is_output]
 #: the node under test

@@ -182,6 +182,22 @@ BASE: Mapping[str, Mapping[str, Any]] = {
     "Save Image (LoraManager)": {"file_format": "jpeg"},
     **_each(("Image Saver", "Image Saver Simple", "Save Image w/Metadata"), {"extension": "jpg"}),
     "LayerUtility: SaveImagePlus": {"format": "jpg"},
+    **_each(("ControlNetLoaderAdvanced", "DiffControlNetLoaderAdvanced"),
+            {"timestep_keyframe": None, "tk_optional": None}),
+    **_each(("ACN_AdvancedControlNetApply", "ACN_AdvancedControlNetApply_v2"), dict.fromkeys(
+        ("mask_optional", "timestep_kf", "latent_kf_override", "weights_override"))),
+    "ImageResize+": {"width": 40, "height": 48, "method": "fill / crop"},
+    "ImageCrop+": {"width": 24, "height": 16, "position": "top-left", "x_offset": 4, "y_offset": 4},
+    "MaskFromRGBCMYBW+": {"remove_isolated_pixels": 0, "fill_holes": False},
+    "MaskBlur+": {"amount": 6}, "MaskSmooth+": {"amount": 4}, "ImpactGaussianBlurMask": {"kernel_size": 3},
+    **_each(("GetImagesFromBatchIndexed", "ReverseImageBatch", "ImageBatchRepeatInterleaving", "VHS_DuplicateImages"),
+            {"images": _images, "indexes": "1, 2", "repeats": 2, "multiply_by": 2}),
+    "ImageSelector": {"images": _images, "selected_indexes": "1,3"},
+    "VHS_SplitImages": {"images": _images, "split_index": 2},
+    "VHS_SelectEveryNthImage": {"images": _images, "select_every_nth": 2, "skip_first_images": 1},
+    "ImageExpandBatch+": {"image": _images, "size": 7}, "MaskExpandBatch+": {"mask": _masks, "size": 7},
+    "MaskFromBatch+": {"mask": _masks, "start": 1, "length": 2},
+    "Colored Image (mtb)": {"color": "#102030", "foreground_image": None, "foreground_mask": None},
 }  # fmt: skip
 
 #: kinds of nodes of which one warning tells that none of their settings is read
@@ -225,6 +241,9 @@ NOT_TRIED = (
     "LTXVAudioVAEEncode", "LTXVFreezeLatent", "LTXVReferenceAudio", "LTXVCropGuides",
     "WanCameraEmbedding", "WanCameraImageToVideo", "WanTrackToVideo", "WanMoveTrackToVideo", "GenerateTracks",
     "WanMoveConcatTrack", "WanMoveTracksFromCoords",
+    "CR Multi-ControlNet Stack", "CR Apply Multi-ControlNet",
+    "ImpactKSamplerBasicPipe", "VHS_LoadVideo", "VHS_GetImageCount", "VHS_GetLatentCount", "VHS_GetMaskCount",
+    "GetLatentSizeAndCount", "ConditioningMultiCombine", "VHS_LoadAudioUpload",
 )  # fmt: skip
 #: nodes that pass one of their inputs on: the others say nothing
 SWITCHES = (
@@ -255,8 +274,16 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("ImageResizeKJv2", "device", ()), ("VAELoaderKJ", "device", ()), ("ColorMatch", "multithread", ()),
         ("LoadImageOutput", "upload", ()), ("LoadImageOutput", "refresh", ()),
     ),
-    "the ControlNet is the one of the model that is sampled": (("DiffControlNetLoader", "model", ()),),
+    "the ControlNet is the one of the model that is sampled": (
+        ("DiffControlNetLoader", "model", ()), ("DiffControlNetLoaderAdvanced", "model", ()),
+    ),
     "these levels and samplers are of no model": (("SDTurboScheduler", "model", ()), ("SamplerSASolver", "model", ())),
+    "a warning calls it vae": tuple(
+        (f"ACN_AdvancedControlNetApply{ending}", "vae_optional", ()) for ending in ("", "_v2")
+    ),
+    "it is passed on": tuple(
+        (f"ACN_AdvancedControlNetApply{ending}", "model_optional", ()) for ending in ("", "_v2")
+    ),
     "a warning calls it cfg": (("DualCFGGuider", "cfg_conds", ()),),
     "another setting switches it off": (
         ("HyperTile", "scale_depth", ()), ("Image Resize", "resize_width", ()), ("Image Resize", "resize_height", ()),
@@ -292,6 +319,8 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
     ),
     "both are the same": (
         ("SetUnionControlNetType", "type", ("",)), ("ImageResize+", "multiple_of", (1,)),
+        ("MaskBlur+", "amount", (7,)), ("MaskSmooth+", "amount", (5,)),
+        ("easy imageToMask", "channel", ("blue",)),  # of the test's image
         ("ImageResizeKJv2", "divisible_by", (0, 1)), ("SaveVideo", "format", ("mp4",)),
         ("SaveVideo", "codec", ("h264",)), ("SaveVideo", "format.codec", ("h264",)),
         ("CreateVideo", "bit_depth", ("8",)), ("CreateVideo", "codec", ("auto", "h264")),

@@ -3,6 +3,7 @@ changes a result, is refused, or is listed with a reason."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -80,6 +81,12 @@ TEXT_CASES: tuple[Case, ...] = (
     ("easy wildcards", {"text": "a red fox", "seed": 3}, ("a red fox", "a red fox")),
     ("easy wildcards", {"text": "a fox\na hare", "seed": 3}, ("a fox\na hare", "a fox\na hare")),
     ("Text box", {"text": "a"}, ("a",)),
+    ("PromptBuilder //Inspire", {"category": "Artists", "preset": "#PRESET", "text": "a"}, ("a",)),
+    ("PreviewTextNode", {"text": "a"}, ("a",)),
+    ("DisplayText_Zho", {"text": "a"}, ("a",)),
+    ("ttN textDebug", {"print_to_console": True, "console_title": "t", "execute": "Always", "text": "a"}, ("a",)),
+    ("Boolean To Text", {"boolean": False}, ("False",)),
+    ("easy loraNames", {"lora_name": "light"}, ("light",)),
     ("floatToText _O", {"float": 1.5}, ("1.5",)),
     ("Concat Text _O", {"text1": "a", "text2": "b", "separator": ", "}, ("a, b",)),
     ("Primitive string [Crystools]", {"string": "a"}, ("a",)),
@@ -148,6 +155,41 @@ NUMBER_CASES: tuple[Case, ...] = (
     ("CM_NumberToFloat", {"a": 3}, (3.0,)),
     ("CM_NumberBinaryOperation", {"op": "Mul", "a": 3, "b": 1.5}, (4.5,)),
     ("CM_NumberBinaryOperation", {"op": "Div", "a": 3, "b": 2}, (1.5,)),
+    ("CM_IntUnaryOperation", {"op": "Not", "a": 3}, (-4,)),
+    ("CM_IntUnaryOperation", {"op": "Cube", "a": -2}, (-8,)),
+    ("CM_FloatUnaryOperation", {"op": "Degrees", "a": math.pi}, (180.0,)),
+    ("CM_FloatUnaryOperation", {"op": "Round", "a": 2.6}, (3.0,)),
+    ("CM_FloatUnaryOperation", {"op": "Log2", "a": 8.0}, (3.0,)),
+    ("CM_IntBinaryCondition", {"op": "Geq", "a": 3, "b": 3}, (True,)),
+    ("CM_FloatBinaryCondition", {"op": "Neq", "a": 3.0, "b": 3.0}, (False,)),
+    ("CM_NumberBinaryCondition", {"op": "Lt", "a": 2, "b": 3.5}, (True,)),
+    ("CM_IntUnaryCondition", {"op": "IsOdd", "a": -3}, (True,)),
+    ("CM_FloatUnaryCondition", {"op": "IsNegative", "a": -0.5}, (True,)),
+    ("CM_NumberUnaryCondition", {"op": "IsNonZero", "a": 0}, (False,)),
+    ("CM_BoolUnaryOperation", {"op": "Not", "a": True}, (False,)),
+    *(
+        ("CM_BoolBinaryOperation", {"op": name, "a": True, "b": False}, (found,))
+        for name, found in (("Nor", False), ("Xor", True), ("Nand", True), ("And", False), ("Xnor", False),
+                            ("Or", True), ("Eq", False), ("Neq", True))
+    ),
+    ("CM_BoolToInt", {"a": True}, (1,)),
+    ("CM_IntToBool", {"a": -1}, (True,)),
+    ("CM_IntToBool", {"a": 0}, (False,)),
+    ("Integer", {"Value": 3}, (3,)),
+    ("Int to float", {"Value": 3}, (3.0,)),
+    ("Sum", {"Value_A": 3.0, "Value_B": 2.0}, (5.0,)),
+    ("Subtract", {"Value_A": 3.0, "Value_B": 2.0}, (1.0,)),
+    ("Multiply", {"Value_A": 3.0, "Value_B": 2.0}, (6.0,)),
+    ("Divide", {"Value_A": 3.0, "Value_B": 2.0}, (1.5,)),
+    ("CR String To Number", {"text": "2.6", "round_integer": "round down"}, (2, 2.6, "")),
+    ("CR String To Number", {"text": "2.2", "round_integer": "round up"}, (3, 2.2, "")),
+    ("Number Input Switch", {"number_a": 7, "number_b": 2.5, "boolean_number": 1}, (7, 7.0, 7)),
+    ("Number Input Switch", {"number_a": 7, "number_b": 2.5, "boolean_number": 0}, (2.5, 2.5, 2)),
+    ("Number Input Condition",
+     {"number_a": 7, "number_b": 2.5, "return_boolean": "true", "comparison": "greater-than"}, (1, 1.0, 1)),
+    ("Number Input Condition",
+     {"number_a": 7, "number_b": 2.5, "return_boolean": "false", "comparison": "less-than"}, (2.5, 2.5, 2)),
+    ("Debug Number to Console", {"number": 7, "label": "x"}, (7,)),
     ("CM_NumberUnaryOperation", {"op": "Neg", "a": 3}, (-3,)),
     ("CM_NumberUnaryOperation", {"op": "Cos", "a": 0.0}, (1.0,)),
     ("SeargeIntegerMath", {"op": "a * b + c", "a": 2, "b": 3, "c": 4}, (10,)),
@@ -260,6 +302,8 @@ CASES = (*TEXT_CASES, *NUMBER_CASES)
 INERT: Mapping[str, tuple[tuple[str, str], ...]] = {
     "it is what the server prints": (
         ("SDXLPromptStyler", "log_prompt"),
+        ("Debug Number to Console", "label"),
+        *(("ttN textDebug", name) for name in ("print_to_console", "console_title", "execute")),
         ("Evaluate Integers", "print_to_console"),
         ("Evaluate Floats", "print_to_console"),
     ),
@@ -267,8 +311,10 @@ INERT: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("ImpactWildcardProcessor", "seed"),
         ("easy wildcards", "seed"),
     ),
+    "it has one choice": (("CM_BoolUnaryOperation", "op"),),
     "the editor adds it to the text": (
         ("ImpactWildcardProcessor", "Select to add Wildcard"),
+        *(("PromptBuilder //Inspire", name) for name in ("category", "preset")),
         *(("easy wildcards", f"Select to add {what}") for what in ("LoRA", "Wildcard")),
     ),
     "a letter like the others": tuple(
@@ -352,6 +398,9 @@ def test_what_a_node_cannot_do_is_refused_by_name() -> None:
         ("SeargeIntegerMath", {"op": "a / b", "a": 1, "b": 2, "c": 3}, "op: found '/' in it"),
         ("SDXLResolutionPresets", {"resolution": "8x8", "orientation": "Tilted"}, "expected a name with"),
         ("Int", {"Number": "many"}, "Number: found 'many'"),
+        ("CM_FloatUnaryOperation", {"op": "Sqrt", "a": -1.0}, "a: found -1, expected a number that Sqrt has"),
+        ("CR String To Number", {"text": "1.5", "round_integer": "up"}, "round_integer: found 'up'"),
+        ("Number Input Condition", {"number_a": 1, "number_b": 2, "comparison": "if A prime"}, "comparison: found"),
         ("Random Number", {"number_type": "float", "minimum": 2.0, "maximum": 1.0}, "minimum, maximum"),
         ("String Replace (mtb)", {"string": "aa", "old": "(a+)+", "new": "", "use_regex": True}, "regex_pattern"),
     )
@@ -390,6 +439,8 @@ SWITCHED: tuple[tuple[str, Mapping[str, Any], str, str, str], ...] = (
     ("LayerUtility: SwitchCase",
      {"switch_condition": "x", "case_1": "a", "case_2": "b", "case_3": "c"}, "input_1", "input_default",
      "input_default"),
+    ("ImageMaskSwitch", {"select": 2}, "images1", "images2_opt", "images2_opt"),
+    ("ImpactInversedSwitch", {"select": 1}, "input", "", "input"),
     ("If ANY execute A else B", {"ANY": ""}, "IF_TRUE", "IF_FALSE", "IF_FALSE"),
     ("SimpleCondition+", {"evaluate": 2}, "on_true", "on_false", "on_true"),
     *((name, {}, source, "", source) for name, source in (
@@ -397,7 +448,8 @@ SWITCHED: tuple[tuple[str, Mapping[str, Any], str, str, str], ...] = (
         ("PlaySound|pysssss", "any"), ("SystemNotification|pysssss", "any"), ("LayerUtility: AnyRerouter", "any"),
         ("LayerUtility: PurgeVRAM V2", "anything"), ("DebugPrint", "ANY"), ("Combo Clone", "combo"),
         ("ImagePass", "image"), ("Sleep", "input"), ("VRAM_Debug", "any_input"),
-        ("ImpactExecutionOrderController", "signal"),
+        ("ImpactExecutionOrderController", "signal"), ("VRAMCleanup", "anything"), ("RAMCleanup", "anything"),
+        ("UnloadAllModels", "value"), ("Free_Video_Memory", "images"), ("FreeMemoryImage", "image"),
     )),
 )  # fmt: skip
 
@@ -416,6 +468,13 @@ def test_switches_give_their_place_and_nothing_where_nothing_is_linked() -> None
     assert [routed(switch, "s", slot) for slot in (1, 2)] == ["input2", 2]
     ways = {**image, "s": node("Switch from any [Crystools]", any=["a", 0], boolean=False)}
     assert [routed(ways, "s", slot) for slot in (0, 1)] == [["s", 0], ["a", 0]]
+    latents = {each: node("EmptyLatentImage", width=64, height=64, batch_size=1) for each in "ab"}
+    chosen = node("Latent Switch (JPS)", select=5, latent_1=["a", 0], latent_5=["b", 0])
+    assert routed({**latents, "s": chosen}, "s") == ["b", 0]
+    texts = {**basic(), "s": node("Conditioning Switch (JPS)", select=1, con_1=["negative", 0], con_2=["positive", 0])}
+    assert routed(texts, "s") == ["negative", 0]
+    inverse = {**image, "s": node("ImpactInversedSwitch", input=["a", 0], select=3)}
+    assert [routed(inverse, "s", slot) for slot in (0, 2)] == [["s", 0], ["a", 0]], "nothing but the third output"
     graph = {**basic(latent_image=["s", 0]), "s": node("easy ifElse", boolean=True, on_false=["blank", 0])}
     with pytest.raises(WorkflowRejected, match=r"node s \(easy ifElse\): .*its choice is not known"):
         outputs_of(graph, NAMES)
@@ -473,6 +532,16 @@ def test_contexts_are_switched_merged_and_replaced() -> None:
     assert routed(graph, "merge", 8) == 7
     graph["big"] = node("Context Big (rgthree)", base_ctx=["second", 0], cfg=2.5)
     assert [routed(graph, "big", slot) for slot in (8, 11)] == [8, 2.5]
+    module = {"model": ["model", 0], "pos": ["positive", 0], "seed": 9}
+    graph |= {"module": node("CR Module Pipe Loader", **module), "empty module": node("CR Module Pipe Loader", seed=1)}
+    graph["chosen"] = node("CR Pipe Switch", Input=2, pipe1=["empty module", 0], pipe2=["module", 0])
+    graph["parts"] = node("CR Module Input", pipe=["chosen", 0])
+    assert [routed(graph, "parts", slot) for slot in (1, 2, 9)] == [["model", 0], ["positive", 0], 9]
+    graph["changed"] = node("CR Module Output", pipe=["module", 0], pos=["negative", 0])
+    graph["last"] = node("CR Module Input", pipe=["changed", 0])
+    assert [routed(graph, "last", slot) for slot in (1, 2)] == [["model", 0], ["negative", 0]]
+    graph |= {"bus": node("Bus Node", **PARTS), "next": node("Bus Node", bus=["bus", 0], **TEXTS)}
+    assert [routed(graph, "next", slot) for slot in (1, 4)] == [["model", 0], ["positive", 0]]
     easy = {"pos": ["positive", 0], "neg": ["negative", 0], "model": ["model", 0]}
     graph |= {"in": node("easy pipeIn", **easy), "out": node("easy pipeOut", pipe=["in", 0])}
     assert [routed(graph, "out", slot) for slot in (1, 2, 3)] == [["model", 0], ["positive", 0], ["negative", 0]]
@@ -505,6 +574,11 @@ def test_each_kind_of_switch_is_tried() -> None:
         "LatentSwitch",
         "ModelPass",
         "Camera",
+        "VHS_VideoInfo",
+        "FreeMemory",
+        "CR Module",
+        "Bus Node",
+        "Switch (JPS)",
     )
     assert not [kind.name for kind in PACK_SWITCHES if kind.name not in tried and
                 not any(part in kind.name for part in families)]  # fmt: skip

@@ -132,6 +132,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "audio_concat": ({}, {"x": 1}),
     "audio_merge": ({}, {"x": 1}),
     "audio_volume": ({"decibels": -6.0}, {"decibels": 1e9}),
+    "image_pick": ({"indices": (0, 0)}, {"indices": (9,)}),
+    "image_fit": ({"width": 30, "height": 9, "how": "fill", "multiple": 4}, {"how": "crop"}),
+    "image_crop_at": ({"width": 5, "height": 4, "position": "right-center", "x": 1}, {"position": "middle"}),
+    "image_sharpen_adaptive": ({"amount": 0.8}, {"amount": 2.0}),
+    "image_grey": ({"factor": 0.5, "method": "lightness"}, {"method": "lab"}),
+    "image_without_alpha": ({}, {"x": 1}),
+    "image_two_levels": ({"amount": 0.5}, {"amount": -1.0}),
+    "mask_of_primary": ({"colour": "yellow", "red": 0.6}, {"colour": "grey"}),
+    "mask_of_near_colour": ({"red": 100, "green": 90, "blue": 80, "threshold": 90}, {"red": 300}),
+    "mask_gaussian": ({"radius": 2, "sigma": 1.5, "level": 0.5}, {"radius": 99}),
 }
 
 
