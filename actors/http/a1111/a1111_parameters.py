@@ -13,6 +13,7 @@ from typing import Any
 
 from modelpool.actors.http.a1111.a1111_requests import without_loras
 from modelpool.actors.http.a1111.a1111_upscalers import LATENT, scaling_fields, upscaler_name
+from modelpool.actors.http.service.clip_layers import skipped_by_layer
 from modelpool.actors.http.service.read_fields import ReadFields
 from modelpool.actors.outputs.image_file import Parameters
 from modelpool.actors.request.number_fields import finite_number, whole_number
@@ -59,8 +60,6 @@ _SCHEDULES_SINCE = (1, 9)
 _VERSION = re.compile(r"v(\d+)\.(\d+)")
 #: samplers with a schedule of their own in those versions
 _OWN_SCHEDULE = ("ddim", "uni_pc", "restart", "lcm", "dpm_fast", "dpm_adaptive")
-#: families that read CLIP one layer before the last by default, by the beginning of their title
-_PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
 
 
 def fields_of_parameters(text: Parameters, family: str = "") -> ReadFields:
@@ -77,7 +76,7 @@ def fields_of_parameters(text: Parameters, family: str = "") -> ReadFields:
         fields["seed"] = _whole(values, "Seed")  # a float has too few digits
     fields |= _sampling(values) | _guidance(values) | _size(values)
     if (clip := _number(values, "Clip skip")) is not None:
-        fields["clip_skip"] = max(0, int(clip) - 1 - family.startswith(_PENULTIMATE))
+        fields["clip_skip"] = skipped_by_layer(int(clip), family)
     if "Sigmas" in values:
         levels = tuple(finite_number(level) for level in values["Sigmas"].split())
         if None in levels:
