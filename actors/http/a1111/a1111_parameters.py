@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.a1111.a1111_requests import without_loras
-from modelpool.actors.http.a1111.a1111_upscalers import LATENT, scaling_fields, upscaler_name
+from modelpool.actors.http.a1111.a1111_upscalers import scaling_fields, scaling_note, upscaler_name
 from modelpool.actors.http.service.clip_layers import skipped_by_layer
 from modelpool.actors.http.service.read_fields import ReadFields
 from modelpool.actors.outputs.image_file import SKIPPED_KEY, UNLISTED_KEY, Parameters
@@ -180,9 +180,8 @@ def _notes(values: Mapping[str, str]) -> Iterator[str]:
     cfg, distilled = _number(values, "CFG scale"), _number(values, "Distilled CFG Scale")
     if distilled is not None and cfg not in (None, 1.0):
         yield f"Distilled CFG Scale: not used, since CFG scale is {cfg:g}"
-    latent = values.get("Hires upscaler", LATENT).strip()
-    if latent.startswith(LATENT) and latent != LATENT and _hires_scale(values) is not None:
-        yield f"Hires upscaler: found {latent}, latents are scaled in one way only"
+    if (note := scaling_note(values.get("Hires upscaler"))) and _hires_scale(values) is not None:
+        yield f"Hires upscaler: {note}"
 
 
 def _number(values: Mapping[str, str], key: str) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from modelpool.actors.http.a1111.a1111_upscalers import scaling_fields
+from modelpool.actors.http.a1111.a1111_upscalers import scaling_fields, scaling_note
 from modelpool.actors.http.service.caller_images import CallerImages
 from modelpool.actors.http.service.clip_layers import skipped_by_layer
 from modelpool.actors.request.bounds import (
@@ -22,6 +22,7 @@ from modelpool.actors.request.bounds import (
     over_bound,
     reworded,
 )
+from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.image_fields import Pixels
 from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
@@ -254,7 +255,18 @@ def not_read(body: Mapping[str, Any], call: ImageCall) -> list[str]:
         found.append("mask: not used: expected an image in init_images")
     if call.enable_hr and call.init_images:
         found.append("enable_hr: not used: a second pass follows an image that is generated from text alone")
-    return [*found, *_weakened(call)]
+    return [*found, *_second_pass_notes(call), *_weakened(call)]
+
+
+def _second_pass_notes(call: ImageCall) -> Iterator[str]:
+    """Yield what the second pass of a call does in another way than the web UI, or than its size says."""
+    if not call.enable_hr or call.init_images:
+        return
+    if note := scaling_note(call.hr_upscaler):
+        yield f"hr_upscaler: {note}"
+    for name, side in (("hr_resize_x", call.hr_resize_x), ("hr_resize_y", call.hr_resize_y)):
+        if side % SIZE_STEP:
+            yield f"{name}: found {side}, which the image has in whole cells of {SIZE_STEP} pixels"
 
 
 def _shown(value: Any) -> Any:

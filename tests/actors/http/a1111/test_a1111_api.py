@@ -238,6 +238,12 @@ def test_fields_that_change_images_in_the_web_ui_alone_are_told_of() -> None:
         ({**masked, "inpainting_fill": 2}, "inpainting_fill: found 2, expected 1: the masked area"),
         ({"init_images": [image], "enable_hr": True}, "enable_hr: not used"),
         ({"override_settings": {"enable_emphasis": False}}, "override_settings: found enable_emphasis, not used"),
+        (
+            {"enable_hr": True, "hr_upscaler": "Latent (nearest)"},
+            "hr_upscaler: found Latent (nearest), latents are scaled",
+        ),
+        ({"enable_hr": True, "hr_upscaler": "Nearest"}, "hr_upscaler: found Nearest, the image is scaled with Lanczos"),
+        ({"enable_hr": True, "hr_resize_x": 100}, "hr_resize_x: found 100, which the image has in whole cells of 8"),
         ({"prompt": "a [red] circle"}, "prompt: found '[red]', expected (red:0.91)"),
         ({"negative_prompt": "[[blurry]]"}, "negative_prompt: found '[blurry]', expected (blurry:0.91)"),
     ):
@@ -245,7 +251,9 @@ def test_fields_that_change_images_in_the_web_ui_alone_are_told_of() -> None:
         (message,) = not_read(body, parse_call(body, "init_images" in body))
         assert told in message
         assert len(message) < 500
-    for silent in ({**masked, "inpaint_full_res": False, "inpainting_fill": 1}, {"prompt": r"a \[red] [a:b:0.5] []"}):
+    second = {"enable_hr": True, "hr_upscaler": "Lanczos", "hr_resize_x": 96}
+    whole = {**masked, "inpaint_full_res": False, "inpainting_fill": 1}
+    for silent in (second, {"hr_upscaler": "Nearest"}, whole, {"prompt": r"a \[red] [a:b:0.5] []"}):
         body = {"prompt": "x", **silent}
         assert not_read(body, parse_call(body, "init_images" in body)) == []
 
