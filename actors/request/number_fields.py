@@ -82,7 +82,7 @@ class Number:
 
 
 #: largest whole number that no other one becomes as a float, and most digits of a whole number
-MOST_EXACT, _MOST_DIGITS = 2**53 - 1, 30
+_LAST_EXACT, _MOST_DIGITS = 2**53 - 1, 30
 #: steps and guidance scale, of a request and of its parts
 STEPS = Whole(1, MAX_STEPS)
 CFG = Number(MIN_CFG, MAX_CFG, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}")
@@ -139,7 +139,7 @@ def whole_number(field: str, value: Any, expected: str) -> int:
     found = None if isinstance(value, str) else finite_number(value)
     if found is None or not found.is_integer():
         raise unusable_field(field, value, expected)
-    if abs(found) > MOST_EXACT:  # of a column of floats, say: the number that was meant may be another one
-        exact = f"a whole number beyond {MOST_EXACT} without a decimal point, since floats round it"
+    if abs(found) > _LAST_EXACT:  # of a column of floats, say: the number that was meant may be another one
+        exact = f"a whole number beyond {_LAST_EXACT} without a decimal point, since floats round it"
         raise unusable_field(field, repr(found), exact)
     return int(found)

@@ -222,7 +222,7 @@ def _edit_requests(
             raise unusable_field("image", found, "one image, which the mask belongs to")
         mask = _mask_of(decoder.of_bytes("mask", masks[0][1]))
         return parsed.requests(model, {"image": images[0], "mask": mask}, listed)
-    if any(image.alpha is not None and image.alpha.getextrema()[0] < _OPAQUE for image in decoded):
+    if any(image.alpha is not None and any(image.alpha.histogram()[:_OPAQUE]) for image in decoded):
         areas = "transparent areas are read as white, and all of the image may change"
         parsed.notes.append(f"image: {areas}: areas to edit are transparent in mask")
     if parsed.fields.get("strength") is not None:  # only a start image has one
