@@ -32,11 +32,35 @@ from modelpool.actors.outputs.recipe_json import recipe_in
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
 from modelpool.actors.request.lora_fields import lora_text
+from modelpool.actors.request.number_fields import number_text
 from modelpool.actors.request.video_output_fields import DEFAULT_QUALITY, MAX_QUALITY
 from modelpool.pool.inference.sampling.sampler_names import display_name
 from modelpool.pool.values.core.errors import UserError, unknown_name
 from modelpool.pool.values.core.stage_params import PixelArray
 
+#: keys of modelpool alone: layers of CLIP that are skipped besides those that the model skips by itself, and the names
+#: of what determines the image and is not in the text
+SKIPPED_KEY, UNLISTED_KEY = "CLIP layers skipped", "Not listed"
+#: fields of a recipe, and of its images, that the text has, or that change no pixels of the image in a PNG
+_LISTED = frozenset(
+    {
+        *("model", "model_sha256", "prompt", "negative", "loras", "steps", "cfg", "sampler", "schedule", "width"),
+        *(
+            "height",
+            "seed",
+            "format",
+            "quality",
+            "clip_skip",
+            "embeddings",
+            "decoder",
+            "sigmas",
+            "low_noise",
+            "upscale",
+        ),
+        *("shift", "batch", "gpus"),  # how an image is computed is not what it shows
+    }
+)
+_LISTED_OF_IMAGES = frozenset({"image_sha256", "first_step", "paste", "hires", "image_cfg"})
 _NEGATIVE = "Negative prompt: "
 _PAIR = re.compile(r'\s*([A-Za-z][\w /\-]*): ("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
 #: a value that is a JSON table or list, as extensions and sites write it
@@ -205,7 +229,7 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
             "Steps": str(recipe.steps),
             "Sampler": sampler,
             "Schedule type": schedule,
-            "CFG scale": f"{recipe.cfg:g}",
+            "CFG scale": number_text(recipe.cfg),
         }
     pairs |= {
         "Seed": str(recipe.seed),
@@ -214,20 +238,26 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
         "Model": recipe.model,
     }
     if (noise := recipe.noise) is not None:
-        pairs |= {} if noise.eta is None else {"Eta DDIM" if recipe.sampler == "ddim" else "Eta": f"{noise.eta:g}"}
-        pairs |= {"Sigma churn": f"{noise.s_churn:g}", "Sigma noise": f"{noise.s_noise:g}"}
-    pairs |= {"Shift": f"{recipe.shift:g}"} if recipe.shift else {}
-    pairs |= {"Sigmas": " ".join(f"{level:g}" for level in recipe.sigmas)} if recipe.sigmas else {}
+        pairs |= (
+            {} if noise.eta is None else {"Eta DDIM" if recipe.sampler == "ddim" else "Eta": number_text(noise.eta)}
+        )
+        pairs |= {"Sigma churn": number_text(noise.s_churn), "Sigma noise": number_text(noise.s_noise)}
+    pairs |= {"Shift": number_text(recipe.shift)} if recipe.shift else {}
+    pairs |= {"Sigmas": " ".join(number_text(level) for level in recipe.sigmas)} if recipe.sigmas else {}
+    if recipe.clip_skip:  # the number of the layer, which also depends on the model, and what it means for any model
+        pairs |= {"Clip skip": str(recipe.clip_skip + 1), SKIPPED_KEY: str(recipe.clip_skip)}
     pairs |= _image_pairs(recipe)
     if (second := recipe.decoder) is not None:
         pairs |= {"Decoder": second.model, "Decoder hash": second.sha256[:10], "Decoder steps": str(second.steps)}
-        pairs["Decoder CFG scale"] = f"{second.cfg:g}"
+        pairs["Decoder CFG scale"] = number_text(second.cfg)
     if (upscale := recipe.upscale) is not None:
-        pairs |= {"Postprocess upscale by": f"{upscale.scale:g}", "Postprocess upscaler": upscale.model}
+        pairs |= {"Postprocess upscale by": number_text(upscale.scale), "Postprocess upscaler": upscale.model}
     if (low := recipe.low_noise) is not None:
-        pairs |= {"Low noise CFG scale": f"{low.cfg:g}", "Low noise below": f"{low.boundary:g}"}
+        pairs |= {"Low noise CFG scale": number_text(low.cfg), "Low noise below": number_text(low.boundary)}
     if recipe.loras:
         pairs["Lora hashes"] = ", ".join(f"{lora.name}: {lora.sha256[:12]}" for lora in recipe.loras)
+    if unlisted := _unlisted(recipe):
+        pairs[UNLISTED_KEY] = ", ".join(unlisted)
     if "modelpool" in recipe.versions:
         pairs["Version"] = f"modelpool {recipe.versions['modelpool']}"
     return pairs
@@ -242,15 +272,39 @@ def _image_pairs(recipe: Recipe) -> dict[str, str]:
     if made is None:
         return pairs
     if made.image_sha256:
-        pairs["Denoising strength"] = f"{1 - made.first_step / recipe.steps:.4g}"
+        pairs["Denoising strength"] = _share_text(recipe.steps - made.first_step, recipe.steps)
     if made.image_cfg:
-        pairs["Image CFG scale"] = f"{made.image_cfg:g}"
+        pairs["Image CFG scale"] = number_text(made.image_cfg)
     if made.hires:
-        pairs.setdefault("Denoising strength", f"{made.hires['strength']:g}")
-        pairs |= {"Hires upscale": f"{made.hires['scale']:g}", "Hires steps": str(made.hires["steps"] or recipe.steps)}
+        pairs.setdefault("Denoising strength", number_text(made.hires["strength"]))
+        pairs |= {
+            "Hires upscale": number_text(made.hires["scale"]),
+            "Hires steps": str(made.hires["steps"] or recipe.steps),
+        }
         other = made.hires.get("upscaler", "Lanczos")
         pairs["Hires upscaler"] = "Latent" if made.hires["via"] == "latent" else other
     return pairs
+
+
+def _unlisted(recipe: Recipe) -> list[str]:
+    """Return the fields that determine the image and that the text does not have."""
+    found = recipe.determining()
+    images, noise = found.pop("pictures", None) or {}, found.pop("noise", None) or {}
+    names = [name for name in found if name not in _LISTED]
+    names += [name for name in ("beta_alpha", "beta_beta") if noise.get(name) is not None]
+    names += [name.removesuffix("_sha256") for name, value in images.items() if value and name not in _LISTED_OF_IMAGES]
+    names += ["loras.noise"] if any(lora.noise for lora in recipe.loras) else []
+    return sorted(names)
+
+
+def _share_text(run: int, steps: int) -> str:
+    """Return the strength by which `run` of `steps` steps are run, however a family rounds it, with few digits."""
+    share = run / steps
+    for digits in range(4, 18):
+        text = f"{share:.{digits}g}"
+        if int(steps * float(text)) == run and int(steps - steps * float(text)) == steps - run:
+            return text
+    return number_text((run + 0.5) / steps)  # as most families round
 
 
 def _quoted(value: str) -> str:

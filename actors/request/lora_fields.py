@@ -29,7 +29,7 @@ from modelpool.actors.request.bounds import (
     check_characters,
     check_entries,
 )
-from modelpool.actors.request.number_fields import finite_number
+from modelpool.actors.request.number_fields import finite_number, number_text
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.models.lora_names.blocks import EXPECTED as BLOCKS_EXPECTED
 from modelpool.pool.models.lora_names.blocks import BlockFactors, canonical_block, numbered_factors, preset_factors
@@ -220,11 +220,16 @@ def lora_text(name: str, lora: LoraChoice | LoraRef | Any) -> str:
     """Return the short form of a LoRA, which `parse_lora` reads; A1111 reads it too, except for parts of the schedule,
     blocks by name, keyframes and texts, which it ignores."""
     strengths = [lora.strength] if lora.text_strength is None else [lora.text_strength, lora.strength]
-    words = [name, *(f"{each:g}" for each in strengths)]
-    words += [f"steps={lora.start:g}-{lora.end:g}"] if (lora.start, lora.end) != (0.0, 1.0) else []
-    words += ["lbw=" + ",".join(f"{block}*{factor:g}" for block, factor in lora.blocks)] if lora.blocks else []
+    words = [name, *(number_text(each) for each in strengths)]
+    words += (
+        [f"steps={number_text(lora.start)}-{number_text(lora.end)}"] if (lora.start, lora.end) != (0.0, 1.0) else []
+    )
+    words += (
+        ["lbw=" + ",".join(f"{block}*{number_text(factor)}" for block, factor in lora.blocks)] if lora.blocks else []
+    )
     if lora.keyframes:
-        words.append("keyframes=" + ",".join(f"{strength:g}@{share:g}" for share, strength in lora.keyframes))
+        frames = (f"{number_text(strength)}@{number_text(share)}" for share, strength in lora.keyframes)
+        words.append("keyframes=" + ",".join(frames))
     words += [f"interpolation={lora.interpolation}"] if lora.interpolation else []
     words += ["only=" + ",".join(lora.only)] if lora.only else []
     words += [f"merge={lora.merge}"] if getattr(lora, "merge", "") else []

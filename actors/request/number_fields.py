@@ -81,6 +81,8 @@ class Number:
         return found
 
 
+#: largest whole number that no other one becomes as a float, and most digits of a whole number
+_LAST_EXACT, _MOST_DIGITS = 2**53 - 1, 30
 #: steps and guidance scale, of a request and of its parts
 STEPS = Whole(1, MAX_STEPS)
 CFG = Number(MIN_CFG, MAX_CFG, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}")
@@ -119,6 +121,12 @@ def finite_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def number_text(value: float) -> str:
+    """Return the text of a number with as few digits as it can be read back from: up to six where they are exact."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))
+
+
 def whole_number(field: str, value: Any, expected: str) -> int:
     """Return `value` as a whole number if it is one, or the text of one; booleans are refused. Raises UnusableField."""
     # digits are read exactly: seeds exceed the whole numbers that floats have
@@ -126,7 +134,12 @@ def whole_number(field: str, value: Any, expected: str) -> int:
     is_truth_value = isinstance(value, bool)
     if is_written or (not is_truth_value and isinstance(value, Integral)):
         return int(value)
+    if isinstance(value, Decimal) and value.is_finite() and value.adjusted() <= _MOST_DIGITS and value == int(value):
+        return int(value)
     found = None if isinstance(value, str) else finite_number(value)
     if found is None or not found.is_integer():
         raise unusable_field(field, value, expected)
+    if abs(found) > _LAST_EXACT:  # of a column of floats, say: the number that was meant may be another one
+        exact = f"a whole number beyond {_LAST_EXACT} without a decimal point, since floats round it"
+        raise unusable_field(field, repr(found), exact)
     return int(found)

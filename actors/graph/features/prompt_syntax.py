@@ -17,12 +17,24 @@ USUAL_WEIGHT = 10.0
 #: characters of a notation in a warning
 _MOST_SHOWN = 80
 _WEIGHTS = "a weight is a number such as 1.2 before the closing bracket"
+#: settings that Midjourney, and A1111's script for prompts from a file, read in a line of a prompt
+_SETTINGS = (
+    *("ar", "aspect", "chaos", "cref", "cw", "iw", "niji", "no", "q", "quality", "s", "seed", "sref", "stop", "style"),
+    *("stylize", "sw", "tile", "v", "version", "weird", "prompt", "negative_prompt", "steps", "cfg_scale", "width"),
+    *("height", "sampler_name", "sampler_index", "sd_model", "batch_size", "n_iter", "tiling", "restore_faces"),
+    *("subseed", "subseed_strength", "outpath_samples", "negative", "cfg", "sampler", "size", "model", "lora"),
+)
 #: by what is not read, and what to write instead. Every pattern takes time that is linear in the length of a prompt:
 #: repeated parts have a bound
 _NOTATIONS: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
-        "LoRAs are in the field loras (--lora NAME:STRENGTH)": re.compile(r"<(?:lora|lyco):[^<>\s]{1,200}>?"),
-        "hypernetworks are not supported": re.compile(r"<hypernet:[^<>\s]{1,200}>?"),
+        "LoRAs are in the field loras (--lora NAME:STRENGTH)": re.compile(
+            r"(?i:<\s{0,9}(?:lora|lyco|locon|loha|lokr|dora)\s{0,9}:(?:[^<>]{1,200}>|[^<>\s]{1,200}))"
+        ),
+        "hypernetworks are not supported": re.compile(r"(?i:<\s{0,9}hypernet\s{0,9}:(?:[^<>]{1,200}>|[^<>\s]{1,200}))"),
+        "settings are fields of the request": re.compile(
+            rf"(?<!\S)--(?:{'|'.join(_SETTINGS)})(?![\w-])(?:[ =]{{1,3}}[^\s,-]\S{{0,30}})?"
+        ),
         "prompts do not change or alternate over the steps": re.compile(
             r"\[[^\[\]]{0,200}:\s{0,9}\d{1,9}(?:\.\d{0,9})?\s{0,9}\]|\[[^\[\]|]{1,200}\|[^\[\]]{1,200}\]"
         ),
@@ -56,7 +68,8 @@ def prompt_warnings(request: GenerateRequest) -> Iterator[str]:
         for instead, notation in dict(found).items():
             yield f"{name}: found {notation[:_MOST_SHOWN]!r}, which is read as text: {instead}"
         if "(" in text:
-            part = max(parse_weights(text), key=lambda part: abs(part.weight))
-            if abs(part.weight) > USUAL_WEIGHT:
+            # brackets around nothing have no parts
+            part = max(parse_weights(text), key=lambda part: abs(part.weight), default=None)
+            if part is not None and abs(part.weight) > USUAL_WEIGHT:
                 shown = part.text[:_MOST_SHOWN]
                 yield f"{name}: found the weight {part.weight:g} of {shown!r}, expected up to {USUAL_WEIGHT:g}"

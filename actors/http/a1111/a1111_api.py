@@ -8,6 +8,7 @@ import html
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -34,6 +35,8 @@ from modelpool.actors.http.a1111.a1111_requests import (
     not_read,
     parse_call,
     requests_of,
+    settings_warning,
+    unread_settings,
 )
 from modelpool.actors.http.a1111.a1111_upscalers import PLAIN_NAMES
 from modelpool.actors.http.service.access import Caller
@@ -62,15 +65,22 @@ _EMPTY_LISTS = ("hypernetworks", "face-restorers", "realesrgan-models", "prompt-
 _LATENT_MODES = ("Latent",)
 
 
-async def sampling_facts(services: Services, model: str) -> SamplingFacts | None:
-    """Return how a model is sampled; None if it is not known. `model` may be any name that the pool accepts."""
+async def family_title(services: Services, model: str) -> str:
+    """Return the title of the family of a model; "" if it is not known. `model` may be any name that the pool
+    accepts."""
     listed = {each.name: each.family for each in (await services.listings()).models}
     if model not in listed:  # in other letters, with its folder, an alias or a hash, say
         (found,) = await asyncio.to_thread(services.pool.recipes, [GenerateRequest(model=model, prompt="")])
         if isinstance(found, UserError):
-            return None
+            return ""
         model = found.model
-    return next((each.sampling for each in running_families().values() if each.title == listed.get(model)), None)
+    return listed.get(model, "")
+
+
+async def sampling_facts(services: Services, model: str) -> SamplingFacts | None:
+    """Return how a model is sampled; None if it is not known. `model` may be any name that the pool accepts."""
+    title = await family_title(services, model)
+    return next((each.sampling for each in running_families().values() if each.title == title), None)
 
 
 def a1111_router(services: Services) -> APIRouter:
@@ -100,11 +110,14 @@ def _add_generation(router: APIRouter, services: Services, options: Mapping[str,
         model = await services.model_or_default(chosen.model)
         # what the scale means depends on the model
         facts = None if call.distilled_cfg_scale is None else await sampling_facts(services, model)
+        family = await family_title(services, model) if chosen.clip_layers > 1 else ""
 
         unread = not_read(body, call)
+        if chosen.unread:
+            unread.append(settings_warning("options", chosen.unread))
 
         def build() -> Sequence[GenerateRequest]:
-            requests = requests_of(call, model, chosen.clip_layers, services.images_of_call(caller), facts)
+            requests = requests_of(call, model, chosen.clip_layers, services.images_of_call(caller), facts, family)
             unread.extend(fitting_warnings(call, requests))
             return requests
 
@@ -154,7 +167,8 @@ def _add_options(router: APIRouter, services: Services, options: dict[str, Optio
     @router.post("/options", summary="Choose the model of later calls")
     async def set_options(request: Request) -> None:
         owner = caller_of(request).owner
-        chosen = options.get(owner, Options()).changed(await json_object(request, MAX_OPTIONS_BYTES))
+        values = await json_object(request, MAX_OPTIONS_BYTES)
+        chosen = replace(options.get(owner, Options()).changed(values), unread=unread_settings(values))
         names = [each.name for each in (await services.listings()).models]
         if chosen.model and chosen.model not in names:
             raise HttpProblem(400, f"{MODEL_OPTION}: found {chosen.model!r}, expected one of {', '.join(names)}")

@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.actors.http.a1111.a1111_requests import without_loras
-from modelpool.actors.http.a1111.a1111_upscalers import LATENT, scaling_fields, upscaler_name
+from modelpool.actors.http.a1111.a1111_upscalers import scaling_fields, scaling_note, upscaler_name
+from modelpool.actors.http.service.clip_layers import skipped_by_layer
 from modelpool.actors.http.service.read_fields import ReadFields
-from modelpool.actors.outputs.image_file import Parameters
+from modelpool.actors.outputs.image_file import SKIPPED_KEY, UNLISTED_KEY, Parameters
 from modelpool.actors.request.number_fields import finite_number, whole_number
 from modelpool.pool.inference.sampling.sampler_names import resolve_sampler
 from modelpool.pool.values.core.errors import counted, unusable_field
@@ -41,6 +42,7 @@ _READ = frozenset(
         "Model", "Model hash", "Denoising strength", "Clip skip", "Hires upscale", "Hires steps", "Hires upscaler",
         "Hires resize", "Hires resize-1", "Hires resize-2", "Postprocess upscale by", "Postprocess upscaler",
         "Lora hashes", "Hashes", "Version", "Sigmas", "Civitai resources", "Civitai metadata",
+        SKIPPED_KEY, UNLISTED_KEY,
     }
 )  # fmt: skip
 #: values of other keys that ask for nothing
@@ -59,8 +61,6 @@ _SCHEDULES_SINCE = (1, 9)
 _VERSION = re.compile(r"v(\d+)\.(\d+)")
 #: samplers with a schedule of their own in those versions
 _OWN_SCHEDULE = ("ddim", "uni_pc", "restart", "lcm", "dpm_fast", "dpm_adaptive")
-#: families that read CLIP one layer before the last by default, by the beginning of their title
-_PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
 
 
 def fields_of_parameters(text: Parameters, family: str = "") -> ReadFields:
@@ -77,7 +77,9 @@ def fields_of_parameters(text: Parameters, family: str = "") -> ReadFields:
         fields["seed"] = _whole(values, "Seed")  # a float has too few digits
     fields |= _sampling(values) | _guidance(values) | _size(values)
     if (clip := _number(values, "Clip skip")) is not None:
-        fields["clip_skip"] = max(0, int(clip) - 1 - family.startswith(_PENULTIMATE))
+        fields["clip_skip"] = skipped_by_layer(int(clip), family)
+    if SKIPPED_KEY in values:
+        fields["clip_skip"] = _whole(values, SKIPPED_KEY)
     if "Sigmas" in values:
         levels = tuple(finite_number(level) for level in values["Sigmas"].split())
         if None in levels:
@@ -173,12 +175,13 @@ def _notes(values: Mapping[str, str]) -> Iterator[str]:
     for first, keys in groups.items():
         name = keys[0] if len(keys) == 1 else f"{first} ({counted(len(keys), 'key')})"
         yield f"{name}: not used"
+    if unlisted := values.get(UNLISTED_KEY):
+        yield f"the image was made with {unlisted}, which the parameters do not have"
     cfg, distilled = _number(values, "CFG scale"), _number(values, "Distilled CFG Scale")
     if distilled is not None and cfg not in (None, 1.0):
         yield f"Distilled CFG Scale: not used, since CFG scale is {cfg:g}"
-    latent = values.get("Hires upscaler", LATENT).strip()
-    if latent.startswith(LATENT) and latent != LATENT and _hires_scale(values) is not None:
-        yield f"Hires upscaler: found {latent}, latents are scaled in one way only"
+    if (note := scaling_note(values.get("Hires upscaler"))) and _hires_scale(values) is not None:
+        yield f"Hires upscaler: {note}"
 
 
 def _number(values: Mapping[str, str], key: str) -> float | None:

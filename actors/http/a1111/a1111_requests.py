@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from modelpool.actors.http.a1111.a1111_upscalers import scaling_fields
+from modelpool.actors.http.a1111.a1111_upscalers import scaling_fields, scaling_note
 from modelpool.actors.http.service.caller_images import CallerImages
+from modelpool.actors.http.service.clip_layers import skipped_by_layer
 from modelpool.actors.request.bounds import (
     MAX_ENTRIES,
     MAX_LORAS,
@@ -21,6 +22,7 @@ from modelpool.actors.request.bounds import (
     over_bound,
     reworded,
 )
+from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.image_fields import Pixels
 from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
@@ -53,6 +55,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "hr_prompt": (None, ""),
     "hr_negative_prompt": (None, ""),
     "refiner_checkpoint": (None, "", "None"),
+    "infotext": (None, ""),
 }
 #: fields of the web UI that change images there and not here, with the values that change nothing, or that clients send
 #: with every call
@@ -65,14 +68,20 @@ _NOT_READ: Mapping[str, tuple[Any, ...]] = {
     "initial_noise_multiplier": (0, 1),
     "mask_blur_x": (4,),
     "mask_blur_y": (4,),
+    "firstphase_width": (0,),
+    "firstphase_height": (0,),
+    "firstpass_image": ("",),
+    "latent_mask": ("",),
+    "hr_additional_modules": ("", [], ["Use same choices"]),
 }
+#: fields about the area of a mask, with the values that mean what the pool does: it regenerates from the whole image
+_OF_MASKS: Mapping[str, tuple[Any, ...]] = {"inpaint_full_res": (False, 0), "inpainting_fill": (1,)}
 #: fields of the web UI that mean nothing here, or nothing without another one that is refused
 _WITHOUT_EFFECT = frozenset(
     (
-        *("subseed", "do_not_save_samples", "do_not_save_grid", "save_images", "comments", "force_task_id", "infotext"),
-        *("override_settings_restore_afterwards", "refiner_switch_at", "firstphase_width", "firstphase_height"),
-        *("firstpass_image", "script_args", "include_init_images", "latent_mask", "mask_round", "init_latent"),
-        *("inpaint_full_res", "inpaint_full_res_padding", "inpainting_fill", "hr_additional_modules"),
+        *("subseed", "do_not_save_samples", "do_not_save_grid", "save_images", "comments", "force_task_id"),
+        *("override_settings_restore_afterwards", "refiner_switch_at", "script_args", "include_init_images"),
+        *("mask_round", "init_latent", "inpaint_full_res_padding"),
     )
 )
 #: fields of a unit of the ControlNet extension that are used, and what they are called here
@@ -107,6 +116,8 @@ _UNIT_CROPS = (1, "Crop and Resize", "Scale to Fit (Inner Fit)", "INNER_FIT")
 _SAME_PROPORTIONS = 0.02
 #: <lora:NAME>, <lora:NAME:STRENGTH> and so on in a prompt
 _LORA = re.compile(r"<lora:([^<>]+)>")
+#: words in square brackets; what changes over the steps is told of with the image
+_WEAKENED = re.compile(r"(?<!\\)\[([^\[\]|:]{1,200})\]")
 #: characters of such a text in a message, which ends with the problem
 _MOST_SHOWN = 200
 #: unknown names in a message
@@ -190,6 +201,8 @@ class Options:
 
     model: str = ""
     clip_layers: int = 1
+    #: settings that a user has set, and that have no effect
+    unread: tuple[str, ...] = ()
 
     def changed(self, values: Mapping[str, Any]) -> Options:
         """Return these options with those in `values`. Raises UnusableField."""
@@ -200,7 +213,7 @@ class Options:
         check_characters(MODEL_OPTION, model, MAX_NAME_CHARACTERS)
         if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
             raise unusable_field(CLIP_OPTION, layers, "a whole number from 1")
-        return Options(model_name(model), layers)
+        return Options(model_name(model), layers, self.unread)
 
 
 def model_name(title: str) -> str:
@@ -210,26 +223,69 @@ def model_name(title: str) -> str:
     return name.removesuffix(".safetensors").removesuffix(".ckpt")
 
 
+def unread_settings(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of settings of the web UI that have no effect here, as far as a message names them."""
+    names = (
+        name for name, value in values.items() if value not in (None, "") and name not in (MODEL_OPTION, CLIP_OPTION)
+    )
+    return tuple(name[:_MOST_SHOWN] for name, _ in zip(names, range(_MOST_NAMED), strict=False))
+
+
+def settings_warning(field: str, names: Iterable[str]) -> str:
+    """Return a message about settings in `field` that have no effect."""
+    return f"{field}: found {', '.join(names)}, not used; expected {MODEL_OPTION} or {CLIP_OPTION}"
+
+
 def not_read(body: Mapping[str, Any], call: ImageCall) -> list[str]:
     """Return a message for each field in the body of `call` that has no effect on its images, though it is unknown, or
     would have one in the web UI."""
-    known = {*ImageCall.model_fields, *_NEUTRAL, *_NOT_READ, *_WITHOUT_EFFECT}
+    known = {*ImageCall.model_fields, *_NEUTRAL, *_NOT_READ, *_OF_MASKS, *_WITHOUT_EFFECT}
+    has_mask = call.mask is not None and bool(call.init_images)
+    unused = {**_NOT_READ, **(_OF_MASKS if has_mask else {})}
     found = [
-        str(unusable_field(name, body[name], "no value: it has no effect here"))
-        for name, neutral in _NOT_READ.items()
+        str(unusable_field(name, _shown(body[name]), _no_effect(name)))
+        for name, neutral in unused.items()
         if body.get(name) is not None and body[name] not in neutral
     ]
     unknown = [name for name in body if name not in known][:_MOST_NAMED]
     found += [f"{unknown_field('field', name[:_MOST_SHOWN], known)} It is not used." for name in unknown]
-    settings = [
-        name for name, value in call.override_settings.items() if name not in (MODEL_OPTION, CLIP_OPTION) and value
-    ]
-    if settings:
-        names = ", ".join(name[:_MOST_SHOWN] for name in settings[:_MOST_NAMED])
-        found.append(f"override_settings: found {names}, not used; expected {MODEL_OPTION} or {CLIP_OPTION}")
+    if settings := unread_settings(call.override_settings):
+        found.append(settings_warning("override_settings", settings))
     if call.mask is not None and not call.init_images:
         found.append("mask: not used: expected an image in init_images")
-    return found
+    if call.enable_hr and call.init_images:
+        found.append("enable_hr: not used: a second pass follows an image that is generated from text alone")
+    return [*found, *_second_pass_notes(call), *_weakened(call)]
+
+
+def _second_pass_notes(call: ImageCall) -> Iterator[str]:
+    """Yield what the second pass of a call does in another way than the web UI, or than its size says."""
+    if not call.enable_hr or call.init_images:
+        return
+    if note := scaling_note(call.hr_upscaler):
+        yield f"hr_upscaler: {note}"
+    for name, side in (("hr_resize_x", call.hr_resize_x), ("hr_resize_y", call.hr_resize_y)):
+        if side % SIZE_STEP:
+            yield f"{name}: found {side}, which the image has in whole cells of {SIZE_STEP} pixels"
+
+
+def _shown(value: Any) -> Any:
+    is_long = isinstance(value, str) and len(value) > _MOST_SHOWN
+    return f"{value[:_MOST_SHOWN]}..." if is_long else value
+
+
+def _no_effect(name: str) -> str:
+    if name in _OF_MASKS:
+        return f"{_OF_MASKS[name][0]!r}: the masked area is regenerated from the whole image, at its size"
+    return "no value: it has no effect here"
+
+
+def _weakened(call: ImageCall) -> Iterator[str]:
+    """Yield a message for each text with words in square brackets, which weaken them in the web UI alone."""
+    for name, text in (("prompt", call.prompt), ("negative_prompt", call.negative_prompt)):
+        if (match := _WEAKENED.search(text)) is not None:
+            expected = f"({match[1][:_MOST_SHOWN]}:0.91): square brackets are text here, and weaken no words"
+            yield f"{name}: found {match[0][:_MOST_SHOWN]!r}, expected {expected}"
 
 
 def parse_call(body: Mapping[str, Any], is_img2img: bool) -> ImageCall:
@@ -282,10 +338,15 @@ def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]
 
 
 def requests_of(
-    call: ImageCall, model: str, clip_layers: int, images: CallerImages, facts: SamplingFacts | None = None
+    call: ImageCall,
+    model: str,
+    clip_layers: int,
+    images: CallerImages,
+    facts: SamplingFacts | None = None,
+    family: str = "",
 ) -> list[GenerateRequest]:
-    """Return a request for each image, with seeds that count up. `facts` are the model's, if they are known.
-    Raises UserError."""
+    """Return a request for each image, with seeds that count up. `facts` and the title of the `family` are the model's,
+    if they are known. Raises UserError."""
     prompt, loras = without_loras(call.prompt, call.steps)
     fields: dict[str, Any] = {
         "model": model,
@@ -298,7 +359,7 @@ def requests_of(
         "schedule": None if call.scheduler in _NO_SCHEDULE else call.scheduler,
         "width": call.width,
         "height": call.height,
-        "clip_skip": clip_layers - 1,
+        "clip_skip": skipped_by_layer(clip_layers, family),
         "controls": _controls(call.alwayson_scripts, images),
     }
     if call.shift is not None:

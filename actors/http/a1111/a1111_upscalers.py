@@ -38,3 +38,12 @@ def scaling_fields(name: str | None) -> dict[str, Any]:
         return {"via": "latent"}
     upscaler = upscaler_name(name or "")
     return {"via": "image", **({"upscaler": upscaler} if upscaler else {})}
+
+
+def scaling_note(name: str | None) -> str:
+    """Return what differs from the web UI when an upscaler of this name enlarges the image of a first pass; "" if
+    nothing does."""
+    plain = (name or LATENT).strip()
+    if plain.startswith(LATENT) and plain != LATENT:
+        return f"found {plain}, latents are scaled in one way only"
+    return f"found {plain}, the image is scaled with Lanczos" if plain.lower() == NEAREST else ""

@@ -21,6 +21,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     warn_unread,
     whole,
 )
+from modelpool.actors.request.number_fields import number_text
 
 #: an option of a run and its settings, from the inputs of a node
 _Option: TypeAlias = Callable[[Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
@@ -92,7 +93,8 @@ def _scaled_attention(given: Mapping[str, Any]) -> tuple[Any, ...]:
     with UNets alone, of which the pool scales no attention."""
     model = given["model"]
     factors = {"image": given["self_structural"], "text": given["cross_structural"]}
-    settings = {name: f"IN*{x:g},MID*{x:g},OUT*{x:g}" for name, x in factors.items() if x != 1}
+    texts = {name: number_text(x) for name, x in factors.items() if x != 1}
+    settings = {name: f"IN*{x},MID*{x},OUT*{x}" for name, x in texts.items()}
     if given["self_temporal"] == given["cross_temporal"] == 1 and not settings:
         return (model,)
     if "attention_scale" in dict(model.options):

@@ -28,14 +28,13 @@ from modelpool.actors.http.comfy.comfy_values import (
     TextValue,
     VaeValue,
 )
+from modelpool.actors.http.service.clip_layers import layers_left_out
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
-#: families that read CLIP one layer before the last by default, by the beginning of their title
-_PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
 #: families with the blocks of Stable Diffusion XL
 _XL = ("SDXL", "SD XL", "Stable Diffusion XL")
 #: families with text encoders of CLIP only, by the beginning of their title
-_CLIP_ONLY = (*_PENULTIMATE, "SD 1", "Stable Diffusion 1")
+_CLIP_ONLY = (*("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2", "SD 1", "Stable Diffusion 1"),)
 #: families with guidance by an image
 _GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
 #: families with guidance by reference images, by the beginning of their title
@@ -423,7 +422,7 @@ def clip_skip(text: TextValue, family: str) -> int:
     """Return the layers that are skipped besides those that the family skips. Raises NodeUnsupported."""
     if text.clip.last_layer is None:
         return 0
-    by_family = 1 if family.startswith(_PENULTIMATE) else 0
+    by_family = layers_left_out(family)
     skipped = -text.clip.last_layer - 1 - by_family
     if skipped < 0:
         raise NodeUnsupported(f"stop_at_clip_layer: found {text.clip.last_layer}, expected {-1 - by_family} or less")

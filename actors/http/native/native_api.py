@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -24,6 +25,7 @@ from modelpool.actors.http.comfy.comfy_export import is_workflow
 from modelpool.actors.http.service.access import Caller, check_number
 from modelpool.actors.http.service.bodies import as_object, json_body
 from modelpool.actors.http.service.caller_images import check_url
+from modelpool.actors.http.service.encoded_images import BEST_QUALITY, image_bytes
 from modelpool.actors.http.service.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import ClientGone, Services, caller_of
@@ -268,8 +270,15 @@ def _add_pool(router: APIRouter, services: Services) -> None:
     """Add the calls about the pool, and signed addresses of outputs."""
 
     @router.get("/files/{name:path}", include_in_schema=False)
-    async def signed(name: str, until: int, signature: str) -> Response:
-        return file_response(services.signed_file(name, until, signature))
+    async def signed(
+        name: str, until: int, signature: str, file_format: str = "", quality: int = Query(BEST_QUALITY, ge=0, le=100)
+    ) -> Response:
+        path = services.signed_file(name, until, signature, file_format, quality)
+        if not file_format:
+            return file_response(path)
+        content = await asyncio.to_thread(image_bytes, path, file_format, quality)
+        shown_name = f"inline; filename*=utf-8''{quote(path.stem)}.{file_format}"
+        return Response(content, media_type=f"image/{file_format}", headers={"Content-Disposition": shown_name})
 
     # not /api/models, which is a call of ComfyUI
     @router.get("/api/choices", summary="List what requests name: models, LoRAs, other files, samplers, options")

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -21,7 +22,7 @@ from modelpool.actors.http.service.answers import json_answer
 from modelpool.actors.http.service.bodies import FormBody, form_body, json_object
 from modelpool.actors.http.service.caller_images import CallerImages
 from modelpool.actors.http.service.caller_names import check_names
-from modelpool.actors.http.service.encoded_images import BEST_QUALITY, FORMATS, image_size, image_text
+from modelpool.actors.http.service.encoded_images import BEST_QUALITY, FORMATS, format_of, image_size, image_text
 from modelpool.actors.http.service.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.services import Services, caller_of
@@ -48,6 +49,8 @@ _IGNORED = ("quality", "style", "moderation", "safety_identifier", "input_fideli
 _COUNT = "num_images_per_prompt"
 #: fields of a form that have files
 _FILE_FIELDS = ("image", "image[]", "mask", "mask[]")
+#: opacity of a pixel that is not transparent
+_OPAQUE = 255
 #: no token is counted
 _USAGE = {"input_tokens": 0, "input_tokens_details": {"image_tokens": 0, "text_tokens": 0}, "output_tokens": 0}
 
@@ -88,6 +91,22 @@ class ParsedCall:
 
     call: ImagesCall
     fields: Mapping[str, Any] = field(default_factory=dict)
+    #: warnings about what it sends, which arise when its images are decoded
+    notes: list[str] = field(default_factory=list)
+
+    def file_format(self, path: Path) -> str:
+        """Return the format of an image in the answer, of which the pool has the file `path`: `output_format`, or the
+        one that the field `format` of a request asks for."""
+        return self.call.output_format if "output_format" in self.call.model_fields_set else format_of(path)
+
+    def encoding(self, path: Path) -> tuple[str, int]:
+        """Return the format and the quality in which the file is encoded for the answer; ("", 0): it is sent as it
+        is."""
+        wanted = self.file_format(path)
+        is_chosen = "output_compression" in self.call.model_fields_set and wanted != "png"
+        if wanted == format_of(path) and not (is_chosen and wanted in FORMATS):
+            return "", 0
+        return wanted, self.call.output_compression
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> ParsedCall:
@@ -144,7 +163,7 @@ def openai_router(services: Services) -> APIRouter:
             fields = services.images_of_call(caller_of(request)).in_fields(parsed.fields)
             return ParsedCall(parsed.call, fields).requests(model_name, {}, listed)
 
-        return await _answer(services, request, parsed.call, build, "image_generation")
+        return await _answer(services, request, parsed, build, "image_generation")
 
     @router.post("/v1/images/edits", summary="Change images")
     async def edits(request: Request) -> Response:
@@ -154,10 +173,10 @@ def openai_router(services: Services) -> APIRouter:
 
         def build() -> Sequence[GenerateRequest]:
             images = services.images_of_call(caller_of(request))
-            call = ParsedCall(parsed.call, images.in_fields(parsed.fields))
+            call = ParsedCall(parsed.call, images.in_fields(parsed.fields), parsed.notes)
             return _edit_requests(services, call, model_name, form, listed, images)
 
-        return await _answer(services, request, parsed.call, build, "image_edit")
+        return await _answer(services, request, parsed, build, "image_edit")
 
     return router
 
@@ -192,7 +211,8 @@ def _edit_requests(
     files = [*form.files.get("image", ()), *form.files.get("image[]", ())]
     if not files:
         raise missing_value("image", "at least one image file")
-    images = [decoder.of_bytes("image", content).on_white() for _, content in files]
+    decoded = [decoder.of_bytes("image", content) for _, content in files]
+    images = [image.on_white() for image in decoded]
     masks = [*form.files.get("mask", ()), *form.files.get("mask[]", ())]
     if len(masks) > 1:
         raise unusable_field("mask", counted(len(masks), "mask"), "one mask")
@@ -202,6 +222,9 @@ def _edit_requests(
             raise unusable_field("image", found, "one image, which the mask belongs to")
         mask = _mask_of(decoder.of_bytes("mask", masks[0][1]))
         return parsed.requests(model, {"image": images[0], "mask": mask}, listed)
+    if any(image.alpha is not None and any(image.alpha.histogram()[:_OPAQUE]) for image in decoded):
+        areas = "transparent areas are read as white, and all of the image may change"
+        parsed.notes.append(f"image: {areas}: areas to edit are transparent in mask")
     if parsed.fields.get("strength") is not None:  # only a start image has one
         if len(images) > 1:
             raise unusable_field("image", f"{counted(len(images), 'image')} with strength", "one image, to start from")
@@ -227,14 +250,15 @@ def _mask_of(image: UprightImage) -> Image:
 async def _answer(
     services: Services,
     request: Request,
-    call: ImagesCall,
+    parsed: ParsedCall,
     build: Callable[[], Sequence[GenerateRequest]],
     kind: str,
 ) -> Response:
     """Generate, and answer at once with a stream of events, or at the end with all images."""
+    call = parsed.call
     submission = await services.submit(caller_of(request), build, INTERFACE, call.n)
     if call.stream:
-        return StreamingResponse(with_pings(_events(submission, call, kind)), media_type=EVENT_STREAM)
+        return StreamingResponse(with_pings(_events(submission, parsed, kind)), media_type=EVENT_STREAM)
     await services.wait(request, submission)
     ends = sorted(submission.ends, key=lambda end: end.index)
     for end in ends:
@@ -244,27 +268,28 @@ async def _answer(
     if wanted in ("url", "both"):
         base = str(request.base_url).rstrip("/")
         for image, end in zip(data, ends, strict=True):
-            image["url"] = base + services.signed_path(end)
+            assert end.path is not None, "only images that succeeded have an address"
+            image["url"] = base + services.signed_path(end, *parsed.encoding(end.path))
     if wanted in ("b64_json", "both"):
-        texts = await asyncio.gather(*(asyncio.to_thread(_text_of, end, call) for end in ends))
+        texts = await asyncio.gather(*(asyncio.to_thread(_text_of, end, parsed) for end in ends))
         for image, text in zip(data, texts, strict=True):
             image["b64_json"] = text
-    about = _about(call, await asyncio.to_thread(_size_of, ends[0]), ends)
+    about = _about(parsed, await asyncio.to_thread(_size_of, ends[0]), ends)
     return await json_answer({"created": int(submission.created_at), "data": data, **about})
 
 
-async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:
+async def _events(submission: HttpSubmission, parsed: ParsedCall, kind: str) -> AsyncIterator[bytes]:
     """Yield what `_events_of` does, with previews made meanwhile if partial images are wanted."""
-    with submission.previews_wanted() if call.partial_images else contextlib.nullcontext():
-        async for text in _events_of(submission, call, kind):
+    with submission.previews_wanted() if parsed.call.partial_images else contextlib.nullcontext():
+        async for text in _events_of(submission, parsed, kind):
             yield text
 
 
-async def _events_of(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:
+async def _events_of(submission: HttpSubmission, parsed: ParsedCall, kind: str) -> AsyncIterator[bytes]:
     """Yield one event for each image, as it is ready, or one error; before, up to as many partial images of each as are
     wanted: previews, which are small. They are spread over the steps, and a fast image has fewer."""
     cancel = True
-    partials = _PartialImages(call)
+    partials = _PartialImages(parsed.call)
     try:
         async for change in submission.changes():
             for preview in partials.due(submission.previews.values()):
@@ -272,12 +297,12 @@ async def _events_of(submission: HttpSubmission, call: ImagesCall, kind: str) ->
             for end in change.ends:
                 try:
                     _check_succeeded(end)
-                    text = await asyncio.to_thread(_text_of, end, call)
+                    text = await asyncio.to_thread(_text_of, end, parsed)
                 except HttpProblem as problem:
                     yield _error_event(shown_message(str(problem)))
                     return
                 size = await asyncio.to_thread(_size_of, end)
-                about = {**_about(call, size, [end]), "quality": "auto", "background": "opaque"}
+                about = {**_about(parsed, size, [end]), "quality": "auto", "background": "opaque"}
                 content = {"type": f"{kind}.completed", "b64_json": text, "created_at": int(time.time()), **about}
                 yield event(f"{kind}.completed", content)
         cancel = False
@@ -334,10 +359,9 @@ def _check_succeeded(end: JobEnd) -> None:
         raise HttpProblem(status, f"an image was not generated: {end.kind}: {end.message}")
 
 
-def _text_of(end: JobEnd, call: ImagesCall) -> str:
+def _text_of(end: JobEnd, parsed: ParsedCall) -> str:
     assert end.path is not None, "only images that succeeded are encoded"
-    assert call.output_format in FORMATS
-    return image_text(end.path, call.output_format, call.output_compression)
+    return image_text(end.path, *parsed.encoding(end.path))
 
 
 def _size_of(end: JobEnd) -> str:
@@ -347,10 +371,12 @@ def _size_of(end: JobEnd) -> str:
     return "x".join(map(str, image_size(end.path)))
 
 
-def _about(call: ImagesCall, size: str, ends: Sequence[JobEnd]) -> dict[str, Any]:
-    """Return what an answer says about its images, with the warnings of the pool if there are some."""
-    warnings = warnings_of(ends)
-    about = {"output_format": call.output_format, "size": size, "usage": {**_USAGE, "total_tokens": 0}}
+def _about(parsed: ParsedCall, size: str, ends: Sequence[JobEnd]) -> dict[str, Any]:
+    """Return what an answer says about its images, with the warnings about the call and of the pool."""
+    warnings = [*parsed.notes, *warnings_of(ends)]
+    paths = [end.path for end in ends if end.path is not None]
+    named = parsed.file_format(paths[0]) if paths else parsed.call.output_format
+    about = {"output_format": named, "size": size, "usage": {**_USAGE, "total_tokens": 0}}
     return {**about, "warnings": warnings} if warnings else about
 
 

@@ -19,8 +19,8 @@ BEST_QUALITY = 100
 
 
 def image_bytes(path: Path, file_format: str = "png", quality: int = BEST_QUALITY) -> bytes:
-    """Return the image at `path` in a format of `FORMATS`; a PNG as it is, with its recipe. Raises HttpProblem (410 if
-    it is gone, 409 if it is no image).
+    """Return the image at `path` in a format of `FORMATS`; a PNG as it is, with its recipe, and a file of the format ""
+    as it is. Raises HttpProblem (410 if it is gone, 409 if it is no image).
     """
     try:
         content = path.read_bytes()
@@ -29,14 +29,23 @@ def image_bytes(path: Path, file_format: str = "png", quality: int = BEST_QUALIT
     suffix = path.suffix.removeprefix(".")
     if suffix not in IMAGE_FORMATS:
         raise HttpProblem(409, f"{path.name}: this interface returns images; read videos and audio from /api/jobs")
-    if file_format == suffix == "png":
+    if not file_format or file_format == suffix == "png":
         return content
     from PIL import Image
 
     converted = BytesIO()
     with Image.open(BytesIO(content)) as image:
-        image.convert("RGB").save(converted, file_format.upper(), quality=quality)
+        plain = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    if plain.mode == "RGBA" and file_format == "jpeg":  # which has no transparency: over white, as images of callers
+        plain = Image.alpha_composite(Image.new("RGBA", plain.size, "white"), plain).convert("RGB")
+    plain.save(converted, file_format.upper(), quality=quality)
     return converted.getvalue()
+
+
+def format_of(path: Path) -> str:
+    """Return the format of an image file by the name that the OpenAI API and media types have for it."""
+    suffix = path.suffix.removeprefix(".")
+    return "jpeg" if suffix == "jpg" else suffix
 
 
 def image_size(path: Path) -> tuple[int, int]:

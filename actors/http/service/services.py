@@ -287,17 +287,19 @@ class Services:
         assert end.path is not None, "a job with an output"
         return end.path
 
-    def signed_path(self, end: JobEnd) -> str:
-        """Return a path of an output in `folder` that needs no key, for an hour. Servers with the same folder and
-        secret serve each other's."""
+    def signed_path(self, end: JobEnd, file_format: str = "", quality: int = 0) -> str:
+        """Return a path of an output in `folder` that needs no key, for an hour: of the file as it is, or of an image
+        in another format. Servers with the same folder and secret serve each other's."""
         assert end.path is not None, "a job with an output"
         name = end.path.relative_to(self.folder).as_posix()
         until = int(time.time()) + SIGNED_SECONDS
-        return f"{SIGNED_PATH}{quote(name)}?until={until}&signature={self._signature(name, until)}"
+        wanted = f"&file_format={file_format}&quality={quality}" if file_format else ""
+        signature = self._signature(name, until, file_format, quality)
+        return f"{SIGNED_PATH}{quote(name)}?until={until}&signature={signature}{wanted}"
 
-    def signed_file(self, name: str, until: int, signature: str) -> Path:
-        """Return the output of a signed path. Raises HttpProblem (403, 410)."""
-        expected = self._signature(name, until)
+    def signed_file(self, name: str, until: int, signature: str, file_format: str = "", quality: int = 0) -> Path:
+        """Return the output of a signed path, as it is on the disk. Raises HttpProblem (403, 410)."""
+        expected = self._signature(name, until, file_format, quality)
         # as bytes: texts with other characters than ASCII are not compared
         is_ours = hmac.compare_digest(expected.encode(), signature.encode(errors="replace"))
         if not is_ours or until < time.time():
@@ -307,8 +309,9 @@ class Services:
             raise HttpProblem(410, f"{name} was removed from the server")
         return path
 
-    def _signature(self, name: str, until: int) -> str:
-        text = f"{name}\0{until}".encode(errors="surrogatepass")
+    def _signature(self, name: str, until: int, file_format: str = "", quality: int = 0) -> str:
+        wanted = f"\0{file_format}\0{quality}" if file_format else ""
+        text = f"{name}\0{until}{wanted}".encode(errors="surrogatepass")
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 
 

@@ -55,7 +55,9 @@ def prompt_rows(name: str, file: LineSource, choice: ColumnChoice = NO_CHOICE) -
         except UnicodeDecodeError as error:
             yield number, f"not UTF-8 text (byte {error.start} of the line)"
             continue
-        if prompt:
+        if "\r" in prompt:  # line ends of old programs, or several prompts of a table in one
+            yield number, "found a carriage return within the line, expected a prompt per line"
+        elif prompt:
             yield number, {"prompt": prompt}
 
 
@@ -82,6 +84,9 @@ def csv_rows(name: str, file: LineSource, choice: ColumnChoice = NO_CHOICE, deli
                 names = choice.field_names(f"{name}: header", [cell.strip() for cell in cells])
             elif len(cells) > len(names):
                 yield number, f"found {counted(len(cells), 'cell')}, expected at most the {len(names)} of the header"
+            elif len(cells) < len(names) and lines.is_cut:  # what the last cell was meant to be is not known
+                found = f"found {counted(len(cells), 'cell')} and no line end after the last one"
+                yield number, f"{found}, expected {len(names)} cells, or a line end: the file may be incomplete"
             else:
                 yield number, _csv_row(names, cells)
     except csv.Error as error:
@@ -111,10 +116,12 @@ def _json_row(line: bytes) -> dict[str, Any] | str:
 
 
 class _TextLines:
-    """The lines of a text in UTF-8, with their line ends, one after the other; `count` of them were read."""
+    """The lines of a text in UTF-8, with their line ends, one after the other; `count` of them were read. `is_cut`:
+    the latest one, which is then the last, has no line end."""
 
     def __init__(self, name: str, file: LineSource) -> None:
         self.count = 0
+        self.is_cut = False
         self._name, self._file, self._read_bytes = name, file, 0
         self._pending: str | None = None
 
@@ -143,6 +150,7 @@ class _TextLines:
             raise UserError(f"{self._name}: not UTF-8 text (byte {self._read_bytes + error.start})") from error
         self._read_bytes += len(content)
         self.count += 1
+        self.is_cut = not text.endswith(("\n", "\r"))
         return text
 
 

@@ -22,6 +22,13 @@ def warned(prompt: str, **fields: object) -> list[str]:
         ("a circle <lora:light:0.8>", "<lora:light:0.8>", "loras"),
         ("a circle <lora:light:0.8", "<lora:light:0.8", "loras"),
         ("a circle <hypernet:x:1>", "<hypernet:x:1>", "hypernetworks"),
+        ("a circle <LORA:light:1>", "<LORA:light:1>", "loras"),
+        ("a circle < lora : my light:1 >", "< lora : my light:1 >", "loras"),
+        ("a circle <locon:light:1>", "<locon:light:1>", "loras"),
+        ("a circle <Hypernet:x y>", "<Hypernet:x y>", "hypernetworks"),
+        ("a circle --ar 16:9 --v 6", "--ar 16:9", "fields of the request"),
+        ("a circle --steps 4", "--steps 4", "fields of the request"),
+        ("a circle --tile", "--tile", "fields of the request"),
         ("a [red:blue:0.5] circle", "[red:blue:0.5]", "over the steps"),
         ("a [red:10] circle", "[red:10]", "over the steps"),
         ("a [red|blue] circle", "[red|blue]", "over the steps"),
@@ -56,6 +63,10 @@ def test_a_notation_that_is_not_read_is_told(prompt: str, notation: str, instead
         'a {"json": "x|y"} text, snake_case__name, a|b',
         "(a (b) c:1.2)",
         "the scale [1:2]x",
+        "a circle -- a square --nothing else, --and-so on",
+        "a < b, <b>: c, <tag>",
+        "()",
+        "a (()) circle ()",
         "",
     ),
 )
@@ -90,7 +101,20 @@ def test_long_prompts_are_searched_in_linear_time() -> None:
             begins.append(time.process_time() - began)
         return min(begins)
 
-    for piece in ("(a:1", "[a:", "[a|", "{a|", "__a", "<lora:", "(a" * 100 + ":", "_a", "1.1,", "(a:1,1,"):
+    for piece in (
+        "(a:1",
+        "[a:",
+        "[a|",
+        "{a|",
+        "__a",
+        "<lora:",
+        "(a" * 100 + ":",
+        "_a",
+        "1.1,",
+        "(a:1,1,",
+        "< lora :a ",
+        "--ar ",
+    ):
         short = seconds(piece * (8_000 // len(piece)))
         long = seconds(piece * (64_000 // len(piece)))
         assert long < 32 * short + 0.05, f"{piece[:10]}: {short} s, 8 times as long: {long} s"

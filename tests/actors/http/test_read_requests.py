@@ -6,6 +6,7 @@ The texts are written for this test, in the form of A1111, Forge and ComfyUI; no
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import modelpool
+from modelpool.actors.graph.features.recipe import Recipe, RecipeImages, RecipeLora, RecipeNoise, RecipeRegion
 from modelpool.actors.http.a1111.a1111_requests import parse_call, requests_of
 from modelpool.actors.http.a1111.a1111_upscalers import scaling_fields
 from modelpool.actors.http.read_requests import fields_of_texts, read_fields, request_like
 from modelpool.actors.http.service.caller_images import CallerImages
 from modelpool.actors.http.service.read_fields import ReadFields
+from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY
+from modelpool.actors.request.image_fields import skipped_steps
 from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
 from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.comfy.test_comfy_api import changed
@@ -445,3 +449,56 @@ def test_a_workflow_names_only_images_next_to_it(form: str, tmp_path: Path) -> N
     graph["3"]["inputs"]["image"] = "secret.png"
     (tmp_path / "graph.json").write_text(json.dumps(graph))
     assert read_fields(tmp_path / "graph.json").request().image is not None
+
+
+PLAIN = Recipe(
+    model="shapes", model_sha256="a" * 64, prompt="x", negative="", loras=(), steps=4, cfg=5.0, sampler="euler",
+    schedule="normal", width=64, height=64, seed=2**64 - 1, batch=8,
+)  # fmt: skip
+
+
+def test_the_parameters_of_an_image_mean_the_same_when_they_are_read_back() -> None:
+    """Numbers had six digits, strengths four, and layers of CLIP were not in the text: it made another image."""
+    lora = RecipeLora("light", "b" * 64, 0.12345678, text_strength=-1e-7, start=0.1, end=1 / 3)
+    noise = RecipeNoise(0.12345678, 1.0000001, 5.1234567)
+    hires = {"scale": 1.2345678, "strength": 0.3333333, "steps": 7, "via": "latent"}
+    for changes, expected in (
+        ({"cfg": 7.1234567}, {"cfg": 7.1234567}),
+        (
+            {"sampler": "euler_ancestral", "noise": noise},
+            {"eta": 0.12345678, "s_noise": 1.0000001, "s_churn": 5.1234567},
+        ),
+        ({"sigmas": (14.6146415, 1.0, 1e-9)}, {"sigmas": (14.6146415, 1.0, 1e-9)}),
+        ({"shift": 3.1234567}, {"shift": 3.1234567}),
+        ({"clip_skip": 1}, {"clip_skip": 1}),
+        ({"pictures": RecipeImages(hires=hires)}, {"hires": {**hires}}),
+    ):
+        texts = {"parameters": parameters_text(replace(PLAIN, **changes))}
+        fields = fields_of_texts(texts, family_of=lambda _: "Stable Diffusion XL").fields
+        assert {name: fields.get(name) for name in expected} == expected
+        assert fields["seed"] == 2**64 - 1
+    (read,) = fields_of_texts({"parameters": parameters_text(replace(PLAIN, loras=(lora,)))}).fields["loras"]
+    assert (read.strength, read.text_strength, read.start, read.end) == (0.12345678, -1e-7, 0.1, 1 / 3)
+
+
+def test_a_strength_in_parameters_runs_the_same_steps() -> None:
+    """0.3333 of 30 steps were 9 in place of 10."""
+    for steps in (1, 2, 3, 7, 20, 30, 49, 100, 333, 999):
+        for first in range(0, steps, max(1, steps // 50)):
+            made = replace(PLAIN, steps=steps, pictures=RecipeImages(image_sha256="c" * 64, first_step=first))
+            strength = fields_of_texts({"parameters": parameters_text(made)}).fields["strength"]
+            assert skipped_steps("strength", strength, steps) == first, (steps, first)
+
+
+def test_what_parameters_leave_out_is_told_by_the_text_and_by_its_readers() -> None:
+    """Options, regions and masks were missing from the text, which made another image without a word."""
+    assert "Not listed" not in parameters_text(PLAIN)
+    images = RecipeImages(
+        image_sha256="c" * 64, mask_sha256="d" * 64, regions=(RecipeRegion("a", 1.0, None, "e" * 64),)
+    )
+    made = replace(PLAIN, options={"pag": {"scale": 3.0}}, pictures=images)
+    text = parameters_text(made)
+    assert 'Not listed: "mask, options, regions"' in text
+    assert fields_of_texts({"parameters": text}).notes == (
+        "the image was made with mask, options, regions, which the parameters do not have",
+    )

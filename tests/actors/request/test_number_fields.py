@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from modelpool.actors.request.number_fields import CFG, STEPS, finite_number, whole_number
-from modelpool.pool.values.core.errors import UnusableField
+from modelpool.actors.request.number_fields import CFG, STEPS, finite_number, number_text, whole_number
+from modelpool.pool.values.core.errors import UnusableField, UserError
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,31 @@ def test_steps_and_cfg_are_told_by_the_field_and_with_their_ends() -> None:
     for cfg in (0.99, 100.5, None):
         with pytest.raises(UnusableField, match=f"decoder.cfg: found {cfg}, expected a number from 1 "):
             CFG.parse("decoder.cfg", cfg)
+
+
+def test_whole_numbers_are_never_rounded() -> None:
+    """A seed of a decimal column lost its last digits, and so did the seed that somebody meant by a float."""
+    assert whole_number("seed", Decimal(2**53 + 1), "") == 2**53 + 1
+    assert whole_number("seed", Decimal("1E+3"), "") == 1000
+    assert whole_number("seed", float(2**53 - 1), "") == 2**53 - 1
+    assert whole_number("seed", 2**64 - 1, "") == 2**64 - 1
+    for value in (
+        float(2**53 + 1),
+        1e19,
+        -(2.0**60),
+        Decimal("1E+40"),
+        Decimal("0.5"),
+        Decimal("NaN"),
+        Decimal("Infinity"),
+    ):
+        with pytest.raises(UserError, match=r"^seed: found"):
+            whole_number("seed", value, "a whole number")
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_the_text_of_a_number_reads_back_as_the_number(value: float) -> None:
+    assert float(number_text(value)) == value
+
+
+def test_the_text_of_a_number_is_short_where_it_is_exact() -> None:
+    assert [number_text(value) for value in (4.0, 0.8, 7, 1e-7, 1 / 3)] == ["4", "0.8", "7", "1e-07", repr(1 / 3)]

@@ -25,6 +25,7 @@ from modelpool.actors.http.a1111.a1111_requests import (
     requests_of,
 )
 from modelpool.actors.http.service.caller_images import CallerImages
+from modelpool.actors.http.service.clip_layers import layer_read, skipped_by_layer
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.values.core.errors import UserError
 
@@ -222,6 +223,78 @@ def test_a_field_that_is_not_used_is_told_with_the_images_and_fields_of_clients_
         body = {"prompt": "x", field: value}
         (message,) = not_read(body, parse_call(body, is_img2img=False))
         assert told in message
+
+
+def test_fields_that_change_images_in_the_web_ui_alone_are_told_of() -> None:
+    """Each of them made the same image as without it, and nobody was told."""
+    image = "AAAA"
+    masked = {"init_images": [image], "mask": image}
+    for more, told in (
+        ({"firstphase_width": 32}, "firstphase_width: found 32"),
+        ({"firstpass_image": image * 100, "enable_hr": True}, "firstpass_image: found 'AAAA"),
+        ({"hr_additional_modules": ["t5xxl"]}, "hr_additional_modules: found ['t5xxl']"),
+        ({"latent_mask": image, "init_images": [image]}, "latent_mask: found 'AAAA'"),
+        ({**masked, "inpaint_full_res": True}, "inpaint_full_res: found True, expected False: the masked area"),
+        ({**masked, "inpainting_fill": 2}, "inpainting_fill: found 2, expected 1: the masked area"),
+        ({"init_images": [image], "enable_hr": True}, "enable_hr: not used"),
+        ({"override_settings": {"enable_emphasis": False}}, "override_settings: found enable_emphasis, not used"),
+        (
+            {"enable_hr": True, "hr_upscaler": "Latent (nearest)"},
+            "hr_upscaler: found Latent (nearest), latents are scaled",
+        ),
+        ({"enable_hr": True, "hr_upscaler": "Nearest"}, "hr_upscaler: found Nearest, the image is scaled with Lanczos"),
+        ({"enable_hr": True, "hr_resize_x": 100}, "hr_resize_x: found 100, which the image has in whole cells of 8"),
+        ({"prompt": "a [red] circle"}, "prompt: found '[red]', expected (red:0.91)"),
+        ({"negative_prompt": "[[blurry]]"}, "negative_prompt: found '[blurry]', expected (blurry:0.91)"),
+    ):
+        body = {"prompt": "x", **more}
+        (message,) = not_read(body, parse_call(body, "init_images" in body))
+        assert told in message
+        assert len(message) < 500
+    second = {"enable_hr": True, "hr_upscaler": "Lanczos", "hr_resize_x": 96}
+    whole = {**masked, "inpaint_full_res": False, "inpainting_fill": 1}
+    for silent in (second, {"hr_upscaler": "Nearest"}, whole, {"prompt": r"a \[red] [a:b:0.5] []"}):
+        body = {"prompt": "x", **silent}
+        assert not_read(body, parse_call(body, "init_images" in body)) == []
+
+
+def test_a_call_that_takes_its_fields_from_an_infotext_is_refused() -> None:
+    """It was an image of an empty prompt."""
+    with pytest.raises(UserError, match="infotext: found 'a red circle"):
+        parse_call({"infotext": "a red circle\nSteps: 4"}, is_img2img=False)
+
+
+def test_layers_of_clip_are_counted_as_the_web_ui_counts_them() -> None:
+    """`CLIP_stop_at_last_layers` 2 with SDXL, which reads the layer before the last anyway, skipped one more; the text
+    in an image with the same setting did not."""
+    call = parse_call({"prompt": "x"}, is_img2img=False)
+    for family, layers, skipped in (
+        ("Stable Diffusion 1", 1, 0),
+        ("Stable Diffusion 1", 2, 1),
+        ("Stable Diffusion XL", 1, 0),
+        ("Stable Diffusion XL", 2, 0),
+        ("Stable Diffusion XL", 3, 1),
+        ("Playground 2.5", 2, 0),
+        ("Stable Diffusion 3", 2, 0),
+        ("Stable Diffusion 2", 2, 0),
+        ("Flux dev", 2, 1),
+        ("", 2, 1),
+    ):
+        (made,) = requests_of(call, "some", layers, CallerImages((), 1 << 20), family=family)
+        assert made.clip_skip == skipped, (family, layers)
+        assert skipped_by_layer(layer_read(skipped, family), family) == skipped
+
+
+def test_settings_that_have_no_effect_are_told_with_the_images(client: webuiapi.WebUIApi) -> None:
+    """They were accepted without a word."""
+    client.set_options({"sd_vae": "other.safetensors", "eta_ancestral": 0})
+    told = client.txt2img(prompt="a red circle", width=64, height=64, seed=3).info["warnings"]
+    client.set_options({"sd_model_checkpoint": "shapes"})
+    silent = client.txt2img(prompt="a red circle", width=64, height=64, seed=3).info["warnings"]
+    assert told == [
+        "options: found sd_vae, eta_ancestral, not used; expected sd_model_checkpoint or CLIP_stop_at_last_layers"
+    ]
+    assert silent == []
 
 
 def test_a_unit_that_asks_for_what_the_pool_does_not_do_is_refused_with_its_place() -> None:

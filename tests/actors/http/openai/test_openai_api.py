@@ -17,7 +17,7 @@ from PIL import Image
 
 from examples.shapes.checker import matches, read_image
 from modelpool import ModelPool
-from modelpool.actors.http.openai.openai_api import ImagesCall, _about, _check_succeeded
+from modelpool.actors.http.openai.openai_api import ImagesCall, ParsedCall, _about, _check_succeeded
 from modelpool.actors.http.service.problems import HttpProblem
 from modelpool.actors.http.service.submissions import JobEnd
 from tests.actors.http.conftest import served
@@ -51,6 +51,40 @@ def test_a_url_needs_no_key_and_a_changed_one_is_refused(client: openai.OpenAI) 
     assert requests.get(url[:-1] + ("0" if url[-1] != "0" else "1"), timeout=60).status_code == 403
 
 
+def test_an_address_serves_the_format_that_the_answer_names(client: openai.OpenAI) -> None:
+    """It served a PNG for every format; and a WebP file of the field `format` was a PNG with its losses in base64."""
+    for fields, extra, named in (
+        ({}, {}, "png"),
+        ({"output_format": "jpeg", "output_compression": 50}, {}, "jpeg"),
+        ({"output_format": "webp"}, {}, "webp"),
+        ({}, {"format": "webp", "quality": 60}, "webp"),
+        ({}, {"format": "jpg"}, "jpeg"),
+        ({"output_format": "png"}, {"format": "webp"}, "png"),
+    ):
+        answer = client.images.generate(
+            prompt="a red circle", size="64x64", extra_body={"steps": 2, "seed": 1, **extra}, **fields
+        )
+        url, text = answer.data[0].url, answer.data[0].b64_json
+        served_file = requests.get(url, timeout=60)
+        assert answer.output_format == named
+        assert served_file.headers["content-type"] == f"image/{named}"
+        assert served_file.content == base64.b64decode(text)
+        assert Image.open(BytesIO(served_file.content)).format == named.upper()
+        other = url.replace("quality=50", "quality=51").replace("file_format=webp", "file_format=png")
+        assert other == url or requests.get(other, timeout=60).status_code == 403
+
+
+def test_an_edit_of_a_transparent_image_without_a_mask_is_told(client: openai.OpenAI) -> None:
+    """DALL-E 2 edits its transparent areas alone; here, all of it changed without a word."""
+    for alpha, is_told in ((255, False), (0, True)):
+        content = BytesIO()
+        Image.new("RGBA", (64, 64), (200, 30, 30, alpha)).save(content, "PNG")
+        answer = client.images.edit(
+            image=("a.png", content.getvalue()), prompt="a red circle", size="64x64", extra_body={"steps": "2"}
+        )
+        assert ("transparent in mask" in str(getattr(answer, "warnings", ""))) == is_told
+
+
 def test_a_stream_has_one_completed_event_for_each_image(client: openai.OpenAI) -> None:
     stream = client.images.generate(
         prompt="a red circle", stream=True, n=2, size="64x64", output_format="jpeg", extra_body={"steps": 2}
@@ -63,8 +97,8 @@ def test_a_stream_has_one_completed_event_for_each_image(client: openai.OpenAI) 
 def test_an_answer_has_the_warnings_about_its_images() -> None:
     call = ImagesCall(prompt="a red circle")
     plain, warned = (JobEnd(0, "job", "succeeded", facts={"warnings": each}) for each in ((), ("half of a LoRA",)))
-    assert "warnings" not in _about(call, "64x64", [plain])
-    assert _about(call, "64x64", [plain, warned, warned])["warnings"] == ["half of a LoRA"]
+    assert "warnings" not in _about(ParsedCall(call), "64x64", [plain])
+    assert _about(ParsedCall(call), "64x64", [plain, warned, warned])["warnings"] == ["half of a LoRA"]
 
 
 def test_an_edit_changes_the_transparent_area_only(client: openai.OpenAI) -> None:

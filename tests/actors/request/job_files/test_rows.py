@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -227,3 +228,34 @@ def test_hires_via_image_is_what_picture_was(tmp_path: Path) -> None:
     assert seeds == [3181275750] * 2, "as before the name changed"
     with pytest.raises(UserError, match="'latent' or 'image'"):
         GenerateRequest(model="m", prompt="p", hires={"scale": 2, "via": "pixels"})
+
+
+def test_a_row_at_which_a_csv_file_was_cut_is_no_row(tmp_path: Path) -> None:
+    """The beginning of its prompt was generated, with the defaults of all cells that were missing."""
+    path = tmp_path / "jobs.csv"
+    for text, is_cut in (
+        ("prompt,seed,steps\na,1,4\na red ci", True),
+        ("prompt,seed,steps\na,1,4\nb,2", True),
+        ("prompt,seed,steps\na,1,4\nb,2\n", False),
+        ("prompt,seed,steps\na,1,4\nb,2,4", False),
+        ("prompt\na\nb", False),
+    ):
+        path.write_text(text)
+        (number, last) = list(read_rows(path))[-1]
+        assert isinstance(last, str) == is_cut, text
+        assert number == text.count("\n") + (not text.endswith("\n"))
+    assert "the file may be incomplete" in list(_rows_of(path, "prompt,seed\na"))[-1][1]
+
+
+def test_lines_with_carriage_returns_within_are_no_prompts(tmp_path: Path) -> None:
+    """All lines of a file of an old program were one prompt."""
+    path = tmp_path / "jobs.txt"
+    assert list(_rows_of(path, "a\rb\r")) == [
+        (1, "found a carriage return within the line, expected a prompt per line")
+    ]
+    assert list(_rows_of(path, "a\r\nb\r\n")) == [(1, {"prompt": "a"}), (2, {"prompt": "b"})]
+
+
+def _rows_of(path: Path, text: str) -> Iterator[Any]:
+    path.write_bytes(text.encode())
+    return read_rows(path)
