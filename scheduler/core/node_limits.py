@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from math import inf
 
-from modelpool.pool.values.specs.spec import ComponentKey, NodeId, Residency, RunError, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, NodeId, RunError, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.wakeups import Ticks
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.model.cost_classes import CostClass
