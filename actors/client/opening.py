@@ -46,6 +46,7 @@ class OpenedPool:
     service  the job service; for the same process
     node_writers  write outputs for this process on the nodes that made them
     ended    returns why a pool that was joined has ended, once this process has left its Ray; "" before
+    tidy     removes what ended processes have left in the folder of a Ray that this process started
     """
 
     connection: Connection
@@ -56,6 +57,7 @@ class OpenedPool:
     service: WatchedService | None = None
     node_writers: NodeWriters | None = None
     ended: Callable[[], str] = str
+    tidy: Callable[[], None] | None = None
 
 
 def start_pool(
@@ -130,7 +132,8 @@ def start_pool(
                 time.sleep(0.5)
 
         writers = RayNodeWriters(lambda: connection.controller, _warn_of_writers)
-        return OpenedPool(connection, session.address, opened.pop_all().close, jobs, restart, service, writers)
+        close = opened.pop_all().close
+        return OpenedPool(connection, session.address, close, jobs, restart, service, writers, tidy=session.tidy)
 
 
 def _completed(plan: PoolPlan, config: PoolConfig, keeps_jobs: bool) -> PoolPlan:

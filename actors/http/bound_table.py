@@ -513,6 +513,12 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "the dispatcher waits for the file",
         ),
         Bound(
+            "ray.session_folder:MOST_LOGS",
+            "logs of ended drivers and workers, of a Ray that `modelpool up` started",
+            "",
+            "the oldest are removed",
+        ),
+        Bound(
             "control.log_file:MOST_BYTES",
             "log of a pool",
             "bytes",

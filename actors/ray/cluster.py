@@ -289,6 +289,7 @@ class GpuWorkerActor(GpuWorker):
         """As `change_controller`; returns what this worker was created for, too."""
         process = self.change_controller(epoch)
         self._controller = controller
+        self._notices.tell_again()
         return self._origin, process
 
     def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:

@@ -107,6 +107,12 @@ class RaySession:
 
         return int(ray.cluster_resources().get("GPU", 0))
 
+    def tidy(self) -> None:
+        """Remove old logs of a Ray that this process started: it keeps a file of each driver that ever joined. Never
+        raises."""
+        if self._folder is not None:
+            self._folder.remove_old_logs()
+
     def close(self) -> None:
         """Disconnect, and shut down what this process started. Idempotent. Takes a limited time: a Ray that does not
         shut down is killed if this process started it, and is left in any case.

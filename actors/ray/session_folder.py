@@ -27,6 +27,10 @@ PREFIX = "modelpool-"
 LOCK_NAME = "owner"
 #: Ray's part; short, since paths of sockets may have 107 bytes, of which Ray uses about 70
 RAY_NAME = "r"
+#: logs of ended drivers and workers that are kept: Ray keeps those of all that have ever joined
+MOST_LOGS = 1000
+#: names of such logs, with the process
+_LOG = re.compile(r"(?:python-core-(?:driver|worker)-|worker-)[0-9a-f_-]*[_-](\d+)\.(?:log|out|err)(?:\.\d+)?")
 #: how long killed processes may take to end before their folder is removed
 _END_SECONDS = 3.0
 #: the script of `actors.ray.fork_client`
@@ -53,6 +57,19 @@ class SessionFolder:
     def kill_processes(self) -> None:
         """Kill Ray's processes with this folder."""
         _kill(self._folder)
+
+    def remove_old_logs(self, most: int = MOST_LOGS) -> None:
+        """Remove Ray's logs of drivers and workers that have ended, except the `most` latest. Never raises."""
+        found = []
+        for path in self.path.glob("session_2*/logs/*"):
+            name = _LOG.fullmatch(path.name)
+            if name is not None and not psutil.pid_exists(int(name[1])):
+                with contextlib.suppress(OSError):
+                    found.append((path.stat().st_mtime, path))
+        found.sort()
+        for _, path in found[: max(0, len(found) - most)]:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def close(self) -> None:
         """Remove the folder. Idempotent."""

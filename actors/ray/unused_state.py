@@ -17,7 +17,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,9 +84,10 @@ def remove_unused_state() -> list[Path]:
 class StateUpkeep:
     """Shows other machines that a pool lives, and removes what others left behind, every `UPKEEP_SECONDS`."""
 
-    def __init__(self, lock: Path, now: float) -> None:
-        """`lock` is a file in `machine_folder`; `now` is a monotonic clock."""
+    def __init__(self, lock: Path, now: float, tidy: Callable[[], None] | None = None) -> None:
+        """`lock` is a file in `machine_folder`; `now` is a monotonic clock. `tidy` removes more, and never raises."""
         self._lock = lock
+        self._tidy = tidy
         self._due = now
 
     def beat(self, now: float) -> None:
@@ -97,6 +98,8 @@ class StateUpkeep:
         with contextlib.suppress(OSError):
             os.utime(self._lock)
         remove_unused_state()
+        if self._tidy is not None:
+            self._tidy()
 
 
 def _entry(folder: Path) -> StateEntry:

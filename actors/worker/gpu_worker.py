@@ -9,6 +9,7 @@ Rules
    requests arrive on other threads, too, and touch only the values named in `__init__`.
 3. A worker that its GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): a new
    process replaces it, since no later run could succeed in this one. Both signals mean the same, in either order.
+   So does one with a full or broken disk, or no file left to open: its jobs run elsewhere.
 4. Calls of a controller have its epoch. Calls of an older one than the worker serves raise OlderEpoch, and its runs
    that are under way stop (`actors.worker.worker_lease`).
 
@@ -17,6 +18,7 @@ Knows neither Ray nor the scheduler, and imports torch only through its engine.
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import threading
@@ -123,6 +125,13 @@ logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 0.2
 #: stops that are remembered, as a stop may arrive before its run begins; more than the tasks of any batch
 STOPS_REMEMBERED = 256
+#: a disk that is full, read-only, broken or gone, or no file left to open: every run of this process may need it
+_OF_THE_MACHINE = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENODEV, errno.ENXIO, errno.ESTALE),
+        *(errno.ENOTCONN, errno.EHOSTDOWN, errno.EMFILE, errno.ENFILE),
+    }
+)
 _T = TypeVar("_T")
 #: the report and the result of a run; neither if it did not start
 _Answer: TypeAlias = tuple[TaskReport | None, Result | None]
@@ -924,6 +933,8 @@ def run_error(raised: Exception) -> RunError:
         return RunError(kind, str(raised) or "out of memory", text, oom_steps)
     if torch is not None and isinstance(raised, torch.AcceleratorError):  # after such an error CUDA refuses everything
         return RunError(RunErrorKind.WORKER_LOST, f"the device no longer answers: {raised}", text)
+    if isinstance(raised, OSError) and raised.errno in _OF_THE_MACHINE:  # a job that comes next would fail, too
+        return RunError(RunErrorKind.WORKER_LOST, f"its machine or its process is at an end: {raised}", text)
     if isinstance(raised, Stopped):
         return RunError(RunErrorKind.CANCELLED, "stopped on request")
     if isinstance(raised, FilesUnavailable):

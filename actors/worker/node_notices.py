@@ -91,6 +91,11 @@ class NoticePoller:
             os.close(self._lock)
             self._lock = None
 
+    def tell_again(self) -> None:
+        """Another controller has come. What was reported may have been lost with the one before: the next poll reports
+        it again."""
+        self._deadline = None
+
     def poll(self) -> None:
         """Run the command once if no other worker of the pool on this node does, and report what changed."""
         if not self._command or not self._holds_lock():
@@ -127,7 +132,9 @@ class NoticePoller:
 def _output(command: str) -> str:
     """Return what a command prints; "" if it fails or takes too long."""
     try:
-        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+        done = subprocess.run(
+            command, shell=True, capture_output=True, text=True, errors="replace", timeout=COMMAND_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         logger.warning("the notice command took more than %.0f s", COMMAND_SECONDS)
         return ""

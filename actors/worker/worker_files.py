@@ -14,9 +14,8 @@ from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.wire.messages import FetchOrder
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.files.fetch.fetch_errors import CacheFull
-from modelpool.pool.files.fetch.file_cache import FileLease
 from modelpool.pool.files.fetch.file_key import file_key
-from modelpool.pool.files.fetch.node_files import NodeFiles
+from modelpool.pool.files.fetch.node_files import BroughtFiles, NodeFiles
 from modelpool.pool.values.core.remote_file import RemoteFile
 from modelpool.pool.values.core.stage_params import Stopped
 from modelpool.pool.values.specs.spec import FileOnDisk
@@ -34,8 +33,8 @@ class WorkerFiles:
         """`close_models` closes models that no run uses, so that their files may be evicted. Raises CacheFull."""
         self._nodes = NodeFiles(settings, host, node)
         self._close_models = close_models
-        #: leases by set of files, the last one used most recently
-        self._leases: OrderedDict[tuple[RemoteFile, ...], tuple[FileLease, ...]] = OrderedDict()
+        #: what was brought, by set of files, the last one used most recently
+        self._leases: OrderedDict[tuple[RemoteFile, ...], BroughtFiles] = OrderedDict()
 
     @property
     def address(self) -> str:
@@ -55,9 +54,12 @@ class WorkerFiles:
         source_bytes = peer_bytes = 0
         seconds = 0.0
         for files in order.sets:
-            if files in self._leases:
-                self._leases.move_to_end(files)
-                continue
+            if (known := self._leases.get(files)) is not None:
+                if known.have_names(files):
+                    self._leases.move_to_end(files)
+                    continue
+                del self._leases[files]
+                _close(known)
             try:
                 brought = self._nodes.bring(files, order.needed_next, should_stop, order.peers)
             except CacheFull:
@@ -68,7 +70,7 @@ class WorkerFiles:
                 brought = self._nodes.bring(files, order.needed_next, should_stop, order.peers)
             if brought is None:
                 raise Stopped("stopped while its files were fetched")
-            self._leases[files] = brought.leases
+            self._leases[files] = brought
             source_bytes += brought.source_bytes
             peer_bytes += brought.peer_bytes
             seconds += brought.seconds
@@ -79,26 +81,29 @@ class WorkerFiles:
     def prefetch(self, files: tuple[RemoteFile, ...], should_stop: Callable[[], bool]) -> None:
         """Bring files for a later run, without keeping them."""
         brought = self._nodes.bring(files, (), should_stop)
-        for lease in () if brought is None else brought.leases:
-            lease.close()
+        if brought is not None:
+            _close(brought)
 
     def release_unmapped(self, keep: tuple[tuple[RemoteFile, ...], ...] = ()) -> None:
         """Give up the leases of files that this process has not mapped, except those in `keep`."""
         mapped = mapped_inodes()
         for files in [files for files in self._leases if files not in keep]:
-            leases = self._leases[files]
-            if mapped is not None and not any(lease.inode()[1] in mapped for lease in leases):
+            brought = self._leases[files]
+            if mapped is not None and not any(lease.inode()[1] in mapped for lease in brought.leases):
                 del self._leases[files]
-                for lease in leases:
-                    lease.close()
+                _close(brought)
 
     def close(self) -> None:
         """Release all files and stop serving. Idempotent."""
-        for leases in self._leases.values():
-            for lease in leases:
-                lease.close()
+        for brought in self._leases.values():
+            _close(brought)
         self._leases.clear()
         self._nodes.close()
+
+
+def _close(brought: BroughtFiles) -> None:
+    for lease in brought.leases:
+        lease.close()
 
 
 def mapped_inodes(maps: Path = Path("/proc/self/maps")) -> frozenset[int] | None:

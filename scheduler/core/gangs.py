@@ -222,7 +222,8 @@ class Gangs:
         nothing of it counts, or it is over."""
         if report.error is not None:
             self._costs.run_failed(worker)
-            self._node_limits.note_missing(worker, report.error, self._demand.at)
+            spec = None if task is None else task.spec
+            self._node_limits.note_missing(worker, report.error, self._demand.at, spec, report.residency)
             return
         is_first = worker.worker_id == gang.members[0].worker_id
         spec = task.spec if task is not None and is_first else None

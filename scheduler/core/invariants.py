@@ -465,6 +465,7 @@ def _predictions(state: SchedulerState) -> None:
                 node, read = state.costs.nodes.of(worker.spec), [component for component, _ in fresh.reads]
                 assert node is not None, _story(state, task.name, f"is not predicted on {worker.name}")
                 is_lacking = node.unavailable_of(read, state.at) or node.differing_of(cost_class.files)
+                is_lacking = is_lacking or node.refused_of(cost_class.files, state.at)
                 assert is_lacking, _story(state, task.name, f"has all files on {node.node}")
                 assert node.node in state.worker_table.worker_index.restricted, f"{node.node} is not restricted"
                 continue

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from math import inf
 
-from modelpool.pool.values.specs.spec import NodeId, RunError
+from modelpool.pool.values.specs.spec import ComponentKey, NodeId, RunError, TaskSpec
+from modelpool.pool.weights.plan.eviction_plan import Residency
 from modelpool.scheduler.core.wakeups import Ticks
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.model.cost_classes import CostClass
@@ -60,12 +61,35 @@ class NodeLimits:
             self._ticks.request(min(due) - at, at)
         return bool(forgotten)
 
-    def note_missing(self, worker: Worker, error: RunError | None, at: float) -> None:
-        """The worker ended a run or a load with `error`: its machine may lack files."""
+    def note_missing(
+        self,
+        worker: Worker,
+        error: RunError | None,
+        at: float,
+        spec: TaskSpec | None = None,
+        after: Residency | None = None,
+    ) -> None:
+        """The worker ended a run of `spec`, or a load, with `error`, and has `after` on its GPU: its machine may lack
+        files."""
         if error is not None and error.components and (machine := self._costs.nodes.of(worker.spec)) is not None:
-            machine.lacks(error.components, error.message, at)
+            resident = () if spec is None or after is None else self._unread(spec, after)
+            machine.lacks(error.components, error.message, at, resident)
             self.update(machine.node)
+            for other in self._worker_table.worker_index.on_node.get(machine.node, ()) if resident else ():
+                other.files_changed()
             self._ticks.request(UNAVAILABLE_SECONDS, at)
+
+    def _unread(self, spec: TaskSpec, after: Residency) -> frozenset[ComponentKey]:
+        """Return the components and LoRAs of a task that a worker with these weights need not read."""
+        entries = {entry.component: entry for entry in after.entries}
+        found: set[ComponentKey] = set()
+        for use in spec.uses:
+            entry, known = entries.get(use.component), self._costs.components.get(use.component)
+            if entry is None or known is None or entry.patch_digest != use.patch_digest:
+                continue
+            if entry.resident_bytes >= known.weight_bytes:
+                found.update((use.component, *use.adapters))
+        return frozenset(found)
 
     def note_found(self, worker: Worker, cost_class: CostClass) -> None:
         """A run on the worker has read all files of its class."""

@@ -417,7 +417,7 @@ class SchedulerState:
             self.node_limits.note_found(worker, task.cost_class)
         else:
             self.costs.run_failed(worker)
-            self.node_limits.note_missing(worker, report.error, self.at)
+            self.node_limits.note_missing(worker, report.error, self.at, task.spec, report.residency)
         self.demand.fair_queue.pay(task, report.cost)
         capacity_bytes = worker.capacity_bytes
         self.worker_table.run_ended(worker, report, self.at)

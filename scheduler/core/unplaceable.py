@@ -59,7 +59,7 @@ def why_too_few(spec: TaskSpec, workers: Iterable[Worker]) -> RunError | None:
 def why_unavailable(spec: TaskSpec, workers: Iterable[Worker], nodes: Nodes, at: float) -> RunError | None:
     """Return why none of `workers` can read the files of the task, with the reason of each machine; None if one may be
     able to. A worker that is not up may start on another machine, and weights on a GPU need no file, unless that is not
-    the expected one there."""
+    the expected one there, or a run with its weights on the GPU was refused."""
     files = tuple(dict.fromkeys(key for use in spec.uses for key in (use.component, *use.adapters)))
     least_bytes = needed_bytes(spec.uses, spec.least_activation_bytes)
     reasons: dict[NodeId, str] = {}
@@ -73,7 +73,7 @@ def why_unavailable(spec: TaskSpec, workers: Iterable[Worker], nodes: Nodes, at:
         differing, unavailable = node.differing_of(files), node.unavailable_of(files, at)
         if differing is not None:
             reasons[node.node] = differing.reason
-        elif unavailable is not None and not _is_resident(spec, worker):
+        elif unavailable is not None and (node.refused_of(files, at) is not None or not _is_resident(spec, worker)):
             reasons[node.node] = unavailable.reason
         else:
             return None

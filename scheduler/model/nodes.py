@@ -54,10 +54,13 @@ class ExpectedReads:
 
 @dataclass(frozen=True, slots=True)
 class UnavailableFile:
-    """A file that is missing on a machine, or is another file there. It is tried again after `until`."""
+    """A file that is missing on a machine, or is another file there. It is tried again after `until`. With
+    `even_resident`, a worker there has refused a run although it had its weights on the GPU: these need the file, too.
+    """
 
     until: float
     reason: str
+    even_resident: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -171,11 +174,15 @@ class Node:
             room_bytes += held_bytes
         return room_bytes
 
-    def lacks(self, components: Iterable[ComponentKey], reason: str, at: float) -> None:
-        """Record that the files of these components cannot be used here for the next UNAVAILABLE_SECONDS."""
+    def lacks(
+        self, components: Iterable[ComponentKey], reason: str, at: float, resident: Container[ComponentKey] = ()
+    ) -> None:
+        """Record that the files of these components cannot be used here for the next UNAVAILABLE_SECONDS. A run was
+        refused although it had `resident` ones on its GPU."""
         for key in components:
-            self.unavailable.pop(key, None)
-            self.unavailable[key] = UnavailableFile(at + UNAVAILABLE_SECONDS, reason)
+            known = self.unavailable.pop(key, None)
+            even_resident = key in resident or (known is not None and known.even_resident)
+            self.unavailable[key] = UnavailableFile(at + UNAVAILABLE_SECONDS, reason, even_resident)
             if key in self.files:
                 self._forget(key)
         while len(self.unavailable) > MOST_UNAVAILABLE:
@@ -223,6 +230,16 @@ class Node:
             for key in components:
                 entry = self.unavailable.get(key)
                 if entry is not None and at < entry.until:
+                    return entry
+        return None
+
+    def refused_of(self, components: Iterable[ComponentKey], at: float) -> UnavailableFile | None:
+        """The first of the files of `components` that cannot be used here even by a worker with the weights on its GPU;
+        None if all can, or may be tried again."""
+        if self.unavailable:
+            for key in components:
+                entry = self.unavailable.get(key)
+                if entry is not None and entry.even_resident and at < entry.until:
                     return entry
         return None
 

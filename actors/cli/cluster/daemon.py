@@ -221,7 +221,7 @@ def _serve_until(
         history=_history_file(config),
     )
     write_run_file(running)
-    upkeep = StateUpkeep(_lock_file(config.cluster.name), time.monotonic())
+    upkeep = StateUpkeep(_lock_file(config.cluster.name), time.monotonic(), opened.tidy)
     try:
         on_ready()
         waited_for = ""

@@ -292,5 +292,8 @@ def _hash_of(
     if part.assembly is not None:
         return assembly_sha256(part.assembly, whole)
     found = whole(part.path)
-    config = config_beside(Path(part.path)) if part.role is None else None
-    return found if config is None else hashlib.sha256(found.encode() + config.read_bytes()).hexdigest()
+    try:
+        config = config_beside(Path(part.path)) if part.role is None else None
+        return found if config is None else hashlib.sha256(found.encode() + config.read_bytes()).hexdigest()
+    except OSError as error:
+        raise CorruptFile(f"{part.path}: its configuration cannot be read: {error.strerror or error}") from error

@@ -25,9 +25,13 @@ class CacheFull(UserError):
     """No room on the node's disk, or in the bound of its cache. The message names the folder and the sizes."""
 
 
+class CacheBroken(UserError):
+    """A cache that cannot be read or written. The message names the folder and the reason."""
+
+
 class Interrupted(Exception):
     """A transfer that broke off and may be continued; internal to retries."""
 
 
 #: what prevents a file from being on a node's disk; another node may be able to fetch it
-FETCH_ERRORS = (SourceFailed, LibraryMissing, WrongContent, CacheFull)
+FETCH_ERRORS = (SourceFailed, LibraryMissing, WrongContent, CacheFull, CacheBroken)

@@ -60,6 +60,10 @@ class FileLease:
         status = os.fstat(self._opened)
         return status.st_dev, status.st_ino
 
+    def is_at(self, path: Path) -> bool:
+        """Whether the file has this name."""
+        return _is_at(path, os.fstat(self._opened))
+
     def close(self) -> None:
         """Release the file. Idempotent."""
         if self._opened >= 0:
@@ -98,14 +102,20 @@ class FileCache:
         self.views = root / "views"
         self._hashes = root / "hashes"
         try:
-            for folder in (self.content, self.partial, self.views, self._hashes):
-                folder.mkdir(parents=True, exist_ok=True)
+            root.mkdir(parents=True, exist_ok=True)
+            self.create_folders()
         except OSError as error:
             raise CacheFull(
                 f"{root}: cannot be created ({error.strerror}); expected a folder on a local disk as [models] cache"
             ) from None
         #: distinguishes the caches of the nodes
         self.identity = self._identity()
+
+    def create_folders(self) -> None:
+        """Create the folders in `root`, which may have been emptied. A root that is gone is not created: its disk may
+        be. Raises OSError."""
+        for folder in (self.content, self.partial, self.views, self._hashes):
+            folder.mkdir(exist_ok=True)
 
     def clean_up(self, now: float | None = None) -> None:
         """Remove what killed processes left: old interrupted fetches, and names of files that are gone."""
@@ -122,8 +132,11 @@ class FileCache:
                 if path.stat().st_nlink == 1:
                     path.unlink()
                     self._remove_empty(path.parent, view)
-            known = sorted(self._hashes.iterdir(), key=lambda path: path.stat().st_mtime)
-            for path in known[:-MAX_HASHES]:
+            known = []
+            for path in self._hashes.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # a draft of `hash_is_known_as`
+                    known.append((path.stat().st_mtime, path))
+            for _, path in sorted(known)[:-MAX_HASHES]:
                 path.unlink(missing_ok=True)
 
     def lease(self, sha256: str) -> FileLease | None:
@@ -147,10 +160,10 @@ class FileCache:
         if file.sha256:
             return file.sha256
         try:
-            found = (self._hashes / version_key(file)).read_text()
+            found = (self._hashes / version_key(file)).read_text(errors="replace")
         except OSError:
             return ""
-        return found if len(found) == 64 else ""
+        return found if _is_key(found) else ""  # after a power failure, a file may be empty or have other bytes
 
     def fetch(
         self,
@@ -205,7 +218,7 @@ class FileCache:
     def use(self) -> CacheUse:
         """Return the files of the cache. Files that a process fetches at this moment count, and are not listed."""
         files, used_bytes = [], 0
-        for path in self.content.iterdir():
+        for path in self.content.glob("*"):  # nothing if somebody has removed the folder
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 used_bytes += status.st_size
@@ -393,8 +406,12 @@ def checked_path(path: str) -> PurePosixPath:
     return parts
 
 
+def _is_key(sha256: str) -> bool:
+    return len(sha256) == 64 and set(sha256) <= set("0123456789abcdef")
+
+
 def _checked_key(sha256: str) -> str:
-    if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+    if not _is_key(sha256):
         raise UserError(f"{sha256!r}: no SHA-256, expected 64 hexadecimal digits")
     return sha256
 

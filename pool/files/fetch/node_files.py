@@ -16,7 +16,7 @@ from pathlib import Path
 
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.files.fetch.chunk_plan import ChunkPlan
-from modelpool.pool.files.fetch.fetch_errors import FileGone
+from modelpool.pool.files.fetch.fetch_errors import CacheBroken, FileGone
 from modelpool.pool.files.fetch.file_cache import FileCache, FileLease, cache_key
 from modelpool.pool.files.fetch.file_server import FileServer, PeerClient, node_folder
 from modelpool.pool.files.fetch.open_source import open_source
@@ -42,6 +42,10 @@ class BroughtFiles:
     source_bytes: int = 0
     peer_bytes: int = 0
     seconds: float = 0.0
+
+    def have_names(self, files: Iterable[RemoteFile]) -> bool:
+        """Whether these files, which were brought, still have their names: somebody may have emptied the cache."""
+        return all(lease.is_at(self.folder / file.path) for file, lease in zip(files, self.leases, strict=True))
 
 
 class NodeFiles:
@@ -85,9 +89,26 @@ class NodeFiles:
 
         needed_next  hashes of files that are expected to be needed soon: they are evicted last
         peers        addresses of other nodes
-        Raises SourceFailed, FileGone, LibraryMissing, WrongContent, CacheFull.
+        Raises SourceFailed, FileGone, LibraryMissing, WrongContent, CacheFull, CacheBroken.
         """
         self.peers.add(peers)
+        try:
+            try:
+                return self._brought(files, needed_next, should_stop)
+            except FileNotFoundError:  # somebody has emptied the cache
+                self.cache.create_folders()
+                self.peers.create_folder()
+                return self._brought(files, needed_next, should_stop)
+        except OSError as error:
+            raise CacheBroken(
+                f"{self.cache.root}: fetched files cannot be read or written ({error.strerror or error}); expected a "
+                "folder on a local disk as [models] cache"
+            ) from error
+
+    def _brought(
+        self, files: Sequence[RemoteFile], needed_next: Sequence[str], should_stop: Callable[[], bool]
+    ) -> BroughtFiles | None:
+        """As `bring`; errors of the disk are raised as they are."""
         began, moved = time.monotonic(), Transferred()
         soon = (*(file.sha256 for file in files if file.sha256), *needed_next)
         with contextlib.ExitStack() as stack:

@@ -32,9 +32,13 @@ class PeerList:
         self._own: set[str] = set()
         self._noted: dict[str, float] = {}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self.create_folder()
         except OSError as error:
             raise CacheFull(f"{folder}: cannot be created ({error.strerror})") from None
+
+    def create_folder(self) -> None:
+        """Create the folder if somebody has removed it. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
 
     def is_own(self, address: str) -> None:
         """Leave out an address: it is of this node."""

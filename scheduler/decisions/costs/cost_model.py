@@ -222,6 +222,9 @@ class Costs:
         if node is not None and node.differing and node.differing_of(cost_class.files) is not None:
             cost_class.cached.pop(worker, None)
             return None
+        if node is not None and node.unavailable and node.refused_of(cost_class.files, self.at) is not None:
+            cost_class.cached.pop(worker, None)
+            return None
         if (
             cached is not None
             and cached.capacity_bytes == capacity_bytes

@@ -153,3 +153,27 @@ def test_folders_that_are_not_provably_left_behind_stay(tmp_path: Path, monkeypa
         assert remove_abandoned([tmp_path]) == []
     assert remove_abandoned([tmp_path]) == [theirs]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_old_logs_of_ended_drivers_are_removed(tmp_path: Path) -> None:
+    """Ray keeps a log of each driver that ever joined: a command a minute was 43,000 files a month. Logs of processes
+    that live stay, as do the latest, and Ray's own ones."""
+    folder = SessionFolder(tmp_path)
+    logs = folder.path / "session_2026-11-30_08-26-13_109981_3160" / "logs"
+    logs.mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    gone, lives = ended.pid, os.getpid()
+    named = [f"python-core-driver-{n:02}000000ffff_{gone}.log" for n in range(3)]
+    named += [f"worker-053f7d24-0100000{n}-{gone}.{kind}" for n in range(2) for kind in ("out", "err")]
+    others = ["gcs_server.out", "raylet.err", f"python-core-driver-09000000ffff_{lives}.log"]
+    others.append(f"worker-053f7d24-01000000-{lives}.out")
+    for age, name in enumerate([*others, *named]):
+        (logs / name).write_text(name)
+        os.utime(logs / name, (1e9 + age, 1e9 + age))
+    folder.remove_old_logs(most=2)
+    assert {path.name for path in logs.iterdir()} == {*others, *named[-2:]}
+    folder.remove_old_logs()
+    assert len(list(logs.iterdir())) == len(others) + 2
+    folder.close()
+    folder.remove_old_logs()

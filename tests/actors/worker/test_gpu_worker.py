@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes
+from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes, run_error
 from modelpool.actors.worker.wire.messages import RunRequest, StepDone
 from modelpool.actors.worker.worker_setup import WorkerCallbacks, WorkerNode
 from modelpool.pool.values.core.errors import CorruptFile, DoesNotFit
@@ -155,6 +157,21 @@ def test_running_out_of_device_memory_is_a_kind_of_its_own() -> None:
     report, _ = bench.run()
     assert report.error.kind is RunErrorKind.OUT_OF_VRAM
     assert "2 GiB" in report.error.message
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.ESTALE])
+def test_a_broken_disk_of_a_worker_fails_no_job(number: int) -> None:
+    """It was an internal error, which fails a job at once: such a node was idle again at once, and failed the next."""
+    bench = Bench(RaisingEngine(OSError(number, os.strerror(number), "/tmp/cache")))
+    bench.worker.start()
+    requests, inputs = together(bench, "one")
+    reports, _ = run_all(bench.worker, requests, *inputs)
+    error = reports[0].error
+    assert error is not None
+    assert error.kind is RunErrorKind.WORKER_LOST
+    assert os.strerror(number) in error.message
+    other = run_error(FileNotFoundError(errno.ENOENT, "No such file or directory", "/tmp/x"))
+    assert other.kind is RunErrorKind.INTERNAL
 
 
 @pytest.mark.parametrize("name", ["AcceleratorError", "RuntimeError"])

@@ -52,6 +52,31 @@ def test_a_notice_is_reported_once_and_its_end_too(tmp_path) -> None:
     assert found == [1900000000.0, 1900000099.0, None]
 
 
+def test_the_next_controller_is_told_of_a_notice(tmp_path) -> None:
+    """Found by reading: a notice that came while there was no controller was lost, since it had been told. The next
+    controller placed work on the node until it was taken back."""
+    found: list[float | None] = []
+    notice = tmp_path / "notice"
+    polled = poller(tmp_path, f"cat {notice}", found)
+    notice.write_text("1900000000\n")
+    polled.poll()
+    polled.tell_again()
+    polled.poll()
+    polled.poll()
+    assert found == [1900000000.0, 1900000000.0]
+    notice.unlink()
+    polled.tell_again()
+    polled.poll()
+    assert found == [1900000000.0, 1900000000.0], "the next controller knows of none"
+
+
+def test_a_command_that_prints_no_text_ends_no_thread(tmp_path) -> None:
+    found: list[float | None] = []
+    polled = poller(tmp_path, "printf '\\377\\376'", found)
+    polled.poll()
+    assert found == []
+
+
 def test_seconds_from_now_are_one_notice(tmp_path) -> None:
     found: list[float | None] = []
     polled = poller(tmp_path, "echo +100", found)

@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from modelpool.actors.worker.wire.messages import FetchOrder
 from modelpool.actors.worker.worker_files import WorkerFiles, mapped_inodes
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
-from modelpool.pool.files.fetch.fetch_errors import CacheFull
+from modelpool.pool.files.fetch.fetch_errors import FETCH_ERRORS, CacheBroken, CacheFull
 from modelpool.pool.files.fetch.file_key import file_key
 from modelpool.pool.files.fetch.open_source import open_source
 from modelpool.pool.values.core.remote_file import RemoteFile
@@ -141,4 +142,45 @@ def test_files_of_two_sets_are_separate(tmp_path: Path, server: RangeServer) -> 
     found = {hashlib.sha256((view / first.path).read_bytes()).hexdigest() for view in views}
     assert found == {first.sha256, second.sha256}
     assert all(os.stat(view / first.path).st_nlink == 2 for view in views), "no byte is stored twice"
+    files.close()
+
+
+def test_a_cache_that_somebody_empties_is_filled_again(tmp_path: Path, server: RangeServer) -> None:
+    """`rm -rf cache/*`, which frees a disk: the files that a worker had fetched were gone until it was restarted, and
+    another fetch ended its job with an internal error."""
+    cache = tmp_path / "cache"
+    files = WorkerFiles(CacheSettings(cache, token="secret"), "127.0.0.1", "n0", lambda: None)
+    first, second, *_ = orders(server)
+    files.bring(first, go_on)
+    for folder in cache.iterdir():
+        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    assert files.on_disk() == ()
+    for order in (first, second):
+        assert files.bring(order, go_on).source_bytes == SIZE
+        (file,) = order.sets[0]
+        (path,) = cache.glob(f"views/*/{file.path}")
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == file.sha256
+        assert files.bring(order, go_on).source_bytes == 0
+    shutil.rmtree(cache / "views")
+    assert files.bring(first, go_on).source_bytes == 0
+    assert len(list(cache.glob("views/*/*"))) == 1
+    files.close()
+
+
+def test_a_disk_that_fails_is_no_failure_of_a_job(tmp_path: Path, server: RangeServer) -> None:
+    """The disk of the cache is gone, or broken: other nodes run the work. An internal error fails a job at once, so
+    that such a node, which is always idle, failed all."""
+    cache = tmp_path / "disk" / "cache"
+    files = WorkerFiles(CacheSettings(cache), "", "n0", lambda: None)
+    order = orders(server)[0]
+    cache.parent.rename(tmp_path / "unmounted")
+    with pytest.raises(CacheBroken, match=r"disk/cache: .*No such file.*expected a folder on a local disk"):
+        files.bring(order, go_on)
+    assert not cache.parent.exists(), "what is under the place of a disk stays as it is"
+    (tmp_path / "unmounted").rename(cache.parent)
+    shutil.rmtree(cache / "partial")
+    (cache / "partial").touch()
+    with pytest.raises(CacheBroken, match="Not a directory"):
+        files.bring(order, go_on)
+    assert issubclass(CacheBroken, FETCH_ERRORS)
     files.close()

@@ -124,6 +124,43 @@ def test_resident_weights_need_no_file() -> None:
     assert shell.on("a") == encode("dog").task_id
 
 
+def test_a_worker_that_refuses_runs_of_resident_weights_gets_no_more_of_them() -> None:
+    """Found with a model file that was deleted under a pool: workers look at the files of each run, also of weights on
+    their GPUs. The task ran a thousand times in some seconds, since what is resident seemed to need no file."""
+    shell = on_nodes(a="node-1", b="node-1")
+    for name, prompt in (("a", "cat"), ("b", "dog")):
+        shell.submit(alone(name, encode(prompt)))
+    shell.finish("a")
+    shell.finish("b")
+    shell.submit(alone("j", encode("owl")))
+    (name,) = shell.running
+    shell.lacks(name, TEXT)
+    assert not shell.running, "the other worker of the machine would refuse it, too"
+    assert shell.error("j").kind is RunErrorKind.FILE_UNAVAILABLE
+    shell.tick(RETRY_SECONDS)
+    shell.submit(alone("later", encode("owl")))
+    (name,) = shell.running
+    shell.finish(name)
+    assert shell.outcome("later") is Outcome.SUCCEEDED
+    assert not shell.state.costs.nodes.lacking
+
+
+def test_refused_resident_weights_wait_for_a_machine_with_the_file() -> None:
+    """Both have the weights; on one machine the file is deleted."""
+    shell = on_nodes(a="bare", b="full")
+    for name, prompt in (("a", "cat"), ("b", "dog")):
+        shell.submit(alone(name, encode(prompt)))
+    shell.finish("a")
+    shell.finish("b")
+    shell.submit(alone("first", encode("owl")))
+    shell.submit(alone("second", encode("fox")))
+    shell.lacks("a", TEXT)
+    for _ in range(2):
+        assert shell.on("a") is None
+        shell.finish("b")
+    assert {shell.outcome("first"), shell.outcome("second")} == {Outcome.SUCCEEDED}
+
+
 def test_external_losses_reject_no_task_and_give_up_no_worker() -> None:
     """Far more losses than crash_limit, max_attempts and start_retry_limit allow for crashes."""
     for cause in (LossCause.NODE_LOST, LossCause.PREEMPTED, LossCause.KILLED):

@@ -95,6 +95,22 @@ def test_separate_files_and_configured_loras_have_the_hash_of_all_their_files(tm
     assert members_of(FilePart(str(lora))) == (str(lora), str(config))
 
 
+def test_a_configuration_that_goes_is_an_error_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that verifies the files of a worker ended with another error, and outputs waited for it for ever."""
+    lora = written(tmp_path / "adapter_model.safetensors", b"lora")
+    written(tmp_path / "adapter_config.json", b"{}")
+
+    def removed_meanwhile(path: Path) -> bytes:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", removed_meanwhile)
+    found = hashes(tmp_path)
+    with pytest.raises(CorruptFile, match=r"adapter_model\.safetensors: its configuration cannot be read"):
+        found.sha256(FilePart(str(lora)))
+    with pytest.raises(CorruptFile):
+        found.known(FilePart(str(lora)))
+
+
 def test_a_file_is_read_once_for_all_processes_of_the_machine(tmp_path: Path, reads: list[str]) -> None:
     part = FilePart(str(written(tmp_path / "a.safetensors")))
     for _ in range(2):

@@ -297,6 +297,22 @@ def test_start_removes_stale_fetches_and_orphaned_names(cache: FileCache) -> Non
     assert not any(cache.partial.iterdir())
 
 
+@pytest.mark.parametrize("found", [b"", b"\0" * 64, b"\xff" * 64, b"g" * 64])
+def test_a_damaged_note_of_a_hash_is_none(cache: FileCache, found: bytes) -> None:
+    """After a power failure, a small file may have other bytes: the file could not be fetched any more."""
+    file = remote(1, published=False)
+    lease = cache.fetch(file, fill)
+    assert lease is not None
+    lease.close()
+    (note,) = (cache.root / "hashes").iterdir()
+    note.write_bytes(found)
+    assert cache.known_sha256(file) == ""
+    again = cache.fetch(file, fill)
+    assert again is not None
+    assert cache.known_sha256(file) == again.sha256
+    again.close()
+
+
 def test_a_running_fetch_is_not_cleaned_up(cache: FileCache) -> None:
     partial = PartialFile.try_lock(cache.partial, remote(1).sha256, len(content(1)))
     assert partial is not None
