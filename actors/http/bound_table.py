@@ -519,6 +519,12 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
             "the oldest are removed",
         ),
         Bound(
+            "ray.owned_values:MOST_WATCHED",
+            "results and images in Ray of one process, which are freed once nobody uses them",
+            "",
+            "the oldest keep an entry of 1 KB in that process until it ends",
+        ),
+        Bound(
             "control.log_file:MOST_BYTES",
             "log of a pool",
             "bytes",

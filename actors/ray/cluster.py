@@ -226,8 +226,8 @@ class ControllerActor(Controller):
     async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
         """As `state_saved`, for the state itself: it is stored here, since an object that the worker stored would be
         lost with the worker."""
-        store = asyncio.get_running_loop().run_in_executor
-        await self.state_saved(saved, await store(None, ray.put, state), result_of(state))
+        held = await self._fleet.hold(cast(Result, state))  # bytes, if it is packed
+        await self.state_saved(saved, held, result_of(state))
 
 
 class GpuWorkerActor(GpuWorker):

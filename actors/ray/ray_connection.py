@@ -15,6 +15,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayE
 from modelpool.actors.control.connection import ControllerMethod, P, ResultGone, T
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray.control_service import ControlService
+from modelpool.actors.ray.owned_values import OwnedValues
 from modelpool.actors.ray.survivors import end_left_workers
 from modelpool.actors.worker.wire.messages import ResultRef
 from modelpool.actors.worker.wire.packed_calls import PACKED_CALLS
@@ -52,6 +53,8 @@ class RayConnection:
         the pool."""
         self._controller, self._epoch = controller, epoch
         self._control_service = control_service or ControlService(ray.get_runtime_context().gcs_address)
+        #: images of requests, which the controller is the last to use
+        self._owned = OwnedValues()
 
     @property
     def controller(self) -> ControllerHandle:
@@ -84,6 +87,7 @@ class RayConnection:
         """See `Connection`."""
         with self._control_service.call():
             ref: ResultRef = ray.put(result)
+            self._owned.watch((ref,))
             return ref
 
     def replace(self, controller: ActorHandle[Any], epoch: int) -> None:

@@ -32,6 +32,7 @@ from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, PASSES, WATCH, WorkerNeeds
 from modelpool.actors.ray.demand_watch import DemandWatch, end_watch
+from modelpool.actors.ray.owned_values import OwnedValues
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.ray.ray_nodes import ActorReport
 from modelpool.actors.ray.survivors import Succession, Survivor, left_workers, take_over
@@ -118,6 +119,8 @@ class RayFleet:
         self._node_timeout_seconds = node_timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
         self._longest_start_seconds: float | None = None
+        #: results of runs, which drivers may be the last to use
+        self._owned = OwnedValues()
         self._creations = ThreadPoolExecutor(_THREADS, "ray creations")
         self._ends = WorkerEnds(succession)
         #: background tasks; kept here because the event loop only has weak references
@@ -319,6 +322,7 @@ class RayFleet:
             worker.run[len(runs)] = method
         refs = [ref for _, inputs in runs for ref in inputs]
         reports, *results = method.remote(packed((call, tuple(request for request, _ in runs))), *refs)
+        self._owned.watch(results)
         return SentRuns(self._reports(worker, call, reports, results), results)
 
     async def _reports(
@@ -347,6 +351,7 @@ class RayFleet:
         group = PASSES if wanted.call.mode is RunMode.PASS else DECODES if wanted.waits else CONTROL
         method = worker.handle.ends_packed.options(concurrency_group=group, num_returns=1 + wanted.most)
         reports, *results = method.remote(packed(wanted))
+        self._owned.watch(results)
         return SentRuns(self._awaited(worker, reports), results)
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
@@ -438,8 +443,7 @@ class RayFleet:
             raise InputsLost(str(lost).splitlines()[0]) from lost
         if isinstance(value, bytes):
             return ref
-        copy: ResultRef = await asyncio.get_running_loop().run_in_executor(None, ray.put, value)
-        return copy
+        return await self.hold(value)
 
     async def read_result(self, ref: ResultRef) -> Result:
         """See `WorkerFleet`."""
@@ -451,6 +455,7 @@ class RayFleet:
     async def hold(self, result: Result) -> ResultRef:
         """See `WorkerFleet`."""
         ref: ResultRef = await asyncio.get_running_loop().run_in_executor(None, ray.put, result)
+        self._owned.watch((ref,))
         return ref
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
