@@ -12,6 +12,7 @@ from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.workflow_fields import OperationNode
 from modelpool.pool.catalog.registry.listings import FileNames
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
 
@@ -269,7 +270,10 @@ def test_a_mask_is_resized_with_its_image_and_sizes_are_those_of_what_a_node_mak
     image, mask = (request.workflow for request in requests(saved))
     assert image is not None
     assert mask is not None
-    assert image.nodes["big"].settings == mask.nodes["big/mask/scaled"].settings  # type: ignore[union-attr]
+    scaled = (image.nodes["big"], mask.nodes["big/mask/scaled"])
+    settings = [node.settings for node in scaled if isinstance(node, OperationNode)]
+    assert len(settings) == 2
+    assert settings[0] == settings[1]
 
 
 def test_the_rows_of_a_loader_of_loras_are_read_from_files_of_the_editor() -> None:
