@@ -33,8 +33,8 @@ def with_utf8(workflow: Any) -> Any:
 
 
 def _is_ascii(workflow: Any) -> bool:
-    """Whether all texts of a workflow are ASCII, in one call of C: a hundred thousand nodes cost nothing else. What is
-    no JSON is no text of a file either."""
+    """Return whether all texts of a workflow are ASCII, by one call of C, so that the check of a large workflow is
+    fast. True for a value that is not JSON: it does not come from a file."""
     try:
         return json.dumps(workflow, ensure_ascii=False, check_circular=False, default=id).isascii()
     except (TypeError, ValueError, RecursionError):  # a key of another type, a number of thousands of digits
