@@ -62,7 +62,8 @@ def main() -> None:
         models = Path(folder) / "models"
         write_models(models)
         config = PoolConfig.load(Path("configs/laptop.toml")).override(device="cpu", models=[models], workers=1)
-        catalog: Any = CachedCatalog(plan_pool(config, gpu_count=0, can_grow=False).open_catalog())  # type: ignore[arg-type]
+        opened: Any = plan_pool(config, gpu_count=0, can_grow=False).open_catalog()
+        catalog: Any = CachedCatalog(opened)
         parsing, building, first = [], [], 0.0
         profile = cProfile.Profile()
         for turn in range(wanted.turns + 1):

@@ -769,7 +769,7 @@ def _tracks(node: SampleNode, request: GenerateRequest, facts: SamplingFacts) ->
             raise UnusableField(f"tracks: found them next to {name}, expected the first frame alone")
     longest = max(map(len, node.tracks.points))
     if longest > (request.frames or longest):
-        raise unusable_field("tracks", f"a track of {longest} frames", f"up to {request.frames}, those of the video")
+        raise unusable_field("tracks", f"a track of {longest} frames", f"up to {request.frames}, as the video has")
     return {"tracks": TracksCondition(**node.tracks.model_dump())}
 
 

@@ -57,7 +57,7 @@ _LISTED = frozenset(
             "low_noise",
             "upscale",
         ),
-        *("shift", "batch", "gpus"),  # how an image is computed is not what it shows
+        *("shift", "batch", "gpus"),  # these change how an image is computed, not its content
     }
 )
 _LISTED_OF_IMAGES = frozenset({"image_sha256", "first_step", "paste", "hires", "image_cfg"})
@@ -244,7 +244,7 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
         pairs |= {"Sigma churn": number_text(noise.s_churn), "Sigma noise": number_text(noise.s_noise)}
     pairs |= {"Shift": number_text(recipe.shift)} if recipe.shift else {}
     pairs |= {"Sigmas": " ".join(number_text(level) for level in recipe.sigmas)} if recipe.sigmas else {}
-    if recipe.clip_skip:  # the number of the layer, which also depends on the model, and what it means for any model
+    if recipe.clip_skip:  # the layer, which means little without the model, and how many are skipped
         pairs |= {"Clip skip": str(recipe.clip_skip + 1), SKIPPED_KEY: str(recipe.clip_skip)}
     pairs |= _image_pairs(recipe)
     if (second := recipe.decoder) is not None:

@@ -52,7 +52,7 @@ class OwnedValues:
         for each reference of this process."""
         with self._lock:
             self._swept_at = self._now()
-            # before the counts are read: what is in use then, or has come since, stays
+            # read before the counts: values that are in use then, or that come later, stay
             watched = list(self._ids)
         used = in_use()
         if used is None:

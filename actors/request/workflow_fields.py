@@ -52,7 +52,7 @@ _OUTER_FIELDS = (
 )
 #: name of the model of a workflow of operations on images alone
 NO_MODEL = "none"
-#: of a video, and of its frames with a point: what is computed for each of them is of all cells of the latent
+#: tracks of a video, and points of a track: each point costs an operation on all cells of a latent frame
 MAX_TRACKS, MAX_TRACK_FRAMES = 256, 1024
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Inputs: TypeAlias = dict[str, Annotated[str, Field(min_length=1, max_length=MAX_NODE_ID)]]

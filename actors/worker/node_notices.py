@@ -92,8 +92,7 @@ class NoticePoller:
             self._lock = None
 
     def tell_again(self) -> None:
-        """Another controller has come. What was reported may have been lost with the one before: the next poll reports
-        it again."""
+        """Report the notice again at the next poll: the controller that received it may have ended before it acted."""
         self._deadline = None
 
     def poll(self) -> None:

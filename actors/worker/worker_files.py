@@ -33,7 +33,7 @@ class WorkerFiles:
         """`close_models` closes models that no run uses, so that their files may be evicted. Raises CacheFull."""
         self._nodes = NodeFiles(settings, host, node)
         self._close_models = close_models
-        #: what was brought, by set of files, the last one used most recently
+        #: brought files by set, the most recently used set last
         self._leases: OrderedDict[tuple[RemoteFile, ...], BroughtFiles] = OrderedDict()
 
     @property

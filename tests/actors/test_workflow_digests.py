@@ -100,7 +100,7 @@ def other(name: str, value: Any) -> Any:
         case str() if name in OTHER:
             return OTHER[name]
         case tuple():
-            return value[::-1]
+            return value[::-1] if value != value[::-1] else (*value, *value[:1])
     return None
 
 

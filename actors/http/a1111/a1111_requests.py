@@ -116,7 +116,7 @@ _UNIT_CROPS = (1, "Crop and Resize", "Scale to Fit (Inner Fit)", "INNER_FIT")
 _SAME_PROPORTIONS = 0.02
 #: <lora:NAME>, <lora:NAME:STRENGTH> and so on in a prompt
 _LORA = re.compile(r"<lora:([^<>]+)>")
-#: words in square brackets; what changes over the steps is told of with the image
+#: words in square brackets; the image has the warning about prompts that change over the steps
 _WEAKENED = re.compile(r"(?<!\\)\[([^\[\]|:]{1,200})\]")
 #: characters of such a text in a message, which ends with the problem
 _MOST_SHOWN = 200

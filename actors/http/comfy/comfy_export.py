@@ -441,8 +441,8 @@ def _widgets(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 
 def _earlier_names(kind: str, values: Sequence[Any]) -> tuple[str, ...] | None:
-    """Return the names of the widgets that a node had before, "" for those of the editor alone; None for a node with
-    its usual ones."""
+    """Return the names of the widgets of an earlier version of a node, "" for widgets of the editor alone; None for
+    the usual ones."""
     if kind == "KSampler (Efficient)" and len(values) == 9 and all(type(value) is int for value in values[:3]):
         return _SEEDED_EFFICIENT
     if kind == "ImageResizeKJ" and len(values) == len(_RESIZED_KJ) and values[5:7] == [0, 0]:

@@ -264,6 +264,11 @@ def _video(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
         raise NodeUnsupported(f"video: {problem}") from None
     parts = make.add("video", "GetVideoComponents", video=[make.add("file", "LoadVideo", file=given["video"]), 0])
     places, (width, height) = _places(given, video), _loaded_size(given, video)
+    if given["force_rate"] and given["force_rate"] != video.frame_rate:
+        make.warnings.append(
+            f"force_rate: found {given['force_rate']:g} for a video of {video.frame_rate:g} frames per second: each "
+            "frame is the first one at or after its time; another program may take a neighbour"
+        )
     image, sound = [parts, 0], [parts, 1]
     if places != list(range(video.frames)):
         image = [make.add("frames", "GetImagesFromBatchIndexed", images=image, indexes=",".join(map(str, places))), 0]

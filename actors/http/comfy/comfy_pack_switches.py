@@ -335,7 +335,7 @@ _SWITCHES = (
 
 
 def _image_and_mask(given: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """The image and the mask at a place; nothing for what is not linked there."""
+    """Return the image and the mask at a place, without a mask if none is linked; None without an image."""
     place = given["select"]
     image = given.get(f"images{place}" if place == 1 else f"images{place}_opt")
     return None if image is None else (image, given.get(f"mask{place}_opt"))

@@ -50,6 +50,8 @@ _SEES_STATES = "Stable Cascade C"
 _SEES_NEXT_TO_TEXT = (_SEES_STATES, "Stable Diffusion XL")
 #: the family of models that a second one guides, which is a part of them
 _GUIDED_BY_SECOND = "Ideogram 4"
+#: why options are not read
+NO_GUIDANCE, OF_UNETS = "cfg 1 is no guidance", "they are of UNets alone"
 #: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
 GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
 #: families that sample the audio of a video with its frames, and the frame rate that ComfyUI's models of them read
@@ -339,12 +341,19 @@ def silent_warnings(node_id: str, model: str, family: str) -> Iterator[str]:
 
 def option_warnings(node_id: str, model: ModelValue, cfg: float, family: str) -> Iterator[str]:
     """Yield what options ask for that a family does by itself, or that needs guidance, and is not read."""
-    strength = dict(model.options).get("cfg_norm", {}).get("strength", 1.0)
+    options = dict(model.options)
+    strength = options.get("cfg_norm", {}).get("strength", 1.0)
     if strength != 1 and (cfg == 1 or family.startswith(_NORMED)):
-        own = (
-            "cfg 1 is no guidance" if cfg == 1 else f"the guidance of model {model.name!r} is normed by itself, with 1"
-        )
+        own = NO_GUIDANCE if cfg == 1 else f"the guidance of model {model.name!r} is normed by itself, with 1"
         yield f"node {node_id}: CFGNorm: found strength {strength:g}, which is not read: {own}"
+    is_told = "pre_cfg" not in options.get("cfg_norm", {})
+    left_out = [
+        name for name in GUIDANCE_OPTIONS if cfg == 1 and name in options and (name != "cfg_norm" or not is_told)
+    ]
+    if left_out:
+        yield f"node {node_id}: found options of guidance ({', '.join(left_out)}), which are not read: {NO_GUIDANCE}"
+    if "attention_scale" in options and family.startswith(_OTHER_ATTENTION):
+        yield f"node {node_id}: found factors of attention, which model {model.name!r} does not read: {OF_UNETS}"
 
 
 def negative_warnings(node_id: str, positive: TextValue, negative: TextValue, family: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 #: of a workflow: texts that are looked at
@@ -11,6 +12,8 @@ _MOST_TEXTS = 1_000_000
 def with_utf8(workflow: Any) -> Any:
     """Return a workflow with its texts as UTF-8, if all of them that are not ASCII are UTF-8 that was read as Latin-1;
     else as it is."""
+    if _is_ascii(workflow):
+        return workflow
     found = False
     waiting, count = [workflow], 0
     while waiting:
@@ -27,6 +30,15 @@ def with_utf8(workflow: Any) -> Any:
         if count > _MOST_TEXTS:
             return workflow
     return _repaired(workflow) if found else workflow
+
+
+def _is_ascii(workflow: Any) -> bool:
+    """Return whether all texts of a workflow are ASCII, by one call of C, so that the check of a large workflow is
+    fast. True for a value that is not JSON: it does not come from a file."""
+    try:
+        return json.dumps(workflow, ensure_ascii=False, check_circular=False, default=id).isascii()
+    except (TypeError, ValueError, RecursionError):  # a key of another type, a number of thousands of digits
+        return True
 
 
 def _as_utf8(text: str) -> str | None:

@@ -91,7 +91,7 @@ class ParsedCall:
 
     call: ImagesCall
     fields: Mapping[str, Any] = field(default_factory=dict)
-    #: warnings about what it sends, which arise when its images are decoded
+    #: warnings about its images, which are decoded later
     notes: list[str] = field(default_factory=list)
 
     def file_format(self, path: Path) -> str:

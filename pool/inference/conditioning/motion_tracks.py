@@ -31,7 +31,7 @@ def tracked_image(tracks: TracksCondition, image_BCTHW: Tensor) -> tuple[Tensor,
         moved_BCTHW = image_BCTHW.clone()
         _copy_along(points_FN2[::_FRAMES], visible_FN[::_FRAMES], moved_BCTHW[:, _FRAMES:])
         return moved_BCTHW, image_BCTHW
-    # coordinates of which the short side is -1 to 1
+    # coordinates: -1 to 1 along the short side
     sides = torch.tensor([width, height], dtype=torch.float32)
     placed_FN2 = (points_FN2 - sides * _PIXELS / 2) / float(min(width, height) * _PIXELS) * 2
     found = _blended(tracks, placed_FN2, visible_FN, image_BCTHW[:, _FRAMES:])

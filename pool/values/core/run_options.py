@@ -337,7 +337,7 @@ class FrameWindows(WireValue):
     )
     stride: int = _whole(1, 1, 16, "of uniform windows: 2 has windows of each second frame, too, 3 of each fourth one")
     closed: int = _whole(0, 0, 1, "1: the last of looped windows overlaps the first one")
-    freenoise: int = _whole(1, 0, 1, "1: the noise of a window is that of the one before it, in another order")
+    freenoise: int = _whole(1, 0, 1, "1: a window has the noise of the window before it, in another order")
     retain: int = _whole(0, 0, 1, "1: each window begins with the image that the video begins with")
     anchor: int = _whole(1, 0, 1, "1: windows behind the beginning are predicted with the latent frame before them")
 

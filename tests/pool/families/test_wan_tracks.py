@@ -133,13 +133,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyModel]:
 def made(tiny: TinyModel, cfg: float = 4.0, inputs: dict[str, str] | None = None, **more: Any) -> Any:
     small = {"width": 48, "height": 32, "steps": 1, "frames": FRAMES}
     fields = {**FIELDS, **small, "cfg": cfg, "model": "tiny", "prompt": "a red cube", "seed": SEED}
+    read = {"image": "first"} if inputs is None else inputs
     nodes = {
         "first": {"kind": "image", "image": image(4)},
         "last": {"kind": "image", "image": image(5)},
-        "s": {"kind": "sample", "request": fields, "inputs": {"image": "first"} if inputs is None else inputs, **more},
+        "s": {"kind": "sample", "request": fields, "inputs": read, **more},
         "d": {"kind": "decode", "model": "tiny", "inputs": {"latent": "s"}},
     }
-    used = {"s", "d", *nodes["s"]["inputs"].values()}  # type: ignore[attr-defined] # a mapping
+    used = {"s", "d", *read.values()}
     return tiny.made(workflow={"nodes": {name: node for name, node in nodes.items() if name in used}, "output": "d"})
 
 

@@ -34,6 +34,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     NodeType,
 )
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
+from modelpool.actors.http.comfy.comfy_request_fields import NO_GUIDANCE, OF_UNETS
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.pool.catalog.registry.listings import FileNames
 from modelpool.pool.values.core.errors import UserError
@@ -375,7 +376,8 @@ class Meaning:
         if self.refusal or self.requests != before.requests:
             return True
         told = {*self.warnings, *before.warnings}
-        return any(name in warning or ": negative: found another" in warning for warning in told)
+        known = (name, ": negative: found another", NO_GUIDANCE, OF_UNETS)
+        return any(text in warning for warning in told for text in known)
 
 
 def meaning(graph: Mapping[str, Any], setting: Setting) -> Meaning:

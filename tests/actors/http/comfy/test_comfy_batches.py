@@ -12,6 +12,7 @@ from modelpool.actors.http.comfy.comfy_graph import PoolNames
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.workflow_fields import OperationNode
 from modelpool.pool.catalog.registry.listings import FileNames
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
 
@@ -251,7 +252,7 @@ def test_patterns_that_hide_their_repetitions_are_refused_too() -> None:
             requests(graph)
 
 
-def test_a_mask_that_a_node_would_resize_is_refused_and_sizes_are_those_of_what_a_node_makes() -> None:
+def test_a_mask_is_resized_with_its_image_and_sizes_are_those_of_what_a_node_makes() -> None:
     graph = basic()
     graph["photo"] = node("LoadImage", image="a.png")
     graph["small"] = node("ImageResize+", image=["photo", 0], width=48, height=48, method="keep proportion")
@@ -264,8 +265,15 @@ def test_a_mask_that_a_node_would_resize_is_refused_and_sizes_are_those_of_what_
         "ImageResizeKJv2", image=["photo", 0], mask=["photo", 1], width=64, height=64, upscale_method="area",
         keep_proportion="stretch", pad_color="0, 0, 0", crop_position="center", divisible_by=2,
     )  # fmt: skip
-    with pytest.raises(WorkflowRejected, match="mask"):
-        requests(saved)
+    saved["seen"] = node("MaskToImage", mask=["big", 3])
+    saved["more"] = node("SaveImage", images=["seen", 0], filename_prefix="mask")
+    image, mask = (request.workflow for request in requests(saved))
+    assert image is not None
+    assert mask is not None
+    scaled = (image.nodes["big"], mask.nodes["big/mask/scaled"])
+    settings = [node.settings for node in scaled if isinstance(node, OperationNode)]
+    assert len(settings) == 2
+    assert settings[0] == settings[1]
 
 
 def test_the_rows_of_a_loader_of_loras_are_read_from_files_of_the_editor() -> None:

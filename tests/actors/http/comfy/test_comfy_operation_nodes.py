@@ -139,7 +139,6 @@ def test_images_of_the_user_stay_in_requests_without_a_workflow() -> None:
 
 def test_what_a_node_cannot_do_is_refused_by_its_setting() -> None:
     cases = {
-        "ImageResize+": ({"condition": "upscale if smaller"}, "condition, multiple_of: found upscale if smaller, 0"),
         "GrowMaskWithBlur": ({"lerp_alpha": 0.5}, "lerp_alpha: expected 1.0"),
     }
     for name, (settings, message) in cases.items():

@@ -240,7 +240,7 @@ NOT_TRIED = (
     "LTXVDualCFGGuider", "LatentUpscaleModelLoader", "LTXVLatentUpsampler", "LTXVImgToVideoInplace", "LTXVAddGuide",
     "LTXVAudioVAEEncode", "LTXVFreezeLatent", "LTXVReferenceAudio", "LTXVCropGuides",
     "WanCameraEmbedding", "WanCameraImageToVideo", "WanTrackToVideo", "WanMoveTrackToVideo", "GenerateTracks",
-    "WanMoveConcatTrack", "WanMoveTracksFromCoords",
+    "WanMoveConcatTrack", "WanMoveTracksFromCoords", "GetICLoRAParameters",
     "CR Multi-ControlNet Stack", "CR Apply Multi-ControlNet",
     "ImpactKSamplerBasicPipe", "VHS_LoadVideo", "VHS_GetImageCount", "VHS_GetLatentCount", "VHS_GetMaskCount",
     "GetLatentSizeAndCount", "ConditioningMultiCombine", "VHS_LoadAudioUpload",
@@ -273,6 +273,18 @@ CANNOT_MATTER: Mapping[str, tuple[tuple[str, str, tuple[Any, ...]], ...]] = {
         ("KSampler Adv. (Efficient)", "preview_method", ()),
         ("ImageResizeKJv2", "device", ()), ("VAELoaderKJ", "device", ()), ("ColorMatch", "multithread", ()),
         ("LoadImageOutput", "upload", ()), ("LoadImageOutput", "refresh", ()),
+    ),
+    "the image, the latent or the size has it already": (
+        ("ResolutionSelector", "multiple", (128,)), ("ImageResizeKJv2", "height", (0,)),
+        ("ImageResizeKJ", "height", (0,)), ("ImageResizeKJ", "divisible_by", (0, 1)),
+        *(("LatentUpscaleFactor _O", name, (1.0,)) for name in ("WidthFactor", "HeightFactor")),
+        ("LatentUpscaleFactorSimple _O", "factor", (1.0,)),
+    ),
+    "an empty text is no setting": (
+        *(("Image Save", name, ("",)) for name in ("filename_number_start", "overwrite_mode", "embed_workflow")),
+        *((kind, name, ("",)) for name in ("filename", "time_format")
+          for kind in ("Image Saver", "Image Saver Simple", "Save Image w/Metadata")),
+        ("LayerUtility: SaveImagePlus", "timestamp", ("",)), ("SkipLayerGuidanceDiT", "single_layers", ("",)),
     ),
     "the ControlNet is the one of the model that is sampled": (
         ("DiffControlNetLoader", "model", ()), ("DiffControlNetLoaderAdvanced", "model", ()),
@@ -362,6 +374,18 @@ def cannot_matter(kind: str, name: str, value: Any) -> bool:
     )
 
 
+#: inputs that change nothing of one family: its other model has the same schedule, a latent of the same size the same
+#: shift, and cfg 1 is no guidance
+SAME = frozenset(
+    {
+        *(("Wan 2.1 image-to-video", kind, "model") for kind in ("BasicScheduler", "BetaSamplingScheduler")),
+        *(("Stable Diffusion 1", kind, "latent") for kind in ("ModelSamplingLTXV", "LTXVScheduler")),
+        ("Flux dev", "DualCFGGuider", "style"),
+        ("Qwen-Image", "CFGNorm", "pre_cfg"),
+    }
+)
+
+
 def dropped(kind: Any, setting: Setting, most: int) -> Iterator[tuple[Any, ...]]:
     """Yield the inputs of a kind of node that are dropped in silence: name, value, and what happened. Of each input, so
     many values are tried."""
@@ -373,7 +397,8 @@ def dropped(kind: Any, setting: Setting, most: int) -> Iterator[tuple[Any, ...]]
         return
     tried: dict[str, int] = {}
     for name, value, graph in changes:
-        if tried.get(name, 0) >= most or cannot_matter(kind.name, name, value):
+        is_same = (setting.family, kind.name, name) in SAME
+        if is_same or tried.get(name, 0) >= most or cannot_matter(kind.name, name, value):
             continue
         tried[name] = tried.get(name, 0) + 1
         if not meaning(graph, setting).tells(name, before):

@@ -232,6 +232,20 @@ def test_audio_of_the_user_is_trimmed_as_its_node_says() -> None:
         assert nodes["long"]["inputs"]["any_01"] == inputs.get("duration", ["heard", 1])
 
 
+def test_a_video_at_another_rate_warns_which_frames_it_takes() -> None:
+    def warnings(**inputs: Any) -> list[str]:
+        graph: Graph = {"video": node("VHS_LoadVideo", video="clip.mp4", **inputs)}
+        found: dict[str, None] = {}
+        evaluated(graph, ["video"], video_facts=NAMES.video_facts, warnings=found)
+        return list(found)
+
+    assert not warnings()
+    assert NAMES.video_facts is not None
+    assert not warnings(force_rate=NAMES.video_facts("clip.mp4").frame_rate)
+    (warning,) = warnings(force_rate=3.0)
+    assert warning.startswith("node video (VHS_LoadVideo): force_rate: found 3 ")
+
+
 def test_a_loaded_video_is_the_one_of_an_upload(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path)
     uploads.add("", "clip.mp4", clip())
