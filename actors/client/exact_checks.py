@@ -55,7 +55,7 @@ class ExactChecks:
         """Raise the UserError with which the pool would refuse `request`, which has no images that are not read."""
         plan, catalog = self._open()
         from modelpool.actors.graph.build_graph import build_graph
-        from modelpool.actors.graph.features.batch_choice import BatchTerms
+        from modelpool.actors.graph.features.auto_batch import BatchTerms
         from modelpool.actors.graph.memory_fit import check_fits
         from modelpool.pool.values.specs.spec import JobId
 

@@ -55,7 +55,7 @@ from modelpool.actors.control.status import (
     PoolStatus,
 )
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.graph.features.batch_choice import AS_MEASURED, AutoBatch, BatchTerms
+from modelpool.actors.graph.features.auto_batch import AS_MEASURED, AutoBatch, BatchTerms
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.recorded_batches import NO_BATCHES, SubmittedBatches
 from modelpool.actors.request.qos import deadline_warning

@@ -54,7 +54,7 @@ MAX_CLIP_SKIP = 30
 MAX_BATCH = 64
 #: tiles of a VAE: smaller ones see too little of the image, and larger ones save no memory
 MIN_VAE_TILE, MAX_VAE_TILE, MIN_VAE_FRAMES = 64, 8192, 8
-#: as many as pay, by measurements (`actors.graph.features.batch_choice`)
+#: as many as pay, by measurements (`actors.graph.features.auto_batch`)
 AUTO_BATCH = "auto"
 #: the size is chosen when a request is accepted, by the load (`scheduler.decisions.queue.size_by_load`)
 ADAPTIVE_BATCH = "adaptive"

@@ -35,7 +35,7 @@ from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.costs.gang_costs import gang_extra_seconds, moving_seconds, streams
 from modelpool.scheduler.decisions.placement.gang_choice import GangChoice, choose_gang
 from modelpool.scheduler.decisions.placement.gang_load import GangLoad, reserved_gpus, reserved_until
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.gang_times import FORMING_SECONDS, prior_seconds
 from modelpool.scheduler.model.jobs import ALONE, Task

@@ -23,10 +23,10 @@ from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.placement.batching import Batching, may_share
 from modelpool.scheduler.decisions.placement.eviction_hints import hint, with_pins
 from modelpool.scheduler.decisions.placement.pinned_loads import PinnedLoads
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.placement.prefetch import PrefetchPlanner
 from modelpool.scheduler.decisions.placement.preload import PreloadPlanner
 from modelpool.scheduler.decisions.placement.registry import PLACEMENTS
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.placement.switch_budget import SwitchBudget
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig

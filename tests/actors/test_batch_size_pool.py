@@ -115,7 +115,7 @@ def ended(jobs: Jobs) -> int:
     return len({image.index for image in jobs.images()})
 
 
-@pytest.mark.nightly(usually="tests/actors/graph/test_batch_choice.py")
+@pytest.mark.nightly(usually="tests/actors/graph/test_auto_batch.py")
 def test_a_submission_that_is_resumed_on_more_workers_keeps_its_size(tmp_path: Path) -> None:
     """Two workers would end sooner with passes of four, which a new submission of them has: its files differ."""
     wanted = requests(3 * SIZE, steps=STEPS, batch="auto")

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse
-from modelpool.pool.weights.plan.streaming_order import ModuleBytes, choose_modules
+from modelpool.pool.weights.plan.partial_loads import ModuleBytes, choose_modules
 
 #: each tensor that is sent begins at a multiple of it, as in memory of its own: kernels are chosen by alignment, too
 ALIGNED_BYTES = 512
-#: to start a copy from the host: as `streaming_order.TINY_BYTES` assumes
+#: to start a copy from the host: as `partial_loads.TINY_BYTES` assumes
 COPY_SECONDS = 1e-5
 
 

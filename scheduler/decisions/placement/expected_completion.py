@@ -40,7 +40,7 @@ from modelpool.scheduler.decisions.placement.eviction_harm import eviction_secon
 from modelpool.scheduler.decisions.placement.gathering import feed_first
 from modelpool.scheduler.decisions.placement.idle_workers import MOST_IDLE, best_idle, least_evicting, near
 from modelpool.scheduler.decisions.placement.overlap import can_preload_all
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.placement.shared_loads import shared_load_seconds
 from modelpool.scheduler.decisions.placement.waiting import Reservations, first_to_start, is_sooner_elsewhere
 from modelpool.scheduler.decisions.queue.backlog import BacklogLine

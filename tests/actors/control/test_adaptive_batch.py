@@ -18,7 +18,7 @@ from modelpool.actors.control.build_requests import build_requests
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.control.question_turns import QuestionTurns
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.features.batch_choice import USUAL_TERMS, BatchTerms
+from modelpool.actors.graph.features.auto_batch import USUAL_TERMS, BatchTerms
 from modelpool.actors.graph.features.recorded_batches import output_keys
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.batch_gains import MeasuredGain

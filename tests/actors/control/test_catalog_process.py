@@ -36,7 +36,7 @@ from modelpool.actors.control.catalog_questions import (
 from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService
 from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.common.stage_request import StageRequest
-from modelpool.actors.graph.features.batch_choice import USUAL_TERMS
+from modelpool.actors.graph.features.auto_batch import USUAL_TERMS
 from modelpool.actors.ray.fork_server import ForkServer, fork_command, python_command
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.request.requests import GenerateRequest

@@ -19,7 +19,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
 from modelpool.pool.values.core.errors import DoesNotFit
 from modelpool.pool.values.specs.spec import ComponentKey, JobId, Stage
-from modelpool.pool.weights.plan.streaming_order import ModuleBytes
+from modelpool.pool.weights.plan.partial_loads import ModuleBytes
 from tests.actors.fakes import MIB, SIZES, FakeCatalog
 
 GPU = Speeds(1e9, overlaps=True, ahead_bytes=MIB)

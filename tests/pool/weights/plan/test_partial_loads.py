@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from modelpool.pool.values.core.errors import MIB
-from modelpool.pool.weights.plan.streaming_order import (
+from modelpool.pool.weights.plan.partial_loads import (
     TINY_BYTES,
     ModuleBytes,
     choose_modules,
