@@ -25,7 +25,7 @@ from modelpool.scheduler.model.cordons import Cordon, Cordons
 from modelpool.scheduler.model.file_verdicts import Incarnation
 from modelpool.scheduler.model.messages import Cordoned, RestartRequested, Uncordoned
 from modelpool.scheduler.model.story import Story
-from modelpool.scheduler.model.workers import Worker, WorkerState, WorkerTable
+from modelpool.scheduler.model.workers import Worker, WorkerTable
 
 
 class Maintenance:
@@ -127,8 +127,3 @@ class Maintenance:
             self._worker_table.end_for_drain(worker)
         else:
             self._worker_table.recycle(worker, "restarted by the operator")
-
-
-def is_out_of_use(worker: Worker) -> bool:
-    """Whether an operator's request keeps tasks off a worker that could run them otherwise."""
-    return worker.wanted and (worker.cordon is not None or worker.status is WorkerState.DRAINED)

@@ -71,7 +71,6 @@ from modelpool.actors.http.comfy.comfy_values import (
     ClipValue,
     GivenSound,
     ImageFile,
-    MaskFile,
     ModelValue,
     NodeAudio,
     NodeImage,
@@ -935,8 +934,3 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
     for name in ("controls", "references", "image_prompts"):
         if getattr(negative, name) and getattr(negative, name) != getattr(positive, name):
             raise NodeUnsupported(f"negative: its {name} must be those of positive")
-
-
-def is_of_user(value: Any) -> bool:
-    """Whether a field of a node is an image or a mask of the user."""
-    return isinstance(value, ImageFile | MaskFile)

@@ -467,11 +467,6 @@ def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
     return positive, negative, latent
 
 
-def _operation(name: str, inputs: Mapping[str, str], **settings: str) -> Builder:
-    """Return the builder of a node that changes one image."""
-    return OperationRow(name, NodeImage, inputs, settings).build
-
-
 #: builders by the kind of node
 WORKFLOW_NODES: Mapping[str, Builder] = MappingProxyType(
     {

@@ -1,7 +1,6 @@
 """Edits of encoded texts: zero, one behind another, average.
 
-An `Encoded` is one text. Combinations, areas, masks and ranges of steps are no tensors: they are in
-`conditioning_parts`.
+An `Encoded` is one text. Areas, masks and ranges of steps are no tensors: they are fields of a request.
 
 Shape legend: L tokens, D text width.
 """
