@@ -274,9 +274,9 @@ class Controller:
         self._has_taken_over = asyncio.Event()
 
     async def open(self) -> None:
-        """Request the workers; they start while drivers already submit. What is submitted before the workers of an
-        earlier controller are found waits for them. Call once. Raises OutputFailed for the event
-        log, and UserError for a model to pin, or one with settings of its own.
+        """Request the workers; they start while drivers already submit. Requests that arrive before the workers of an
+        earlier controller are found wait for them. Call once. Raises OutputFailed for the event log, and UserError for
+        a model to pin, or one with settings of its own.
         """
         self._overview.opened()
         if self._log is not None:
@@ -428,7 +428,7 @@ class Controller:
     async def recipes(
         self, requests: tuple[GenerateRequest, ...], batches: SubmittedBatches = NO_BATCHES
     ) -> tuple[Recipe | UserError, ...]:
-        """Return the recipe of each request, whose seeds must be set, or its error. Queues nothing. `batches` as in
+        """Return the recipe of each request, or its error. Seeds must be set. Queues nothing. `batches` as in
         `Submission`."""
         asked = [(JobId("asked"), request) for request in requests]
         capacity_bytes = _largest_bytes(self._dispatcher, self._budget_bytes)

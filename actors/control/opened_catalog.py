@@ -149,7 +149,7 @@ class OpenedCatalog:
         return evolve(graph, fingerprints=self._fingerprints_of(parts))
 
     def _fingerprints_of(self, parts: Mapping[ComponentKey, FilePart]) -> dict[ComponentKey, str]:
-        """Return the fingerprint of each file. Files that cannot be read here are left out: they are not checked. Those
+        """Return the fingerprint of each file. Files that cannot be read here are left out: they are not checked. Files
         of sources are verified when they are fetched."""
         found: dict[ComponentKey, str] = {}
         for key, part in parts.items():

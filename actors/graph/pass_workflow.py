@@ -72,7 +72,7 @@ def _add_pass(
     if (wanted.schedule, wanted.sampler) == (None, None):
         fields |= {each: getattr(request, each) for each in _SCHEDULE if each in request.model_fields_set}
     elif wanted.schedule is None:
-        fields.pop("schedule", None)  # the schedule of the request may not be that of another sampler
+        fields.pop("schedule", None)  # another sampler may not have the schedule of the request
     if request.sigmas and (wanted.steps, wanted.schedule) == (None, None):
         fields |= {"sigmas": request.sigmas}
         fields.pop("schedule", None)

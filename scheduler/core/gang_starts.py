@@ -397,8 +397,7 @@ class GangStarts:
         return min(left_seconds, step_seconds(task.spec, run_seconds, task.remaining))
 
     def _whole_seconds(self, task: Task, worker: Worker, degree: int) -> float:
-        """Seconds of a whole run on so many GPUs like that of `worker`, with the weights that stream, for
-        comparisons."""
+        """Seconds of a whole run on so many GPUs like `worker`'s, with the weights that stream, for comparisons."""
         kind = task.cost_class.kind
         alone = task.full_run_seconds * (1.0 if kind.ratio is None else kind.ratio)
         return prior_seconds(task.spec, alone, degree) + self._moving_seconds(task, worker, degree)

@@ -91,8 +91,8 @@ class Maintenance:
             self._worker_table.follow_cordons(worker)
 
     def step(self, at: float) -> tuple[list[Worker], bool, float]:
-        """Carry out what is due. Returns the workers whose runs have not ended by the deadline, for the caller to end,
-        whether workers left, and when to look again."""
+        """Carry out all orders that are due. Returns the workers with runs that have not ended by the deadline, for the
+        caller to end, whether workers left, and when to look again."""
         expired, has_left, next_at = list[Worker](), False, inf
         for worker in list(self._worker_table.workers.values()):
             deadline = worker.leave_by

@@ -2,8 +2,8 @@
 
 Proves: the bytes of an image with a batch size are the same in any order of submission, on one, two or three workers,
 beside other requests, with a worker killed in the middle, alone, and when an output is verified; passes are shared; the
-size that measurements choose is recorded, and its bytes are those of the number; a submission that is resumed on more
-workers keeps the size that it began with.
+size that measurements choose is recorded, and its bytes are the bytes of the number; a submission that is resumed on
+more workers keeps the size that it began with.
 """
 
 from __future__ import annotations

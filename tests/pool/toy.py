@@ -40,7 +40,7 @@ class Toy(nn.Module):
 
 
 def make_toy(seed: int = 0, storage: torch.dtype = torch.float16) -> Toy:
-    """A toy whose parameters are random, rounded to `storage`, and frozen."""
+    """A toy with parameters that are random, rounded to `storage`, and frozen."""
     generator = torch.Generator().manual_seed(seed)
     with without_initialisation():
         toy = Toy().eval().requires_grad_(False)

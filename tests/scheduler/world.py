@@ -205,7 +205,7 @@ class Shell:
     loading: dict[WorkerId, LoadWeights] = field(default_factory=dict)
     #: reports of members of gangs that have no result: all but the first members
     parts: list[TaskReport] = field(default_factory=list)
-    #: reports of runs that were answered, or whose worker was lost
+    #: reports of runs that were answered, or with a worker that was lost
     old: list[TaskReport] = field(default_factory=list)
     tasks: dict[TaskId, TaskSpec] = field(default_factory=dict)
     #: those of the latest event

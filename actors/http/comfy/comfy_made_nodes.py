@@ -263,7 +263,7 @@ class MadeNodes:
         return replace(made_latent, track=track, guides=guides)
 
     def _without_blanks(self, node_id: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return values with zeros for empty latents: those of ComfyUI are zeros in the scale of the VAE, and have the
+        """Return values with zeros for empty latents: ComfyUI's are zeros in the scale of the VAE, and have the
         channels of the latents next to them. Raises NodeUnsupported."""
         like = next((value for value in values.values() if isinstance(value, NodeLatent)), None)
         found = dict(values)

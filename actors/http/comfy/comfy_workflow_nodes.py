@@ -406,7 +406,7 @@ def _averaged(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _changed(
     like: TextValue, operation: str, texts: Mapping[str, TextValue], settings: Mapping[str, float] | None = None
 ) -> TextValue:
-    """Return a text that an operation makes; what else conditions is that of `like`. Raises NodeUnsupported."""
+    """Return a text that an operation makes; everything else comes from `like`. Raises NodeUnsupported."""
     for text in texts.values():
         if text.is_timed:
             raise NodeUnsupported("conditioning: expected texts for all steps")

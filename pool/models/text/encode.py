@@ -71,8 +71,9 @@ def read_texts(
     leave the encoding exactly as it is. `embeddings` are learned tokens. `text_model` may have a projection.
     Other encoders read a text at once, truncated to their limit; the empty prompt for weights uses the same template.
     `images` replace the image tokens of the template (`pool.models.components.text.vision_prompt`), in each of `texts`.
-    If only the pooled text of a CLIP is used, only the first chunk is encoded. `negative` marks negative prompts, for families with another
-    template for them; by default, these are the empty texts. `tokens` has the tokens of texts, if known.
+    If only the pooled text of a CLIP is used, only the first chunk is encoded. `negative` marks negative prompts, for
+    families with another template for them; by default, these are the empty texts. `tokens` has the tokens of texts, if
+    known.
     An encoder that writes tokens of an image does so as `writing` says, for one text after the other.
     Rows of the batch are independent. Kernels may round differently at another batch size.
     Raises UnusableField as `parse_weights` does and for more skipped layers than the encoder has, UnknownName for an

@@ -119,7 +119,7 @@ def exchanged_in_run(use: ComponentUse, spec: ComponentSpec, resident_bytes: int
     `resident_bytes` of it and holds `share_bytes`."""
     away_bytes = -(-(spec.weight_bytes - resident_bytes) * spec.upload_bytes // spec.weight_bytes)
     shared_bytes = degree * share_bytes
-    # each share is rounded to a byte, and so is what is resident
+    # each share, and the resident bytes, are rounded to a byte
     return use.passes * (away_bytes if away_bytes <= shared_bytes + degree else shared_bytes)
 
 

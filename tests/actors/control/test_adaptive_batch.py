@@ -1,6 +1,6 @@
 """`batch = "adaptive"` in the controller.
 
-Proves: the recipe, the tasks and the ids are those of a request with the chosen number; few requests have 1 and many
+Proves: the recipe, the tasks and the ids are the ids of a request with the chosen number; few requests have 1 and many
 the size that pays; a request that comes again keeps its size; measured run times decide, where there are some; what
 cannot join passes has 1; all other requests are as they were.
 """

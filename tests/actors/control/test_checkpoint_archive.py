@@ -35,7 +35,8 @@ def state(step: int, steps: int = STEPS) -> RunState:
 
 
 class Pool:
-    """A pool of one worker whose sampling run waits after `step`. The folders are those of worker and controller."""
+    """A pool of one worker whose sampling run waits after `step`. The folders are the folders of worker and
+    controller."""
 
     def __init__(self, folders: tuple[Path | None, Path | None], step: int = 0) -> None:
         self.reached, self.gate = threading.Event(), threading.Event()
@@ -177,7 +178,7 @@ def test_an_archive_finds_what_is_there_and_reads_nothing_else(tmp_path: Path) -
 
 
 def test_a_folder_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a network file system whose server is gone: the pool opens, and jobs start from the beginning."""
+    """As on a network file system with a server that is gone: the pool opens, and jobs start from the beginning."""
     monkeypatch.setattr(checkpoint_archive, "READ_SECONDS", 0.01)
     monkeypatch.setattr(CheckpointDisk.find, "__defaults__", (0, 0.01))
     gate = threading.Event()

@@ -1,8 +1,8 @@
 """What images would do to a GPU's memory: properties of forecasts.
 
 Proves: the limits that a forecast names are exact (one byte less than the smallest is refused; from the next ones on no
-run is divided, and nothing moves for later images); no plan exceeds the capacity; figures are those of the tasks; a
-smaller memory is never faster; images add up.
+run is divided, and nothing moves for later images); no plan exceeds the capacity; figures are the figures of the tasks;
+a smaller memory is never faster; images add up.
 """
 
 from __future__ import annotations

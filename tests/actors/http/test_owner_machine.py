@@ -77,7 +77,7 @@ class Live:
 
 
 class OwnerMachine(RuleBasedStateMachine):
-    """The real application, in front of a pool whose jobs end when a rule says so."""
+    """The real application, in front of a pool with jobs that end when a rule says so."""
 
     @initialize()
     def open(self) -> None:

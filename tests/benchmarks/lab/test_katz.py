@@ -20,8 +20,8 @@ from modelpool.scheduler.model.jobs import problem_with
 from modelpool.scheduler.simulator.workloads.trace_lines import from_lines, to_lines
 
 KINDS = ("loras", "controlnets")
-#: instances of the trace's average length whose LoRAs are drawn. Chance makes few of them differ from many by about 2%;
-#: ControlNets, of which there are few, by more: theirs are drawn for as many as the trace has
+#: instances of the trace's average length with LoRAs that are drawn. Chance makes few of them differ from many by about
+#: 2%; ControlNets, of which there are few, by more: theirs are drawn for as many as the trace has
 LORA_INSTANCES = 24
 SEED = 5
 SHARE_POINTS = {"loras": 2.5, "controlnets": 4.5}

@@ -192,7 +192,7 @@ class Images:
         return latent
 
     def begin(self, latent: Latent) -> Callable[[], object]:
-        """Begin a decode whose weights have to be loaded."""
+        """Begin a decode with weights that have to be loaded."""
         self._engine.vram.unload_all()
         task = self._pipeline.task(self._decode)
         return self._engine.begin(task, self._decode, inputs_of(self._decode, latent), QUIET)

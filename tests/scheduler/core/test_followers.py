@@ -84,7 +84,7 @@ def with_unknown() -> Shell:
 
 
 def drained() -> Shell:
-    """A worker whose machine runs for hours."""
+    """A worker with a machine that runs for hours."""
     shell = pool(node="n1")
     shell.drain("n1", 10_000.0)
     return shell

@@ -1,5 +1,5 @@
-"""The history of a controller with a fleet in the test's hand: the costs are those of the pool's own accounts, and each
-event is there once, with its reason."""
+"""The history of a controller with a fleet in the test's hand: the costs are the costs of the pool's own accounts, and
+each event is there once, with its reason."""
 
 from __future__ import annotations
 

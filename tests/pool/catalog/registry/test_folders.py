@@ -100,7 +100,7 @@ def test_a_link_out_of_the_folder_is_refused_and_one_within_is_followed(tmp_path
     (base / "out.safetensors").symlink_to(outside)
     (base / "folder").symlink_to(outside.parent)
     (base / "gone.safetensors").symlink_to(tmp_path / "nowhere")
-    # a sibling whose name begins alike is outside too
+    # a sibling with a name that begins alike is outside too
     beside = write_weights(tmp_path / "models2" / "b.safetensors")
     (base / "beside.safetensors").symlink_to(beside)
     found = scan(base)

@@ -1,5 +1,5 @@
-"""What else acts in a run acts in one that real processes share: the latents are those of one worker, byte for byte
-where members divide the texts alone."""
+"""What else acts in a run acts in one that real processes share: the latents are the latents of one worker, byte for
+byte where members divide the texts alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Key and shape lists of narrow files whose UNet was cut out of SDXL's, or has as many levels as a published one."""
+"""Key and shape lists of narrow files with a UNet that was cut out of SDXL's, or has as many levels as a published
+one."""
 
 from __future__ import annotations
 

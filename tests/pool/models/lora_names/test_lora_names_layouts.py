@@ -237,7 +237,7 @@ def test_the_hidden_layer_of_a_flux_block_may_have_any_width() -> None:
 
 
 def test_a_variant_that_misses_tensors_keeps_the_names_of_the_others() -> None:
-    """Chroma Radiance has another head and other input layers; its blocks are those of Chroma."""
+    """Chroma Radiance has another head and other input layers; its blocks are the blocks of Chroma."""
     ours, theirs = model_names("chroma", published("chroma_radiance")), model_names("chroma", published("chroma"))
     shared = published("chroma_radiance").keys() & published("chroma").keys()
     for name, ranges in theirs.items():

@@ -147,7 +147,7 @@ def _lora(folder: Path, name: str, shape: tuple[int, ...]) -> Path:
 
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_a_merged_lora_is_in_the_folder(is_alone: bool, tmp_path: Path) -> None:
-    """The weights are those of the merged file, of a diffusion model alone too."""
+    """The weights are the weights of the merged file, of a diffusion model alone too."""
     from modelpool.pool.models.loading.open_model import OpenModel
     from modelpool.pool.values.core.stage_params import ModelRef
 

@@ -36,7 +36,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 
 class Scene:
-    """An image's stages on one engine whose model was opened before, with nothing on the device."""
+    """An image's stages on one engine with a model that was opened before, with nothing on the device."""
 
     def __init__(self, catalog: Catalog, loras: dict[str, float], budget_bytes: int = PLENTY_BYTES) -> None:
         self.engine = open_engine("sim", budget_bytes)

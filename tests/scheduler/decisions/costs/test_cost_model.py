@@ -282,7 +282,8 @@ def test_the_least_of_some_workers_is_the_least_of_what_each_of_them_takes(there
 
 
 def test_the_least_counts_running_in_parts_and_files_that_have_left() -> None:
-    """One worker that runs it in two parts, half as long again; and one whose machine has to read the file anew."""
+    """One worker that runs it in two parts, half as long again; and one with a machine that has to read the file
+    anew."""
     costs = costs_with()
     divided = sample(activation_bytes=40, divisions=(ExecutionMode(20, batch=2, slowdown=1.5),))
     cost_class, small = costs.acquire(divided), worker_with(Residency(41))

@@ -419,7 +419,7 @@ def test_while_a_higher_priority_waits_for_a_warm_worker_a_lower_one_starts() ->
 
 
 def tagged(scene: Scene, spec: TaskSpec, tag: float) -> Task:
-    """A task of a user whose turn comes at that time."""
+    """A task of a user with a turn that comes at that time."""
     task = scene.task(spec)
     scene.backlog.remove(task)
     task.set_priority(0, tag)

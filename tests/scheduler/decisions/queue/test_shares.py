@@ -37,7 +37,7 @@ def single(user: UserId, number: int, seconds: float = 10.0, **more) -> JobSpec:
 
 
 def order_of_starts(shell: Shell, count: int, cost: dict[UserId, RunCost] | None = None) -> list[str]:
-    """The users whose tasks run, one after the other; each run costs what its user's runs cost."""
+    """The users with tasks that run, one after the other; each run costs what its user's runs cost."""
     started = []
     for _ in range(count):
         name = shell.on("gpu")

@@ -47,7 +47,7 @@ NOISE = {
 }
 #: inputs that calls accept and run without
 OPTIONAL = {each.name: each.build.optional_inputs for each in all_definitions() if each.build is not None}
-#: noise whose levels are numbers of a table; models of other noise read at most 1
+#: noise with levels that are numbers of a table; models of other noise read at most 1
 TABLED = (NoiseKind.SCALED_LINEAR, NoiseKind.ZERO_TERMINAL, NoiseKind.LINEAR)
 #: lists of published keys that are built here
 BUILT = [

@@ -15,7 +15,7 @@ from tests.pool.models.components.diffusion.video_cases import CASES, Case
 from tests.pool.zoo.case import quiet_libraries
 
 INDEX = 54  # of a simulated device that no other test uses
-#: sums whose order depends on where the weights lie in memory
+#: sums with an order that depends on where the weights lie in memory
 TOLERANCE = 1e-5
 
 
