@@ -124,7 +124,7 @@ class NameCheck:
         request as the pool would, in seconds.
         """
         self._check_exactly = check_exactly
-        #: nodes of users that the configuration permits, which only a pool imports; None for those of a running pool
+        #: nodes of users that the configuration permits, which only a pool imports; None for a running pool's
         self._own_nodes: frozenset[str] | None = frozenset()
         self._registry = registry
         self._allow_pickle = allow_pickle

@@ -647,7 +647,7 @@ class Controller:
         self._recorder.close()
         await asyncio.to_thread(self._history.close, self._clock.now())
         if self._traces is not None:
-            await asyncio.to_thread(self._traces.close)  # sends what is waiting
+            await asyncio.to_thread(self._traces.close)  # sends the waiting messages
 
     def _on_report(self, task: TaskSpec, report: TaskReport) -> None:
         """Pass the cost of successful runs to the catalog, for later activation estimates, and care for the states of

@@ -1,4 +1,4 @@
-"""A scene for tests of placements: workers, idle or busy, with what is on them, and tasks that wait."""
+"""A scene for tests of placements: workers, idle or busy, with their weights, and tasks that wait."""
 
 from __future__ import annotations
 

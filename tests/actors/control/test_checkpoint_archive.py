@@ -35,7 +35,7 @@ def state(step: int, steps: int = STEPS) -> RunState:
 
 
 class Pool:
-    """A pool of one worker whose sampling run waits after `step`. The folders are the folders of worker and
+    """A pool of one worker. Its sampling run waits after `step`. The folders are the folders of worker and
     controller."""
 
     def __init__(self, folders: tuple[Path | None, Path | None], step: int = 0) -> None:
@@ -125,7 +125,7 @@ def test_files_that_cannot_be_used_start_the_run_from_the_beginning(tmp_path: Pa
 def test_a_drained_pool_has_saved_the_run_that_it_stopped(tmp_path: Path) -> None:
     """The worker's own folder is lost with its node: the state was read from it and saved with the controller's."""
     pool = Pool((None, tmp_path), step=3)
-    pool.line.fleet._checkpoint_seconds = 1e6  # the only state is that of the stop
+    pool.line.fleet._checkpoint_seconds = 1e6  # the only state is the state at the stop
 
     def go_on_when_stopped() -> None:
         worker, _ = pool.line.fleet.workers[WorkerId("gpu-0"), 1]

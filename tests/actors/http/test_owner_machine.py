@@ -52,7 +52,7 @@ class EndedJobs(OrderedJobs):
 
 
 class MachinePool(RefusingPool):
-    """Accepts what is not REFUSED."""
+    """Accepts requests that are not REFUSED."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, EndedJobs] = {}

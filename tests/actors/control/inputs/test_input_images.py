@@ -402,7 +402,7 @@ def test_short_forms_of_controlnets_say_a_mode(name: str, found: tuple[str, str 
 
 
 def test_the_image_and_the_mask_of_a_controlnet_are_brought_at_their_own_size() -> None:
-    """Each once, however many read it; one that has none reads those of the request."""
+    """Each once, however many read it; one that has none reads the request's."""
     other = {"model": "a", "image": PIXELS[:24], "mask": MASK[:24]}
     sent, put = bring(image=PIXELS, width=32, controls=[other, {**other, "model": "b"}, {"model": "c"}])
     whole, mask, image = put

@@ -102,7 +102,7 @@ def test_an_answer_has_the_warnings_about_its_images() -> None:
 
 
 def test_an_edit_changes_the_transparent_area_only(client: openai.OpenAI) -> None:
-    """The shapes model reads no reference images: it starts from the image. The mask marks what is regenerated."""
+    """The shapes model reads no reference images: it starts from the image. The mask marks the regenerated area."""
     image = Image.new("RGB", (64, 64), "blue")
     mask = Image.new("RGBA", (64, 64), "black")
     mask.paste((0, 0, 0, 0), (0, 0, 32, 64))

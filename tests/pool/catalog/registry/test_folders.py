@@ -1,4 +1,4 @@
-"""Folders of ComfyUI, A1111 and Forge are looked through; what is not used has a reason, and links stay inside."""
+"""Folders of ComfyUI, A1111 and Forge are looked through; unused files have a reason, and links stay inside."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_an_index_that_leads_out_of_its_folder_brings_nothing_in(tmp_path: Path)
 
 
 def test_a_revision_in_the_cache_of_the_hub_may_link_to_its_blobs(tmp_path: Path) -> None:
-    """The one layout whose links lead out of a folder and are no trap: snapshots of a repository beside its blobs."""
+    """The one layout with links out of a folder that are no trap: snapshots of a repository beside its blobs."""
     repository = tmp_path / "models--somebody--something"
     revision = repository / "snapshots" / "0123abcd"
     revision.mkdir(parents=True)

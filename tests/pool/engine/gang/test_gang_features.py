@@ -50,7 +50,7 @@ VIDEO: dict[str, Any] = {**GUIDED, "height": 64, "frames": 9}
 
 @dataclass(frozen=True)
 class Case:
-    """A model in a folder, and what is asked of it.
+    """A model in a folder, and requests to it.
 
     plain   other fields, with which the latents differ
     """

@@ -214,7 +214,7 @@ def test_a_run_resumes_on_every_schedule(schedule: str) -> None:
 
 
 def test_each_of_two_experts_stops_and_resumes() -> None:
-    """The second one from its own state, not from that of the first."""
+    """The second one from its own state, not from the first one's."""
     for sampler in sorted(SAMPLERS.keys() - OWN_STEPS):
         whole = changed_work(WORK, sampler=sampler)
         expected = run(whole, None, "flow")

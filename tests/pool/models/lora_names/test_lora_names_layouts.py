@@ -85,7 +85,7 @@ def test_no_name_means_two_things(model: str) -> None:
 
 @each_case("model", sorted(set(FAMILY_OF) - {"chroma_radiance"}))
 def test_a_family_that_runs_has_the_namings_of_its_layout(model: str) -> None:
-    """HunyuanImage had those of no layout, so that most of its LoRAs were refused."""
+    """HunyuanImage had names of no layout, so that most of its LoRAs were refused."""
     found = recognise_diffusion(published(model))
     assert found is not None
     family = running_families().get(found.name)

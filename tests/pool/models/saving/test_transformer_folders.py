@@ -207,7 +207,7 @@ def test_blocks_of_gguf_want_a_type(tmp_path: Path) -> None:
 
 
 def test_a_large_component_is_several_files(tmp_path: Path) -> None:
-    """With an index that libraries and this project read; what is small is one file."""
+    """With an index that libraries and this project read; small models are one file."""
     checkpoint, folder = open_checkpoint(write(tmp_path, FAMILIES["flux_dev"])), tmp_path / "folder"
     save_diffusers(checkpoint, folder, shard_bytes=200_000)
     parts = sorted((folder / "transformer").glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""Whose turn it is: shares by weight, what loads and wrong estimates do, limits, who pays for what is shared."""
+"""Whose turn it is: shares by weight, what loads and wrong estimates do, limits, who pays for shared tasks."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_priorities_come_before_shares() -> None:
 
 def test_a_high_priority_job_does_not_wait_for_what_is_set_aside_for_low_ones() -> None:
     """1. Ann has many jobs of low priority, some of them with tags. 2. Bob has some of high priority. 3. Ann's one job
-    of high priority takes its turn among those: what is set aside for her low ones is behind it."""
+    of high priority takes its turn among those: the share of her low ones is behind it."""
     shell = shell_with()
     shell.submit(single(BOB, 99))
     for number in range(20):
