@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.testing import assert_close
 
-#: of the largest number of what is expected. Float32 has seven digits, and some hundred numbers are added
+#: of the largest expected number. Float32 has seven digits, and some hundred numbers are added
 SHARE = 1e-5
 
 

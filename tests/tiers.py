@@ -49,7 +49,7 @@ COMPARISONS = (
     "tests/pool/weights/tracing/test_activation_bytes.py",
     "tests/pool/models/saving/",
 )
-#: files of these folders whose tests are fast
+#: files of these folders with tests that are fast
 FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definitions/test_definitions.py")
 #: seconds above which a test rotates: without and with Ray
 LONG_SECONDS, LONG_RAY_SECONDS = 1.0, 10.0

@@ -767,7 +767,7 @@ def _new_submission() -> SubmissionId:
 def _with_seed(request: GenerateRequest) -> GenerateRequest:
     if request.seed is not None:
         return request
-    # a workflow whose runs all have seeds is the same at every call, and so is its file
+    # a workflow with seeds in all its runs is the same at every call, and so is its file
     own = None if request.workflow is None else request.workflow.own_seed
     return request.model_copy(update={"seed": secrets.randbits(32) if own is None else own})
 

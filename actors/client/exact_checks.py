@@ -27,7 +27,7 @@ PIXEL_BYTES, IMAGES_IN_DOUBT = 24, 4
 def is_doubtful(
     request: GenerateRequest, largest_bytes: int, size: tuple[int, int], steps: int, budget_bytes: int | None
 ) -> bool:
-    """Whether a pool is likely to refuse `request`: of a model whose largest tensor has `largest_bytes`, for an output
+    """Whether a pool is likely to refuse `request`: of a model with a largest tensor of `largest_bytes`, for an output
     of `size`, with `steps`, in `budget_bytes` of device memory (None: not known)."""
     if budget_bytes is not None:
         scale = 1.0 if request.hires is None else request.hires.scale
@@ -55,7 +55,7 @@ class ExactChecks:
         """Raise the UserError with which the pool would refuse `request`, which has no images that are not read."""
         plan, catalog = self._open()
         from modelpool.actors.graph.build_graph import build_graph
-        from modelpool.actors.graph.features.batch_choice import BatchTerms
+        from modelpool.actors.graph.features.auto_batch import BatchTerms
         from modelpool.actors.graph.memory_fit import check_fits
         from modelpool.pool.values.specs.spec import JobId
 

@@ -60,8 +60,8 @@ class FollowedJobs:
         on_preview: Callable[[ImagePreview], None] = lambda preview: None,
         wish: PreviewWish | None = None,
     ) -> None:
-        """`submit_again` submits requests whose output was lost, or that were withdrawn; None if it cannot. `name` is
-        of the written files. `on_preview` is called with each preview that arrives; it must not block.
+        """`submit_again` submits withdrawn requests, and requests with a lost output; None if it cannot. `name` is of
+        the written files. `on_preview` is called with each preview that arrives; it must not block.
         """
         self.id = submission_id
         #: the previews that were wanted when it was submitted

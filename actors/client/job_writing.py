@@ -134,7 +134,7 @@ class JobWriting:
         self._submit_withdrawn()
 
     def on_folder_given_up(self, problem: FolderFailed) -> None:
-        """See `WriteListener`: cancel what is left."""
+        """See `WriteListener`: cancel the rest."""
         with self._monitor:
             self.held, self._given_up = "", str(problem)
             withdrawn = self._pool.follower.give_up()

@@ -80,7 +80,7 @@ class ModelChecks:
             duration_of(request, request.model, facts.defaults.sampling)
 
     def is_doubtful(self, request: GenerateRequest) -> bool:
-        """Whether a pool is likely to refuse `request`, whose images are read, for what a header does not tell."""
+        """Whether a pool is likely to refuse `request` for facts that headers do not have. Its images are read."""
         from modelpool.actors.client.exact_checks import is_doubtful
         from modelpool.actors.graph.common.output_shape import size_of
         from modelpool.actors.graph.features.sampling_defaults import sampling_defaults

@@ -106,8 +106,8 @@ class PoolSubmission:
         return (jobs, problem) if problem else ([], "")
 
     def repeat(self, job: JobEnded) -> bool:
-        """Submit a job again whose output was lost with the node that stored it. False if it was lost too often, or if
-        the pool is gone.
+        """Submit a job again after its output was lost with a node. False if it was lost too often, or if the pool is
+        gone.
         """
         with self._monitor:
             is_possible = self._submit_again is not None and self._ends.lost is None
@@ -128,7 +128,7 @@ class PoolSubmission:
         return submission_id
 
     def _send(self, indexes: Sequence[int], submission_id: SubmissionId) -> str:
-        """Submit requests again, with what is left of their deadlines; return why that is impossible, or ""."""
+        """Submit requests again, with the rest of their deadlines; return why that is impossible, or ""."""
         if self._submit_again is None:
             return "it cannot be submitted again"
         with self._monitor:

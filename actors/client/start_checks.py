@@ -47,8 +47,8 @@ def check_folders(config: PoolConfig) -> None:
 
 def check_named_models(config: PoolConfig) -> None:
     """Raise UserError for a model with settings of its own, or one to pin, that is no model of the configuration: the
-    controller would raise it, without a word about where the name is. Nothing is checked for a pool whose files may be
-    on other machines.
+    controller would raise it, without a word about where the name is. Nothing is checked if the files of the pool may
+    be on other machines.
     """
     named = [(f"[pool.models.{each.name}]", each.name) for each in config.pool.models]
     named += [("[models] pin", name) for name, _ in config.models.pins]
@@ -124,7 +124,7 @@ class NameCheck:
         request as the pool would, in seconds.
         """
         self._check_exactly = check_exactly
-        #: nodes of users that the configuration permits, which only a pool imports; None for those of a running pool
+        #: nodes of users that the configuration permits, which only a pool imports; None for a running pool's
         self._own_nodes: frozenset[str] | None = frozenset()
         self._registry = registry
         self._allow_pickle = allow_pickle

@@ -32,7 +32,7 @@ class InstanceTypeSection(Strict):
 
 
 class ZoneSection(Strict):
-    """[groups.NAME.zones.ZONE]: a zone, in which prices are `price_factor` times those of the group. By default, its
+    """[groups.NAME.zones.ZONE]: a zone. Its prices are `price_factor` times the prices of the group. By default, its
     nodes have Ray's label of a zone, ray.io/availability-zone = ZONE."""
 
     price_factor: float = 1.0

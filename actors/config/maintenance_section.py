@@ -82,7 +82,7 @@ class MaintenanceSection(Strict):
     def _timezone(cls, name: str) -> str:
         try:
             _zone(name)
-        except (KeyError, OSError, ValueError):  # unknown names, and what is no name
+        except (KeyError, OSError, ValueError):  # unknown names, and values that are no names
             raise unusable_field(
                 "timezone", name, 'the name of a time zone, such as "Europe/Berlin" or "UTC"'
             ) from None

@@ -1,9 +1,9 @@
 """The batch size that `batch = "adaptive"` means: chosen when the controller takes a request, by the load.
 
-A request is built with the size that `auto` has. If that is above 1 and its sampling can join passes, the load decides
-between it and 1 (`scheduler.decisions.queue.size_by_load`), from run times as measured, else from the measured gains of
-batches. The recipe and the job have the number. The same request keeps its size as long as it is remembered: one whose
-output was lost, or that was withdrawn, is submitted again.
+A request is built with the size that `auto` has (`actors.graph.features.auto_batch`). If that is above 1 and its
+sampling can join passes, the load decides between it and 1 (`scheduler.decisions.queue.size_by_load`), from measured
+run times, else from the measured gains of batches. The recipe and the job have the number. The same request keeps its
+size as long as it is remembered: it is submitted again if its output was lost, or if it was withdrawn.
 """
 
 from __future__ import annotations

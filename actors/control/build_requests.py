@@ -13,7 +13,7 @@ from modelpool.actors.control.catalog_questions import BUILD_SOME
 from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.control.question_turns import Asker, QuestionTurns
-from modelpool.actors.graph.features.batch_choice import USUAL_TERMS, BatchTerms
+from modelpool.actors.graph.features.auto_batch import USUAL_TERMS, BatchTerms
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.specs.spec import JobId

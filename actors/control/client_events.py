@@ -3,9 +3,9 @@
 Ends of jobs are kept until the driver acknowledges them, so that a lost answer loses nothing; there are at most as
 many as the driver has jobs. Progress is a level, which every answer has: it has an answer of its own only if no end
 follows within `PROGRESS_SECONDS`, or within `PATIENT_SECONDS` while ends come that often. While more ends are expected,
-answers are `GATHER_SECONDS` apart, and wait for the ends that come in the next turns of the event loop, as those of one
-batch do, so that each carries many: an answer costs about as much as a task. An answer that is full waits for nothing,
-and none waits for turns longer than `TURNS_SECONDS`. Knows neither the content of jobs nor the core.
+answers are `GATHER_SECONDS` apart, and wait for the ends that come in the next turns of the event loop, as the ends of
+one batch do, so that each carries many: an answer costs about as much as a task. An answer that is full waits for
+nothing, and none waits for turns longer than `TURNS_SECONDS`. Knows neither the content of jobs nor the core.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ from modelpool.actors.control.status import (
     PoolStatus,
 )
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.graph.features.batch_choice import AS_MEASURED, AutoBatch, BatchTerms
+from modelpool.actors.graph.features.auto_batch import AS_MEASURED, AutoBatch, BatchTerms
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.recorded_batches import NO_BATCHES, SubmittedBatches
 from modelpool.actors.request.qos import deadline_warning
@@ -274,9 +274,9 @@ class Controller:
         self._has_taken_over = asyncio.Event()
 
     async def open(self) -> None:
-        """Request the workers; they start while drivers already submit. What is submitted before the workers of an
-        earlier controller are found waits for them. Call once. Raises OutputFailed for the event
-        log, and UserError for a model to pin, or one with settings of its own.
+        """Request the workers; they start while drivers already submit. Requests that arrive before the workers of an
+        earlier controller are found wait for them. Call once. Raises OutputFailed for the event log, and UserError for
+        a model to pin, or one with settings of its own.
         """
         self._overview.opened()
         if self._log is not None:
@@ -428,7 +428,7 @@ class Controller:
     async def recipes(
         self, requests: tuple[GenerateRequest, ...], batches: SubmittedBatches = NO_BATCHES
     ) -> tuple[Recipe | UserError, ...]:
-        """Return the recipe of each request, whose seeds must be set, or its error. Queues nothing. `batches` as in
+        """Return the recipe of each request, or its error. Seeds must be set. Queues nothing. `batches` as in
         `Submission`."""
         asked = [(JobId("asked"), request) for request in requests]
         capacity_bytes = _largest_bytes(self._dispatcher, self._budget_bytes)
@@ -647,7 +647,7 @@ class Controller:
         self._recorder.close()
         await asyncio.to_thread(self._history.close, self._clock.now())
         if self._traces is not None:
-            await asyncio.to_thread(self._traces.close)  # sends what is waiting
+            await asyncio.to_thread(self._traces.close)  # sends the waiting messages
 
     def _on_report(self, task: TaskSpec, report: TaskReport) -> None:
         """Pass the cost of successful runs to the catalog, for later activation estimates, and care for the states of

@@ -18,9 +18,9 @@ from modelpool.pool.values.core.stage_params import DecodeParams, SampleParams, 
 from modelpool.pool.values.specs.execution_modes import choose_mode
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ExecutionMode, Role, Stage, TaskId, TaskSpec
 from modelpool.pool.weights.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes, plan
+from modelpool.pool.weights.plan.partial_loads import ModuleBytes, choose_modules, pass_seconds
 from modelpool.pool.weights.plan.plan_time import PlanSeconds, expected_seconds
 from modelpool.pool.weights.plan.residency_reasons import explain
-from modelpool.pool.weights.plan.streaming_order import ModuleBytes, choose_modules, pass_seconds
 
 #: images that are planned one by one; later ones repeat the last plan
 PLANNED_IMAGES = 8

@@ -18,7 +18,7 @@ from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.stage_request import StageLike
 from modelpool.actors.graph.common.task_collector import JobGraph
-from modelpool.actors.graph.features.batch_choice import BatchTerms
+from modelpool.actors.graph.features.auto_batch import BatchTerms
 from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
@@ -149,7 +149,7 @@ class OpenedCatalog:
         return evolve(graph, fingerprints=self._fingerprints_of(parts))
 
     def _fingerprints_of(self, parts: Mapping[ComponentKey, FilePart]) -> dict[ComponentKey, str]:
-        """Return the fingerprint of each file. Files that cannot be read here are left out: they are not checked. Those
+        """Return the fingerprint of each file. Files that cannot be read here are left out: they are not checked. Files
         of sources are verified when they are fetched."""
         found: dict[ComponentKey, str] = {}
         for key, part in parts.items():

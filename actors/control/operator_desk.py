@@ -47,8 +47,8 @@ class OperatorDesk:
         obstacle: Callable[[float], str] = lambda unix_seconds: "",
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        """`nodes` are those of the cluster; None: only nodes with workers are known, by their ids. `obstacle` says why
-        the pool may not be disrupted at a time; "" if it may."""
+        """`nodes` are the nodes of the cluster; None: only nodes with workers are known, by their ids. `obstacle` says
+        why the pool may not be disrupted at a time; "" if it may."""
         self._state = state
         self._dispatcher = dispatcher
         self._nodes = nodes
@@ -196,7 +196,7 @@ def _is_at(worker: Worker, place: Place) -> bool:
 
 
 def _matching(named: str, nodes: Iterable[NodeView], names: dict[NodeId, str]) -> list[NodeView]:
-    """Return the nodes with this name, id or address; or else those whose ids begin so."""
+    """Return the nodes with this name, id or address; or else all with ids that begin so."""
     nodes = tuple(nodes)
     exact = [node for node in nodes if named and named in (node.node_id, node.name, node.address, names[node.node_id])]
     return exact or [node for node in nodes if named and node.node_id.startswith(named)]

@@ -41,7 +41,7 @@ class PoolOverview:
     def __init__(
         self, state: SchedulerState, clock: Clock, name: str, node: NodeId, facts: ClusterFacts | None
     ) -> None:
-        """`node` is that of the controller; without `facts`, nothing is known about nodes."""
+        """`node` is the node of the controller; without `facts`, nothing is known about nodes."""
         self._state = state
         self._clock = clock
         self._name = name

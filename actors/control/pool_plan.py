@@ -17,7 +17,7 @@ from modelpool.actors.control.catalog_service import open_catalog
 from modelpool.actors.control.computed_by import AS_USUAL, setting_of
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.control.opened_catalog import ListingCatalog
-from modelpool.actors.graph.features.batch_choice import AS_MEASURED, AutoBatch
+from modelpool.actors.graph.features.auto_batch import AS_MEASURED, AutoBatch
 from modelpool.actors.worker.gpu_worker import Measuring, WorkerEngine, open_engine
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.step_checkpoints.checkpoint_folder import CheckpointSettings

@@ -273,9 +273,9 @@ class RunCalls:
         self._post(WeightsLoaded(self._clock.now(), *worker.key, report.residency, report.error))
 
     async def _wait_for(self, call: _Call) -> None:
-        """Wait for the ends of the runs of a call, and report them after those of the call before. If the call fails,
-        each of several is sent again alone: one of them, or an input of one, is the cause. A failed batch fails every
-        task of it."""
+        """Wait for the ends of the runs of a call, and report them after the ends of the call before. If the call
+        fails, each of several is sent again alone: one of them, or an input of one, is the cause. A failed batch fails
+        every task of it."""
         worker = call.worker
         try:
             reports = await (self._reports_in_order(call) if call.is_sequence else call.sent.reports)

@@ -75,8 +75,8 @@ class RunStates:
             self.archive.remove(task.task_id)
 
     def job_ended(self, unneeded: Iterable[TaskId], has_succeeded: bool) -> None:
-        """A job ended whose tasks `unneeded` no other job needs: remove their checkpoints if it `has_succeeded`. Else
-        it may be submitted again: they stay until their folder needs the room."""
+        """A job ended, and no other job needs its tasks `unneeded`: remove their checkpoints if it `has_succeeded`.
+        Else it may be submitted again: they stay until their folder needs the room."""
         for task_id in unneeded:
             if has_succeeded:
                 self._forget(task_id)

@@ -12,7 +12,7 @@ from modelpool.actors.graph.all_features import check_request, recipe_of, with_d
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.stage_request import StageLike, StageRequest, UpscaleRequest
 from modelpool.actors.graph.common.task_collector import JobGraph, RunsAlone
-from modelpool.actors.graph.features.batch_choice import USUAL_TERMS, BatchTerms, chosen_batch
+from modelpool.actors.graph.features.auto_batch import USUAL_TERMS, BatchTerms, chosen_batch
 from modelpool.actors.graph.features.prompt_syntax import prompt_warnings
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.recorded_batches import CHOSEN_BATCHES, NO_BATCHES, BatchKind

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelpool.actors.request.labels import LABEL_FIELDS
+from modelpool.actors.graph.features.upscale_graph import output_nodes
+from modelpool.actors.request.field_table import OUTER_FIELDS
 from modelpool.actors.request.pass_fields import DEFAULT_PASS_STRENGTH, Pass
-from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.upscale_fields import Upscale
 from modelpool.actors.request.workflow_fields import (
@@ -20,9 +20,7 @@ from modelpool.actors.request.workflow_fields import (
 )
 
 #: fields of the whole request, which its first run does not have
-_OUTER = frozenset(
-    ("passes", "upscale", "n", "seed", "format", "quality", "batch", "paste", *QOS_FIELDS, *LABEL_FIELDS)
-)
+_OUTER = frozenset(("seed", *OUTER_FIELDS))
 #: fields of all its decodes
 _DECODES = ("vae_tile", "vae_frames")
 #: fields that a pass takes from the request; and its fields that a pass with another model does not take
@@ -42,19 +40,14 @@ _PASS_FIELDS = ("loras", "prompt", "negative", "steps", "cfg", "sampler", "sched
 
 def workflow_of_passes(request: GenerateRequest) -> Workflow:
     """Return the workflow of a request with passes. Raises UserError."""
-    first = _node_request(
-        {name: getattr(request, name) for name in request.model_fields_set.difference(_OUTER, _DECODES)}
-    )
+    first = _node_request({name: getattr(request, name) for name in request.model_fields_set.difference(_OUTER)})
     nodes: dict[str, Any] = {"base": SampleNode(kind="sample", request=first)}
     latent, model = "base", request.model
     for number, each in enumerate(request.passes, start=1):
         latent, model = _add_pass(nodes, number, each, request, (latent, model))
     nodes["image"] = _decode(request, model, latent)
-    output = "image"
-    if request.upscale is not None:
-        nodes["enlarged"] = UpscaleNode(kind="upscale", upscale=request.upscale, inputs={"image": "image"})
-        output = "enlarged"
-    return Workflow(nodes=nodes, output=output)
+    nodes |= output_nodes(request)
+    return Workflow(nodes=nodes, output=list(nodes)[-1])
 
 
 def _decode(request: GenerateRequest, model: str, latent: str) -> DecodeNode:
@@ -79,7 +72,7 @@ def _add_pass(
     if (wanted.schedule, wanted.sampler) == (None, None):
         fields |= {each: getattr(request, each) for each in _SCHEDULE if each in request.model_fields_set}
     elif wanted.schedule is None:
-        fields.pop("schedule", None)  # the schedule of the request may not be that of another sampler
+        fields.pop("schedule", None)  # another sampler may not have the schedule of the request
     if request.sigmas and (wanted.steps, wanted.schedule) == (None, None):
         fields |= {"sigmas": request.sigmas}
         fields.pop("schedule", None)

@@ -35,7 +35,7 @@ from modelpool.actors.graph.features.reference_graph import (
     text_with_images,
 )
 from modelpool.actors.graph.features.sound_graph import SoundRead
-from modelpool.actors.graph.features.upscale_graph import enlarged_to, upscale_params
+from modelpool.actors.graph.features.upscale_graph import add_output_changes, enlarged_to
 from modelpool.actors.graph.features.vision_graph import (
     first_frame_task,
     first_frames_task,
@@ -452,13 +452,9 @@ class RequestTasks:
         return self._decoded(_decode_params(model, sample, pastes), needs)
 
     def _decoded(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
-        """Add the decoding of the output, and its upscaling."""
-        task = self._add_decode(work, needs)
-        upscale = self._request.upscale
-        if upscale is None:
-            return task
-        upscaler = self._catalog.upscalers.find(upscale.model)
-        return self._tasks.add(upscale_params(upscale, upscaler, work.shape), {IMAGE: task})
+        """Add the decoding of the output, and what changes it afterwards."""
+        decoded = self._add_decode(work, needs)
+        return add_output_changes(self._tasks, self._request, self._catalog, decoded, work.shape)
 
     def _add_decode(self, work: DecodeParams, needs: Mapping[str, TaskId]) -> TaskId:
         """Add a decode with the tiles of the request."""

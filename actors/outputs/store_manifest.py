@@ -88,7 +88,7 @@ class StoreManifest:
                 self.read()
 
     def read(self) -> None:
-        """Read what is new."""
+        """Read the new lines."""
         missing: set[str] = set()
         for _ in range(MOST_LISTINGS):
             # a writer has merged records since they were listed: their part is in the next listing

@@ -1,6 +1,6 @@
 """`OwnedValues`: frees what Ray keeps of values of this process that others were the last to use.
 
-Ray removes a value from the memory of its owner, the process whose call made it, when the owner drops the last
+Ray removes a value from the memory of its owner, the process that called for it, when the owner drops the last
 reference. If a borrower does, another process that received the reference in a message, it stays for as long as the
 owner lives: all of it up to 100 KB, else its entry, 1.2 KB (Ray 2.54 to 2.60, measured: 200 of 200 values). Taking and
 dropping a reference once more removes it.

@@ -27,7 +27,7 @@ PREFIX = "modelpool-"
 LOCK_NAME = "owner"
 #: Ray's part; short, since paths of sockets may have 107 bytes, of which Ray uses about 70
 RAY_NAME = "r"
-#: logs of ended drivers and workers that are kept: Ray keeps those of all that have ever joined
+#: logs of ended drivers and workers that are kept: Ray keeps the logs of all that have ever joined
 MOST_LOGS = 1000
 #: names of such logs, with the process
 _LOG = re.compile(r"(?:python-core-(?:driver|worker)-|worker-)[0-9a-f_-]*[_-](\d+)\.(?:log|out|err)(?:\.\d+)?")

@@ -54,7 +54,7 @@ MAX_CLIP_SKIP = 30
 MAX_BATCH = 64
 #: tiles of a VAE: smaller ones see too little of the image, and larger ones save no memory
 MIN_VAE_TILE, MAX_VAE_TILE, MIN_VAE_FRAMES = 64, 8192, 8
-#: as many as pay, by measurements (`actors.graph.features.batch_choice`)
+#: as many as pay, by measurements (`actors.graph.features.auto_batch`)
 AUTO_BATCH = "auto"
 #: the size is chosen when a request is accepted, by the load (`scheduler.decisions.queue.size_by_load`)
 ADAPTIVE_BATCH = "adaptive"
@@ -105,6 +105,8 @@ class RequestField:
     requires  what a model must support; "" for all models
     since     version of requests that introduced it. Later fields that are not used change no seeds of job files
     option    None: not on the command line
+    in_run    False: of the whole request, as its file, its decodes and its place in the queue. The runs of a workflow
+              and of passes do not have it
     most_characters, most_entries  of a value that is a text, and of one that is a list or a mapping
     """
 
@@ -117,6 +119,7 @@ class RequestField:
     requires: str = ""
     since: int = LATEST
     option: Option | None = None
+    in_run: bool = True
     most_characters: int = MAX_NAME_CHARACTERS
     most_entries: int = MAX_ENTRIES
 
@@ -303,6 +306,7 @@ _ROWS = (
             "Images per forward pass, padded if fewer wait; auto: as measured; adaptive: that or 1, by the load "
             "(default: 1, for job files auto).",
         ),
+        in_run=False,
     ),
     RequestField(
         "vae_tile",
@@ -315,6 +319,7 @@ _ROWS = (
         option=Option(
             "--vae-tile", "N", "Decode in tiles of N pixels, on all idle workers (default: whole).", kind="whole"
         ),
+        in_run=False,
     ),
     RequestField(
         "vae_frames",
@@ -324,6 +329,7 @@ _ROWS = (
         check=Whole(MIN_VAE_FRAMES, MAX_FRAMES),
         requires="videos, and a VAE that decodes parts of them",
         option=Option("--vae-frames", "N", "Decode a video in tiles of N frames (default: all).", VIDEO, "whole"),
+        in_run=False,
     ),
     RequestField(
         "gpus",
@@ -358,6 +364,7 @@ _ROWS = (
             "NAME:N:X",
             "Stable Cascade: stage B model, its steps and guidance (default: the one next to --model).",
         ),
+        in_run=False,
     ),
     RequestField(
         "low_noise",
@@ -419,6 +426,7 @@ _ROWS = (
             "switch",
             lambda is_set: {"paste": False},
         ),
+        in_run=False,
     ),
     RequestField(
         "hires",
@@ -429,6 +437,7 @@ _ROWS = (
             "Two-pass generation: scale, strength, steps, upscaler, as in 2, 2:0.5:10 or 2:0.5=NAME.",
             INPUTS,
         ),
+        in_run=False,
     ),
     RequestField(
         "passes",
@@ -437,6 +446,7 @@ _ROWS = (
         '`[{"model": "refiner", "start_step": 16}, {"scale": 1.5, "strength": 0.4}]`.',
         (),
         most_entries=MAX_PASSES,
+        in_run=False,
     ),
     RequestField(
         "workflow",
@@ -444,6 +454,7 @@ _ROWS = (
         'each with the nodes that it reads: `{"nodes": {ID: NODE}, "output": ID}`. Beside it, a request has only a '
         "seed, a file format, and what does not change the output; model and prompt are those of the last sampling "
         "run.",
+        in_run=False,
     ),
     RequestField(
         "upscale",
@@ -452,6 +463,7 @@ _ROWS = (
         option=Option(
             "--upscale", "NAME:X", "Upscaler of the result, and its scale (default: that of the upscaler).", INPUTS
         ),
+        in_run=False,
     ),
     RequestField(
         "controls",
@@ -625,6 +637,7 @@ _ROWS = (
             f"{', '.join(VIDEO_FORMATS)} (default: {VIDEO_FORMATS[0]}); of audio: {', '.join(AUDIO_FORMATS)} "
             f"(default: {AUDIO_FORMATS[0]}).",
         ),
+        in_run=False,
     ),
     RequestField(
         "quality",
@@ -636,6 +649,7 @@ _ROWS = (
         option=Option(
             "--quality", "N", f"Quality of webp, jpg and avif images, mp4 and webm, 1 to {MAX_QUALITY}.", kind="whole"
         ),
+        in_run=False,
     ),
     RequestField(
         "last_image",
@@ -741,6 +755,7 @@ _ROWS = (
             VIDEO,
         ),
         most_entries=MAX_FRAMES,
+        in_run=False,
     ),
     RequestField(
         "video_mask",
@@ -754,6 +769,7 @@ _ROWS = (
             VIDEO,
         ),
         most_entries=MAX_FRAMES,
+        in_run=False,
     ),
     RequestField(
         "face_video",
@@ -767,6 +783,7 @@ _ROWS = (
             VIDEO,
         ),
         most_entries=MAX_FRAMES,
+        in_run=False,
     ),
     RequestField(
         "priority",
@@ -775,12 +792,14 @@ _ROWS = (
         check=Whole(-MAX_PRIORITY, MAX_PRIORITY),
         since=1,
         option=Option("--priority", "N", "Higher priorities run first (default: 0).", SCHEDULING, "whole"),
+        in_run=False,
     ),
     RequestField(
         "user",
         "User for fair-share scheduling; default: the driver's. Does not change the output.",
         since=1,
         option=Option("--user", "NAME", "User for fair-share scheduling (default: your login name).", SCHEDULING),
+        in_run=False,
     ),
     RequestField(
         "deadline",
@@ -788,6 +807,7 @@ _ROWS = (
         unit="s",
         since=1,
         option=Option("--deadline", "TIME", "Target completion time: 45s, 10m, 2h (default: none).", SCHEDULING),
+        in_run=False,
     ),
     RequestField(
         "n",
@@ -795,6 +815,7 @@ _ROWS = (
         "`num_images_per_prompt`. The interfaces of OpenAI, A1111 and ComfyUI have counts of their own.",
         1,
         check=Whole(1, MAX_OUTPUTS),
+        in_run=False,
     ),
     RequestField(
         "id",
@@ -802,6 +823,7 @@ _ROWS = (
         "carries it: in the manifest, in PNG files, in results and in `--json`. Equal requests with different ids are "
         "computed once and have a file each. Does not change the output.",
         check=checked_id,
+        in_run=False,
     ),
     RequestField(
         "metadata",
@@ -810,23 +832,28 @@ _ROWS = (
         check=checked_metadata,
         most_characters=MAX_METADATA_BYTES,
         most_entries=MAX_METADATA_BYTES,
+        in_run=False,
     ),
     RequestField(
         "line",
         "Line of the job file that the request is from, from 1; `modelpool batch` and `submit` set it. Does not change "
         "the output.",
         check=Whole(1, MAX_LINE),
+        in_run=False,
     ),
     RequestField(
         "preview",
         'Previews while it is sampled: "auto", "latent_rgb" (a linear map of the latent), "taesd" (a tiny decoder), or '
         '"none", whoever asks. Default: "auto" while somebody asks for previews. Does not change the output.',
         check=checked_preview,
+        in_run=False,
     ),
 )
 
 #: all fields of a request by name, in the order of help and documentation
 REQUEST_FIELDS: Mapping[str, RequestField] = MappingProxyType({row.name: row for row in _ROWS})
+#: fields of the whole request, which one run of it does not have
+OUTER_FIELDS = tuple(row.name for row in _ROWS if not row.in_run)
 #: fields that only some models support: a request may have them under `options`, too
 OPTION_FIELDS = tuple(row.name for row in _ROWS if row.requires and row.since > 1 and row.name != "options")
 #: fields that were added after the first version

@@ -240,8 +240,7 @@ class Hires(Strict):
 
     strength  denoising strength of the second pass
     steps     length of its full schedule; default: the steps of the first pass
-    via       what is scaled up: the "latent", or the decoded "image", also called "picture". Default: the latent
-              without `upscaler`
+    via       scales the "latent", or the decoded "image", also called "picture". Default: the latent without `upscaler`
     upscaler  name of the upscaler that enlarges the decoded image; without one, it is scaled with Lanczos
     """
 

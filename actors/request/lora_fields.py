@@ -71,9 +71,9 @@ class LoraChoice(Strict):
                    `text_strength`, is the strongest of them
     interpolation  of the strength between keyframes: linear, ease_in, ease_out or ease_in_out; empty: none
     only           the texts for which it acts: positive, negative, prompt, regions, region0, ...; empty: all
-    merge          mix, add or subtract: it is no LoRA but another model of the same family, whose weights are mixed
-                   with this one's (W * (1 - strength) + O * strength), added (W + O * strength), or subtracted
-                   ((W - O) * strength); `blocks` are then IN00, MID00, OUT00, ..., TIME, LABEL and HEAD
+    merge          mix, add or subtract: it is no LoRA but another model of the same family. Its weights are mixed with
+                   this one's (W * (1 - strength) + O * strength), added (W + O * strength), or subtracted ((W - O) *
+                   strength); `blocks` are then IN00, MID00, OUT00, ..., TIME, LABEL and HEAD
     """
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]

@@ -23,7 +23,7 @@ from modelpool.actors.request.bounds import (
     reworded,
 )
 from modelpool.actors.request.control_video_fields import checked_video
-from modelpool.actors.request.field_table import REQUEST_FIELDS, SIZE_STEP
+from modelpool.actors.request.field_table import OUTER_FIELDS, REQUEST_FIELDS, SIZE_STEP
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.image_fields import MAX_PARTS, TaskImage, checked_image
 from modelpool.actors.request.lora_fields import LoraChoice, parse_loras
@@ -44,12 +44,6 @@ MAX_NODE_INPUTS, MAX_NODE_ID = 64, 200
 MAX_SETTING = 1e12
 #: sampling steps of all nodes together
 MAX_WORKFLOW_STEPS = 20_000
-#: fields of a request that a node that samples cannot have: they belong to the request around the workflow
-_OUTER_FIELDS = (
-    *("priority", "user", "deadline", "n", "id", "metadata", "line", "preview", "format", "quality", "batch"),
-    *("hires", "upscale", "passes", "workflow", "decoder", "video", "video_mask", "face_video"),
-    *("paste", "vae_tile", "vae_frames"),
-)
 #: name of the model of a workflow of operations on images alone
 NO_MODEL = "none"
 #: tracks of a video, and points of a track: each point costs an operation on all cells of a latent frame
@@ -300,7 +294,7 @@ class SampleNode(_Node):
 
     @model_validator(mode="after")
     def _own_fields(self) -> SampleNode:
-        if found := sorted(self.request.model_fields_set.intersection(_OUTER_FIELDS)):
+        if found := sorted(self.request.model_fields_set.intersection(OUTER_FIELDS)):
             raise unusable_field("request", ", ".join(found), "fields of one sampling run")
         if self.request.mask is not None and "image" in self.inputs:
             raise UnusableField("mask: expected an input of the node, as its image is one")
@@ -512,8 +506,8 @@ class Workflow(Strict):
 
     @property
     def shown_fields(self) -> dict[str, Any]:
-        """The fields of a request that describe the output for users: those of the last sampling run, else its first
-        model alone, or `NO_MODEL`."""
+        """The fields of a request that describe the output for users: the model and LoRAs of the last sampling run,
+        else its first model alone, or `NO_MODEL`."""
         samplings = tuple(self.samplings)
         if not samplings:
             name = next((name for _, node in self.in_order for _, name in node.names()), NO_MODEL)

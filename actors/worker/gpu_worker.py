@@ -521,7 +521,7 @@ class GpuWorker:
             if request.own:
                 inputs = own_results.complete(request.own, inputs)
             own, sent = _split_inputs(request, inputs)
-            # a state on the disk of one member would not be that of the others
+            # the other members would not have the state on one member's disk
             state = sent if request.gang is not None else self._checkpoints.resume(request, sent)
             resume: dict[str, Any] = {} if state is None else {"resume": state}
             self._prepare_previews((request,))

@@ -7,7 +7,6 @@ section 3 (`should_use_fp16`, `should_use_bf16`, `supports_fp8_compute`, `maximu
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import re
 from collections.abc import Iterable
@@ -74,7 +73,6 @@ class DeviceCapabilities:
     float16, bfloat16  it computes well in them
     half_storage  whether weights may be stored in float16 if it does not compute well in it
     fp8_matmul    it multiplies 8-bit float matrices
-    cublas_half   the package `cublas_ops` is available
     shares_host_memory  its memory is host memory
     """
 
@@ -86,7 +84,6 @@ class DeviceCapabilities:
     bfloat16: bool = False
     half_storage: HalfStorage = HalfStorage.NEVER
     fp8_matmul: bool = False
-    cublas_half: bool = False
     shares_host_memory: bool = False
 
     @property
@@ -104,7 +101,6 @@ def cuda_capabilities(
     name: str,
     generation: Generation,
     total_bytes: int,
-    cublas_half: bool = False,
     shares_host_memory: bool = False,
 ) -> DeviceCapabilities:
     """Return the capabilities of an Nvidia card of this name and generation. Pure."""
@@ -125,7 +121,6 @@ def cuda_capabilities(
         bfloat16=generation >= BFLOAT16_FROM,
         half_storage=storage,
         fp8_matmul=generation >= FP8_FROM,
-        cublas_half=cublas_half and generation >= FLOAT16_FROM,
         shares_host_memory=shares_host_memory,
     )
 
@@ -207,8 +202,7 @@ def detect_capabilities(
     integrated = bool(getattr(facts, "is_integrated", False))
     if kind is DeviceKind.CUDA:
         generation = (facts.major, facts.minor) if facts is not None else UNKNOWN_CARD[1]
-        cublas_half = importlib.util.find_spec("cublas_ops") is not None
-        return cuda_capabilities(name, generation, size_bytes, cublas_half, integrated)
+        return cuda_capabilities(name, generation, size_bytes, integrated)
     if kind is DeviceKind.MPS:
         size_bytes = total_bytes or int(module.recommended_max_memory())
     return other_capabilities(kind, name, size_bytes, _has_bfloat16(kind, module, facts), integrated)

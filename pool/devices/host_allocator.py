@@ -1,8 +1,8 @@
 """Keeps memory that activations have freed in this process, where tensors of a device are in host memory. Torch-free.
 
 Torch takes each tensor of a CPU from the C library, which gives large blocks back to the system at once and gets them
-back page by page, all zeros: 1,300 page faults and 2 ms of 40 for a small image in batches of eight. What is kept
-serves the next step of a run, as the caches of GPU allocators do.
+back page by page, all zeros: 1,300 page faults and 2 ms of 40 for a small image in batches of eight. Kept memory serves
+the next step of a run, as the caches of GPU allocators do.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class MemoryWait:
 
     def until_settled(self, device: str, read: Callable[[], tuple[int, int]], budget_bytes: int | None) -> int:
         """Wait until `read`, which returns free and total bytes, has the budget (None: most of the device) or no longer
-        rises. Returns the free bytes. The log says what was waited for, and what is missing in the end."""
+        rises. Returns the free bytes. The log has the reason of the wait, and the bytes that are missing in the end."""
         free_bytes, total_bytes = read()
         enough_bytes = int(total_bytes * ENOUGH_SHARE)
         enough_bytes = enough_bytes if budget_bytes is None else min(budget_bytes, enough_bytes)

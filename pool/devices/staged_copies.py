@@ -20,7 +20,7 @@ def copy_staged(
     """Copy the bytes of `source` (uint8, on the host) to `target` (uint8, on the device) in pieces of a buffer. The
     current stream must be `stream`, which may still copy when this returns, and also when it raises.
 
-    A buffer whose copy has begun is not filled again before that copy is over, whatever raises.
+    A buffer is not filled again before the copy that reads it is over, whatever raises.
     """
     step = staging.slot_bytes
     for begin in range(0, source.numel(), step):

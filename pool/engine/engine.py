@@ -434,9 +434,9 @@ class Engine:
     ) -> tuple[Outcome, ...]:
         """Run all members, as one batch if possible: returns the outcome of each, in order.
 
-        Results equal those of single runs except for the last bits: kernels may round differently for several images.
-        The cost of each is its share. See `pool.engine.batching.run_batch` for failures; never raises an Exception, and
-        residency is exact afterwards.
+        Results equal the results of single runs except for the last bits: kernels may round differently for several
+        images. The cost of each is its share. See `pool.engine.batching.run_batch` for failures; never raises an
+        Exception, and residency is exact afterwards.
         """
         return run_batch(members, lambda some: self._run_at_once(some, tuple(needed_next)))
 
@@ -444,7 +444,7 @@ class Engine:
         """Run the members that `joining` has, all with one `pass_key`, in forward passes of their batch size, until
         none is left. Each may join at a step, and its outcome is told when it leaves.
 
-        Results are bit for bit those of `run_batch`. If memory runs out, all that are there begin again with less; if
+        Results equal `run_batch`'s bit for bit. If memory runs out, all that are there begin again with less; if
         nothing is left to try, or the device is lost, that is the outcome of each. After another failure each is run
         alone. Never raises an Exception, and residency is exact afterwards.
         """
@@ -819,7 +819,7 @@ class Engine:
 
 def _drop_group(engine: Engine, gang: Gang | None, work: StageParams | None, needed_bytes: int) -> None:
     """Leave the group of the last gang if another gang begins, or if a run alone may need its memory, of `needed_bytes`
-    beside what is resident."""
+    beside the resident bytes."""
     kept = engine._kept_group
     if kept is None:
         return

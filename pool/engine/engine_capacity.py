@@ -38,7 +38,7 @@ class EngineCapacity:
     def __init__(
         self, device: OpenDevice, vram: VramManager, facts: EngineFacts, reserve_bytes: int, may_grow: bool
     ) -> None:
-        """`may_grow` is False where device memory is the host's: what is free there changes all the time."""
+        """`may_grow` is False where device memory is the host's: the free bytes there change all the time."""
         self.facts = facts
         self._device, self._vram, self._reserve_bytes, self._may_grow = device, vram, reserve_bytes, may_grow
 

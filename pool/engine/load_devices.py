@@ -12,11 +12,6 @@ from enum import StrEnum
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.values.core.decision import Decision
 
-#: a text encoder up to this size is loaded on the host: moving it to the device is fast. Source: as above
-SMALL_ENCODER_BYTES = 1 << 30
-#: device memory needed to load a text encoder there, as a multiple of its size. Source: as above
-ENCODER_ROOM = 1.2
-
 
 class MemoryPlace(StrEnum):
     """Device memory or host memory."""
@@ -34,19 +29,6 @@ def text_encoder_place(policy: VramPolicy, float16: bool) -> Decision[MemoryPlac
     if not float16:
         return Decision(MemoryPlace.HOST, "a device without fast float16 gains little over the CPU")
     return Decision(MemoryPlace.DEVICE, f"the policy is {policy.value}, and the device is fast")
-
-
-def text_encoder_first_place(
-    computes: MemoryPlace, size_bytes: int, free_device_bytes: int, free_host_bytes: int
-) -> Decision[MemoryPlace]:
-    """Return where a text encoder of `size_bytes`, computing in `computes`, is loaded first. Free bytes are current."""
-    if computes is MemoryPlace.HOST:
-        return Decision(MemoryPlace.HOST, "it computes there")
-    if size_bytes <= SMALL_ENCODER_BYTES:
-        return Decision(MemoryPlace.HOST, "it is small, and moving it to the device is fast")
-    if free_device_bytes > free_host_bytes / 2 and size_bytes * ENCODER_ROOM < free_device_bytes:
-        return Decision(MemoryPlace.DEVICE, "the device has room for it, and the host has less than twice as much")
-    return Decision(MemoryPlace.HOST, "the device has no room to spare for it")
 
 
 def diffusion_first_place(

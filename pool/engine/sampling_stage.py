@@ -169,7 +169,7 @@ def call_as_asked(facts: SamplingFacts, call: CallInputs) -> Tensor:
 
 
 def denoised(found: ReadyRun, module: nn.Module, predict: Callable[[CallInputs], Tensor]) -> Tensor:
-    """Return the latents after the last step of a run whose `module` may run now. `predict` calls it, with what the
+    """Return the latents after the last step of a run. Its `module` may run now. `predict` calls it, with what the
     parts have made of the inputs."""
     run, parts = found.run, found.parts
     work, facts, model, partial_run, clock = run.work, run.facts, run.model, run.partial_run, run.clock

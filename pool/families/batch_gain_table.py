@@ -1,6 +1,6 @@
 """`MEASURED`: how many times the images of single passes batches make, by family, size and device, with their sources.
 
-A row is a measurement, never an estimate: what is not here counts as not measured, and has the batch size 1 if nobody
+A row is a measurement, never an estimate: rows that are missing count as not measured, with the batch size 1 if nobody
 chooses another one. `python -m benchmarks.together` measures a row for the machine on which it runs.
 """
 

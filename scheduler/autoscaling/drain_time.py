@@ -36,11 +36,6 @@ def finish_at(ascending: Sequence[Server], seconds: float) -> float:
     return inf
 
 
-def worked_off(ascending: Sequence[Server], until: float) -> float:
-    """GPU-seconds that they can work off until then."""
-    return sum(capacity * (until - free_at) for free_at, capacity in ascending if free_at < until)
-
-
 def shortfalls(ascending: Sequence[Server], due: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Of work as pairs of deadline and GPU-seconds, ascending by deadline: each deadline by which not all that is due
     until then can be worked off, with the GPU-seconds that remain."""

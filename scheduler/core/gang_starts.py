@@ -35,7 +35,7 @@ from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.costs.gang_costs import gang_extra_seconds, moving_seconds, streams
 from modelpool.scheduler.decisions.placement.gang_choice import GangChoice, choose_gang
 from modelpool.scheduler.decisions.placement.gang_load import GangLoad, reserved_gpus, reserved_until
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.gang_times import FORMING_SECONDS, prior_seconds
 from modelpool.scheduler.model.jobs import ALONE, Task
@@ -397,8 +397,7 @@ class GangStarts:
         return min(left_seconds, step_seconds(task.spec, run_seconds, task.remaining))
 
     def _whole_seconds(self, task: Task, worker: Worker, degree: int) -> float:
-        """Seconds of a whole run on so many GPUs like that of `worker`, with the weights that stream, for
-        comparisons."""
+        """Seconds of a whole run on so many GPUs like `worker`'s, with the weights that stream, for comparisons."""
         kind = task.cost_class.kind
         alone = task.full_run_seconds * (1.0 if kind.ratio is None else kind.ratio)
         return prior_seconds(task.spec, alone, degree) + self._moving_seconds(task, worker, degree)

@@ -31,7 +31,7 @@ from modelpool.scheduler.core.node_limits import NodeLimits
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.costs.gang_costs import residency_in_gang
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.file_verdicts import FileVerdicts
 from modelpool.scheduler.model.gang_runs import GangFailure, GangRun

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelpool.scheduler.decisions.placement.joining import ends_with_pass, joining_seconds, joining_task, takes_joining
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.jobs import Task
 from modelpool.scheduler.model.messages import Command, RunLink, RunTask

@@ -25,7 +25,7 @@ from modelpool.scheduler.model.cordons import Cordon, Cordons
 from modelpool.scheduler.model.file_verdicts import Incarnation
 from modelpool.scheduler.model.messages import Cordoned, RestartRequested, Uncordoned
 from modelpool.scheduler.model.story import Story
-from modelpool.scheduler.model.workers import Worker, WorkerState, WorkerTable
+from modelpool.scheduler.model.workers import Worker, WorkerTable
 
 
 class Maintenance:
@@ -91,8 +91,8 @@ class Maintenance:
             self._worker_table.follow_cordons(worker)
 
     def step(self, at: float) -> tuple[list[Worker], bool, float]:
-        """Carry out what is due. Returns the workers whose runs have not ended by the deadline, for the caller to end,
-        whether workers left, and when to look again."""
+        """Carry out all orders that are due. Returns the workers with runs that have not ended by the deadline, for the
+        caller to end, whether workers left, and when to look again."""
         expired, has_left, next_at = list[Worker](), False, inf
         for worker in list(self._worker_table.workers.values()):
             deadline = worker.leave_by
@@ -127,8 +127,3 @@ class Maintenance:
             self._worker_table.end_for_drain(worker)
         else:
             self._worker_table.recycle(worker, "restarted by the operator")
-
-
-def is_out_of_use(worker: Worker) -> bool:
-    """Whether an operator's request keeps tasks off a worker that could run them otherwise."""
-    return worker.wanted and (worker.cordon is not None or worker.status is WorkerState.DRAINED)

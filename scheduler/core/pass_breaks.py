@@ -9,10 +9,10 @@ has left the pass would wait for its decode. All rows stop with their states ins
 go on in the next pass, with the requests that join.
 
 A pass that runs is stopped only if
-1. it is open, all its tasks may stop with their states, none is near its deadline, and no priority is above that of
-   the short tasks;
-2. each short task is an encode whose sampling can join the pass then, or the last stage of an image, and no other
-   worker would complete it sooner;
+1. it is open, all its tasks may stop with their states, none is near its deadline, and no priority is above the short
+tasks';
+2. each short task is an encode before a sampling that can join the pass then, or the last stage of an image, and no
+   other worker would complete it sooner;
 3. the short tasks together come sooner by more time than the rows lose together: the short tasks, their loads, and the
    states (`SWITCH_SECONDS`). The rest of a step delays the short tasks, and is not lost;
 4. it has run so long that what its stops cost takes at most `MOST_LOST` of the time: the states, and loads of its

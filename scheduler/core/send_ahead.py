@@ -36,7 +36,7 @@ from math import inf
 from modelpool.pool.values.specs.spec import TaskId, WorkerId
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.placement.batching import Batching, may_share
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.jobs import ALONE, Task, TaskStatus

@@ -23,10 +23,10 @@ from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.placement.batching import Batching, may_share
 from modelpool.scheduler.decisions.placement.eviction_hints import hint, with_pins
 from modelpool.scheduler.decisions.placement.pinned_loads import PinnedLoads
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.placement.prefetch import PrefetchPlanner
 from modelpool.scheduler.decisions.placement.preload import PreloadPlanner
 from modelpool.scheduler.decisions.placement.registry import PLACEMENTS
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.placement.switch_budget import SwitchBudget
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
@@ -135,8 +135,8 @@ class Starts:
             self._batching.learn(task, worker, report.cost)
 
     def is_reported_in_parts(self, event: Event) -> bool:
-        """Whether this is the end of one task of a batch that has succeeded: those of the others follow at once. What
-        they lead to can then share runs, and starts with the last of them."""
+        """Whether this is the end of one task of a batch that has succeeded: the commands of the others follow at once.
+        What they lead to can then share runs, and starts with the last of them."""
         if not isinstance(event, RunEnded) or event.report.error is not None:
             return False
         worker = self._worker_table.current(event.report.worker_id, event.report.incarnation)
@@ -145,8 +145,8 @@ class Starts:
         return len(worker.task_ids) < worker.members
 
     def plan_ahead(self, is_ending: bool) -> None:
-        """Ask queued tasks back that should not start where they are, and send workers whose run ends soon the task
-        that placement would start there then."""
+        """Ask queued tasks back that should not start where they are, and send each worker with a run that ends soon
+        the task that placement would start there then."""
         check_at = self.send_ahead.revoke_outdated(self._demand.at, is_ending)
         if not is_ending:
             calls = Calls(self.send_ahead.seconds)

@@ -1,4 +1,4 @@
-"""Runs that several workers share: their members, and what is known of the ends of these. Decides nothing.
+"""Runs that several workers share: their members, and the known ends of the members' runs. Decides nothing.
 
 A gang exists from the start of its run until its last member has ended. One of its members stands for the run in the
 tables (`lead`): the first, or another one once that has ended without a result.

@@ -446,8 +446,8 @@ class RunInGang(WireValue):
 
 @dataclass(slots=True, unsafe_hash=True)
 class RevokeTask(WireValue):
-    """Take back a queued task. Answer with one TaskRevoked, unless it has started: then its RunEnded follows, as that
-    of any run."""
+    """Take back a queued task. Answer with one TaskRevoked, unless it has started: then its RunEnded follows, as for
+    any run."""
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]

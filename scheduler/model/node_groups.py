@@ -37,7 +37,7 @@ class NodeGroup(WireValue):
     resources       custom Ray resources of each worker: pairs of name and amount
     start_seconds   expected time from the request to the worker being up; measurements replace it
     part_of         name of a set of groups, such as the instance types and zones of one kind of node: `min_nodes` and
-                    `max_nodes` are those of all its groups together. Each backs off alone
+                    `max_nodes` count all its groups together. Each backs off alone
     """
 
     name: str

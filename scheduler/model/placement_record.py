@@ -15,7 +15,7 @@ from modelpool.pool.values.specs.wire_value import WireValue
 
 
 class PlacementRule(Enum):
-    """The placement rule that chose the task (`scheduler.decisions.placement.rules`)."""
+    """The placement rule that chose the task (`scheduler.decisions.placement.expected_completion` has the rules)."""
 
     RESIDENT = "all its weights are resident"
     CHEAPEST = "it costs least to load"

@@ -550,7 +550,7 @@ class WorkerTable:
         self._note(worker)
 
     def end_for_drain(self, worker: Worker) -> None:
-        """End an idle worker whose machine an operator drains: one of a group for good, others until the machine is
+        """End an idle worker of a machine that an operator drains: one of a group for good, others until the machine is
         uncordoned."""
         assert worker.task_id is None, f"{worker.name} runs {worker.task_id}"
         if worker.group:

@@ -1,4 +1,5 @@
-"""Runs that several simulated workers share: when they begin, how long they take, and what is left when one is lost.
+"""Runs that several simulated workers share: when they begin, how long they take, and the steps that are left when one
+is lost.
 
 Every member loads its own weights; the run begins when the slowest one has them and all have found each other. Then all
 compute each step together, for the published times (`scheduler.model.gang_times`) or others that are passed in, and
@@ -58,8 +59,8 @@ class SimulatedGangs:
         return assembly.parts
 
     def costs(self, parts: Sequence[GangPart], task: TaskSpec, remaining: float) -> list[RunCost]:
-        """Return the cost of each part of a run that begins now; `task` is what is left of it, the fraction `remaining`
-        of its steps."""
+        """Return the cost of each part of a run that begins now; `task` is the rest of it, the fraction `remaining` of
+        its steps."""
         met_seconds = max(part.work.cost.load_seconds for part in parts) + FORMING_SECONDS
         met_seconds += max(part.work.share_seconds for part in parts)
         alone_seconds = max(part.work.computing_seconds for part in parts)

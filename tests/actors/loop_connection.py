@@ -275,8 +275,8 @@ class LoopConnection:
         checkpoint_folders: tuple[Path | None, Path | None] = (None, None),
         predecessor: LoopConnection | None = None,
     ) -> None:
-        """`checkpoint_folders` are those of the workers and of the controller. Takes over the workers of the controller
-        of `predecessor`."""
+        """`checkpoint_folders` are the folders of the workers and of the controller. Takes over the workers of the
+        controller of `predecessor`."""
         self.loop = asyncio.new_event_loop()
         self.lost = False
         self.worker_count = workers
@@ -333,7 +333,7 @@ class LoopConnection:
     def lose(self) -> None:
         """From now on the controller is gone, as far as drivers can tell."""
         self.lost = True
-        for client_id in tuple(self.controller._drivers.known):  # answers what is asked now, so that it is asked again
+        for client_id in tuple(self.controller._drivers.known):  # answers now, so that it is asked again
             self._start(self.controller.leave(client_id)).result()
 
     def end(self) -> None:

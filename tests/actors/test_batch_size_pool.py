@@ -2,8 +2,8 @@
 
 Proves: the bytes of an image with a batch size are the same in any order of submission, on one, two or three workers,
 beside other requests, with a worker killed in the middle, alone, and when an output is verified; passes are shared; the
-size that measurements choose is recorded, and its bytes are those of the number; a submission that is resumed on more
-workers keeps the size that it began with.
+size that measurements choose is recorded, and its bytes are the bytes of the number; a submission that is resumed on
+more workers keeps the size that it began with.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def ended(jobs: Jobs) -> int:
     return len({image.index for image in jobs.images()})
 
 
-@pytest.mark.nightly(usually="tests/actors/graph/test_batch_choice.py")
+@pytest.mark.nightly(usually="tests/actors/graph/test_auto_batch.py")
 def test_a_submission_that_is_resumed_on_more_workers_keeps_its_size(tmp_path: Path) -> None:
     """Two workers would end sooner with passes of four, which a new submission of them has: its files differ."""
     wanted = requests(3 * SIZE, steps=STEPS, batch="auto")

@@ -1,5 +1,5 @@
-"""Requests with images, cut: what is equal is one task, what a task reads is in order, the recipe says it all; and
-the whole way through a pool."""
+"""Requests with images, cut: equal work is one task, what a task reads is in order, the recipe says it all; and the
+whole way through a pool."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ UNION = {"model": "union", "image": PIXELS, "mode": "depth"}
 
 
 def test_a_controlnet_that_reads_latents_reads_those_of_its_image_behind_all_others() -> None:
-    """Made by the model's own VAE at the size of what is made, in whatever order they are asked for."""
+    """Made by the model's own VAE at the size of the output, in whatever order they are asked for."""
     other = {**UNION, "image": 255 - PIXELS, "mode": 0}
     recipe, job, given = cut(image=PIXELS, strength=0.5, controls=[UNION, CANNY, other], cfg=1)
     expected = [EncodeParams, EncodeImageParams, EncodeImageParams, ImagePixels, EncodeImageParams]
@@ -255,7 +255,7 @@ def test_one_that_may_be_told_a_hole_is_told_where_there_is_a_mask() -> None:
 
 
 def test_one_that_is_told_a_hole_beside_its_image_reads_both_and_the_mask() -> None:
-    """The image with the hole is that of the request; it is grey there. Without a mask it reads its own alone."""
+    """The image with the hole comes from the request; it is grey there. Without a mask it reads its own alone."""
     beside = {"model": "beside", "image": 255 - PIXELS}
     _, job, given = cut(image=PIXELS, controls=[{**beside, "mask": MASK}, UNION], cfg=1)
     expected = [EncodeParams, *[EncodeImageParams] * 3, Mask, EncodeImageParams]

@@ -1,4 +1,4 @@
-"""Ended jobs take little memory in the controller and in the driver: under 1 KB each, beyond what is kept of the
+"""Ended jobs take little memory in the controller and in the driver: under 1 KB each, beyond the kept records of the
 latest."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_BYTES = 1000
 FEW, MANY = 300, 700
 #: requests that are submitted together
 PART = 50
-#: what is kept of the latest jobs is less than of the jobs that are measured
+#: the kept records of the latest jobs take less than of the jobs that are measured
 SHORT = SchedulerConfig(story_length=100, kept_results=8)
 
 

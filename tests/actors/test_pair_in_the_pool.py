@@ -1,4 +1,4 @@
-"""A video that two diffusion models make one after the other, in a pool: what is halfway is a result like others, and
+"""A video that two diffusion models make one after the other, in a pool: a state halfway is a result like others, and
 is there again when a worker or a result is lost between the two."""
 
 from __future__ import annotations

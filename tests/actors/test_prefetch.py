@@ -1,5 +1,5 @@
-"""What the core asks for ahead reaches the worker: files to read by the components that are named, and tasks whose
-weights are to come beside a run, with their work and the number of that run."""
+"""What the core asks for ahead reaches the worker: files to read by the components that are named, and tasks with
+weights that are to come beside a run, with their work and the number of that run."""
 
 from __future__ import annotations
 

@@ -410,7 +410,7 @@ def test_a_dataset_streams_through_the_pool_and_keeps_its_columns(pool, tmp_path
 
 
 def test_equal_rows_of_a_dataset_have_seeds_of_their_own(pool) -> None:
-    """Not only those of one batch, and a batch that is repeated has the same."""
+    """Not only the tasks of one batch, and a batch that is repeated has the same."""
     import ray.data
 
     rows = ray.data.from_items([{"prompt": "a red circle"}] * 6).repartition(2)

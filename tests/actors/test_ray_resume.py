@@ -1,4 +1,4 @@
-"""Runs that stop and resume on a real Ray, with real engines: pixels are those of runs that nothing disturbed."""
+"""Runs that stop and resume on a real Ray, with real engines: pixels are the pixels of runs that nothing disturbed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from modelpool.actors.control.catalog_questions import BUILD_SOME
 from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.features.batch_choice import USUAL_TERMS
+from modelpool.actors.graph.features.auto_batch import USUAL_TERMS
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.specs.spec import JobId

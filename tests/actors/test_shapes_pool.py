@@ -73,7 +73,7 @@ def written(pool: ModelPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 def test_two_workers_share_a_run_and_its_pixels_are_those_of_one(pool: ModelPool) -> None:
-    """A shared run predicts for each prompt apart: the last bits may differ from those of one pass for both."""
+    """A shared run predicts for each prompt apart: the last bits may differ from one pass for both."""
     alone = pixels_of(pool, requests(2, steps=6, cfg=3.0, gpus=1))
     jobs = pool.submit(requests(2, steps=6, cfg=3.0, gpus=2), output=False)
     images = sorted(jobs.images(), key=lambda image: image.index)

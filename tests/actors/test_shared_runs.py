@@ -1,6 +1,6 @@
 """Several tasks in one run, from the core's command to the drivers' results, with a fleet in the test's hand.
 
-Proves: what is run together is sent together, and each driver gets its own image, the one that it gets without;
+Proves: tasks that run together are sent together, and each driver gets its own image, the one that it gets without;
 whatever happens to one task, to the worker or to an input, everybody has an outcome, and who could have had an image
 has it.
 """
@@ -26,7 +26,7 @@ def sampling(desk: Desk) -> list[Sent]:
 
 
 async def sampling_desk(**limits: object) -> Desk:
-    """A desk whose one worker samples two of the images at once."""
+    """A desk with one worker that samples two of the images at once."""
     desk = await Desk(config=SchedulerConfig(batch_limit=2, **limits)).open()  # type: ignore[arg-type]
     for place, wanted in enumerate(WANTED):
         await desk.submit(wanted, submission=f"s{place}", first_index=place)

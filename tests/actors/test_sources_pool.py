@@ -1,4 +1,5 @@
-"""A pool whose nodes have no weights: they come from a source, and the images are those of the complete files."""
+"""A pool with nodes that have no weights: they come from a source, and the images are the images of the complete
+files."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def test_a_deadline_that_cannot_be_met_is_told_once_and_not_written_into_r
 
 
 def seconds_by_user(pool: ModelPool) -> dict[str, float]:
-    """Whose accounts the core has."""
+    """The users with accounts in the core."""
     return pool._connection.controller._state.snapshot().seconds_by_user
 
 

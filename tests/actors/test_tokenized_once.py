@@ -35,7 +35,7 @@ def test_a_prompt_is_tokenized_once(
     open_model: Callable[[Path], TinyModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each word once for CLIP, each text once for T5: not again for the second encoder, for the dry run of an estimate,
-    or on the worker. The result is that of a worker that tokenizes the text itself."""
+    or on the worker. The result is the result of a worker that tokenizes the text itself."""
     counted: Counter[tuple[type, str]] = Counter()
     for kind in (ClipTokenizer, TextTokenizer):
 

@@ -1,4 +1,4 @@
-"""Videos and audio clips in a driver's hands: results, files, manifest, and what is read back from them."""
+"""Videos and audio clips in a driver's hands: results, files, manifest, and the values read back from them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_video_has_its_sound_in_python_and_in_its_file(tmp_path: Path) -> None
 
 
 def test_a_video_of_two_diffusion_models_says_how_each_was_run(tmp_path: Path) -> None:
-    """And is found again by that: what is not said is the models' own."""
+    """And is found again by that: the rest is the models' own."""
     asked = video(model=PAIR, loras=["light:0.5:low"], low_noise=":0.9")
     with open_pool() as pool:
         (made,) = pool.submit(asked, output=tmp_path).videos()

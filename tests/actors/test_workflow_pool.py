@@ -1,5 +1,5 @@
-"""Workflows in a pool with real engines and tiny models: their outputs are those of single steps that one engine runs
-one by one, with 1 and with 3 workers, and what was computed once is not computed again."""
+"""Workflows in a pool with real engines and tiny models: their outputs are the outputs of single steps that one engine
+runs one by one, with 1 and with 3 workers, and what was computed once is not computed again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Golden workflows over real Ray and real engines on the CPU: the bytes are those of single steps on one worker and on
-three, with workers killed in the middle; what was finished is not computed again."""
+"""Golden workflows over real Ray and real engines on the CPU: the bytes are the bytes of single steps on one worker and
+on three, with workers killed in the middle; what was finished is not computed again."""
 
 from __future__ import annotations
 

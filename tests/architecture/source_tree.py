@@ -33,7 +33,7 @@ TORCH_FREE = (
     "modelpool.pool.devices.vram_policy",
     "modelpool.pool.weights.plan.oom_ladder",
     "modelpool.pool.weights.plan.residency_reasons",
-    "modelpool.pool.weights.plan.streaming_order",
+    "modelpool.pool.weights.plan.partial_loads",
     "modelpool.pool.values.core.errors",
     "modelpool.pool.values.core.argument_checks",
     "modelpool.pool.values.core.stage_params",

@@ -28,7 +28,7 @@ OTHER_KINDS = {
 }
 #: names of families, and of their classes, that are still outside: remove entries, and add none
 REMAINING = {
-    "actors/http/comfy/comfy_sampler_nodes.py": ["flux2_dev"],  # a node of ComfyUI is named after Flux 2
+    "actors/http/comfy/comfy_noise_level_nodes.py": ["flux2_dev"],  # a node of ComfyUI is named after Flux 2
     "pool/models/loading/folder_family.py": ["UNet2DConditionModel"],  # the class of all UNets that read text
     "pool/models/loading/video_unet_folder.py": ["UNetSpatioTemporalConditionModel"],
 }

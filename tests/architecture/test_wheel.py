@@ -49,7 +49,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-#: runs code or a module as if there were no editable install, whose finder would supply what the wheel lacks
+#: runs code or a module as if there were no editable install, with a finder that would supply what the wheel lacks
 PRELUDE = """
 import runpy, sys
 sys.meta_path = [finder for finder in sys.meta_path if "Editable" not in repr(finder)]

@@ -43,8 +43,8 @@ KEYS = tuple(ComponentKey(name) for name in "abc")
 )
 @settings(max_examples=60)
 def test_the_bound_is_what_the_best_of_all_policies_brings(sizes, drawn) -> None:
-    """Policies by the byte: before each task any bytes leave; during it those of a component of several passes are all
-    there; after it any of its bytes stay."""
+    """Policies by the byte: before each task any bytes leave; during it all weights of a component of several passes
+    are there; after it any of its bytes stay."""
     specs = {
         key: ComponentSpec(key, Role.VAE, weight, weight * ratio)
         for key, (weight, ratio) in zip(KEYS, sizes, strict=True)

@@ -1,4 +1,4 @@
-"""The account of a real CUDA device, and what is found of it."""
+"""The account of a real CUDA device, and the facts found of it."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_everything_is_given_back(catalog: Catalog) -> None:
 
 
 def test_memory_that_another_program_takes_is_got_over(catalog: Catalog) -> None:
-    """What is taken between plan and load ends in a result or in a typed error; the account stays exact."""
+    """Memory taken between plan and load ends in a result or in a typed error; the account stays exact."""
     with closing(open_engine("cuda", PLENTY_BYTES)) as engine:
         pipeline = Pipeline(engine, catalog, {})
         expected = pipeline.image()

@@ -11,7 +11,7 @@ _GROUPS = ("shape", "schedule", "guidance")
 
 
 def changed_work(work: SampleParams, **fields: Any) -> SampleParams:
-    """Return `work` with these fields changed: its own, or those of its groups, by their names there."""
+    """Return `work` with these fields changed: its own, or its groups', by their names there."""
     for group in _GROUPS:
         part = getattr(work, group)
         own = {name: fields.pop(name) for name in list(fields) if name in part.__dataclass_fields__}

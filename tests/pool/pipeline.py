@@ -84,8 +84,8 @@ class Pipeline:
 
     def streaming_budget_bytes(self, share: float, workspaces_bytes: int | None = None) -> int:
         """The budget of a CUDA engine in which each stage runs, with `share` of the diffusion model's weights resident
-        if no other stage needs more. What is copied ahead of use, and workspaces (by default of the engine), come out
-        of a budget."""
+        if no other stage needs more. Copies ahead of use, and workspaces (by default of the engine), come out of a
+        budget."""
         sample = self.task(self.works()[2])
         weight_bytes = self.catalog.components(self.model)[Role.DIFFUSION_MODEL].weight_bytes
         wanted_bytes = needed_bytes(sample.uses, sample.activation_bytes) + int(share * weight_bytes)

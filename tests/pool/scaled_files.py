@@ -1,4 +1,5 @@
-"""Files whose weights are 8-bit codes with scales, in every published spelling, and the values that they stand for."""
+"""Files with weights that are 8-bit codes with scales, in every published spelling, and the values that they stand
+for."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Toy(nn.Module):
 
 
 def make_toy(seed: int = 0, storage: torch.dtype = torch.float16) -> Toy:
-    """A toy whose parameters are random, rounded to `storage`, and frozen."""
+    """A toy with parameters that are random, rounded to `storage`, and frozen."""
     generator = torch.Generator().manual_seed(seed)
     with without_initialisation():
         toy = Toy().eval().requires_grad_(False)
@@ -53,7 +53,7 @@ def make_toy(seed: int = 0, storage: torch.dtype = torch.float16) -> Toy:
 
 
 def make_patch(parameter: str, shape: tuple[int, ...], identity: str, strength: float = 1.0) -> WeightPatch:
-    """A rank-2 patch whose factors follow from its identity."""
+    """A rank-2 patch with factors that follow from its identity."""
     generator = torch.Generator().manual_seed(sum(identity.encode()))
     rows, columns = shape[0], int(torch.Size(shape[1:]).numel())
     up_OR = torch.randn(rows, 2, generator=generator).half()

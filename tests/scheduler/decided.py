@@ -25,7 +25,7 @@ Stream: TypeAlias = tuple[SchedulerConfig, list[Event]]
 
 
 def answer(stream: Stream) -> dict[str, Any]:
-    """All that the core says to the stream, and what it knows in the end. What is written of it is read back."""
+    """All that the core says to the stream, and what it knows in the end. The written text is read back."""
     config, events = stream
     state = SchedulerState(config)
     commands = [state.handle(event) for event in events]

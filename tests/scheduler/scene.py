@@ -1,12 +1,12 @@
-"""A scene for tests of placements: workers, idle or busy, with what is on them, and tasks that wait."""
+"""A scene for tests of placements: workers, idle or busy, with their weights, and tasks that wait."""
 
 from __future__ import annotations
 
 from modelpool.pool.values.specs.spec import ComponentKey, NodeId, TaskSpec, WorkerId, WorkerSpec
 from modelpool.pool.weights.plan.eviction_plan import Residency, Resident
 from modelpool.scheduler.decisions.costs.cost_model import Costs
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery
 from modelpool.scheduler.decisions.placement.registry import PLACEMENTS
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery
 from modelpool.scheduler.decisions.queue.backlog import Backlog
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.jobs import Task

@@ -1,4 +1,4 @@
-"""The compiled core (setup.py) decides, tells and remembers what the Python one does; what is sent crosses both ways.
+"""The compiled core (setup.py) decides, tells and remembers what the Python one does; messages cross both ways.
 
 It is built here once, from the sources as they are, into a folder of its own.
 """
@@ -176,7 +176,7 @@ def eventful(config: SchedulerConfig, seed: int, is_shared: bool = False) -> Str
         if rng.random() < 0.05:
             cluster.post(CancelRequested(last + rng.uniform(0.0, 20.0), submission.job.job_id))
     cluster.post(PruneComponents(last))
-    # of the least popular model: what is needed often stays without being pinned
+    # of the least popular model: weights that are needed often stay without being pinned
     cluster.post(PinComponents(last / 3, (what.models[-1].components[0].key,), 2))
     cluster.post(NodeDraining(last / 2, node, last / 2 + 2.0))
     cluster.post(NodeDraining(last / 2 + 4.0, node, math.inf))
@@ -263,7 +263,7 @@ def require_told(compiled: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly(usually="tests/scheduler/test_compiled.py")  # the modules of the table, and what is sent
+@pytest.mark.nightly(usually="tests/scheduler/test_compiled.py")  # the modules of the table, and messages
 def test_the_compiled_core_answers_as_the_python_one(compiled: Path, streams: dict[str, Stream]) -> None:
     """To the last bit of every number: the log is text. One test, so that it is built once wherever tests are shared
     out."""

@@ -34,7 +34,7 @@ def setup_file() -> Any:
 
 
 def with_constructors(path: str, source: str) -> tuple[ModuleType, dict[str, Any]]:
-    """The module, and what is in the one that is compiled."""
+    """The module, and its compiled content."""
     module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
     built = {"__name__": module.__name__}
     exec(compile(setup_file().with_constructors(source), path, "exec", dont_inherit=True), built)

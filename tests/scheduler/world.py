@@ -184,7 +184,7 @@ class Shell:
     states: dict[TaskId, int] = field(default_factory=dict)
     #: results that were to be copied
     copied: list[TaskId] = field(default_factory=list)
-    #: live workers with what is on them
+    #: live workers with their weights
     up: dict[WorkerId, tuple[int, Residency]] = field(default_factory=dict)
     starting: dict[tuple[WorkerId, int], StartWorker] = field(default_factory=dict)
     started: set[tuple[WorkerId, int]] = field(default_factory=set)
@@ -205,7 +205,7 @@ class Shell:
     loading: dict[WorkerId, LoadWeights] = field(default_factory=dict)
     #: reports of members of gangs that have no result: all but the first members
     parts: list[TaskReport] = field(default_factory=list)
-    #: reports of runs that were answered, or whose worker was lost
+    #: reports of runs that were answered, or with a worker that was lost
     old: list[TaskReport] = field(default_factory=list)
     tasks: dict[TaskId, TaskSpec] = field(default_factory=dict)
     #: those of the latest event
@@ -440,7 +440,7 @@ class Shell:
         return run
 
     def unverified(self, command: RunTask) -> tuple[int, ...]:
-        """The states of files that a run has read, and whose hashes are not known."""
+        """The states of files that a run has read, without known hashes."""
         found = [self.files.get((command.worker_id, key)) for key in self._read_by(command.task_id)]
         return tuple(known[0] for known in found if known is not None and not known[1])
 
@@ -510,7 +510,7 @@ class Shell:
 
     def loaded(self, name: str, residency: Residency | None = None, error: RunError | None = None) -> list[Command]:
         """Let the load on this worker end, with this on the GPU, by default all that was planned. During a run, and
-        after one, that is not what is there."""
+        after one, that is not the residency."""
         command = self.loading.pop(WorkerId(name))
         incarnation, now = self.up[WorkerId(name)]
         assert incarnation == command.incarnation
@@ -550,7 +550,7 @@ class Shell:
         if kind is RunErrorKind.WORKER_LOST:
             self.old += [_report(other.command, other.residency) for other in members]
             members = []
-        if members:  # the last of them tells what is on the GPU
+        if members:  # the last of them tells the GPU's weights
             members[0].others = members[1:]
             self.running[worker_id] = members[0]
         else:
@@ -900,7 +900,7 @@ class Shell:
 
 
 def _remove(commands: dict[WorkerId, list[RunTask]], command: RunTask) -> None:
-    """Take a command out of those of its worker, if it is there."""
+    """Take a command out of its worker's, if it is there."""
     found = [one for one in commands.get(command.worker_id, ()) if one is not command]
     if found:
         commands[command.worker_id] = found

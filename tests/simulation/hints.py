@@ -1,4 +1,4 @@
-"""A pool in which memory is short, with and without the hint of what is needed next."""
+"""A pool in which memory is short, with and without the hint of the next needs."""
 
 from __future__ import annotations
 

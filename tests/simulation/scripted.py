@@ -1,4 +1,4 @@
-"""A core that does what a test wrote down: for each worker the runs in order, batches and what is fetched ahead."""
+"""A core that does what a test wrote down: for each worker the runs in order, batches and fetches ahead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from modelpool.scheduler.model.messages import (
 
 @dataclass(frozen=True)
 class Step:
-    """One run: its task, its mates, what is fetched ahead while it runs, and what the command says is needed next."""
+    """One run: its task, its mates, fetches ahead while it runs, and what the command says is needed next."""
 
     task: str
     batch_mates: tuple[str, ...] = ()

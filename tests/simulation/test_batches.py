@@ -31,7 +31,7 @@ A = component("a/d", 31)
 def batch(
     core: Scripted, tasks: list[TaskSpec], capacity_bytes: int = 100, marginal: float = 0.5
 ) -> VirtualCluster[Scripted]:
-    """One GPU, up at 0, whose link carries 10 bytes a second."""
+    """One GPU, up at 0, with a link of 10 bytes a second."""
     gpu = SimulatedGpu(WorkerId("g0"), capacity_bytes, 10.0, start_seconds=0.0, marginal=marginal)
     cluster = VirtualCluster(core, [gpu])
     cluster.post(Submitted(0.0, JobSpec(JobId("job"), tuple(tasks), tasks[-1].task_id)))

@@ -39,7 +39,7 @@ def use(key: str, passes: int = 4) -> ComponentUse:
 def play(
     memory: WorkerMemory, specs: Specs, capacity_bytes: int, runs: Sequence[str], activation_bytes: int = 0
 ) -> list[tuple[int, str]]:
-    """Runs of one component each: bytes uploaded, and what is there afterwards, the longest unused first."""
+    """Runs of one component each: bytes uploaded, and the residents afterwards, the longest unused first."""
     now, seen = Residency(capacity_bytes), []
     for key in runs:
         moves = memory.moves(EvictionQuery(WORKER, now, (use(key),), activation_bytes, NO_HINTS), specs)

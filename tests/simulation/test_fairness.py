@@ -68,8 +68,8 @@ def test_seconds_of_users_who_always_wait_come_by_weight(weights: dict[str, floa
 
 
 def test_loads_stay_few_for_it() -> None:
-    """One worker for two users whose models do not fit together, so that every turn is a load: a fifth of its time at
-    most goes into them. Turns without a window would load for nearly every image."""
+    """One worker for two users with models that do not fit together, so that every turn is a load: a fifth of its time
+    at most goes into them. Turns without a window would load for nearly every image."""
     loads = {}
     for window in (0.0, SchedulerConfig().share_window_seconds):
         simulated = cluster({"ann": 1.0, "bob": 1.0}, 1, share_window_seconds=window)

@@ -1,4 +1,4 @@
-"""Runs that several simulated GPUs share: their times, what is left after a loss, and what the pool makes of them."""
+"""Runs that several simulated GPUs share: their times, the rest after a loss, and what the pool makes of them."""
 
 from __future__ import annotations
 

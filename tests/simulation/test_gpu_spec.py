@@ -1,7 +1,7 @@
 """What a person writes for a cluster.
 
-Proves: what is written is what is simulated; machines hold as many GPUs as they are said to, of one kind; what is wrong
-is told with what was found and what was expected.
+Proves: the file has the simulated values; machines hold as many GPUs as they are said to, of one kind; errors are told
+with what was found and what was expected.
 """
 
 from __future__ import annotations

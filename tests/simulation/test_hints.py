@@ -1,4 +1,4 @@
-"""The hint of what is needed next: the core assumes what the workers do with it."""
+"""The hint of the next needs: the core assumes what the workers do with it."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_where_there_is_enough_for_all_nothing_is_uneven() -> None:
 
 
 def test_one_who_wants_little_and_gets_it_is_well_served() -> None:
-    """Found in a first run: who has one job, which runs, beside a user with a hundred that wait, has what is due."""
+    """Found in a first run: who has one job, which runs, beside a user with a hundred that wait, has its share."""
     unfinished = spans((BEN, 0.0, 10.0), *[(ANNA, 0.0, 10.0)] * 100)
     ratios = service_ratios(unfinished, spans((BEN, 0.0, 10.0), *[(ANNA, 0.0, 10.0)] * 7), {})
     assert ratios == pytest.approx({ANNA: 1.0, BEN: 1.0})

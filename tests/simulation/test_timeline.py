@@ -1,7 +1,7 @@
 """One simulation over time, as what can be drawn.
 
-Proves: what is drawn covers what happened, second for second; parts of slices never pass the whole; what is too short
-to be seen is joined and nothing else.
+Proves: the plot covers what happened, second for second; parts of slices never pass the whole; spans too short to be
+seen are joined and nothing else.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ MIX = Mix([InventedModel(f"m{n}") for n in range(6)], ("", "l1"), steps=(20, 30)
 def cluster_of(
     jobs: int, seed: int = 1, per_second: float | None = None, storage: float = 12.0 * GIB, gpus: int = 2
 ) -> VirtualCluster[SchedulerState]:
-    """One machine whose GPUs hold some of the models."""
+    """One machine with GPUs that hold some of the models."""
     rng = Random(seed)
     nodes = [SimulatedNode(NodeId("one"), 400 * GIB, storage)]
     cards = [SimulatedGpu(WorkerId(f"gpu-{n}"), 24 * GIB, 4.0 * GIB, node=NodeId("one")) for n in range(gpus)]

@@ -45,7 +45,8 @@ class Software:
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightFiles:
     """Files of weights that a pool started here would have: their number, the folders, and the reason if they cannot be
-    listed. `is_example`: only the example model is there. `sources`: those of [models], whose files are not counted."""
+    listed. `is_example`: only the example model is there. `sources`: the sources of [models]; their files are not
+    counted."""
 
     count: int
     folders: tuple[str, ...]

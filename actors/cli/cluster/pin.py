@@ -34,8 +34,8 @@ def pin(
 ) -> None:
     """Keep models on GPUs: idle GPUs load their weights, and evict them last.
 
-    Without MODEL, shows the pinned models. Pins end with the pool; `pin` in [models] of the configuration sets those of
-    its start.
+    Without MODEL, shows the pinned models. Pins end with the pool; `pin` in [models] of the configuration sets the pins
+    of its start.
     """
     from modelpool.actors.cli.cluster.serve import name_of_running
 

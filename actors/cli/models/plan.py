@@ -144,7 +144,7 @@ def memory_plan(
     from modelpool.actors.control.gang_forecast import gang_forecasts
     from modelpool.actors.control.pool_plan import auto_batch_of
     from modelpool.actors.graph.build_graph import build_graph
-    from modelpool.actors.graph.features.batch_choice import BatchTerms
+    from modelpool.actors.graph.features.auto_batch import BatchTerms
     from modelpool.actors.graph.memory_fit import too_little_memory
     from modelpool.actors.request.field_table import AUTO_BATCH
     from modelpool.actors.request.placeholders import with_placeholders

@@ -183,7 +183,7 @@ def names_of_files(
 
 def check_operations(request: GenerateRequest, names: NameCheck) -> None:
     """Raise UserError that names the node for an unknown operation, and for a setting that it does not have, or of
-    another type. The pool checks those of nodes of users, and what depends on sizes."""
+    another type. The pool checks the settings of users' nodes, and everything that depends on sizes."""
     from modelpool.actors.request.workflow_fields import OperationNode
     from modelpool.pool.inference.operations.operate import OPERATIONS, operation_named
 

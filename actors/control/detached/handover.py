@@ -51,7 +51,7 @@ class Handover:
         """As `Controller.operate`, for the next controllers too: the journal has it before this returns. Raises
         UserError, and PoolLost without a controller."""
         connection = self._connect()
-        self._remind(connection)  # first: what is stored below replaces it
+        self._remind(connection)  # first: the value stored below replaces it
         taken = connection.call(CONTROLLER.operate, order)
         with self.keeping:
             found = connection.call(CONTROLLER.memory, sys.maxsize)  # without histories: `keep_memory` fetches them

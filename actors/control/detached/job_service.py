@@ -376,7 +376,7 @@ class JobService:
             self._trouble = ""
         try:
             while True:
-                self._wake.clear()  # first: what is announced after the questions ends the wait below
+                self._wake.clear()  # first: an announcement after the questions ends the wait below
                 if self._stopping or link.lost:
                     break
                 self._cancel_in_pool(link)

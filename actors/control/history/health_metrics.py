@@ -1,5 +1,4 @@
-"""Metrics that the alert rules (`configs/prometheus`) need: what waits too long, what is on hold, and the disk of the
-journal."""
+"""Metrics that the alert rules (`configs/prometheus`) need: long waits, tasks on hold, and the disk of the journal."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ Rules
    twice when the writer is killed.
 3. The oldest rows are removed: events by their number, costs by the batch that changed them last. Neither depends on
    the wall clock, which may be set back.
-4. Times are wall-clock times. Costs are sums for whole hours, so that their number does not grow with that of the runs.
+4. Times are wall-clock times. Costs are sums for whole hours, so that their number does not grow with the number of
+   runs.
 """
 
 from __future__ import annotations
@@ -287,8 +288,8 @@ class HistoryFile:
 
 
 def batch_of(spool: str, records: list[SpooledRecord]) -> HistoryBatch:
-    """Return what a spool has beyond what is stored. Records of another version of modelpool are left out, and counted
-    in `dropped`."""
+    """Return the records of a spool that are not stored yet. Records of another version of modelpool are left out, and
+    counted in `dropped`."""
     batch = HistoryBatch(spool=spool, sequence=records[-1].number if records else 0)
     for record in records:
         try:
@@ -310,7 +311,7 @@ def storable_text(text: str) -> str:
 
 
 def _locked(path: Path) -> IO[bytes]:
-    """Lock the history, whose files only this user may read: it has names of users."""
+    """Lock the history (only this user may read its files): it has names of users."""
     lock = path.with_name(f"{path.name}.lock")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -179,7 +179,7 @@ def _sums(values: Sequence[float]) -> CostSums:
 
 def _connected(path: Path) -> sqlite3.Connection:
     """Open the file for reading. Without a pool that writes, a folder that cannot be written, or has no room for
-    SQLite's own files, must not hide what is there."""
+    SQLite's own files, must not hide the history."""
     address = path.absolute().as_uri()
     connection = sqlite3.connect(f"{address}?mode=ro", uri=True, timeout=BUSY_SECONDS)
     try:

@@ -197,7 +197,7 @@ class HistoryBatch:
 
 
 def charge_text(charge: RunCharge, key_texts: dict[CostKey, str]) -> str:
-    """Return a charge as JSON. `key_texts` are those of the keys so far; the caller bounds them."""
+    """Return a charge as JSON. `key_texts` are the texts of the keys so far; the caller bounds them."""
     key_text = key_texts.get(charge.key)
     if key_text is None:
         key_text = key_texts[charge.key] = json.dumps(charge.key)

@@ -98,7 +98,7 @@ class PoolHistory:
         bounds: HistoryBounds = USUAL_BOUNDS,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`spool_folder` is one whose files are in memory and outlive a process; by default the machine's."""
+        """`spool_folder` is in memory; its files outlive a process; by default the machine's."""
         self.path = path
         self._spool_folder = spool_folder
         self._bounds = bounds

@@ -108,7 +108,7 @@ class GraphCatalog(Protocol):
         """Return the model's default size, and how it is sampled."""
 
     def batched_work(self, model: ModelRef) -> BatchedWork:
-        """Return what the gain of batches of the model depends on, and what is measured of it."""
+        """Return the facts that the gain of batches of the model depends on, and its measurements."""
 
     @property
     def embeddings(self) -> EmbeddingCatalog:

@@ -55,7 +55,7 @@ NO_BATCHES = SubmittedBatches()
 
 
 def output_keys(request: GenerateRequest, recipe: Recipe, sizes: Sequence[int]) -> tuple[str, ...]:
-    """Return the keys (`output_key`) of the outputs that are as good as that of `recipe`, which comes first: for
+    """Return the keys (`output_key`) of the outputs that are as good as the output of `recipe`, which comes first: for
     chosen batch sizes ("auto"), those that have one of these sizes instead."""
     batches = [recipe.batch, *(size if size > 1 else 0 for size in sizes if request.batch in CHOSEN_BATCHES)]
     recipes = [recipe if batch == recipe.batch else replace(recipe, batch=batch) for batch in dict.fromkeys(batches)]

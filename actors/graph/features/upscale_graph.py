@@ -1,4 +1,4 @@
-"""Builds the upscaling of an output, of the first pass of two, and of an image that the driver provides.
+"""Builds the changes of a decoded output (its upscaling), and the upscaling of first passes and of images of a driver.
 
 Pure functions of values. Every error names a field of a request.
 """
@@ -20,11 +20,12 @@ from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.image_decoding import MAX_SIDE
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.upscale_fields import Upscale
+from modelpool.actors.request.workflow_fields import UpscaleNode
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.sampling_facts import SamplingFacts
 from modelpool.pool.values.core.stage_params import OutputShape, UpscaleParams, UpscalerRef
 from modelpool.pool.values.core.task_inputs import IMAGE
-from modelpool.pool.values.specs.spec import JobId
+from modelpool.pool.values.specs.spec import JobId, TaskId
 
 if TYPE_CHECKING:
     from modelpool.actors.graph.features.recipe import Recipe
@@ -51,6 +52,24 @@ def upscale_params(upscale: Upscale, upscaler: UpscalerRef, shape: OutputShape) 
     check_own_size(upscaler, shape.width, shape.height, "upscale.model")
     tiles = upscale.tile or 0, upscale.overlap or 0
     return UpscaleParams(upscaler, shape.width, shape.height, width, height, shape.frames, *tiles)
+
+
+def output_nodes(request: GenerateRequest) -> dict[str, UpscaleNode]:
+    """Return the nodes that change the decoded output of `request`, by name; the first one reads "image", and each
+    other one the node before it."""
+    if request.upscale is None:
+        return {}
+    return {"enlarged": UpscaleNode(kind="upscale", upscale=request.upscale, inputs={"image": "image"})}
+
+
+def add_output_changes(
+    tasks: TaskCollector, request: GenerateRequest, catalog: GraphCatalog, decoded: TaskId, shape: OutputShape
+) -> TaskId:
+    """Add what changes the output after it is `decoded` with this `shape`; return the task of the output."""
+    if request.upscale is None:
+        return decoded
+    upscaler = catalog.upscalers.find(request.upscale.model)
+    return tasks.add(upscale_params(request.upscale, upscaler, shape), {IMAGE: decoded})
 
 
 def check_own_size(upscaler: UpscalerRef, width: int, height: int, field: str) -> None:

@@ -45,7 +45,7 @@ _STAGE_B_SIDE = 8
 
 
 def _blank(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Empty latents of both stages: those of stage C in the size of an output with so many cells. Raises
+    """Empty latents of both stages: latents of stage C in the size of an output with so many cells. Raises
     NodeUnsupported."""
     width, height, compression = given["width"], given["height"], given["compression"]
     cells = width // compression, height // compression

@@ -60,7 +60,7 @@ def evaluated(
 ) -> dict[str, Mapping[str, Any]]:
     """Return the nodes of `order` with the values of nodes without tensors, and of nodes of a size, and the nodes that
     others stand for in their place. Each is behind its sources in `order`, so that every node is evaluated once,
-    whatever the graph. `warnings` gets those of nodes, and `sizes` the known sizes of their results. Raises
+    whatever the graph. `warnings` gets the warnings of nodes, and `sizes` the known sizes of their results. Raises
     WorkflowRejected for too much text, for more `work` than there is room for, and naming every node that cannot be put
     in the place of another."""
     work = work or ComputingWork()
@@ -228,8 +228,8 @@ def _sizes_of(node: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> dict[str,
 def _outputs_of(
     node_id: str, node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels], work: ComputingWork
 ) -> tuple[Any, ...] | None:
-    """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated. `sizes` has that of
-    the image that it makes, if it is known."""
+    """Return what a node gives: values, or links; None if it has tensors, or cannot be evaluated. `sizes` has the size
+    of the image that it makes, if it is known."""
     inputs = node["inputs"]
     if kind.name in SIZE_NODES:
         source, outputs = SIZE_NODES[kind.name]

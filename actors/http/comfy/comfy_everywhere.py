@@ -68,7 +68,7 @@ def _with_links(workflow: Mapping[str, Any], added: Sequence[tuple[str, int, str
 
 
 def _by_type(workflow: Mapping[str, Any], senders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, str, int]]:
-    """Yield links from what is linked to the nodes to all inputs of its type that nothing is linked to. Raises
+    """Yield a link to each unlinked input with the type of an output that is linked to the nodes. Raises
     WorkflowRejected for patterns, and for two nodes with one type."""
     links = {each[0]: each for each in workflow["links"] if isinstance(each, list)}
     nodes = {str(node["id"]): node for node in workflow["nodes"]}

@@ -284,7 +284,7 @@ class KnownGraph:
         return {name: self.sizes[source] for name, source in links.items() if source in self.sizes}
 
     def inputs_of(self, node_id: str) -> dict[str, Any]:
-        """Return the inputs of a node whose sources were evaluated, with its id, and what it warns with. Raises
+        """Return the inputs of a node, with its id, and its list of warnings. Its sources were evaluated. Raises
         WorkflowRejected for too much work."""
         node = self.nodes[node_id]
         name = node["class_type"]
@@ -479,7 +479,7 @@ def complete_outputs(
     nodes: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], order: Sequence[str], kinds: Mapping[str, NodeType]
 ) -> tuple[list[str], tuple[str, ...]]:
     """Return the outputs of which all nodes have the links that they need, and warnings about the others: as in
-    ComfyUI, these are not computed. All outputs, if none is complete. `order` is that of `nodes_in_order`."""
+    ComfyUI, these are not computed. All outputs, if none is complete. `order` comes from `nodes_in_order`."""
     missing: dict[str, str] = {}
     for node_id in order:
         node = nodes[node_id]

@@ -2,7 +2,8 @@
 
 A workflow lists its groups in `extra.groupNodes`; a node of type "workflow>NAME" stands for one. Its inputs are the
 inputs of the nodes in it that no link of the group leads to, in the order of these nodes; its outputs are the outputs
-that no link begins at, or that are listed as external. Its widgets are those of its nodes, one node after the other.
+that no link begins at, or that are listed as external. Its widgets are the widgets of its nodes, one node after the
+other.
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ def _sound_encoded(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _referred(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A model and texts whose audio has the voice of other audio."""
+    """A model and texts that give the audio the voice of other audio."""
     model, span = given["model"], (given["start_percent"], given["end_percent"])
     if span != (0.0, 1.0) and given["identity_guidance_scale"]:
         raise NodeUnsupported(f"start_percent, end_percent: found {span[0]:g} and {span[1]:g}, expected 0 and 1: the "

@@ -71,7 +71,6 @@ from modelpool.actors.http.comfy.comfy_values import (
     ClipValue,
     GivenSound,
     ImageFile,
-    MaskFile,
     ModelValue,
     NodeAudio,
     NodeImage,
@@ -264,7 +263,7 @@ class MadeNodes:
         return replace(made_latent, track=track, guides=guides)
 
     def _without_blanks(self, node_id: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return values with zeros for empty latents: those of ComfyUI are zeros in the scale of the VAE, and have the
+        """Return values with zeros for empty latents: ComfyUI's are zeros in the scale of the VAE, and have the
         channels of the latents next to them. Raises NodeUnsupported."""
         like = next((value for value in values.values() if isinstance(value, NodeLatent)), None)
         found = dict(values)
@@ -935,8 +934,3 @@ def _check_texts(positive: TextValue, negative: TextValue, cfg: float) -> None:
     for name in ("controls", "references", "image_prompts"):
         if getattr(negative, name) and getattr(negative, name) != getattr(positive, name):
             raise NodeUnsupported(f"negative: its {name} must be those of positive")
-
-
-def is_of_user(value: Any) -> bool:
-    """Whether a field of a node is an image or a mask of the user."""
-    return isinstance(value, ImageFile | MaskFile)

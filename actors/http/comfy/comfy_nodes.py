@@ -36,6 +36,7 @@ from modelpool.actors.http.comfy.comfy_node_types import (
     warn_unread,
     whole,
 )
+from modelpool.actors.http.comfy.comfy_noise_level_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy.comfy_operation_nodes import OPERATION_NODES
 from modelpool.actors.http.comfy.comfy_option_nodes import OPTION_NODES
 from modelpool.actors.http.comfy.comfy_pack_edits import PACK_EDIT_NODES
@@ -47,7 +48,6 @@ from modelpool.actors.http.comfy.comfy_pack_saves import SAVING_NODES
 from modelpool.actors.http.comfy.comfy_pair_nodes import PAIR_NODES
 from modelpool.actors.http.comfy.comfy_patch_nodes import PATCH_NODES
 from modelpool.actors.http.comfy.comfy_resize_nodes import RESIZE_NODES
-from modelpool.actors.http.comfy.comfy_sampler_nodes import SAMPLER_NODES
 from modelpool.actors.http.comfy.comfy_sampling_nodes import SAMPLING_NODES
 from modelpool.actors.http.comfy.comfy_text_nodes import TEXT_NODES
 from modelpool.actors.http.comfy.comfy_tiled_nodes import TILED_NODES

@@ -162,8 +162,8 @@ def _cropped(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _resized(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """An image of a size, and this: `comfy_sizes.settled` has computed a size in proportion where that of the image is
-    known."""
+    """An image of a size, and this: `comfy_sizes.settled` has computed a size in proportion where the size of the image
+    is known."""
     others = ("width_input", "height_input", "get_image_size")
     if wrong := [name for name in others if given.get(name) is not None]:
         raise NodeUnsupported(f"{', '.join(wrong)}: the sizes are not known before an image is made; expected none")

@@ -53,7 +53,6 @@ _STACKED, _EFFICIENT_SLOTS, _EASY_SLOTS = 3, 50, 10
 #: a LoRA in a text, with its strengths
 _TAG = re.compile(r"<lora:([^:<>]+)(?::([^:<>]*))?(?::([^<>]*))?>")
 _KSAMPLER: Builder = next(row.build for row in SAMPLING_NODES if row.name == "KSampler")
-_PLACES = ("", "2", "3", "4", "5")
 
 
 def _checkpoint(given: Mapping[str, Any]) -> tuple[Any, ...]:

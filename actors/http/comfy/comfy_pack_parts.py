@@ -52,7 +52,7 @@ _FORMATS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
 _NAMED_SIZE, _STEP_OF_NAMED = re.compile(r"(\d{1,5}|\?)x(\d{1,5}|\?)"), 8
 #: seconds of audio that are all that follows
 _REST = 3600.0
-#: frames of a video whose time is this near to a frame's are the frame
+#: times of a video this near to a frame's time mean the frame
 _NEAR = 1e-6
 
 

@@ -254,7 +254,7 @@ def _loaded_by_tinyterra(make: PartMaker, given: Mapping[str, Any]) -> PipeParts
 
 
 def _sampled_by_tinyterra(make: PartMaker, given: Mapping[str, Any]) -> PipeParts:
-    """A pipe with one LoRA more, whose latents are scaled, after its sampler."""
+    """A pipe with one LoRA more and scaled latents, after its sampler."""
     if given["sampler_state"] != "Sample":
         raise NodeUnsupported(f"sampler_state: found {given['sampler_state'][:100]}, expected Sample")
     pipe = {**given["pipe"].values, **_replaced(given, "optional_")}

@@ -240,7 +240,7 @@ def as_edited(text: TextValue, family: str) -> TextValue:
 
 
 def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]:
-    """Return the options of a run that act: those of guidance do nothing with cfg 1, some families have guidance that
+    """Return the options of a run that act: options of guidance do nothing with cfg 1, some families have guidance that
     is normed by itself, and some no attention that nodes scale, or no single blocks that nodes skip. Raises
     NodeUnsupported."""
     found = dict(model.options)
@@ -274,9 +274,9 @@ def samples_sound(family: str) -> bool:
 def sound_fields(
     text: TextValue, cfg: float, sound_cfg: float | None, family: str, blank: BlankSound | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields and the options of a run whose latents have audio: the frame rate, on which its length depends,
-    and its guidance: as that of the frames, or with the scale `sound_cfg`. `blank`: the empty audio that it starts
-    from. Raises NodeUnsupported."""
+    """Return the fields and the options of a run of latents with audio: the frame rate, on which its length depends,
+    and its guidance: as the frames, or with the scale `sound_cfg`. `blank`: the empty audio that it starts from. Raises
+    NodeUnsupported."""
     if not samples_sound(family):
         raise NodeUnsupported("latent_image: found frames with audio, which the model does not sample together")
     rate = _USUAL_RATE if text.video is None else text.video.fields().get("frame_rate", _USUAL_RATE)

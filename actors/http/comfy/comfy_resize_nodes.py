@@ -1,5 +1,5 @@
-"""ComfyUI nodes of images and masks whose inputs depend on a choice, or are as many as are linked: ResizeImageMaskNode,
-batches of several inputs, and SaveImageAdvanced. Pure.
+"""ComfyUI nodes of images and masks with inputs that depend on a choice, or on the number of links:
+ResizeImageMaskNode, batches of several inputs, and SaveImageAdvanced. Pure.
 """
 
 from __future__ import annotations

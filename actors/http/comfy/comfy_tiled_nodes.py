@@ -167,7 +167,8 @@ class _Redraw:
         return found if sampled_size == own_size else scaled(self.nodes, f"{node_id}/smaller", found, own_size)
 
     def _mask(self, tile: Tile, region: Box, blur: int) -> NodeMask | None:
-        """Return the mask of a tile in what is sampled for it; None for all of it. Masks of equal tiles are one."""
+        """Return the mask of a tile in the image that is sampled for it; None for all of it. Masks of equal tiles are
+        one."""
         around = _room(tile.box, region, _reach(blur)).within(self.size)
         box = replace(tile.box, left=tile.box.left - around.left, top=tile.box.top - around.top)
         part = replace(region, left=region.left - around.left, top=region.top - around.top)
@@ -270,7 +271,7 @@ def scaled(nodes: MadeNodes, node_id: str, image: AnyImage, size: tuple[int, int
 
 
 def _check(given: Mapping[str, Any]) -> None:
-    """Warn of what is not read. Raises NodeUnsupported for what a tile cannot have."""
+    """Warn of fields that are not read. Raises NodeUnsupported for what a tile cannot have."""
     if given["tiled_decode"]:
         warn(given, "tiled_decode: found true; tiles are decoded in one piece, or in parts where they need it")
     if given["batch_size"] != 1:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: the sides of what is sampled are multiples of it, so that models with patches of two cells read it
+#: sampled sides are multiples of it, so that models with patches of two cells read it
 CELL = 16
 
 
@@ -63,8 +63,8 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Tiles of one size over an image of a size, from its upper left corner: the last ones of a row and of a column are
-    as large as what is left."""
+    """Tiles of one size over an image of a size, from its upper left corner: the last ones of a row and of a column
+    have the rest."""
 
     size: tuple[int, int]
     tile: tuple[int, int]
@@ -121,9 +121,9 @@ class Grid:
 
 
 def region_of(box: Box, padding: int, size: tuple[int, int], least: tuple[int, int] = (0, 0)) -> Box:
-    """Return what is sampled for a part of an image of a size: it with padding on each side, as far as the image
-    reaches. Its sides are multiples of `CELL`, or the sides of the image. `least`: what is cut off at the end of the
-    image is added at the other side, so that the part is as large as this and its padding."""
+    """Return the box that is sampled for a part of an image of a size: it with padding on each side, as far as the
+    image reaches. Its sides are multiples of `CELL`, or the sides of the image. `least`: a part that would be smaller
+    at an end of the image gets more padding at the other side."""
     left, width = _span(box.left, box.width, padding, size[0], least[0])
     top, height = _span(box.top, box.height, padding, size[1], least[1])
     return Box(left, top, width, height)

@@ -28,6 +28,7 @@ from modelpool.actors.http.comfy.comfy_text_nodes import with_video
 from modelpool.actors.http.comfy.comfy_values import TrackPoint, TracksValue, VideoUse
 from modelpool.actors.http.comfy.comfy_video_nodes import from_image, sizes
 from modelpool.actors.request.workflow_fields import MAX_TRACK_FRAMES, MAX_TRACKS
+from modelpool.pool.values.core.errors import counted
 
 #: how far along its path a point is, by the share of the frames
 _EASING: Mapping[str, Callable[[float], float]] = MappingProxyType(
@@ -131,7 +132,7 @@ def _point(name: str, value: Any) -> TrackPoint:
 
 def _checked(name: str, points: tuple[tuple[TrackPoint, ...], ...]) -> tuple[tuple[TrackPoint, ...], ...]:
     if len(points) > MAX_TRACKS:
-        raise NodeUnsupported(f"{name}: found {len(points)} tracks, expected up to {MAX_TRACKS}")
+        raise NodeUnsupported(f"{name}: found {counted(len(points), 'track')}, expected up to {MAX_TRACKS}")
     return points
 
 

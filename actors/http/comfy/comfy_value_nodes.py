@@ -391,7 +391,6 @@ _LATENTS = (
         "INT",
     ),
 )
-_SIDES = ("Longest", "Shortest")
 _SIZES = (
     _row("GetImageSize", (link("image", "IMAGE"),), _size_and_count, "INT", "INT", "INT"),
     _row("GetImageSize+", (link("image", "IMAGE"),), _size_and_count, "INT", "INT", "INT"),

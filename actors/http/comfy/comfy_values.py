@@ -417,9 +417,9 @@ class NodeLatent:
 @dataclass(frozen=True, slots=True)
 class GuideUse:
     """An image, or frames, that guide a video at a frame. `vae` is the model of its VAE, "" for the one that samples;
-    `is_added`: ComfyUI has it as a frame behind the others; `is_kept`: it guided the run before, whose result has it.
-    `cells`: the cells of the latent that the pool has next to the video for it, at frame 0, or for frames; `lora`: the
-    LoRA with the downscale factor in its file."""
+    `is_added`: ComfyUI has it as a frame behind the others; `is_kept`: it guided the run before, and the result of the
+    run has it. `cells`: the cells of the latent that the pool has next to the video for it, at frame 0, or for frames;
+    `lora`: the LoRA with the downscale factor in its file."""
 
     image: AnyImage
     frame: int

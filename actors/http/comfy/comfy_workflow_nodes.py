@@ -406,7 +406,7 @@ def _averaged(given: Mapping[str, Any]) -> tuple[Any, ...]:
 def _changed(
     like: TextValue, operation: str, texts: Mapping[str, TextValue], settings: Mapping[str, float] | None = None
 ) -> TextValue:
-    """Return a text that an operation makes; what else conditions is that of `like`. Raises NodeUnsupported."""
+    """Return a text that an operation makes; everything else comes from `like`. Raises NodeUnsupported."""
     for text in texts.values():
         if text.is_timed:
             raise NodeUnsupported("conditioning: expected texts for all steps")
@@ -465,11 +465,6 @@ def _inpaint_conditioning(given: Mapping[str, Any]) -> tuple[Any, ...]:
     texts = (given[name].each(lambda text: replace(text, inpainted=shown)) for name in _SIDES)
     positive, negative = (with_unread(each, given, "vae") for each in texts)
     return positive, negative, latent
-
-
-def _operation(name: str, inputs: Mapping[str, str], **settings: str) -> Builder:
-    """Return the builder of a node that changes one image."""
-    return OperationRow(name, NodeImage, inputs, settings).build
 
 
 #: builders by the kind of node

@@ -40,7 +40,7 @@ INTERVAL_SECONDS = 1.0
 JOURNAL_SECONDS = 5.0
 #: a pool that takes long to answer is asked less often: for this part of the time, but at least in this interval
 MOST_ASKING, LONGEST_INTERVAL_SECONDS = 0.25, 5.0
-#: viewers of the page, and those of one user of a server with keys
+#: viewers of the page, and viewers of one user of a server with keys
 MOST_VIEWERS, MOST_OF_USER = 500, 50
 _RETRY = {"Retry-After": "30"}
 #: the rate of a submission is its latest rate, in samples of one interval

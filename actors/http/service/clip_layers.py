@@ -28,8 +28,3 @@ def skipped_by_layer(layer: int, family: str) -> int:
     """Return the `clip_skip` for A1111's and Forge's number of the layer that CLIP is read at, 1 for the last one:
     models that leave out layers by themselves do so for smaller numbers, too."""
     return max(0, layer - 1 - layers_left_out(family))
-
-
-def layer_read(skipped: int, family: str) -> int:
-    """Return A1111's number of the layer for a `clip_skip`: what `skipped_by_layer` reads back."""
-    return skipped + 1 + layers_left_out(family)

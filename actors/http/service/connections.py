@@ -71,8 +71,8 @@ class Watched(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """See `ServeSection`. `most_of_address` is 0 for any number; `exempt` addresses have any number, and so have those
-    of this machine."""
+    """See `ServeSection`. `most_of_address` is 0 for any number; `exempt` addresses, and addresses of this machine,
+    have any number."""
 
     most: int
     most_of_address: int = 0

@@ -221,8 +221,8 @@ class HttpSubmission:
         return self._by_file.get(name)
 
     def nodes_of(self, index: int) -> Mapping[str, NodeState]:
-        """Return the states of the nodes of a job that is a workflow, in the order in which tasks of them ended. Those
-        of a job without a workflow are here if they failed."""
+        """Return the states of the nodes of a job that is a workflow, in the order in which tasks of them ended.
+        Nodes of a job without a workflow are here if they failed."""
         return self._nodes.of(self.id, index)
 
     def outlines_of(self, index: int) -> tuple[NodeOutline, ...]:

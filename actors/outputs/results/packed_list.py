@@ -108,7 +108,7 @@ class PackedList(Sequence[T], Generic[T]):
             self._keep_unpacked(number, chunk)
 
     def _stored(self, number: int, packed: bytes) -> bytes | None:
-        """Return what is kept in memory of a chunk: its bytes, or None after writing them to the file."""
+        """Return the part of a chunk that stays in memory: its bytes, or None after writing them to the file."""
         if self._in_memory_bytes + len(packed) > MOST_IN_MEMORY_BYTES:
             try:
                 if self._file is None:

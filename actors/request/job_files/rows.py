@@ -61,14 +61,6 @@ def read_rows(address: str | Path, choice: ColumnChoice = NO_CHOICE) -> Iterator
         yield from reader(source.name, file, choice)
 
 
-def check_job_address(address: str | Path) -> None:
-    """Raise UserError for a job file that does not exist or is of no known kind. Reads none of its rows."""
-    if str(address) != STANDARD_INPUT:
-        source = job_source(str(address))
-        if not source.is_folder():
-            _reader(source)
-
-
 def _reader(source: JobSource) -> _Reader:
     reader = READERS.get(source.ending)
     if reader is None:

@@ -86,7 +86,8 @@ def csv_rows(name: str, file: LineSource, choice: ColumnChoice = NO_CHOICE, deli
                 yield number, f"found {counted(len(cells), 'cell')}, expected at most the {len(names)} of the header"
             elif len(cells) < len(names) and lines.is_cut:  # what the last cell was meant to be is not known
                 found = f"found {counted(len(cells), 'cell')} and no line end after the last one"
-                yield number, f"{found}, expected {len(names)} cells, or a line end: the file may be incomplete"
+                expected = f"{counted(len(names), 'cell')}, or a line end"
+                yield number, f"{found}, expected {expected}: the file may be incomplete"
             else:
                 yield number, _csv_row(names, cells)
     except csv.Error as error:

@@ -298,7 +298,7 @@ class JobEnded(WireValue):
 @dataclass(frozen=True, slots=True)
 class TaskProgress(WireValue):
     """A task on a worker, named by one of the jobs that need it. Steps are 0 before the first one is done. `nodes` are
-    those of the job that it serves, see `JobGraph.nodes_of`."""
+    the nodes of the job that it serves, see `JobGraph.nodes_of`."""
 
     submission_id: SubmissionId
     index: int

@@ -1,8 +1,8 @@
 """`GangGroup`: the process group of a gang. Members meet, agree after each step, exchange tensors and leave.
 
-Every failure of another member is a `GangBroken` with the members that are suspected: those whose processes have ended
-or are stopped, or that have left; else those that said nothing at the store of the leader within `SEEN_SECONDS`. A
-member that ends for a reason of its own says so first.
+Every failure of another member is a `GangBroken` with the members that are suspected: a member has left, or its process
+has ended or is stopped; else those that said nothing at the store of the leader within `SEEN_SECONDS`. A member that
+ends for a reason of its own says so first.
 """
 
 from __future__ import annotations
@@ -369,9 +369,9 @@ class GangGroup:
         return seen
 
     def begin_send(self, own: Tensor | None, size_bytes: int, owner: int) -> Callable[[], Tensor]:
-        """Begin to send bytes of the member `owner`, which has them in `own`, to all members. What is returned waits
-        for them and returns them, uint8 on the device: `own` on the owner. All members begin in the same order. Raises
-        GangBroken."""
+        """Begin to send bytes of the member `owner`, which has them in `own`, to all members. The returned function
+        waits for them and returns them, uint8 on the device: `own` on the owner. All members begin in the same order.
+        Raises GangBroken."""
         if own is None:
             at = torch.device("cpu") if self._stages else self.device
             bytes_ = torch.empty(size_bytes, dtype=torch.uint8, device=at)

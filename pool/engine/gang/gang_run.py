@@ -80,8 +80,8 @@ def sample_in_gang(
 
 @contextmanager
 def told_if_absent(gang: Gang) -> Iterator[None]:
-    """Tell the other members if what is done inside fails, so that they do not wait for this one. A gang that has
-    failed meets no more."""
+    """Tell the other members if the block fails, so that they do not wait for this one. A gang that has failed meets no
+    more."""
     try:
         yield
     except GangBroken:

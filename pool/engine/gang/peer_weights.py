@@ -202,7 +202,7 @@ def peer_weights(
         yield None
         return
     group.connect_everyone()
-    # what is sent ahead is the same on all members: each begins every exchange in the same order
+    # all members send the same modules ahead: each begins every exchange in the same order
     peers = PeerWeights(group, modules, share, min(each.ahead_bytes for each in told))
     is_over = False
     try:

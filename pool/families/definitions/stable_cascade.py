@@ -156,7 +156,7 @@ def forward_b(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.Mo
 _TEXT_PREFIX, _VAE_PREFIX = "text_encoder.clip_g.", "vae."
 #: key prefix of the encoder of images in files of stage C, CLIP L with a projection
 _VISION_PREFIX = "clip_l_vision."
-#: key prefix of the encoder of images in files of stage C, whose latents are those that stage C generates
+#: key prefix of the encoder of images in files of stage C; it makes the latents that stage C generates
 _ENCODER_PREFIX = "vae.encoder."
 _STAGES_B = ("cascade_b", "cascade_b_lite")
 #: Both draw new noise in each step, as DDPM does; steps are spaced evenly on the cosine schedule. Source:

@@ -53,8 +53,6 @@ class TextEncoderSignature:
     sizes: tuple[Size, ...] = ()
 
 
-#: of SigLIP's text encoder, and of vision encoders, which share the names of their layers with CLIP's
-_SIGLIP_TEXT = ("text_model.head.weight",)
 _NOT_CLIP = ("head.weight", "embeddings.patch_embedding.weight")
 
 

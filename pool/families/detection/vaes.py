@@ -1,11 +1,10 @@
-"""The kinds of VAE: sizes, dtypes, latents and memory of each, and how it is recognised in a file of weights, from keys
-and shapes. Torch-free.
+"""The kinds of VAE: sizes and latents of each, and how it is recognised in a file of weights, from keys and shapes.
+Torch-free.
 
 A table of signatures, one row per published kind; the first match wins. Keys have no component prefix. Knows the kinds
 that are recognised, not how they are built (`pool.models.components.vae`).
 
-Memory figures are from section 7 of the published behaviour of ComfyUI (commit 4086acf3c2, 2025-12-06): formulas
-fitted to measured peaks of complete passes. Golden values: tests/golden/vae_detection.json.
+Golden values: tests/golden/vae_detection.json.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from modelpool.pool.families.detection.tiny_names import (
     DECODER,
@@ -29,7 +27,6 @@ from modelpool.pool.families.detection.tiny_names import (
 from modelpool.pool.files.formats.safetensors_file import Shape
 
 Shapes = Mapping[str, Shape]
-BF16, F16, F32 = "bfloat16", "float16", "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +41,8 @@ class VaeFacts:
     encode_ratio      pixels (or audio samples) along one side per latent cell, when encoding
     decode_ratio      the same when decoding
     temporal_ratio    frames per time cell; the first cell of a video is one frame
-    working_dtypes    supported compute dtypes, best first
     latent_formats    possible formats of its latents, in `latent_formats`; if several, the model's family decides
     frames_are_batch  a batch of images is several images, not frames of a video
-    may_offload       whether its weights may leave the device between runs
     crops_input       whether pixels beyond a multiple of the ratio are cropped before encoding
     extra_channels    size of an additional dimension of its latents between channels and time; 0 for none
     has_encoder       whether the file has the encoder's weights
@@ -63,10 +58,8 @@ class VaeFacts:
     encode_ratio: float = 8
     decode_ratio: float = 8
     temporal_ratio: int = 1
-    working_dtypes: tuple[str, ...] = (BF16, F32)
     latent_formats: tuple[str, ...] = ()
     frames_are_batch: bool = False
-    may_offload: bool = True
     crops_input: bool = True
     extra_channels: int = 0
     has_encoder: bool = True
@@ -76,27 +69,6 @@ class VaeFacts:
     def decoded_frames(self, cells: int) -> int:
         """Return the frames of `cells` time cells; `cells` itself without a time dimension."""
         return max(0, cells * self.temporal_ratio - (self.temporal_ratio - 1))
-
-    def encoded_frames(self, frames: int) -> int:
-        """Return the time cells of `frames`."""
-        return max(0, (frames + self.temporal_ratio - 1) // self.temporal_ratio)
-
-    def decoded_sides(self, cells: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the pixels (or samples) of cells along each side, without time."""
-        return tuple(int(side * self.decode_ratio) for side in cells)
-
-    def encoded_sides(self, pixels: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the cells of pixels along each side, without time; a remainder is lost."""
-        return tuple(int(side / self.encode_ratio) for side in pixels)
-
-    def decode_bytes(self, latent_shape: Shape, bytes_per_number: int) -> float:
-        """Return the bytes, in addition to weights, for decoding a latent of `latent_shape` at that value size."""
-        return _figures(self)[0](latent_shape) * bytes_per_number
-
-    def encode_bytes(self, pixel_shape: Shape, bytes_per_number: int) -> float:
-        """Return the bytes, in addition to weights, for encoding pixels (or audio) of `pixel_shape`, channels
-        second."""
-        return _figures(self)[1](pixel_shape) * bytes_per_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +130,6 @@ def _levels(shapes: Shapes) -> int:
 _TITLES_BY_CHANNELS = {4: "Stable Diffusion 1, 2 or XL", 16: "Stable Diffusion 3 or Flux"}
 _FORMATS_BY_CHANNELS = {4: ("sd1", "sdxl", "playground_25"), 16: ("sd3", "flux", "cogview4", "glm_image")}
 _KL_HALVES = ("decoder.conv_in.weight", "encoder.conv_in.weight")
-HALF_FIRST = (F16, BF16, F32)
-BFLOAT_FIRST = (BF16, F16, F32)
 
 
 #: parts of diffusers' AutoencoderKL: other classes share its first and last layers
@@ -315,17 +285,16 @@ _TAEHV = VaeFacts(
 _FLUX2 = VaeFacts("flux2", "Flux 2", 128, encode_ratio=16, decode_ratio=16, latent_formats=("flux2", "ideogram4"))
 _HUNYUAN_IMAGE = VaeFacts(
     "hunyuan_image", "HunyuanImage 2.1", 64,
-    encode_ratio=32, decode_ratio=32, working_dtypes=HALF_FIRST, latent_formats=("hunyuan_image",),
+    encode_ratio=32, decode_ratio=32, latent_formats=("hunyuan_image",),
 )  # fmt: skip
 #: 3D convolutions without causal padding and with group norms; its latent format has not been published
 _HUNYUAN_IMAGE_3 = VaeFacts(
     "hunyuan_image_3", "HunyuanImage 3", 32, 3, encode_ratio=16, decode_ratio=16, temporal_ratio=4,
-    working_dtypes=HALF_FIRST, frames_are_batch=True,
+    frames_are_batch=True,
 )  # fmt: skip
 _HUNYUAN_VIDEO_15 = VaeFacts(
     "hunyuan_video_15", "HunyuanVideo 1.5 or the refiner of HunyuanImage 2.1", 32, 3,
-    encode_ratio=16, decode_ratio=16, temporal_ratio=4,
-    working_dtypes=HALF_FIRST, latent_formats=("hunyuan_video_15", "hunyuan_image_refiner"),
+    encode_ratio=16, decode_ratio=16, temporal_ratio=4, latent_formats=("hunyuan_video_15", "hunyuan_image_refiner"),
 )  # fmt: skip
 #: an image of the refiner is one frame, and its VAE is a different class than the video's with the same tensors
 HUNYUAN_IMAGE_REFINER = replace(
@@ -334,7 +303,7 @@ HUNYUAN_IMAGE_REFINER = replace(
 )  # fmt: skip
 _HUNYUAN = VaeFacts(
     "hunyuan_video", "HunyuanVideo", 16, 3,
-    temporal_ratio=4, working_dtypes=BFLOAT_FIRST, latent_formats=("hunyuan_video",),
+    temporal_ratio=4, latent_formats=("hunyuan_video",),
 )  # fmt: skip
 _LTX_V0 = VaeFacts(
     "ltx_v0", "LTX-Video 0.9", 128, 3, encode_ratio=32, decode_ratio=32, temporal_ratio=8, latent_formats=("ltxv",)
@@ -344,11 +313,11 @@ _LTX_V2 = replace(_LTX_V0, name="ltx_v2", title="LTX-Video 0.9.5")
 _LTX_2 = replace(_LTX_V0, name="ltx2", title="LTX-2")
 _WAN_21 = VaeFacts(
     "wan21", "Wan 2.1 or Qwen-Image", 16, 3,
-    temporal_ratio=4, working_dtypes=BFLOAT_FIRST, latent_formats=("wan21",),
+    temporal_ratio=4, latent_formats=("wan21",),
 )  # fmt: skip
 _WAN_22 = VaeFacts(
     "wan22", "Wan 2.2", 48, 3, encode_ratio=16, decode_ratio=16,
-    temporal_ratio=4, working_dtypes=BFLOAT_FIRST, latent_formats=("wan22",),
+    temporal_ratio=4, latent_formats=("wan22",),
 )  # fmt: skip
 #: each layer is encoded and decoded like an image
 _QWEN_IMAGE_LAYERED = VaeFacts(
@@ -357,11 +326,10 @@ _QWEN_IMAGE_LAYERED = VaeFacts(
     16,
     3,
     pixel_channels=_WITH_OPACITY,
-    working_dtypes=BFLOAT_FIRST,
     latent_formats=("qwen_image_layered",),
 )
 _QWEN_IMAGE_21 = VaeFacts(
-    "qwen_image_21", "Qwen-Image 2.1", 64, encode_ratio=16, decode_ratio=16, working_dtypes=BFLOAT_FIRST,
+    "qwen_image_21", "Qwen-Image 2.1", 64, encode_ratio=16, decode_ratio=16,
     latent_formats=("qwen_image_21",),
 )  # fmt: skip
 _STAGE_C_ENCODER = VaeFacts(
@@ -377,20 +345,20 @@ _CASCADE_A = VaeFacts(
 )
 _OOBLECK = VaeFacts(
     "oobleck", "Stable Audio", 64, 1, pixel_channels=2, encode_ratio=2048, decode_ratio=2048,
-    working_dtypes=HALF_FIRST, latent_formats=("stable_audio", "ace_step_15"), may_offload=False,
+    latent_formats=("stable_audio", "ace_step_15"),
 )  # fmt: skip
-_MOCHI = VaeFacts("mochi", "Mochi", 12, 3, temporal_ratio=6, working_dtypes=(F16, F32), latent_formats=("mochi",))
+_MOCHI = VaeFacts("mochi", "Mochi", 12, 3, temporal_ratio=6, latent_formats=("mochi",))
 _DC = VaeFacts("dc", "Sana", 32, encode_ratio=32, decode_ratio=32, latent_formats=("sana",))
 _COGVIDEOX = VaeFacts(
-    "cogvideox", "CogVideoX", 16, 3, temporal_ratio=4, working_dtypes=BFLOAT_FIRST,
+    "cogvideox", "CogVideoX", 16, 3, temporal_ratio=4,
     latent_formats=("cogvideox", "cogvideox_2b"),
 )  # fmt: skip
 _SAME = VaeFacts(
     "stable_audio_3", "Stable Audio 3", 256, 1, pixel_channels=2, encode_ratio=4096, decode_ratio=4096,
-    working_dtypes=HALF_FIRST, latent_formats=("stable_audio_3",), may_offload=False,
+    latent_formats=("stable_audio_3",),
 )  # fmt: skip
 #: its authors decode in full precision
-_ALLEGRO = VaeFacts("allegro", "Allegro", 4, 3, temporal_ratio=4, working_dtypes=(F32,), latent_formats=("allegro",))
+_ALLEGRO = VaeFacts("allegro", "Allegro", 4, 3, temporal_ratio=4, latent_formats=("allegro",))
 _COSMOS = VaeFacts("cosmos", "Cosmos", 16, 3, temporal_ratio=8, latent_formats=("cosmos",))
 #: facts of kinds with one architecture, by name; sizes as published
 FACTS: Mapping[str, VaeFacts] = {
@@ -452,7 +420,7 @@ SIGNATURES: tuple[VaeSignature, ...] = (
     VaeSignature(
         ("geo_decoder.cross_attn_decoder.ln_1.bias",),
         VaeFacts(
-            "hunyuan3d", "Hunyuan3D", 64, 1, working_dtypes=HALF_FIRST,
+            "hunyuan3d", "Hunyuan3D", 64, 1,
             latent_formats=("hunyuan3d_2", "hunyuan3d_21", "hunyuan3d_2_mini"),
         ),
         decoder=("geo_decoder.",),
@@ -461,7 +429,7 @@ SIGNATURES: tuple[VaeSignature, ...] = (
         ("vocoder.backbone.channel_layers.0.0.bias",),
         VaeFacts(
             "ace_step", "ACE-Step", 8, pixel_channels=2, encode_ratio=4096, decode_ratio=4096,
-            working_dtypes=BFLOAT_FIRST, latent_formats=("ace_step",), may_offload=False, extra_channels=16,
+            latent_formats=("ace_step",), extra_channels=16,
         ),
         encoder=("dcae.encoder.", "encoder."), decoder=("dcae.decoder.", "decoder."),
     ),
@@ -474,7 +442,7 @@ SIGNATURES: tuple[VaeSignature, ...] = (
         ("vocoder.activation_post.downsample.lowpass.filter",),
         VaeFacts(
             "mmaudio", "MMAudio", 20, 1, pixel_channels=1, encode_ratio=_AUDIO_RATE_RATIO,
-            decode_ratio=_AUDIO_RATE_RATIO, working_dtypes=(F32,), crops_input=False,
+            decode_ratio=_AUDIO_RATE_RATIO, crops_input=False,
         ),
         encoder=("vae.encoder.", "encoder."), decoder=("vae.decoder.", "decoder."),
     ),
@@ -495,92 +463,3 @@ SIGNATURES: tuple[VaeSignature, ...] = (
     VaeSignature(("decoder.layers.3.transformers.0.pre_norm.alpha",), _SAME),
     VaeSignature(("gs.base_offset_scale",), VaeFacts("triposplat", "TripoSplat", 0, 1), decoder=("gs.", "octree.")),
 )  # fmt: skip
-
-Numbers: TypeAlias = Callable[[Shape], float]
-
-
-def _whole(shape: Shape) -> int:
-    """Return the product of all dimensions after batch and channels."""
-    area = 1
-    for side in shape[2:]:
-        area *= side
-    return area
-
-
-def _last_two(shape: Shape) -> int:
-    return shape[-1] * shape[-2]
-
-
-def _last_three(shape: Shape) -> int:
-    return shape[-1] * shape[-2] * shape[-3]
-
-
-def _tiny_video_bytes(factor: float, cells_per_side: int, power: float, share: float) -> Numbers:
-    """Tiny video autoencoders work frame by frame, and keep a share of all frames."""
-    return lambda s: factor * max(1.0, s[2] ** power * share) * _last_two(s) * cells_per_side**2
-
-
-_IMAGE: tuple[Numbers, Numbers] = (lambda s: 2178 * _last_two(s) * 64, lambda s: 1767 * _last_two(s))
-_LTX: tuple[Numbers, Numbers] = (
-    lambda s: 900 * _whole(s) * 8 * 8 * 8,
-    lambda s: 70 * max(s[2], 7) * _last_two(s),
-)
-_FOLDED_VIDEO: tuple[Numbers, Numbers] = (
-    lambda s: 3600 * 4 * _last_two(s) * 16**2,
-    lambda s: 1400 * 9 * _last_two(s),
-)
-_TINY_VIDEO_ENCODE = _tiny_video_bytes(700, 1, 0.66, 0.11)
-_FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
-    "flux2": (lambda s: 4 * 2178 * _last_two(s) * 64, lambda s: 1767 * _last_two(s)),
-    # estimated, not measured: of a residual block at full size, with norms computed in float32
-    "dc": (lambda s: 1200 * _last_two(s) * 32**2, lambda s: 1200 * _last_two(s)),
-    "hunyuan_image": (lambda s: 700 * _last_two(s) * 32**2, lambda s: 700 * _last_two(s)),
-    "hunyuan_image_3": (lambda s: 2800 * _last_three(s) * 16**2, lambda s: 2800 * _last_two(s)),
-    "hunyuan_video_15": _FOLDED_VIDEO,
-    "hunyuan_image_refiner": _FOLDED_VIDEO,
-    "hunyuan_video": (
-        lambda s: 2800 * min(8, 4 * (s[2] - 1) + 1) * _last_two(s) * 64,
-        lambda s: 1400 * min(9, s[2]) * _last_two(s),
-    ),
-    # estimated, not measured: as HunyuanVideo, with eight frames at a time in each direction
-    "cogvideox": (
-        lambda s: 2800 * min(9, 4 * (s[2] - 1) + 1) * _last_two(s) * 64,
-        lambda s: 1400 * min(9, s[2]) * _last_two(s),
-    ),
-    # 803 numbers for each pixel of a tile, counted without computing; and the complete video
-    "allegro": (
-        lambda s: 900 * 4 * min(6, s[2]) * min(40, s[-2]) * min(40, s[-1]) * 64 + 8 * 4 * _whole(s) * 64,
-        lambda s: 900 * min(24, s[2]) * min(320, s[-2]) * min(320, s[-1]) + 8 * _whole(s),
-    ),
-    "oobleck": (lambda s: 1000 * s[2] * 2048, lambda s: 1000 * s[2]),
-    # estimated, not measured: a mask of all pairs of tokens, 17 of which are one cell, and the states of a layer
-    "stable_audio_3": (
-        lambda s: 4 * (17 * s[2]) ** 2 + 40000 * 17 * s[2],
-        lambda s: 4 * (17 * s[2] / 4096) ** 2 + 40000 * 17 * s[2] / 4096,
-    ),
-    "mochi": (
-        lambda s: 1000 * _whole(s) * 8 * 8 * 6,
-        lambda s: 1.5 * max(s[2], 7) * _last_two(s) * 8 * 8 * 6,
-    ),
-    "ltx_v0": _LTX,
-    "ltx_v1": _LTX,
-    "ltx_v2": _LTX,
-    "ltx2": _LTX,
-    "cosmos": (lambda s: 50 * _whole(s) * 8 * 8 * 8, lambda s: 50 * round((s[2] + 7) / 8) * 8 * _last_two(s)),
-    # estimated, not measured: of a residual block at full size, with norms computed in float32
-    "qwen_image_21": (lambda s: 2500 * _last_two(s) * 16**2, lambda s: 1700 * _last_two(s)),
-    "wan22": (lambda s: 8000 * _last_two(s) * 16**2, lambda s: 3300 * _last_two(s)),
-    "qwen_image_layered": (lambda s: 7000 * _last_two(s) * 8**2, lambda s: 6000 * _last_two(s)),
-    "wan21": (lambda s: 7000 * _last_two(s) * 8**2, lambda s: 6000 * _last_two(s)),
-    "hunyuan3d": (lambda s: s[0] * s[-1] * s[-2] * (1 + 2 * 16), lambda s: s[0] * s[-1] * s[-2]),
-    "ace_step": (lambda s: _last_two(s) * 87000, lambda s: s[-2] * 330),
-    "pixel_space": (_last_two, _last_two),
-    "mmaudio": (lambda s: 90 * s[2] * 1411.2, lambda s: 30 * s[2]),
-    "taehv": (_tiny_video_bytes(50, 32, 0.65, 0.26), _TINY_VIDEO_ENCODE),
-    "taehv_hunyuan_15": (_tiny_video_bytes(1200, 32, 0.7, 0.05), _TINY_VIDEO_ENCODE),
-    "taehv_wan22": (_tiny_video_bytes(1800, 16, 0.7, 0.1), _TINY_VIDEO_ENCODE),
-}
-
-
-def _figures(facts: VaeFacts) -> tuple[Numbers, Numbers]:
-    return _FIGURES.get(facts.name, _IMAGE)

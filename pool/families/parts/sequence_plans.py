@@ -1,6 +1,6 @@
 """How the models of several families divide their tokens among GPUs. Torch-free.
 
-Tokens of the image or video are "image", those of the text "text". Plans follow the modules of diffusers: where a plan
+Tokens of the image or video are "image", tokens of the text "text". Plans follow the modules of diffusers: where a plan
 of diffusers exists (`_cp_plan` of the class), it splits the same inputs.
 """
 
@@ -24,7 +24,7 @@ def two_streams(
     attention: tuple[str, ...] = ("attn",),
     leaves_out: bool = False,
 ) -> SequencePlan:
-    """Return the plan of a model whose blocks attend to text and image together, from the first one in `blocks` on.
+    """Return the plan of a model with blocks that attend to text and image together, from the first one in `blocks` on.
     With `ids`, the inputs of the model are split, with the positions of their tokens; else those of the first block.
     `attention` are the modules in a block; the second one, if there is one, reads the image alone."""
     start = "" if ids else f"{blocks[0]}.0"
@@ -48,8 +48,8 @@ def one_stream(
     segment: str = "image",
     gathered: str = "",
 ) -> SequencePlan:
-    """Return the plan of a model whose blocks pass on one sequence of tokens: those of the image, which read the text
-    in an attention of their own, or all in one `segment`."""
+    """Return the plan of a model with blocks that pass on one sequence of tokens: the tokens of the image, which read
+    the text in an attention of their own, or all in one `segment`."""
     tokens = (segment,)
     return SequencePlan(
         (Split(f"{blocks}.0", hidden, 1, tokens), *more),
@@ -65,9 +65,9 @@ def controlled(plan: SequencePlan, segment: str, *names: str) -> SequencePlan:
     return replace(plan, splits=(*plan.splits, *residuals), reads_controls=True)
 
 
-#: of models whose blocks are those of Flux
+#: of models with Flux's blocks
 LIKE_FLUX = two_streams("transformer_blocks", "single_transformer_blocks", ids=True)
-#: reference images are tokens behind those of the image, with positions of their own
+#: reference images are tokens behind the image's, with positions of their own
 FLUX_2 = replace(LIKE_FLUX, reads_images=True, reads_references=True, takes_options=True)
 FLUX = replace(
     controlled(FLUX_2, "image", "controlnet_block_samples", "controlnet_single_block_samples"), reads_prompts=True
@@ -249,7 +249,7 @@ KREA_2 = one_stream(
     attention="attn",
     segment="tokens",
 )
-#: its sequence is the first dimension, and so is that of its modulation
+#: the sequence is the first dimension of its states and of its modulation
 ERNIE_IMAGE = SequencePlan(
     (
         Split("layers.0", "x", 0, TOKENS),

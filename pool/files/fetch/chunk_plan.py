@@ -57,11 +57,6 @@ class ChunkPlan:
         """Whether every chunk is on disk."""
         return not self._left and not self._in_flight
 
-    @property
-    def has_left(self) -> bool:
-        """Whether chunks are neither complete nor in flight."""
-        return bool(self._left)
-
     def peer_is(self, peer: str, progress: FetchProgress, at: float) -> None:
         """Take in what another node has and takes from the source."""
         if (progress.size_bytes, progress.chunk_bytes) != (self._progress.size_bytes, self._progress.chunk_bytes):

@@ -110,7 +110,7 @@ def plan_download(files: Iterable[HubFile], folder: Path, *, overwrite: bool = F
 def download(
     plan: DownloadPlan, source: HubSource, on_bytes: OnBytes, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Fetch what is missing; return whether everything is complete, False only after `should_stop`.
+    """Fetch the missing files; return whether everything is complete, False only after `should_stop`.
 
     Raises SourceFailed, WrongContent, CacheFull, OutputFailed; what was fetched stays, and the next call continues.
     """

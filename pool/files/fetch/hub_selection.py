@@ -74,8 +74,8 @@ def chosen_weights(repository: str, sizes: Mapping[str, int], file: str = "") ->
 
 
 def folder_files(repository: str, index: Mapping[str, Any], names: Sequence[str], variant: str = "") -> tuple[str, ...]:
-    """Return the files to fetch of a diffusers folder: with one set of weights for each component, those of `variant`
-    ("fp16"), else the plain ones, else the only other ones.
+    """Return the files to fetch of a diffusers folder: with one set of weights for each component, the weights of
+    `variant` ("fp16"), else the plain ones, else the only other ones.
 
     index  the content of its model_index.json
     Raises SourceFailed for a component without weights that are no pickles, UserError for a variant that none has.
@@ -105,7 +105,7 @@ def folder_files(repository: str, index: Mapping[str, Any], names: Sequence[str]
 
 
 def _wholes(names: Iterable[str]) -> list[str]:
-    """Return what is one model each: indexes, first parts of split files, and the other files."""
+    """Return the groups of files that are one model each: indexes, first parts of split files, and the other files."""
     listed = list(names)
     indexed = {_INDEX_END.sub("", name) for name in listed if is_index(name)}
     found = []

@@ -1,8 +1,8 @@
 """`HubSource`: the files of one revision of a repository on the Hugging Face hub, or on a server that answers like it.
 
-The revision is resolved to a commit once, so what is listed is what is read: a branch that moves meanwhile changes
-nothing. Large files have a published SHA-256, small ones git's own hash of their content; both are compared by
-`pool.files.fetch.hub_download`. Standard library only.
+The revision is resolved to a commit once, so the listed files are the files that are read: a branch that moves
+meanwhile changes nothing. Large files have a published SHA-256, small ones git's own hash of their content; both are
+compared by `pool.files.fetch.hub_download`. Standard library only.
 Source: "Hub API Endpoints" and "Downloading files" in the documentation of the hub.
 """
 

@@ -51,7 +51,7 @@ def _of_frames(tracks: TracksCondition, frames: int) -> tuple[Tensor, Tensor]:
 
 def _copy_along(points_TN2: Tensor, visible_TN: Tensor, latent_BCTHW: Tensor) -> None:
     """Copy the cell of the first frame, where each track begins, to the cells where it is in later latent frames. Where
-    several tracks meet, it is that of the last one. A track that is not seen in the first frame has no such cell."""
+    several tracks meet, the last one counts. A track that is not seen in the first frame has no such cell."""
     height, width = latent_BCTHW.shape[-2:]
     cells_TN2 = torch.div(points_TN2, _PIXELS, rounding_mode="floor").long()
     inside_TN = (cells_TN2 >= 0).all(-1) & (cells_TN2[..., 0] < width) & (cells_TN2[..., 1] < height) & (visible_TN > 0)

@@ -86,7 +86,7 @@ def cascade_control_config(shapes: Mapping[str, Shape]) -> Config:
 
 
 def call_cascade_control(module: Any, inputs: ControlInputs) -> Residuals:
-    """Return what is added before the blocks."""
+    """Return the states that are added before the blocks."""
     images_BCHW = inputs.images_BC
     if module.config.in_channels == 1:
         images_BCHW = images_BCHW.mean(dim=1, keepdim=True)

@@ -2,7 +2,7 @@
 
 The architecture of GLIGEN (Li et al., 2023, arXiv 2301.07093): a small network makes one token of each box from the
 pooled text and the position, and each block of the UNet lets its image attend to these tokens, too. The modules are
-those of diffusers; the order of the file's layers is that of the UNet's blocks.
+diffusers'; the layers of the file have the order of the UNet's blocks.
 
 Shape legend: B batch, N boxes, V width of a pooled text, C width of a token, L rows of the image, D width of a block.
 """
@@ -43,7 +43,7 @@ _STAGES = {
     "input_blocks": 0, "middle_block": 1, "output_blocks": 2, "down_blocks": 0, "mid_block": 1, "up_blocks": 2,
 }  # fmt: skip
 _NET = re.compile(r"^(?:model\.diffusion_model\.)?(?P<name>position_net\..+)$")
-#: the layer of a position net that reads texts; those of other kinds of GLIGEN have other names
+#: the layer of a position net that reads texts; other kinds of GLIGEN have other names
 _FIRST, _LAST = "position_net.linears.0.weight", "position_net.linears.4.weight"
 
 
@@ -51,7 +51,7 @@ class Gligen(nn.Module):
     """The network that makes the tokens of boxes, and the attention of each block of a UNet that reads them."""
 
     def __init__(self, text_width: int, token_width: int, widths: Sequence[int]) -> None:
-        """`widths` are those of the UNet's blocks, in execution order."""
+        """`widths` are the widths of the UNet's blocks, in execution order."""
         super().__init__()
         self.position_net: Any = GLIGENTextBoundingboxProjection(text_width, token_width)
         self.fusers = nn.ModuleList(

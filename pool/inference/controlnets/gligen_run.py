@@ -121,8 +121,8 @@ def gligen_part(run: DenoisingRun) -> RunPart | None:
 def tokens_of(
     ref: GligenRef, inputs: Sequence[TaskInputs], patcher: ModelPatcher, interrupt: Callable[[], None]
 ) -> Tensor:
-    """Return the tokens of no box, then those of the boxes of each task, [R, N, C]. Each row is computed alone, so that
-    it does not depend on the others. Raises Stopped at a layer."""
+    """Return the tokens of no box, then of the boxes of each task, [R, N, C]. Each row is computed alone, so that it
+    does not depend on the others. Raises Stopped at a layer."""
     device, dtype = patcher.device, patcher.compute_dtype
     boxes_N4 = torch.tensor(ref.boxes, dtype=torch.float32, device=device)
     with patcher.running(interrupt) as module, torch.no_grad():

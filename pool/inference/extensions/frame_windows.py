@@ -148,8 +148,8 @@ def window_weights(option: FrameWindows, window: Window, cells: int) -> list[flo
 
 
 def repeated_noise(option: FrameWindows, seeds: Sequence[int]) -> Callable[..., Any]:
-    """Return the wrapper around a run whose first noise is that of the first window, repeated in another order: the
-    frames behind a window have the noise of those that leave it. `seeds` are of the images, for their orders."""
+    """Return the wrapper around a run that repeats the noise of the first window in another order: the frames behind a
+    window have the noise of those that leave it. `seeds` are of the images, for their orders."""
 
     def run(sample: Callable[..., Any], noise: Callable[[], Tensor], sigmas: Tensor) -> Any:
         drawn = 0
@@ -165,7 +165,7 @@ def repeated_noise(option: FrameWindows, seeds: Sequence[int]) -> Callable[..., 
 
 
 def repeated(option: FrameWindows, noise_BCTHW: Tensor, seeds: Sequence[int]) -> Tensor:
-    """Return the noise of videos, of which that of each window's new frames is that of the frames that leave it."""
+    """Return the noise of videos: the new frames of each window get the noise of the frames that leave it."""
     cells, advance = noise_BCTHW.shape[2], option.length - option.overlap
     found_BCTHW = noise_BCTHW.clone()
     for row, seed in enumerate(seeds[: len(noise_BCTHW)]):

@@ -19,7 +19,6 @@ from torch import Tensor
 from modelpool.pool.inference.conditioning.micro_conditioning import ModelKwargs
 from modelpool.pool.inference.guidance.guiders import Guider, Predictions, classifier_free_guidance
 from modelpool.pool.inference.sampling.partial_run import GuidanceMemory
-from modelpool.pool.values.core.sampling_facts import Guidance, SamplingDefaults
 
 #: steps with plain CFG at the start of the schedule: of an image, and of one with rendered text
 CFG_STEPS, CFG_STEPS_WITH_TEXT = 6, 39
@@ -31,11 +30,6 @@ CHANNEL_MOMENTUM, CHANNEL_MAX_NORM = -0.75, 2.5
 _SHORTEST = 1e-12
 #: the model input for text that is rendered in the image; zeros, or missing, without such text
 _WORDS = "context_2"
-
-
-def uses_apg(defaults: SamplingDefaults | None) -> bool:
-    """Whether the model is guided by `AdaptiveProjectedGuidance` by default."""
-    return defaults is not None and defaults.guidance is Guidance.PROJECTED_LATE
 
 
 def cfg_steps(inputs: ModelKwargs, count: int) -> tuple[int, ...]:

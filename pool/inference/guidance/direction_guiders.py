@@ -116,8 +116,8 @@ class TangentialGuidance(CleanGuidance):
 def along_main(cond_BCHW: Tensor, uncond_BCHW: Tensor) -> Tensor:
     """Return the part of `uncond_BCHW` along the main direction of both, for each batch member.
 
-    The direction is a sum of the two whose weights are the first eigenvector of their 2 x 2 products, of which the
-    angle is known: no decomposition of vectors with the length of a latent is needed."""
+    The direction is a sum of the two, weighted by the first eigenvector of their 2 x 2 products. Its angle is known: no
+    decomposition of vectors with the length of a latent is needed."""
     sides = tuple(range(1, cond_BCHW.dim()))
     one, two = cond_BCHW.float(), uncond_BCHW.float()
     ones, both, twos = ((left * right).sum(sides, keepdim=True) for left, right in ((one, one), (one, two), (two, two)))

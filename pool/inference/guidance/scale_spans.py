@@ -42,8 +42,8 @@ class SwitchedGuidance(Guider):
 
 
 def acting_levels(option: CfgOverride, noise: NoiseFacts, table: SigmaTable) -> tuple[float, float]:
-    """Return the lowest and the highest level at which `option` acts, whose start and end are shares of the noise
-    levels of a model's training. The levels of Ideogram 4 are not shifted: its schedule is."""
+    """Return the lowest and the highest level at which `option` acts. Its start and end are shares of the noise levels
+    of a model's training. The levels of Ideogram 4 are not shifted: its schedule is."""
     if isinstance(noise.shift_by_size, ShiftByRoot):
         return 1.0 - option.end, 1.0 - option.start if option.start else math.inf
     return table.sigma_at_percent(option.end), table.sigma_at_percent(option.start) if option.start else math.inf

@@ -1,7 +1,6 @@
 """Edits of encoded texts: zero, one behind another, average.
 
-An `Encoded` is one text. Combinations, areas, masks and ranges of steps are no tensors: they are in
-`conditioning_parts`.
+An `Encoded` is one text. Areas, masks and ranges of steps are no tensors: they are fields of a request.
 
 Shape legend: L tokens, D text width.
 """
@@ -87,7 +86,7 @@ def _check(first: Encoded, second: Encoded) -> None:
 
 
 def _joined(params: NoSettings, inputs: Inputs) -> Encoded:
-    """Return the states of the second text behind those of the first, whose pooled embedding stays."""
+    """Return the states of the first text, then of the second one. The pooled embedding of the first one stays."""
     first, second = inputs["first"], inputs["second"]
     _check(first, second)
     return Encoded(np.concatenate([first.context_LD, second.context_LD]), first.pooled_V)
@@ -116,8 +115,8 @@ def _of_two_encoders(params: NoSettings, inputs: Inputs) -> Encoded:
 
 def _of_three_encoders(params: Encoders, inputs: Inputs) -> Encoded:
     """Return the rows of CLIP from the first two texts, and the rows behind them from the third: Stable Diffusion 3.
-    The pooled embedding has those of both CLIP; rows of CLIP have zeros behind as many columns. Without CLIP, the
-    pooled embedding is zero; without all three, there are as many rows of zeros as CLIP would have."""
+    The pooled embedding joins the embeddings of both CLIP; rows of CLIP have zeros behind as many columns. Without
+    CLIP, the pooled embedding is zero; without all three, there are as many rows of zeros as CLIP would have."""
     first, second, third = (inputs[name] for name in ("first", "second", "third"))
     _check(first, second)
     _check(first, third)
@@ -136,7 +135,7 @@ def _of_three_encoders(params: Encoders, inputs: Inputs) -> Encoded:
 
 
 def _first_width(first_LD: npt.NDArray[np.float32], second_LD: npt.NDArray[np.float32], both: int) -> int:
-    """Return the columns of CLIP-L next to those of CLIP-G: 768 of 2048, in tiny models half of them."""
+    """Return the columns of CLIP-L next to the columns of CLIP-G: 768 of 2048, in tiny models half of them."""
     return both * 768 // 2048 if both == 2048 else both // 2
 
 

@@ -1,4 +1,4 @@
-"""Colours of one image on another: the distribution of colours is moved and turned into that of a reference.
+"""Colours of one image on another: the distribution of colours is moved and turned into a reference's.
 
 Shape legend: T frames, H W height and width, C colours, N pixels.
 """

@@ -375,8 +375,8 @@ def _batch_size(params: NoSettings, sizes: Sizes) -> Size:
 
 def _batch(params: NoSettings, inputs: Inputs) -> VideoFrames:
     """Return the frames of both images, one behind the other. The second image is scaled with "bilinear" and a centre
-    crop. Both have an alpha channel if one has. Rate and sound are the first image's, or those of the second if the
-    first is no video; else 1 per second."""
+    crop. Both have an alpha channel if one has. Rate and sound are the first image's, or the second's if the first is
+    no video; else 1 per second."""
     first, second = alike_in_channels(inputs["first"], inputs["second"])
     first_THWC = frames_of(first)
     frames_THWC = np.concatenate([first_THWC, frames_of(_fitted(second, first_THWC, "bilinear"))])

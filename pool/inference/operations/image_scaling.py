@@ -41,7 +41,7 @@ _FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-#: the factor of the sides of an image before it gets its size, and the pixels of the size: what is computed first fits
+#: the factor of the sides of an image before it gets its size, and the pixels of the size: the intermediate result fits
 #: in the memory of a worker
 _OVERSAMPLED, _MOST_OVERSAMPLED = 8, 3 * MEGAPIXEL // 2
 #: values that both filters read, about, for each pixel of the larger image
@@ -142,8 +142,8 @@ class ScaleBySides:
 
 @dataclass(frozen=True, slots=True)
 class ScaleByFilter:
-    """Scale by a factor, whose parts of a pixel are cut off, or, with factor 0, to this width and height, with a filter
-    of Pillow on the 8-bit values. `oversampled`: first to 8 times the size, with the same filter."""
+    """Scale by a factor (parts of a pixel are cut off), or, with factor 0, to this width and height, with a filter of
+    Pillow on the 8-bit values. `oversampled`: first to 8 times the size, with the same filter."""
 
     factor: float = 0.0
     width: int = 0

@@ -40,7 +40,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType({row.name: row for row in
 
 
 def operation_named(name: str) -> Operation:
-    """Return an operation. Raises UnknownName, with the reason for what is no operation on one result."""
+    """Return an operation. Raises UnknownName, with the reason for names that are no operation on one result."""
     if name in NOT_LATENT_EDITS:
         raise UnknownName(f"operation: found {name!r}, which is none on one result: {NOT_LATENT_EDITS[name]}")
     found = OPERATIONS.get(name)

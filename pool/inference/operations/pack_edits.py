@@ -82,7 +82,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class CropAt:
-    """A part of a size, at most the image, at a place, moved by pixels: what is outside of the image is cut off."""
+    """A part of a size, at most the image, at a place, moved by pixels: parts outside of the image are cut off."""
 
     width: int
     height: int
@@ -201,7 +201,7 @@ def _is_met(condition: str, own: Size, scaled_to: tuple[int, int]) -> bool:
 
 
 def _fit_of(params: Fit, size: Size) -> tuple[_Fitted | None, Size]:
-    """Return what is done to an image, None for nothing, and the size after it, before it is cut to multiples."""
+    """Return the change of an image, None for no change, and the size after it, before it is cut to multiples."""
     need_one_of("method", params.method, IMAGE_METHODS)
     need_one_of("how", params.how, FITS)
     need_one_of("condition", params.condition, CONDITIONS)

@@ -1,6 +1,6 @@
 """Resamples arrays to another height and width: the methods that ComfyUI's nodes name. numpy only; float32 in and out.
 
-Positions are those of pixel centres: output i has its centre at (i + 0.5) * in / out - 0.5 of the input. No method
+Positions are positions of pixel centres: output i has its centre at (i + 0.5) * in / out - 0.5 of the input. No method
 but "area" and "lanczos" averages when it makes an image smaller. Values are computed in float64 along the width first,
 then along the height, and are rounded to float32 once.
 
@@ -23,7 +23,7 @@ ALIGNED_METHODS = ("bilinear-aligned", "bicubic-aligned")
 LATENT_METHODS = (*PLAIN_METHODS, SLERP, *ALIGNED_METHODS)
 #: the coefficient of the cubic kernel
 _CUBIC = -0.75
-#: cosine above which two directions are one, and below whose negative they are opposite
+#: two directions with a cosine above this are one, and below minus this they are opposite
 _PARALLEL = 1 - 1e-5
 
 
@@ -100,7 +100,7 @@ def _means(values_L: npt.NDArray[np.floating], count: int) -> npt.NDArray[np.flo
 def slerped(values_CHW: FloatArray, width: int, height: int) -> FloatArray:
     """Return a latent with another height and width: "bislerp".
 
-    Neighbours are those of "bilinear". The vector of the channels is turned along the arc between both neighbours, and
+    It has the neighbours of "bilinear". The vector of the channels is turned along the arc between both neighbours, and
     its length is interpolated linearly. Equal directions take the first neighbour, opposite ones are mixed linearly.
     Channels come first; frames may be between them and the height.
     """

@@ -71,7 +71,7 @@ def largest_tile(work: DecodeParams, latent: LatentFacts) -> tuple[int, ...]:
 
 
 def cells_computed(work: DecodeParams, latent: LatentFacts) -> int:
-    """Return the latent cells that all tiles have together, with those of overlaps as often as they are computed."""
+    """Return the latent cells of all tiles together: cells of overlaps count as often as they are computed."""
     _, *cells = sampled_shape(work, latent)
     tiling, computed = requested_tiling(work, latent) or Tiling(0), 1
     sizes = _dimensions(cells, latent)

@@ -33,8 +33,8 @@ def sound_samples(length: int) -> tuple[int, int]:
 
 def encode_sound(length: int, audio: AudioSamples, vae: ModelPatcher, hooks: RunHooks) -> Latent:
     """Return the latent of audio as the audio track of a video, of `length` positions, without frames: the mean of the
-    posterior. What is longer is cut off, silence follows what is shorter. Each position depends on no later one, so
-    what is cut off changes nothing. One step.
+    posterior. A longer track is cut off, silence follows a shorter one. Each position depends on no later one, so the
+    cut changes nothing. One step.
 
     Raises UnusableField for a VAE that encodes none, CorruptFile for a result with NaN or infinity, and Stopped at a
     layer.

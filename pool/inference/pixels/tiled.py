@@ -202,16 +202,6 @@ def count_tiles(
     return math.prod(len(axis) for axis in _axes(sizes, tile, overlap, scales))
 
 
-def split_batches(call: TileCall, x_BC: Tensor, most: int) -> Tensor:
-    """Compute `call(x_BC)` with at most `most` members of the batch at once; 0 is all of them.
-
-    A single plain call if all fit. Kernels may round differently at another batch size.
-    """
-    if most <= 0 or len(x_BC) <= most:
-        return call(x_BC)
-    return torch.cat([call(part) for part in x_BC.split(most)])
-
-
 def _axes(
     sizes: Sequence[int], tile: Sequence[int], overlap: Sequence[int], scales: Sequence[Scale | int]
 ) -> list[tuple[Span, ...]]:

@@ -21,8 +21,6 @@ _SIGNS: Mapping[str, str] = {
     "vision_model.embeddings.patch_embedding.weight": "",
     "visual.conv1.weight": "visual.",
 }
-#: prefixes of keys of files that contain such an encoder as a part of something else
-_OTHERS = ("model.diffusion_model.", "multi_modal_projector.")
 #: file names in a folder of transformers, which has a configuration with facts that shapes do not tell
 _FOLDER_WEIGHTS = ("model", "pytorch_model")
 _FOLDER_CONFIG = "config.json"

@@ -1,8 +1,8 @@
 """Names of the blocks of a UNet for models that are merged with a share for each block. Torch-free.
 
-They are those of `blocks` for LoRAs, with the parts of the middle block apart (MID00, MID01, MID02), and with names for
-the weights outside of blocks: TIME and LABEL, the embeddings of the noise level and of labels, and HEAD, the last
-normalization and convolution.
+They equal the names of `blocks` for LoRAs, with the parts of the middle block apart (MID00, MID01, MID02), and with
+names for the weights outside of blocks: TIME and LABEL, the embeddings of the noise level and of labels, and HEAD, the
+last normalization and convolution.
 """
 
 from __future__ import annotations

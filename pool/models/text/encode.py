@@ -50,20 +50,6 @@ Embeddings: TypeAlias = Mapping[str, Tensor]
 NO_VECTORS: Embeddings = MappingProxyType({})
 
 
-def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, device: torch.device) -> Tensor:
-    """Return the conditioning context_LD of `text` in float32, on `device`.
-
-    Each chunk of 77 tokens is encoded separately by `text_model` (a `transformers.CLIPTextModel`); the last hidden
-    states, after the final layer norm, are concatenated.
-
-    The state of a token with weight w other than 1 is moved relative to the state of an empty prompt at its position:
-    z = empty + (z - empty) * w, as in ComfyUI for SD1. Weights of 1 leave the plain encoding exactly as it is.
-    One forward pass for any length: all chunks, and the empty one if needed, form one batch.
-    Raises UnusableField as `parse_weights` does.
-    """
-    return read_texts(text_model, tokenizer, (text,), device)[0].context_LD
-
-
 def read_texts(
     text_model: nn.Module,
     tokenizer: AnyTokenizer,
@@ -79,12 +65,15 @@ def read_texts(
 ) -> tuple[ReadText, ...]:
     """Encode each of `texts` as `facts` define, all in one forward pass; they may differ in length and weights.
 
-    CLIP encodes chunks, as in `encode_prompt`; the pooled text is the first chunk's, regardless of weights, as in
-    ComfyUI; `embeddings` are its learned tokens. `text_model` may have a projection. Other encoders read a text at
-    once, truncated to their limit; the empty prompt for weights uses the same template. `images` replace the image
-    tokens of the template (`pool.models.components.text.vision_prompt`), in each of `texts`. If only the pooled text of
-    a CLIP is used, only the first chunk is encoded. `negative` marks negative prompts, for families with another
-    template for them; by default, these are the empty texts. `tokens` has the tokens of texts, if known.
+    CLIP encodes chunks of 77 tokens separately; their last hidden states, after the final layer norm, are concatenated.
+    The pooled text is the first chunk's, regardless of weights, as in ComfyUI. The state of a token with weight w other
+    than 1 is moved relative to the state of an empty prompt at its position: z = empty + (z - empty) * w. Weights of 1
+    leave the encoding exactly as it is. `embeddings` are learned tokens. `text_model` may have a projection.
+    Other encoders read a text at once, truncated to their limit; the empty prompt for weights uses the same template.
+    `images` replace the image tokens of the template (`pool.models.components.text.vision_prompt`), in each of `texts`.
+    If only the pooled text of a CLIP is used, only the first chunk is encoded. `negative` marks negative prompts, for
+    families with another template for them; by default, these are the empty texts. `tokens` has the tokens of texts, if
+    known.
     An encoder that writes tokens of an image does so as `writing` says, for one text after the other.
     Rows of the batch are independent. Kernels may round differently at another batch size.
     Raises UnusableField as `parse_weights` does and for more skipped layers than the encoder has, UnknownName for an

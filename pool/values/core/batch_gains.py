@@ -19,7 +19,7 @@ WEIGHTS_MARGIN = 1.5
 
 @dataclass(frozen=True, slots=True)
 class MeasuredGain:
-    """Images per second of batches, as multiples of those of single images, for one model on one device.
+    """Images per second of batches, as multiples of the rate of single images, for one model on one device.
 
     families      of the model, and others of the same architecture
     kinds         device kinds for which it holds
@@ -75,9 +75,9 @@ class BatchedWork:
         """Return the batch size for images of this size. A measurement holds for smaller images and models, too: they
         fill a device later.
 
-        Of several devices the median counts, as those of a pool are not known when a request is submitted. `expected`
-        images in all (0: not known) on so many workers have the size with which they end first, with padding, and with
-        workers that have nothing left."""
+        Of several devices the median counts, as the devices of a pool are not known when a request is submitted.
+        `expected` images in all (0: not known) on so many workers have the size with which they end first, with
+        padding, and with workers that have nothing left."""
         what = f"{self.family} at {width}x{height} on {self.kind}"
         if frames > 1:
             return BatchChoice(1, f"no gain of batches is measured for videos of {self.family}")

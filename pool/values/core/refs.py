@@ -63,8 +63,8 @@ class LoraRef(WireValue):
     interpolation  between keyframes (a value of `pool.values.core.strength_keyframes.Interpolation`); empty: none
     only           the texts of a run for which it acts (`pool.values.core.lora_texts`); empty: all
     merge          empty: it is a LoRA. Else it is another model, of which weights O are put into weights W, with the
-                   strength s: "mix" is W * (1 - s) + O * s, "add" W + O * s, "subtract" (W - O) * s. `blocks` are
-                   then those of `pool.models.lora_names.merge_blocks`
+                   strength s: "mix" is W * (1 - s) + O * s, "add" W + O * s, "subtract" (W - O) * s. `blocks` are then
+                   from `pool.models.lora_names.merge_blocks`
     """
 
     name: str

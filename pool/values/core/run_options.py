@@ -317,10 +317,10 @@ class ReferenceCache(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class FrameWindows(WireValue):
-    """Predicts overlapping windows of a video one after the other and averages them, for videos that are longer than
-    those of the training. Lengths are in latent frames: in models of Wan, one for the first frame and one for each 4
-    frames behind it. Sources: Bar-Tal et al. 2023 ("MultiDiffusion"); animatediff-cli for looped windows; Qiu et al.
-    2023 ("FreeNoise") for the noise."""
+    """Predicts overlapping windows of a video one after the other and averages them, for videos that are longer than in
+    training. Lengths are in latent frames: in models of Wan, one for the first frame and one for each 4 frames behind
+    it. Sources: Bar-Tal et al. 2023 ("MultiDiffusion"); animatediff-cli for looped windows; Qiu et al. 2023
+    ("FreeNoise") for the noise."""
 
     length: int = _whole(21, 1, _MAX_FRAMES, "latent frames of a window")
     overlap: int = _whole(7, 0, _MAX_FRAMES, "latent frames that neighbours share; batched windows share none")

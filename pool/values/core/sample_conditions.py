@@ -247,7 +247,7 @@ class GuideCondition:
 
 @dataclass(frozen=True, slots=True)
 class KeptSoundCondition:
-    """The audio track of the video is that of a `Latent`: it is kept, and the frames follow it."""
+    """The audio track of the video comes from a `Latent`: it is kept, and the frames follow it."""
 
     def inputs(self, number: int) -> tuple[str, ...]:
         """Return the names of its inputs."""

@@ -1,8 +1,8 @@
 """How the tokens of a model are divided among the members of a gang (sequence parallelism). Torch-free.
 
 Each member computes a share of each segment of tokens ("image", "text"). Inside an attention that reads all of them,
-members exchange tokens for heads (Ulysses), so that each computes some heads for all tokens, and back. What is not
-named in a plan is computed by every member, complete.
+members exchange tokens for heads (Ulysses), so that each computes some heads for all tokens, and back. Every member
+computes modules that a plan does not name, complete.
 
 Names of modules are below the diffusion model, "" is itself; "*" stands for any one number, "-1" for the last.
 """

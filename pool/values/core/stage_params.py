@@ -365,8 +365,8 @@ class EncodeImageParams:
     bright   the VAE reads pixels from 0.5 to 128 instead, as the edge ControlNet of Stable Diffusion 3.5 was trained
     seconds  encodes this many seconds of "audio" instead, with the samples and channels of the VAE
     video    encodes a video of this kind instead
-    sound    encodes "audio" instead, as the audio track of a video, with so many positions: what is longer is cut off,
-             silence follows what is shorter
+    sound    encodes "audio" instead, as the audio track of a video, with so many positions: a longer track is cut off,
+             silence follows a shorter one
     """
 
     model: ModelRef

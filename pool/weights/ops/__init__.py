@@ -1,1 +1,1 @@
-"""Casting layers: modules that compute with weights that are elsewhere, in another dtype, or patched on the fly."""
+"""Casting layers: modules that compute with weights elsewhere, in another dtype (fp8), or patched on the fly."""

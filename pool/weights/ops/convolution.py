@@ -1,4 +1,4 @@
-"""Convolutions by number of dimensions, and a workaround for a cuDNN fault in 3D convolutions.
+"""Avoids a fault of cuDNN in 3D convolutions.
 
 Knows the affected versions. Does not cast: the weights are passed ready to use.
 """
@@ -12,9 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-#: by number of dimensions
-_CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-
 #: cuDNN versions (as torch numbers them) and torch minor versions with faulty 3D convolutions in half precision: from
 #: the first to below the second. Source: comfyui-behaviour facts, section 1.
 FAULTY_CUDNN = (91002, 91500)
@@ -23,28 +20,6 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 #: signature of `torch.cudnn_convolution`
 Convolve: TypeAlias = Callable[..., Tensor]
-
-
-def conv_nd(dims: int, *args: Any, **kwargs: Any) -> nn.Module:
-    """Return a convolution of `dims` dimensions, 1 to 3; takes the other arguments of `torch.nn.Conv2d`.
-
-    Raises ValueError for any other number.
-    """
-    convolution = _CONVOLUTIONS.get(dims)
-    if convolution is None:
-        raise ValueError(f"dims: found {dims!r}, expected one of {sorted(_CONVOLUTIONS)}")
-    return convolution(*args, **kwargs)
-
-
-def needs_conv3d_workaround(
-    torch_version: str, cudnn_version: int | None, dtype: torch.dtype, device: torch.device
-) -> bool:
-    """Whether torch would compute a 3D convolution by a cuDNN path that needs far too much memory. Pure.
-
-    `cudnn_version` as returned by `torch.backends.cudnn.version()`; None without cuDNN.
-    """
-    faulty = has_conv3d_fault(torch_version, cudnn_version)
-    return faulty and device.type == "cuda" and dtype in _HALVES
 
 
 def has_conv3d_fault(torch_version: str, cudnn_version: int | None) -> bool:

@@ -1,9 +1,8 @@
 """Selects the kind of layers that a component runs with, and explains the choice. Pure.
 
 Knows dtypes, device capabilities and flags; neither models nor files. Other modules implement the kinds:
-`pool.weights.ops.layers` casting, `pool.weights.quant` 8-bit products and packed weights,
-`pool.weights.ops.cublas_half` half-precision cuBLAS. Source of the order: comfyui-behaviour facts, section 1,
-`pick_operations`.
+`pool.weights.ops.layers` casting, `pool.weights.quant` 8-bit products and packed weights. Source of the order:
+comfyui-behaviour facts, section 1, `pick_operations`.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ class OperationsKind(StrEnum):
     """Weights are converted to the compute dtype at each use."""
     FP8_MATMUL = "fp8_matmul"
     """Linear layers multiply 8-bit weights with inputs quantized to 8 bits; the others convert."""
-    CUBLAS_HALF = "cublas_half"
-    """Linear layers in float16 accumulate in float16 as well, through the package `cublas_ops`."""
     MIXED_PRECISION = "mixed_precision"
     """Each layer as stored in its file: packed in its format, or plain."""
 
@@ -52,12 +49,10 @@ class OperationFlags:
 
     fp8_matmul     multiply in 8 bits where card and weights allow it; faster, and less exact
     no_fp8_matmul  never do so; overrides fp8_matmul
-    cublas_half    accumulate in float16; faster on consumer cards, and less exact
     """
 
     fp8_matmul: bool = False
     no_fp8_matmul: bool = False
-    cublas_half: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +97,9 @@ def pick_operations(
         name = dtype_name(storage_dtype)
         reason = f"the weights are {name}, 8-bit products are requested and {capabilities.name} has them"
         return Operations(OperationsKind.FP8_MATMUL, dtype, (reason,))
-    no_cublas = _why_no_cublas(storage_dtype, compute_dtype, capabilities)
-    if flags.cublas_half and no_cublas is None:
-        reason = "the weights are float16, half-precision cuBLAS is requested and its package is installed"
-        return Operations(OperationsKind.CUBLAS_HALF, dtype, (reason,))
     reasons = []
     if flags.fp8_matmul:
         reasons.append(f"no 8-bit products although requested: {no_fp8}")
-    if flags.cublas_half:
-        reasons.append(f"no half-precision cuBLAS although requested: {no_cublas}")
     if dtype == storage_dtype:
         reasons.append(f"the weights are stored and computed in {dtype_name(dtype)}")
         return Operations(OperationsKind.PLAIN, dtype, tuple(reasons))
@@ -157,16 +146,6 @@ def _why_no_fp8(storage: torch.dtype, capabilities: DeviceCapabilities, flags: O
         return f"the weights are {dtype_name(storage)}, expected {dtype_name(FP8_WEIGHTS)}"
     if not capabilities.fp8_matmul:
         return f"{capabilities.name} has none"
-    return None
-
-
-def _why_no_cublas(storage: torch.dtype, compute: torch.dtype | None, capabilities: DeviceCapabilities) -> str | None:
-    if not capabilities.cublas_half:
-        return "the package cublas_ops is not installed, or does not support this device"
-    if storage is not torch.float16:
-        return f"the weights are {dtype_name(storage)}, expected float16"
-    if compute not in (None, torch.float16):
-        return f"they are computed in {dtype_name(compute)}, expected float16"
     return None
 
 

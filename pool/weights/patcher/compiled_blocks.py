@@ -161,11 +161,6 @@ class CompiledBlocks:
         with self.running(is_plain=False):
             yield
 
-    @property
-    def compiled_count(self) -> int:
-        """Number of blocks that are compiled now."""
-        return len(self._compiled)
-
     @cached_property
     def blocks(self) -> tuple[nn.Module, ...]:
         """The repeated blocks, in tree order."""

@@ -68,10 +68,6 @@ class HookKeyframes:
         """Sorts by start; equal starts stay in their order."""
         object.__setattr__(self, "keyframes", tuple(sorted(self.keyframes, key=lambda k: k.start_percent)))
 
-    def with_keyframe(self, keyframe: HookKeyframe) -> HookKeyframes:
-        """Return a copy with `keyframe`, after those with the same start."""
-        return HookKeyframes((*self.keyframes, keyframe))
-
     def strength_at(self, place: KeyframePosition) -> float:
         """Return the strength in force at `place`."""
         return self.keyframes[place.index].strength if self.keyframes else 1.0

@@ -38,11 +38,6 @@ class ModuleWeights:
         """Return the name of a parameter from the root of the tree."""
         return f"{self.name}.{own_name}" if self.name else own_name
 
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """Full names of all parameters."""
-        return tuple(self.full_name(n) for n in self.parameters)
-
 
 def module_weights(root: nn.Module) -> Iterator[ModuleWeights]:
     """Yield every module of the tree that directly holds weights, in tree order."""

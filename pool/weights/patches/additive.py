@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -178,10 +177,6 @@ class Padded:
             larger[tuple(slice(size) for size in weight.shape)] = weight
             weight = larger
         return self.value.apply(weight, strength, function)
-
-    def with_value(self, value: Additive, rows: int) -> Self:
-        """Return the same patch with `value`, which is for `rows` rows."""
-        return type(self)(value, (rows, *self.shape[1:]))
 
 
 def columns_of(shape: Shape) -> int:

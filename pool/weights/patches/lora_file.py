@@ -25,8 +25,6 @@ from modelpool.pool.weights.patches.adapter_entries import AdapterEntry, Unmatch
 from modelpool.pool.weights.patches.adapter_values import bias_range, value_for_rows
 from modelpool.pool.weights.patches.patch_set import WeightPatch
 
-#: names that a message lists
-_MOST_NAMED = 3
 _NUMBER = re.compile(r"\d+")
 
 KeyMaps: TypeAlias = Mapping[Role, Mapping[str, tuple[RowRange, ...]]]

@@ -1,1 +1,1 @@
-"""Pure byte arithmetic: what to evict, load, stream and preload, and why."""
+"""Pure byte arithmetic: what to evict, load, stream (partial loads) and preload, and why."""

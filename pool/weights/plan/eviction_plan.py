@@ -38,7 +38,7 @@ from modelpool.pool.values.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.values.specs.moves import Move, ResidencyPlan
 from modelpool.pool.values.specs.resident import Residency, Resident
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse
-from modelpool.pool.weights.plan.streaming_order import ModuleBytes, choose_modules
+from modelpool.pool.weights.plan.partial_loads import ModuleBytes, choose_modules
 
 __all__ = [
     "EvictionCandidate",

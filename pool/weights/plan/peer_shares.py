@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse
-from modelpool.pool.weights.plan.streaming_order import ModuleBytes, choose_modules
+from modelpool.pool.weights.plan.partial_loads import ModuleBytes, choose_modules
 
 #: each tensor that is sent begins at a multiple of it, as in memory of its own: kernels are chosen by alignment, too
 ALIGNED_BYTES = 512
-#: to start a copy from the host: as `streaming_order.TINY_BYTES` assumes
+#: to start a copy from the host: as `partial_loads.TINY_BYTES` assumes
 COPY_SECONDS = 1e-5
 
 
@@ -119,7 +119,7 @@ def exchanged_in_run(use: ComponentUse, spec: ComponentSpec, resident_bytes: int
     `resident_bytes` of it and holds `share_bytes`."""
     away_bytes = -(-(spec.weight_bytes - resident_bytes) * spec.upload_bytes // spec.weight_bytes)
     shared_bytes = degree * share_bytes
-    # each share is rounded to a byte, and so is what is resident
+    # each share, and the resident bytes, are rounded to a byte
     return use.passes * (away_bytes if away_bytes <= shared_bytes + degree else shared_bytes)
 
 

@@ -1,1 +1,1 @@
-"""Tensors of files as views of memory-mapped bytes, and file hashes."""
+"""Packed weights of files: fp8, int8, GGUF and bitsandbytes formats, their codecs, and native kernels; mapped files."""

@@ -99,8 +99,8 @@ def weight_of_activation_scale(key: str, keys: Mapping[str, object]) -> str | No
 
 
 def scales_of_codes(stored: Mapping[str, StoredTensor], skip: Iterable[str], file: str) -> dict[str, str]:
-    """Return the key of the scale of each weight that has one and must be multiplied with it, except those of the
-    weights `skip`. Raises BadQuantization for a weight with several."""
+    """Return the key of the scale of each weight that has one and must be multiplied with it, except for the weights
+    `skip`. Raises BadQuantization for a weight with several."""
     known, found = set(skip), dict[str, str]()
     for key in stored:
         weight = weight_of_scale(key, stored)

@@ -313,7 +313,7 @@ class Costs:
     def gang_seconds(
         self, task: TaskSpec, cost_class: CostClass, worker: Worker, degree: int, remaining: float
     ) -> float:
-        """Seconds of the run on `degree` GPUs like that of `worker` with all weights resident; it computes the fraction
+        """Seconds of the run on `degree` GPUs like `worker`'s with all weights resident; it computes the fraction
         `remaining` of the steps."""
         if degree > 1:
             measured = self.gang_times.ratio(cost_class.kind, gpu_name(worker.spec), cost_class.size, degree)

@@ -1,8 +1,8 @@
 """Predicts the transfers of a member of a gang: weights that do not fit on its GPU come from the GPUs of other members
 or from its host, whichever takes less time for the run (`pool.weights.plan.peer_shares`).
 
-Costs nothing for what fits: a run whose weights do not stream on a worker alone does not in a gang either. A task with
-options is expected to read from the host, since members hold nothing where something acts inside of the model.
+Costs nothing for what fits: a run that streams no weights on a worker alone streams none in a gang. A task with options
+is expected to read from the host, since members hold nothing where something acts inside of the model.
 """
 
 from __future__ import annotations

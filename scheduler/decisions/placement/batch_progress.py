@@ -19,7 +19,7 @@ from itertools import islice
 from modelpool.scheduler.decisions.placement.eviction_harm import demanded_seconds
 from modelpool.scheduler.decisions.placement.gathering import gathered, run_limit
 from modelpool.scheduler.decisions.placement.idle_workers import best_idle
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.placement.waiting import Reservations, first_to_start
 from modelpool.scheduler.decisions.queue.backlog import BacklogLine
 from modelpool.scheduler.model.cost_classes import LAST_RANK, CostClass

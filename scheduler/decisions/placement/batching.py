@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 from modelpool.pool.values.specs.spec import OomStep, RunCost, TaskSpec, WorkerId
 from modelpool.scheduler.decisions.costs.cost_model import Costs
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, is_divided
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery, is_divided
 from modelpool.scheduler.decisions.queue.backlog import BacklogLine
 from modelpool.scheduler.decisions.queue.shares import share_window_end
 from modelpool.scheduler.model.cost_classes import CostClass

@@ -61,8 +61,8 @@ def expected(
 
 def by_demand(task: Task, worker: Worker, known: Container[ComponentKey], costs: Costs) -> list[ComponentKey]:
     """The other components that are on the worker or arrive with the task, those first that cost most per second to be
-    without: the rate of demand for them times the bytes that a byte of room saves on the bus. Complete ones first: what
-    is left of a component saves a load no time before the rest is there too."""
+    without: the rate of demand for them times the bytes that a byte of room saves on the bus. Complete ones first: a
+    part of a component saves no time before the rest is there too."""
     rates, components, at = costs.rates, costs.components, costs.at
     used, entries = task.cost_class.components, worker.entries
     found: list[tuple[bool, float, ComponentKey]] = []

@@ -13,13 +13,13 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
    not pile up.
 4. Then the cheapest load (upload, patches, streaming). Wasted load time counts twice; the part that other waiting tasks
    share is deducted (`scheduler.decisions.placement.shared_loads`), as are three tenths of the waiting time, or less if
-   that exceeds a run of the longest waiting candidate. Candidates are the first lines in order and those that use what
-   is on the idle workers. While the switch budget lasts, it pays what the chosen candidate costs more than the
+   that exceeds a run of the longest waiting candidate. Candidates are the first lines in order, and lines that use
+   weights on the idle workers. While the switch budget lasts, it pays what the chosen candidate costs more than the
    cheapest, up to the value of its waiting: the cheapest may be one that waits for a busy worker. Wasted is the cost
    here beyond the cost on the worker that has most of it: a model that is resident nowhere has to be loaded anyway, a
-   second copy does not.
-   Tasks of the same batch that are further along go first if their load displaces nothing, or is small compared with
-   their runs (`scheduler.decisions.placement.batch_progress`): the first images of a batch end soon.
+   second copy does not. Tasks of the same batch that are further along go first if their load displaces nothing, or is
+   small compared with their runs (`scheduler.decisions.placement.batch_progress`): the first images of a batch end
+   soon.
 5. In rules 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that
    worker already; none waits for a run of unknown length. So a line gets a second worker exactly if waiting takes
    longer than a load; where the load would evict weights in demand, longer than that with the loads of these
@@ -40,7 +40,7 @@ from modelpool.scheduler.decisions.placement.eviction_harm import eviction_secon
 from modelpool.scheduler.decisions.placement.gathering import feed_first
 from modelpool.scheduler.decisions.placement.idle_workers import MOST_IDLE, best_idle, least_evicting, near
 from modelpool.scheduler.decisions.placement.overlap import can_preload_all
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.decisions.placement.shared_loads import shared_load_seconds
 from modelpool.scheduler.decisions.placement.waiting import Reservations, first_to_start, is_sooner_elsewhere
 from modelpool.scheduler.decisions.queue.backlog import BacklogLine

@@ -23,7 +23,7 @@ from math import inf
 
 from modelpool.pool.values.specs.spec import NodeId
 from modelpool.scheduler.decisions.costs.gang_costs import gang_extra_seconds, moving_seconds, streams
-from modelpool.scheduler.decisions.placement.rules import PlacementQuery
+from modelpool.scheduler.decisions.placement.placement_query import PlacementQuery
 from modelpool.scheduler.model.gang_times import FORMING_SECONDS
 from modelpool.scheduler.model.jobs import Task
 from modelpool.scheduler.model.workers import Worker

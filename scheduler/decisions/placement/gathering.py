@@ -11,7 +11,7 @@ With resident weights, an image would be sampled as soon as its prompt is encode
 from __future__ import annotations
 
 from modelpool.scheduler.decisions.placement.batching import batch_sizes, may_share, paying_size, tasks_that_fit
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision, PlacementQuery, make_decision
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.model.cost_classes import LAST_RANK, CostClass
 from modelpool.scheduler.model.jobs import Task
 from modelpool.scheduler.model.placement_record import PlacementRule

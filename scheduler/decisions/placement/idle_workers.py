@@ -10,7 +10,7 @@ from itertools import islice
 
 from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.scheduler.decisions.costs.cost_model import Costs
-from modelpool.scheduler.decisions.placement.rules import PlacementQuery, is_divided
+from modelpool.scheduler.decisions.placement.placement_query import PlacementQuery, is_divided
 from modelpool.scheduler.model.cost_classes import CostClass
 from modelpool.scheduler.model.jobs import Task
 from modelpool.scheduler.model.workers import Worker

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 from modelpool.scheduler.decisions.placement.batching import has_urgent_task, may_share
-from modelpool.scheduler.decisions.placement.rules import PlacementQuery
+from modelpool.scheduler.decisions.placement.placement_query import PlacementQuery
 from modelpool.scheduler.decisions.queue.shares import share_window_end
 from modelpool.scheduler.model.jobs import Task
 from modelpool.scheduler.model.workers import Worker

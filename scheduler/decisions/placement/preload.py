@@ -40,8 +40,8 @@ from modelpool.scheduler.decisions.placement.overlap import (
     waiting_work,
     would_switch_patches,
 )
+from modelpool.scheduler.decisions.placement.placement_query import PlacementDecision
 from modelpool.scheduler.decisions.placement.preload_value import PreloadUses, Victim, preload_value
-from modelpool.scheduler.decisions.placement.rules import PlacementDecision
 from modelpool.scheduler.decisions.queue.demand import Demand
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.cost_classes import CostClass

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from modelpool.scheduler.decisions.placement.baseline_policies import arrival_order, least_loaded
 from modelpool.scheduler.decisions.placement.expected_completion import soonest
-from modelpool.scheduler.decisions.placement.rules import Placement, arrival_order, least_loaded
+from modelpool.scheduler.decisions.placement.placement_query import Placement
 
 #: the keys are the names in `scheduler.model.config.PLACEMENT_NAMES`
 PLACEMENTS: Mapping[str, Placement] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from modelpool.pool.values.specs.spec import ComponentKey
 from modelpool.scheduler.decisions.costs.cost_model import Costs
-from modelpool.scheduler.decisions.placement.rules import PlacementQuery
+from modelpool.scheduler.decisions.placement.placement_query import PlacementQuery
 from modelpool.scheduler.model.cost_classes import CostClass, LoadEstimate
 from modelpool.scheduler.model.workers import Worker
 

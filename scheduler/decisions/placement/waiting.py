@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from modelpool.pool.values.specs.spec import WorkerId
 from modelpool.scheduler.decisions.placement.idle_workers import near
-from modelpool.scheduler.decisions.placement.rules import PlacementQuery, is_divided
+from modelpool.scheduler.decisions.placement.placement_query import PlacementQuery, is_divided
 from modelpool.scheduler.decisions.queue.backlog import BacklogLine
 from modelpool.scheduler.model.cost_classes import CostClass
 from modelpool.scheduler.model.jobs import Task

@@ -5,9 +5,9 @@ requests per second. So the size with the smaller expected 99th percentile is ch
 arrivals before it alone: its bytes depend on the size, and on nothing else.
 
 Rules
-1. The rate of a kind of request is that of its last `WINDOW` arrivals, less its standard deviation (two of them where
-   arrivals are few): one larger pass in a hundred makes the slowest percent as slow as if all were larger. Where the
-   latest few came so much faster or slower that chance does not explain it (`SURE` standard deviations), it is the
+1. The rate of a kind of request is the rate of its last `WINDOW` arrivals, less its standard deviation (two of them
+   where arrivals are few): one larger pass in a hundred makes the slowest percent as slow as if all were larger. Where
+   the latest few came so much faster or slower that chance does not explain it (`SURE` standard deviations), it is the
    nearest rate that explains them. So a burst counts after some arrivals, and so does its end.
 2. Other work, other kinds at their sizes and requests that choose no size, waits in the same queue
    (`scheduler.decisions.queue.mixed_load`). What a larger pass saves depends on how many of its rows are taken while

@@ -101,7 +101,7 @@ class FakeJobs:
         self._ended: list[ImageResult | JobFailure] = []
 
     def results(self) -> Iterator[ImageResult | JobFailure]:
-        """All, in an order that is not that of the submission."""
+        """All, in another order than they were submitted."""
         self._requests.update(self._take())
         for index in sorted(self._requests, reverse=True):
             self._before_each(index)
@@ -190,7 +190,7 @@ class FakePool:
         return ""
 
     def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
-        """Each, or what is wrong with it."""
+        """Each, or its problem."""
         return tuple(self._recipe(request) for request in requests)
 
     def submit_stream(

@@ -119,7 +119,7 @@ def test_ctrl_c_in_the_middle_of_a_batch_and_the_same_command_again(pool: ModelP
 
 def test_kill_9_in_the_middle_of_a_batch_and_the_same_command_again(pool: ModelPool, tmp_path: Path) -> None:
     """1. One image is written, and another one is being sampled. 2. The command is killed. 3. The same command skips
-    what is there and makes the rest, each image once; nothing is left of the killed one."""
+    outputs that exist and makes the rest, each image once; nothing is left of the killed one."""
     lines = [{"prompt": "a blue square", "seed": seed, "steps": 60} for seed in range(3)]
     (tmp_path / "jobs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = ("batch", "jobs.jsonl", "--model", "shapes", "--out", "p", "--pool", pool.address)

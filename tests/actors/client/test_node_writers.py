@@ -50,7 +50,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_the_driver_fetches_no_pixels_until_its_program_wants_some(tmp_path: Path) -> None:
-    """Equal requests with different ids have a file each, and pixels are those of the file."""
+    """Equal requests with different ids have a file each, and pixels equal the file's."""
     writers = FakeWriters()
     wanted = [*requests(6), *(requests(1, id=name)[0] for name in ("cat", "dog"))]
     with opened(writers, tmp_path) as (pool, fetched):

@@ -76,7 +76,7 @@ def test_each_request_is_checked_once(pool: ModelPool, monkeypatch: pytest.Monke
 
 
 def test_refused_and_impossible_requests_have_no_result(pool: ModelPool, tmp_path: Path) -> None:
-    """One with an unknown model, one whose image is gone by now, and one that the caller does not want."""
+    """One with an unknown model, one with an image that is gone by now, and one that the caller does not want."""
     answers: dict[int, Recipe | UserError] = {}
 
     def decide(index: int, answer: Recipe | UserError) -> bool:

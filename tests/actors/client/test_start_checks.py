@@ -1,4 +1,4 @@
-"""What is found out before a pool is started: folders that do not exist, and names that mean nothing."""
+"""Checks before a pool is started: folders that do not exist, and names that mean nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration: every preset loads, and what is wrong in a file is named with the file and the key."""
+"""The configuration: every preset loads, and errors name the file and the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[groups.NAME] and [autoscaling]: the scheduler gets what is written; what is wrong is named with its table."""
+"""[groups.NAME] and [autoscaling]: the scheduler gets the values of the file; errors name the table."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`batch = "adaptive"` in the controller.
 
-Proves: the recipe, the tasks and the ids are those of a request with the chosen number; few requests have 1 and many
+Proves: the recipe, the tasks and the ids are the ids of a request with the chosen number; few requests have 1 and many
 the size that pays; a request that comes again keeps its size; measured run times decide, where there are some; what
 cannot join passes has 1; all other requests are as they were.
 """
@@ -18,7 +18,7 @@ from modelpool.actors.control.build_requests import build_requests
 from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.control.question_turns import QuestionTurns
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.features.batch_choice import USUAL_TERMS, BatchTerms
+from modelpool.actors.graph.features.auto_batch import USUAL_TERMS, BatchTerms
 from modelpool.actors.graph.features.recorded_batches import output_keys
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.batch_gains import MeasuredGain

@@ -36,7 +36,7 @@ from modelpool.actors.control.catalog_questions import (
 from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService
 from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.common.stage_request import StageRequest
-from modelpool.actors.graph.features.batch_choice import USUAL_TERMS
+from modelpool.actors.graph.features.auto_batch import USUAL_TERMS
 from modelpool.actors.ray.fork_server import ForkServer, fork_command, python_command
 from modelpool.actors.ray.ray_session import short_folder
 from modelpool.actors.request.requests import GenerateRequest
@@ -52,7 +52,7 @@ from tests.actors.fakes import FakeCatalog
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-#: a prompt whose tokenization takes a while, and one that ends the process
+#: a prompt that takes a while to tokenize, and one that ends the process
 SLOW, DEADLY = "slow", "deadly"
 SLOW_SECONDS = 0.1
 
@@ -443,7 +443,7 @@ def test_measurements_reach_it_before_the_next_question_and_without_one(
 def test_measurements_are_not_collected_for_a_process_that_has_ended(
     python, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The controller kept those of all tasks until somebody submitted again."""
+    """The controller kept the values of all tasks until somebody submitted again."""
     monkeypatch.setattr(catalog_process, "LEARN_BATCH", 3)
 
     async def talk() -> None:

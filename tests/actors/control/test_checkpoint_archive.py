@@ -35,7 +35,8 @@ def state(step: int, steps: int = STEPS) -> RunState:
 
 
 class Pool:
-    """A pool of one worker whose sampling run waits after `step`. The folders are those of worker and controller."""
+    """A pool of one worker. Its sampling run waits after `step`. The folders are the folders of worker and
+    controller."""
 
     def __init__(self, folders: tuple[Path | None, Path | None], step: int = 0) -> None:
         self.reached, self.gate = threading.Event(), threading.Event()
@@ -124,7 +125,7 @@ def test_files_that_cannot_be_used_start_the_run_from_the_beginning(tmp_path: Pa
 def test_a_drained_pool_has_saved_the_run_that_it_stopped(tmp_path: Path) -> None:
     """The worker's own folder is lost with its node: the state was read from it and saved with the controller's."""
     pool = Pool((None, tmp_path), step=3)
-    pool.line.fleet._checkpoint_seconds = 1e6  # the only state is that of the stop
+    pool.line.fleet._checkpoint_seconds = 1e6  # the only state is the state at the stop
 
     def go_on_when_stopped() -> None:
         worker, _ = pool.line.fleet.workers[WorkerId("gpu-0"), 1]
@@ -177,7 +178,7 @@ def test_an_archive_finds_what_is_there_and_reads_nothing_else(tmp_path: Path) -
 
 
 def test_a_folder_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a network file system whose server is gone: the pool opens, and jobs start from the beginning."""
+    """As on a network file system with a server that is gone: the pool opens, and jobs start from the beginning."""
     monkeypatch.setattr(checkpoint_archive, "READ_SECONDS", 0.01)
     monkeypatch.setattr(CheckpointDisk.find, "__defaults__", (0, 0.01))
     gate = threading.Event()

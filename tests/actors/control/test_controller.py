@@ -651,7 +651,8 @@ class NotingState(SchedulerState):
 
 @dialogue
 async def test_what_the_core_says_of_a_run_reaches_the_worker() -> None:
-    """Found in a review: no test noticed when what is needed next was not sent on. Two models do not fit one GPU."""
+    """Found in a review: no test noticed when the next needed components were not sent on. Two models do not fit one
+    GPU."""
     state = NotingState()
     state.asked = []
     desk = await Desk(state=state).open()

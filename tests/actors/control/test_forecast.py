@@ -1,8 +1,8 @@
 """What images would do to a GPU's memory: properties of forecasts.
 
 Proves: the limits that a forecast names are exact (one byte less than the smallest is refused; from the next ones on no
-run is divided, and nothing moves for later images); no plan exceeds the capacity; figures are those of the tasks; a
-smaller memory is never faster; images add up.
+run is divided, and nothing moves for later images); no plan exceeds the capacity; figures are the figures of the tasks;
+a smaller memory is never faster; images add up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
 from modelpool.pool.values.core.errors import DoesNotFit
 from modelpool.pool.values.specs.spec import ComponentKey, JobId, Stage
-from modelpool.pool.weights.plan.streaming_order import ModuleBytes
+from modelpool.pool.weights.plan.partial_loads import ModuleBytes
 from tests.actors.fakes import MIB, SIZES, FakeCatalog
 
 GPU = Speeds(1e9, overlaps=True, ahead_bytes=MIB)

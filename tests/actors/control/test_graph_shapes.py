@@ -1,4 +1,4 @@
-"""A graph that is derived from that of another seed equals one that is built from nothing."""
+"""A graph that is derived from the graph of another seed equals one that is built from nothing."""
 
 from __future__ import annotations
 

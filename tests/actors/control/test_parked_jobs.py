@@ -1,4 +1,4 @@
-"""Jobs whose turn is far are not in the core: their order, their ends and their history are as if they were. Only work
+"""Jobs with a late turn are not in the core: their order, their ends and their history are as if they were. Only work
 that is equal to theirs is not shared before they enter.
 """
 

@@ -142,7 +142,7 @@ def test_a_pool_pins_by_name_and_checks_arguments() -> None:
 
 
 def test_weights_of_a_pinned_model_are_resident_before_its_first_image() -> None:
-    """A real engine: the first image moves nothing, and equals that of a pool without pins."""
+    """A real engine: the first image moves nothing, and equals the image of a pool without pins."""
     config = PoolConfig().override(
         device="sim", workers=1, vram="64MiB", models=[SHAPES / "models"], loras=[SHAPES / "loras"]
     )

@@ -99,7 +99,7 @@ def test_the_next_task_counts_as_running_while_the_device_decodes(overlaps: bool
 
 
 def test_an_upscale_counts_as_running_while_the_device_decodes_another_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found in a review: it counted as a decode. One that reads what is decoded waits, as other decodes do."""
+    """Found in a review: it counted as a decode. One that reads a decoded image waits, as other decodes do."""
     monkeypatch.setattr(Calls, "join", lambda *args: False)
 
     async def talk() -> None:

@@ -1,5 +1,5 @@
-"""Random recipes and requests, and digests of everything that follows from them: `tests/golden/recipes.json` has those
-of an earlier version. `tests.actors.graph.test_random_recipes` compares.
+"""Random recipes and requests, and digests of everything that follows from them: `tests/golden/recipes.json` has the
+results of an earlier version. `tests.actors.graph.test_random_recipes` compares.
 
 Record anew with `python -m tests.actors.graph.random_recipes`, and only if outputs are meant to change.
 """

@@ -1,4 +1,4 @@
-"""Cutting: what is equal is one task, what differs is not, and a task names all that its result depends on."""
+"""Cutting: equal work is one task, different work is not, and a task names all that its result depends on."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_audio_has_no_sides() -> None:
 
 @pytest.mark.parametrize("facts", [PLAIN_SAMPLING, video(), AUDIO])
 def test_every_format_is_of_one_kind(facts: SamplingFacts) -> None:
-    """What is made can be written as its own formats, and as no other."""
+    """An output can be written in its own formats, and as no other."""
     taken = []
     for name in FORMATS:
         try:

@@ -87,7 +87,7 @@ def test_listed_levels_are_refused_by_samplers_that_place_their_own() -> None:
 
 
 def test_levels_published_for_stable_diffusion_are_warned_of_on_models_with_others() -> None:
-    """Stable Video Diffusion has levels up to 700, those of the schedules begin at 14.6."""
+    """Stable Video Diffusion has levels up to 700, the schedules' begin at 14.6."""
     svd = SamplingFacts(noise=NoiseFacts(NoiseKind.EDM, 0.002, 700.0), video=VideoFacts(14, 1, 7.0))
     for schedule in SCHEDULES:
         request = GenerateRequest(model="m", prompt="p", sampler="euler", schedule=schedule)

@@ -1,7 +1,7 @@
 """A process that serves a pool of fake engines until a signal, as `modelpool serve` does: for tests of its end.
 
 `python -m tests.actors.http.serving_process FOLDER [journal]` prints its address, and `ended` when the pool is closed.
-With `journal` it is the pool of `test_job_service.Service`, whose jobs wait for a controller.
+With `journal` it is the pool of `test_job_service.Service`, with jobs that wait for a controller.
 """
 
 from __future__ import annotations

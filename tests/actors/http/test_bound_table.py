@@ -34,7 +34,7 @@ NOT_REFUSED = "'any'"
 NO_BOUNDS = {"port"}
 #: fields that an interface documents as ignored: no work depends on them
 IGNORED = {("/sdapi/v1/txt2img", name) for name in ("mask", "distilled_cfg_scale", "hr_distilled_cfg", "hr_cfg")}
-#: numbers whose size costs nothing, and `metadata`, which has a bound of its bytes
+#: numbers that may be of any size, and `metadata`, which has a bound of its bytes
 FREE_NUMBERS = {"loras.strength", "loras.text_strength", "metadata"}
 _A1111 = {"prompt": "x", "enable_hr": True}
 
@@ -113,7 +113,7 @@ def excesses(schema: Mapping[str, Any], resolve: Any) -> Iterator[Any]:
 
 
 def unbounded(path: str, base: Mapping[str, Any], schema: Mapping[str, Any], tmp_path: Path) -> list[str]:
-    """The fields of a body whose excesses pass all checks, or are refused without their name."""
+    """The fields of a body with excesses that pass all checks, or are refused without their name."""
     described = {**schema, "components": {"schemas": request_schemas()}}
 
     def resolve(each: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from tests.actors.http.fake_page_pool import SLOW, open_page_pool
 
 
 class BusyPool(RefusingPool):
-    """A pool whose answers take until `closed`, as those about many requests of a busy catalog."""
+    """A pool with answers that take until `closed`, as those about many requests of a busy catalog."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()

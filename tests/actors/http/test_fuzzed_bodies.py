@@ -1,6 +1,6 @@
 """1,000 damaged bodies for each interface: every one is answered with 4xx, and nothing is logged as a failure.
 
-The pool refuses what is valid, so that no body may succeed.
+The pool refuses valid requests, so that no body may succeed.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def _enlarged(image: RandomImage, scale: int) -> Any:
 
 
 class Differences:
-    """Collects what an interface makes of images beside what is expected."""
+    """Collects what an interface makes of images beside the expected values."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

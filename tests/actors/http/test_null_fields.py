@@ -83,7 +83,7 @@ def outcome(fields: Mapping[str, Any]) -> Any:
 
 
 def test_every_field_of_a_request_and_its_parts_may_be_null(tmp_path: Path) -> None:
-    """In Python, and in rows of job files, whose images are paths."""
+    """In Python, and in rows of job files, with paths of images."""
     from PIL import Image
 
     path = tmp_path / "start.png"

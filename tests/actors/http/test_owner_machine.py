@@ -52,7 +52,7 @@ class EndedJobs(OrderedJobs):
 
 
 class MachinePool(RefusingPool):
-    """Accepts what is not REFUSED."""
+    """Accepts requests that are not REFUSED."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, EndedJobs] = {}
@@ -77,7 +77,7 @@ class Live:
 
 
 class OwnerMachine(RuleBasedStateMachine):
-    """The real application, in front of a pool whose jobs end when a rule says so."""
+    """The real application, in front of a pool with jobs that end when a rule says so."""
 
     @initialize()
     def open(self) -> None:

@@ -103,7 +103,7 @@ def test_large_bodies_that_arrive_have_a_share_for_each_user(tmp_path: Path) -> 
         goes_on = asyncio.Event()
 
         async def stopped(user: str) -> int:
-            """A call whose body stops before its last byte until `goes_on`."""
+            """A call with a body that stops before its last byte until `goes_on`."""
             parts = [body[:-1], body[-1:]]
             sent: list[dict[str, Any]] = []
 

@@ -43,7 +43,7 @@ OFFER_SECONDS, OFFERS = 0.05, 200
 
 
 class SlowEngine:
-    """An engine whose steps take time, without computing. While `may_end` is clear, a step goes on, and offers its
+    """An engine with steps that take time, without computing. While `may_end` is clear, a step goes on, and offers its
     prediction for previews again."""
 
     def __init__(self, engine: WorkerEngine, may_end: threading.Event) -> None:

@@ -21,7 +21,7 @@ KEYS = {"ann": "a" * 20, "bob": "b" * 20}
 
 
 class SharedPool(OrderedPool, RefusingPool):
-    """A pool whose jobs end when a test says so."""
+    """A pool with jobs that end when a test says so."""
 
 
 def headers_of(user: str) -> dict[str, str]:

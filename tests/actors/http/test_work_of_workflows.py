@@ -1,4 +1,4 @@
-"""Workflows of a few KB whose work would grow faster than they do: each is fast, or refused by its bound."""
+"""Workflows of a few KB with work that would grow faster than they do: each is fast, or refused by its bound."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def samples(channels: int = 2, length: int = 10_007) -> Samples:
 
 
 def read(content: bytes) -> tuple[Samples, int, dict[str, str]]:
-    """Channels and samples, the rate, and what is told beside."""
+    """Channels and samples, the rate, and further facts."""
     with av.open(io.BytesIO(content), "r") as container:
         stream = container.streams.audio[0]
         channels = stream.codec_context.layout.nb_channels

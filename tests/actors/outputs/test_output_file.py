@@ -152,7 +152,7 @@ def test_a_wave_of_fewer_samples_than_pixels_is_drawn() -> None:
 
 
 def test_the_sheet_says_how_long(tmp_path: Path) -> None:
-    """The label has room for it: the sheet of a video is not that of the same file as an image."""
+    """The label has room for it: the sheet of a video differs from the sheet of the same file as an image."""
     recipe = dataclasses.replace(VIDEO_RECIPE, format="gif")
     path = tmp_path / file_name(recipe)
     path.write_bytes(encoded(video(), recipe))

@@ -299,7 +299,7 @@ def test_a_process_of_another_user_writes_no_files(tmp_path: Path) -> None:
 
 def test_a_writer_that_has_opened_a_place_before_its_layout_changed_writes_nothing(tmp_path: Path) -> None:
     """A user has removed the outputs meanwhile, and begun again with another layout: a folder of files and a sharded
-    one have different manifests, and the owner would not find what is listed in the other one.
+    one have different manifests, and the owner would not find the files of the other one.
     """
     address = tmp_path / "out"
     shards, thumbnails = OutputLayout(LayoutKind.WEBDATASET, SHARD_ROWS), OutputLayout(thumbnail_pixels=64)

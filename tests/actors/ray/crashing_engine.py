@@ -1,4 +1,5 @@
-"""An engine whose process ends while it samples, in the way that the prompt names. Importable in Ray's workers."""
+"""An engine with a process that ends while it samples, in the way that the prompt names. Importable in Ray's
+workers."""
 
 from __future__ import annotations
 

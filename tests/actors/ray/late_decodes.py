@@ -1,4 +1,4 @@
-"""An engine whose device decodes while the next runs begin, and a value that is slow to read. Importable in Ray's
+"""An engine with a device that decodes while the next runs begin, and a value that is slow to read. Importable in Ray's
 workers."""
 
 from __future__ import annotations

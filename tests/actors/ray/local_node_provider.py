@@ -1,4 +1,4 @@
-"""A node provider for Ray's autoscaler whose instances are raylets of this machine; imported by the autoscaler.
+"""A node provider for Ray's autoscaler with instances that are raylets of this machine; imported by the autoscaler.
 
 Node types may have in their `node_config`: "boot_seconds" (the instance takes that long to boot) and "stock_out" (no
 instance can be launched; the text is the reason).

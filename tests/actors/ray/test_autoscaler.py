@@ -1,7 +1,7 @@
 """Demand as pending actors, on Ray's real autoscaler: nodes come, images are rendered, nodes leave.
 
 The node types are those of configs/kuberay/raycluster.yaml, read by Ray's own parser of KubeRay's manifests, with the
-CPUs of this machine; the groups are those of configs/kuberay/config.yaml, with the times of this machine.
+CPUs of this machine; the groups are the groups of configs/kuberay/config.yaml, with the times of this machine.
 """
 
 from __future__ import annotations

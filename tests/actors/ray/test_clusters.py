@@ -1,6 +1,6 @@
 """Pools on clusters of several nodes: placement of controller and catalog, code and environments, several pools.
 
-Every test compares the bytes of all images with those of a run without Ray.
+Every test compares the bytes of all images with a run without Ray.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def first_pool(cluster: LocalCluster) -> None:
 
 
 def second_pool(cluster: LocalCluster) -> tuple[str, list[str], Finished]:
-    """Submit a batch to a pool whose GPUs another one has."""
+    """Submit a batch to a pool without GPUs: another one has them."""
     until((cluster.folder / "first-is-up").exists)
     with sim_pool(cluster, name="second") as pool:
         jobs = pool.submit(WANTED, output=False)

@@ -1,4 +1,4 @@
-"""A pool whose cluster keeps the state of Ray's control service in Redis goes on when that service starts again.
+"""A pool with a cluster that keeps the state of Ray's control service in Redis goes on when that service starts again.
 
 With real processes: a Redis, a cluster of three nodes, `modelpool up`, and a submission that is under way.
 """

@@ -1,4 +1,4 @@
-"""Pools whose nodes lack files, are lost, join and are drained: every image exists once, with the bytes of a run
+"""Pools with nodes that lack files, are lost, join and are drained: every image exists once, with the bytes of a run
 without faults, and no job fails.
 """
 

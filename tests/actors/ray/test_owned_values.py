@@ -43,7 +43,7 @@ class Owner:
         return len(used & self._owned._ids.keys()), values_kept()
 
     async def swept(self) -> tuple[int, int, int]:
-        """What a sweep frees, what is watched after it, and what Ray keeps."""
+        """The values that a sweep frees, the ones watched after it, and the ones that Ray keeps."""
         return self._owned.sweep(), len(self._owned), values_kept()
 
 

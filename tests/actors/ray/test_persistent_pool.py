@@ -68,7 +68,7 @@ someone = "{KEY}"
 
     @contextlib.contextmanager
     def running(self, container: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-        """Run a container; its processes end with the context, as those of a container do."""
+        """Run a container; its processes end with the context, as a container's do."""
         script = script_of(container).replace(CONFIG, str(self.config)).replace("127.0.0.1:6379", self.cluster.address)
         script = re.sub("^ray start .*$", "", script, flags=re.MULTILINE)
         script = re.sub(r"\b(modelpool|ray) (?=up|serve|health)", rf"{Path(sys.executable).parent}/\1 ", script)

@@ -2,8 +2,8 @@
 
 Proves: the configuration is one that the pool accepts, with the groups that the cluster has; every command line is one
 of modelpool's or Ray's command; every probe asks for a path that needs no key and exists; volumes, selectors and
-secrets agree; the alerts are those of configs/prometheus; each example of the chart gives the manifest
-that is in the repository, if a Helm is installed.
+secrets agree; the alerts are the alerts of configs/prometheus; each example of the chart gives the manifest that is in
+the repository, if a Helm is installed.
 """
 
 from __future__ import annotations

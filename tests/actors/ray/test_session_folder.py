@@ -82,7 +82,7 @@ def test_what_a_killed_program_left_is_removed_with_its_processes(tmp_path: Path
 
 
 def test_programs_in_a_home_folder_called_ray_go_on(tmp_path: Path) -> None:
-    """As in images of Ray. Only our stand-in for an agent was added to what is killed."""
+    """As in images of Ray. Only our stand-in for an agent was added to the killed processes."""
     (tmp_path / "ray").mkdir()
     folder, processes = SessionFolder(tmp_path), []
     for name in ("dashboard_client.py", "autoscaler.py", "agent_stand_in.py"):

@@ -79,7 +79,7 @@ def test_only_the_parts_of_a_raylets_command_that_are_as_expected_change(tmp_pat
     for unknown in (
         ["raylet", f"--python_worker_command={sys.executable} /r/default_worker.py", *where],
         ["raylet", *agents],
-        ["raylet", agents[1], *where],  # a pool whose workers are no forks needs this agent from the start
+        ["raylet", agents[1], *where],  # a pool with workers that are no forks needs this agent from the start
         ["raylet", f"{agents[1]}2", *where],
     ):
         assert raylet_command(unknown, ours, exports=False) == (unknown, False)

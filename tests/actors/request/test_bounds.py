@@ -1,4 +1,4 @@
-"""Texts and lists of a request have bounds, whose messages name the field, what was found, and the bound."""
+"""Texts and lists of a request have bounds. Messages name the field, the value found, and the bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The field `image_prompts`: its short form, what is refused by name, and embeddings of faces in every form."""
+"""The field `image_prompts`: its short form, refusals by name, and embeddings of faces in every form."""
 
 from __future__ import annotations
 

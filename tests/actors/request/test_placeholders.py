@@ -1,5 +1,4 @@
-"""Models that work from images can be planned for without one: what is asked for then is what an image of that size
-would ask for."""
+"""Models that work from images can be planned for without one: it then asks for the bytes of an image of that size."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_other_terms_that_cannot_be(field: dict[str, object]) -> None:
 
 
 def test_terms_in_a_job_file_do_not_change_its_seeds(tmp_path: Path) -> None:
-    """Somebody adds a deadline to a file whose batch was stopped: the same images are missing as before."""
+    """Somebody adds a deadline to a file with a batch that was stopped: the same images are missing as before."""
     plain, hurried = tmp_path / "plain.jsonl", tmp_path / "hurried.jsonl"
     lines = [{"model": "m", "prompt": f"p{number}"} for number in range(3)]
     plain.write_text("\n".join(json.dumps(line) for line in lines))

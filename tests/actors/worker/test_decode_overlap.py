@@ -1,4 +1,4 @@
-"""A worker whose device still computes a decode starts the run behind it, and reports both as runs in turn."""
+"""A worker with a device that still computes a decode starts the run behind it, and reports both as runs in turn."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def end_of(worker: GpuWorker, request: RunRequest) -> RunEnds:
 
 
 def by_the_calls_of_ray(worker: GpuWorker, requests: list[RunRequest], inputs: list[list[Result]]) -> Any:
-    """As `RayFleet` does it: all runs begin in one thread, and another one waits for what is decoded."""
+    """As `RayFleet` does it: all runs begin in one thread, and another one waits for the decoded images."""
     answers = [begun(worker, request, *own) for request, own in zip(requests, inputs, strict=True)]
     with ThreadPoolExecutor(1) as thread:
         for place, request in enumerate(requests):

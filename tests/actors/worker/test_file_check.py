@@ -1,4 +1,4 @@
-"""A worker whose machine lacks a file, or has another one of that name, says so before it runs anything."""
+"""A worker with a machine that lacks a file, or has another one of that name, says so before it runs anything."""
 
 from __future__ import annotations
 

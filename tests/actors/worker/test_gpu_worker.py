@@ -201,7 +201,7 @@ def test_a_worker_whose_gpu_is_broken_is_over_after_its_report(name, over) -> No
 
 
 def test_what_was_done_about_memory_is_told_from_the_first_attempt_on() -> None:
-    """The rungs of the request come first, those of the worker after them; for good ends and for bad ones."""
+    """The rungs of the request come first, the worker's after them; for good ends and for bad ones."""
     from modelpool.pool.weights.patcher.out_of_memory import RanOutOfMemory
 
     before, there = (OomStep.DROP_CACHES, OomStep.OTHER_WORKER), (OomStep.DROP_CACHES, OomStep.STREAM_MORE)

@@ -75,7 +75,7 @@ class Saving(Bench):
         return dict(self.disk.folder.steps())
 
     def left_after(self, *reports: TaskReport) -> dict[str, int]:
-        """What is saved once the controller needs the checkpoints of these runs no more."""
+        """States saved once the controller needs the checkpoints of these runs no more."""
         for report in reports:
             assert report.error is None
             assert report.has_checkpoints

@@ -55,7 +55,7 @@ class PredictingEngine(FakeEngine):
 
 
 class Watched(Bench):
-    """A worker whose previews are collected."""
+    """A worker with previews that are collected."""
 
     def __init__(self, before: Callable[[Watched, int], None] = lambda bench, step: None) -> None:
         super().__init__(PredictingEngine(lambda step: before(self, step)), steps=STEPS)

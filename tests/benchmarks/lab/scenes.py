@@ -51,7 +51,7 @@ def job(
 
 
 def workers(*capacities_gib: float, node: str = "", speed: float = 1.0) -> list[SimulatedGpu]:
-    """g0, g1, ..., up at once, whose links carry 4 GiB a second: a model is there after a second."""
+    """g0, g1, ..., up at once, with links of 4 GiB a second: a model is there after a second."""
     return [
         SimulatedGpu(WorkerId(f"g{n}"), int(size * GIB), 4.0 * GIB, speed, start_seconds=0.0, node=NodeId(node))
         for n, size in enumerate(capacities_gib)

@@ -150,7 +150,7 @@ def test_the_clairvoyant_reads_ahead() -> None:
 
 
 def test_reading_ahead_asks_for_each_file_once_and_for_no_more_than_there_is_room() -> None:
-    """Files of 4 GiB, room for 9: at the first step those of the next two, then one more as each is used."""
+    """Files of 4 GiB, room for 9: at the first step the modules of the next two, then one more as each is used."""
     names = ["a", "c", "a", "d", "e"]
     tasks = [job(f"j{n}", name).job.tasks[0] for n, name in enumerate(names)]
     components = {spec.key: spec for spec in (model(name) for name in names)}

@@ -1,4 +1,4 @@
-"""Loads of caches by slots: against caches that are played slot by slot, and against what is known of them."""
+"""Loads of caches by slots: against caches that are played slot by slot, and against known facts about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Generated requests are like those of the Katz trace: caches of every size load as often, the same things are popular.
+"""Generated requests are like requests of the Katz trace: caches of every size load as often, the same things are
+popular.
 
 Also what such a workload is: well formed, as dense in time as asked, and hard on caches that do not know it.
 """
@@ -20,8 +21,8 @@ from modelpool.scheduler.model.jobs import problem_with
 from modelpool.scheduler.simulator.workloads.trace_lines import from_lines, to_lines
 
 KINDS = ("loras", "controlnets")
-#: instances of the trace's average length whose LoRAs are drawn. Chance makes few of them differ from many by about 2%;
-#: ControlNets, of which there are few, by more: theirs are drawn for as many as the trace has
+#: instances of the trace's average length with LoRAs that are drawn. Chance makes few of them differ from many by about
+#: 2%; ControlNets, of which there are few, by more: theirs are drawn for as many as the trace has
 LORA_INSTANCES = 24
 SEED = 5
 SHARE_POINTS = {"loras": 2.5, "controlnets": 4.5}
@@ -47,7 +48,7 @@ def test_a_short_stream_is_like_a_long_one(service: KatzService, kind: str, monk
     """Found in a review: the first requests of each instance were the same single ControlNets everywhere, which was
     most of what a large cluster was asked for. The first 60 requests that each of 120 instances gives, by caches that
     have been there since it began: LoRA loads as in the trace, and ControlNet loads, of which there are few, within
-    three times what is allowed."""
+    three times the bound."""
     count, length, slots = 120, 60, range(1, 11)
     short = requests_by_instance(service, count, length, Random(7))
     before = katz.BURN_IN_REQUESTS

@@ -85,8 +85,8 @@ def test_what_no_shape_tells_is_taken_from_the_configuration_in_its_folder(zeros
 
 
 def test_equal_files_beside_which_other_things_are_said_are_two(tmp_path: Path) -> None:
-    """In whichever order they are asked for: with an id, a place in memory and company of its own each. What is said
-    as shapes tell it is as if nothing was said, and ids are what they were before anything was read."""
+    """In whichever order they are asked for: with an id, a place in memory and company of its own each. Saying what
+    shapes tell is as saying nothing, and ids are what they were before anything was read."""
     paths = {zeros: in_folder(tmp_path / str(zeros), json.dumps({ZEROS: zeros})) for zeros in (True, False)}
     plain_path = in_folder(tmp_path / "plain", "{}")
     for order in ((True, False), (False, True)):
@@ -151,7 +151,7 @@ def test_which_images_one_of_sd35_large_reads_is_said_by_its_file_or_else_its_na
 
 @pytest.mark.parametrize("order", [("canny", "copy"), ("copy", "canny")])
 def test_the_name_that_counts_is_that_of_the_file_which_is_asked_for(order: tuple[str, str], tmp_path: Path) -> None:
-    """Not that of a copy which was asked for before, nor of the place that a link leads to."""
+    """Not the time of a copy which was asked for before, nor of the place that a link leads to."""
     shelf = shelf_of(tmp_path)
     for name in order:
         tiny_controls.write(tmp_path / f"{name}.safetensors", tiny_controls.sd35_large, 5, without_kind)

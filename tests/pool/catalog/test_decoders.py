@@ -1,4 +1,4 @@
-"""Which of the models that are there makes images of what another one makes, and what is told where none does."""
+"""Which of the models that are there makes images of what another one makes, and the message where none does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Accelerators of every maker are opened, described and counted alike, through fakes of torch's modules for them.
 
-Proves: what is free is what the driver has and what the allocator caches; other processes' memory is not; the budget is
-held by the allocator; a kind that is not installed is never imported; host memory honours control groups.
+Proves: free bytes are the driver's and the allocator's cached ones; other processes' memory is not; the budget is held
+by the allocator; a kind that is not installed is never imported; host memory honours control groups.
 """
 
 from __future__ import annotations

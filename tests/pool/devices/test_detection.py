@@ -1,4 +1,4 @@
-"""What a machine has, found without failing for want of anything, and what is odd about it, with what to do."""
+"""What a machine has, found without failing for want of anything, and oddities, with what to do."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_lost_card_is_reckoned_as_any_other() -> None:
 
 
 class NoContext(UsualModule):
-    """As torch.cuda, where asking the driver what is free makes a context on the card, which takes its memory."""
+    """As torch.cuda, where asking the driver for free bytes makes a context on the card, which takes its memory."""
 
     def mem_get_info(self, index: int) -> tuple[int, int]:
         raise AssertionError("this makes a context")

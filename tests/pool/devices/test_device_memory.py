@@ -1,4 +1,4 @@
-"""Memory of a device over the life of an engine: what is waited for, what is taken later, what libraries take.
+"""Memory of a device over the life of an engine: the wait, memory that is taken later, what libraries take.
 
 Proves: an engine that replaces a dying process does not keep for life what was free meanwhile; the wait is bounded and
 logged; growth holds to the budget, the cap and other engines; workspaces of libraries are not planned with.

@@ -1,4 +1,4 @@
-"""Work on several streams of a device: what is read was written before, and memory is not used again too early.
+"""Work on several streams of a device: each read is after its write, and memory is not used again too early.
 
 Proves, by the happens-before checker: streamed forwards, copies that stay, LoRA switches and preloads beside a run,
 decodes that overlap with the next run, stops and errors in the middle are ordered by waits of streams and events; and
@@ -158,7 +158,7 @@ def preload_beside_runs(checker: StreamChecker) -> None:
 
 
 def load_and_fail(checker: StreamChecker) -> None:
-    """A load that fails in the middle of a tensor, whose memory is used again."""
+    """A load that fails in the middle of a tensor. Its memory is used again."""
     with checker.pipeline(device(), 0, slot_bytes=1 << 12) as pipeline:
         fill, calls = pipeline._loader.fill, count()
 
@@ -192,7 +192,7 @@ class Images:
         return latent
 
     def begin(self, latent: Latent) -> Callable[[], object]:
-        """Begin a decode whose weights have to be loaded."""
+        """Begin a decode with weights that have to be loaded."""
         self._engine.vram.unload_all()
         task = self._pipeline.task(self._decode)
         return self._engine.begin(task, self._decode, inputs_of(self._decode, latent), QUIET)

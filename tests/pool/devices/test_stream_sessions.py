@@ -49,7 +49,7 @@ Ending = Callable[[], tuple[object, object]]
 
 
 class Session:
-    """One engine and what is done with it."""
+    """One engine and the calls of it."""
 
     def __init__(self, engine: Engine, catalog: Catalog, chance: random.Random, known: dict[Key, np.ndarray]) -> None:
         self.engine, self.catalog, self.chance, self.known = engine, catalog, chance, known
@@ -150,7 +150,7 @@ class Session:
             self.compare(key, result.pixels_HWC)
 
     def end(self) -> None:
-        """Wait for what is pending."""
+        """Wait for pending work."""
         while self._waiting:
             self.act_to(self.collect)
         self.engine.close()

@@ -1,4 +1,4 @@
-"""Copies ahead of use: what is handed out is right and safe to read, and guesses stay within their bytes.
+"""Copies ahead of use: its results are right and safe to read, and guesses stay within their bytes.
 
 With streams that only keep account of what happens before what. Proves the rules of the ring, that any order of asking
 gives the right tensors, that a repeated order is guessed, that wrong guesses are dropped, and that a real model streams
@@ -53,7 +53,7 @@ def opened() -> torch.device:
 
 
 def weights(count: int, elements: int = 256) -> list[Tensor]:
-    """Tensors of 1 KiB that can be told apart, views of one buffer as those of a mapped file are."""
+    """Tensors of 1 KiB that can be told apart, views of one buffer, as tensors of a mapped file are."""
     return list(torch.arange(count * elements, dtype=torch.float32).view(count, elements))
 
 
@@ -262,7 +262,7 @@ class PlainEvent:
 
 
 class PlainStream:
-    """A stream whose work is done at once."""
+    """A stream that does its work at once."""
 
     def wait_stream(self, stream: object) -> None: ...
 

@@ -1,4 +1,5 @@
-"""Policies: what a person asks for, what a device suggests, what is left to others, and what a worker may then use."""
+"""Policies: what a person asks for, what a device suggests, the bytes left to others, and what a worker may then
+use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRAs whose strength changes over the steps, or that act for some texts only.
+"""LoRAs with a strength that changes over the steps, or that act for some texts only.
 
 Proves: a run of the engine is what a program composes of the patcher's hooks and keyframes, bit for bit, also after an
 interruption and with the smallest budget; texts without such a LoRA are encoded and predicted without it.
@@ -85,7 +85,7 @@ def hook(pipe: Pipeline, lora: LoraRef, *keyframes: HookKeyframe) -> WeightHook:
 
 
 def by_hand(pipe: Pipeline, work: SampleParams, texts: tuple[Result, ...], *groups: HookGroup | None) -> FloatArray:
-    """The latent of a run whose texts have these hooks: the prompt, the negative prompt, those of regions."""
+    """The latent of a run with texts that have these hooks: the prompt, the negative prompt, those of regions."""
     patcher = pipe.engine.patcher(pipe.model, Role.DIFFUSION_MODEL)
     conditions = []
     for text, group in zip(texts, groups, strict=True):
@@ -157,7 +157,7 @@ def test_a_lora_for_some_texts_is_a_hook_of_their_conditions(pipe: Pipeline) -> 
 
 
 def test_weights_change_once_in_a_step_for_two_texts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text whose weights are in place is predicted first."""
+    """The text with weights that are in place is predicted first."""
     texts, (twist, turn) = texts_of(pipe), pipe.loras
     seen, realize = [], ModelPatcher.realize
 

@@ -1,8 +1,7 @@
-"""A decode that overlaps with the next sampling run: pixels, memory and failures are those of runs one
-after the other.
+"""A decode that overlaps with the next sampling run: pixels, memory and failures equal runs one after the other.
 
-On the simulated device with streams whose work is over when somebody waits for it, so that a decode is pending for as
-long as a test wants; and on sim and cpu as they are, which have no streams.
+On the simulated device with streams that finish when somebody waits for them, so that a decode is pending for as long
+as a test wants; and on sim and cpu as they are, which have no streams.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class Bench:
         return self.vae in self.engine.vram.leased
 
     def check(self, ending: Callable[[], tuple[Result, RunCost]], latent: np.ndarray) -> None:
-        """Both results are those of runs in turn, and nothing is held for them any more."""
+        """Both results equal runs in turn, and nothing is held for them any more."""
         assert np.array_equal(pixels_of(ending()[0]), self.pixels)
         assert isinstance(self.latent, Latent)
         assert np.array_equal(latent, self.latent.samples_CHW)
@@ -160,7 +159,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 def test_a_decode_during_a_sampling_run_gives_the_usual_pixels_and_both_are_planned(catalog: Catalog) -> None:
     bench = Bench(catalog)
     ending = bench.begin()
-    (overlap,) = bench.streams.made[2:]  # after those of copies
+    (overlap,) = bench.streams.made[2:]  # after the events of copies
     assert overlap.waits == ["compute"], "it reads what the compute stream made"
     end = next(event for event in bench.streams.events if event.on == overlap.name)
     held = []

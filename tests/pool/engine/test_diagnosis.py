@@ -1,4 +1,4 @@
-"""What is decided for a machine's devices and why, from values alone: machines that no test runs on."""
+"""Decisions for a machine's devices, and why, from values alone: machines that no test runs on."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_machine_whose_package_takes_torchs_place_for_devices_is_not_broken(ki
 
 
 def test_a_name_that_another_package_claimed_is_a_note_too() -> None:
-    """In a process of its own, whose torch keeps the name for good."""
+    """In a process of its own: its torch keeps the name for good."""
     code = (
         "import torch; torch.utils.rename_privateuse1_backend('npu')\n"
         "from modelpool.pool.engine.diagnosis import self_test_problems\n"

@@ -217,7 +217,7 @@ def test_layouts_have_every_component(catalog: Catalog) -> None:
 
 
 def test_a_use_names_its_loras_as_components_whatever_their_strengths(folder: Path, catalog: Catalog) -> None:
-    """In the order in which they are applied; their size is that of the file, which is read whole."""
+    """In the order in which they are applied; their size is the size of the file, which is read whole."""
     twist = catalog.find_lora("twist", 0.5)
     use = catalog.use(catalog.find_model("toy"), Role.DIFFUSION_MODEL, (twist,))
     spec = catalog.lora_spec(twist)

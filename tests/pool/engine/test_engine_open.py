@@ -71,7 +71,7 @@ def test_the_least_room_is_enough_to_start() -> None:
 def test_a_card_without_room_for_a_process_to_begin_is_refused(
     error: type[RuntimeError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A context on a full card fails in the driver, before anybody can ask what is free."""
+    """A context on a full card fails in the driver, before anybody can ask for free bytes."""
 
     def full(kind: str, index: int, budget_bytes: int | None) -> None:
         raise error("CUDA error: out of memory")

@@ -1,4 +1,4 @@
-"""Explicit control's promise: what is on the device is what was put there, and the image does not depend on it.
+"""Explicit control's promise: the device has what was put there, and the image does not depend on it.
 
 Proves, on a random model of real layout and the simulated device: moving there and back gives back every byte, figures
 returned are what moved, partial moves are whole modules and keep to what was asked, images at any residency and with

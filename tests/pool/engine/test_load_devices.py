@@ -10,7 +10,6 @@ from modelpool.pool.engine.load_devices import (
     MemoryPlace,
     diffusion_first_place,
     diffusion_rest_place,
-    text_encoder_first_place,
     text_encoder_place,
     vae_place,
 )
@@ -40,24 +39,6 @@ def test_texts_are_encoded_on_cards_that_the_golden_table_calls_fast(name: str) 
     found: DeviceCapabilities = card(name)
     expected = DEVICE if GOLDEN["card_flags"][name]["fp16"] else HOST
     assert text_encoder_place(VramPolicy.NORMAL, found.float16).value is expected
-
-
-@pytest.mark.parametrize(
-    ("computes", "size", "free_device", "free_host", "first"),
-    [
-        (HOST, 4 * GIB, 20 * GIB, 1 * GIB, HOST),
-        (DEVICE, 1 * GIB, 20 * GIB, 1 * GIB, HOST),
-        (DEVICE, 1 * GIB + 1, 20 * GIB, 1 * GIB, DEVICE),
-        (DEVICE, 10 * GIB, 12 * GIB, 20 * GIB, HOST),  # 12 is not more than 10 * 1.2
-        (DEVICE, 10 * GIB, 12 * GIB + 2, 20 * GIB, DEVICE),
-        (DEVICE, 5 * GIB, 12 * GIB, 24 * GIB, HOST),  # 12 is not more than half of 24
-        (DEVICE, 5 * GIB, 12 * GIB + 1, 24 * GIB, DEVICE),
-    ],
-)
-def test_where_a_text_encoder_is_loaded_first(
-    computes: MemoryPlace, size: int, free_device: int, free_host: int, first: MemoryPlace
-) -> None:
-    assert text_encoder_first_place(computes, size, free_device, free_host).value is first
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Requests that join a running pass at a step, and leave when they are done.
 
 Proves on the shapes model and a simulated device, in float32: whenever a request joins, and whoever else is there, with
-whatever sampler, schedule, number of steps and guidance, its bytes are those of a closed pass of the same size; also if
-it resumes from a state, if others stop, pause or fail, and if memory runs out. Costs add up. What cannot join says why.
+whatever sampler, schedule, number of steps and guidance, its bytes are the bytes of a closed pass of the same size;
+also if it resumes from a state, if others stop, pause or fail, and if memory runs out. Costs add up. What cannot join
+says why.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ PLAIN: dict[str, Any] = {
     "prompt": "a red cube", "negative": "blurry", "steps": STEPS, "cfg": 5.0, "sampler": "dpmpp_2m", "width": 64,
     "height": 64,
 }  # fmt: skip
-#: the fields of requests whose runs use one feature each, and of one that uses all
+#: the fields of requests with runs that use one feature each, and of one that uses all
 FEATURES: dict[str, dict[str, Any]] = {
     "image prompt": {"image_prompts": [{"model": "adapter", "image": IMAGE, "strength": 0.8}]},
     "LoRA of a text": {"loras": [{"name": "twist", "only": ["prompt"]}]},

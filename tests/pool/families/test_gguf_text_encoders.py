@@ -1,5 +1,5 @@
-"""Families whose text encoder is a GGUF file: their texts are those of the values that the file stands for, with the
-tokenizer that is inside it, whether it is one file or split; and components are known by what they compute."""
+"""Families whose text encoder is a GGUF file: their texts are the texts of the values that the file stands for, with
+the tokenizer that is inside it, whether it is one file or split; and components are known by what they compute."""
 
 from __future__ import annotations
 

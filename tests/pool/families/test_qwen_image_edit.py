@@ -206,7 +206,7 @@ def test_words_have_weights_beside_a_image(tmp_path: Path) -> None:
 
 
 def test_without_a_image_it_is_qwen_image(tmp_path: Path) -> None:
-    """The part that sees images is a component that nothing uses then: the image is that of a file without it."""
+    """The part that sees images is a component that nothing uses then: the image is the image of a file without it."""
     for name in ("seeing", "blind"):
         (tmp_path / name).mkdir()
     seeing, blind = (

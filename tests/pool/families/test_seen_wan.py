@@ -45,7 +45,7 @@ SIDE_OF_TWO, STATES_OF_TWO = 224, 257
 
 @dataclass(frozen=True, eq=False)
 class TinySeeing(TinyFamily):
-    """A family whose file has a vision encoder, spelled as transformers does, as files of their own have it."""
+    """A family with a file that has a vision encoder, spelled as transformers does, as files of their own have it."""
 
     side: int = SIDE
 

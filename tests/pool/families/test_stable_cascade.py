@@ -1,4 +1,4 @@
-"""Stable Cascade, whole: a request of stage C finds stage B, and the image is that of diffusers' pair of pipelines
+"""Stable Cascade, whole: a request of stage C finds stage B, and the image is the image of diffusers' pair of pipelines
 with the same weights, texts and noise."""
 
 from __future__ import annotations

@@ -425,7 +425,7 @@ def test_two_that_say_different_numbers_of_samples_are_both_heard_behind_every_b
     state = {key: tensor.clone() for key, tensor in few.state_dict().items()}
     for key in [key for key in state if "blocks.0." in key]:
         again = key.replace("blocks.0.", "blocks.1.")
-        # a block whose modulation is zero changes nothing
+        # a block with a modulation that is zero changes nothing
         state[again] = torch.zeros_like(state[key]) if ".norm1.linear." in again else state[key].clone()
     save_file(state, folder / "many.safetensors")
     tiny = TinyFamilyModel(tmp_path, FAMILIES["flux_dev"])

@@ -79,7 +79,8 @@ def test_a_pair_is_saved_as_one_file_and_opens_as_what_it_was(tmp_path: Path) ->
 
 
 def test_each_model_is_patched_by_the_loras_that_are_for_it(tmp_path: Path) -> None:
-    """One file for each, as such LoRAs are published: the video is that of the merged models, each with its own."""
+    """One file for each, as such LoRAs are published: the video is the video of the merged models, each with its
+    own."""
     loras, pair = tmp_path / "loras", tmp_path / "pair"
     for folder in (loras, pair):
         folder.mkdir()

@@ -1,7 +1,7 @@
 """A zoo of real architectures: tiny configurations of diffusers and transformers classes, random weights, inputs.
 
-`FAMILIES` names them; `build` makes one. Weights are random everywhere, because zero-initialised gates would hide what
-is behind them. Sizes are as small as the code allows, so that a test can run all of them many times.
+`FAMILIES` names them; `build` makes one. Weights are random everywhere, because zero-initialised gates would hide the
+layers behind them. Sizes are as small as the code allows, so that a test can run all of them many times.
 """
 
 import torch

@@ -41,7 +41,8 @@ class Case:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """diffusers warns of its own deprecated names, torch of autocast on a CPU; neither is about what is tested."""
+    """diffusers warns of its own deprecated names, torch of autocast on a CPU; neither is about the subject of the
+    test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", message=r"In \w+ autocast", category=UserWarning)

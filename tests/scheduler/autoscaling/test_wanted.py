@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.values.core.errors import GIB
-from modelpool.scheduler.autoscaling.drain_time import finish_at, merged, shortfalls, worked_off
+from modelpool.scheduler.autoscaling.drain_time import finish_at, merged, shortfalls
 from modelpool.scheduler.autoscaling.outlook import (
     DueWork,
     Fleet,
@@ -141,6 +141,11 @@ def test_the_end_of_the_budget_leaves_nodes_that_cost_nothing() -> None:
     fleet = Fleet((node("a"), node("b", group="free")), spent=99.0)
     found = wanted(PendingWork(), [OUTLOOK, free], fleet, AT, AutoscalingConfig(max_cost=99.01))
     assert [one.node for one in found if isinstance(one, GiveUpNode)] == ["a"]
+
+
+def worked_off(ascending: list[tuple[float, float]], until: float) -> float:
+    """GPU-seconds that the servers work off until then."""
+    return sum(capacity * (until - free_at) for free_at, capacity in ascending if free_at < until)
 
 
 SERVERS = st.lists(st.tuples(st.floats(0.0, 500.0), st.floats(0.1, 8.0)), min_size=1, max_size=6).map(sorted)

@@ -1,5 +1,5 @@
-"""Files whose hashes are known only after runs have used them: what was made with a file that is not the expected one
-never leaves the pool."""
+"""Files with hashes that are known only after runs have used them: what was made with a file that is not the expected
+one never leaves the pool."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def with_unknown() -> Shell:
 
 
 def drained() -> Shell:
-    """A worker whose machine runs for hours."""
+    """A worker with a machine that runs for hours."""
     shell = pool(node="n1")
     shell.drain("n1", 10_000.0)
     return shell
@@ -411,7 +411,7 @@ def test_weights_of_a_queued_task_are_not_evicted_for_a_later_one() -> None:
 
 
 def test_what_evicts_weights_is_not_queued() -> None:
-    """What it evicts depends on what is needed next, and on what is pinned: not the weights of a decoding."""
+    """What it evicts depends on the next needed components, and on pins: not the weights of a decoding."""
     waits = sample(TaskId("given:1"), activation_bytes=6)
     for job in (image("one", "new", activation_bytes=6), alone("waits", waits, given=waits.needs)):
         shell = pool(capacity=24, send_ahead_seconds=5.0)

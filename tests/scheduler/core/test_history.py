@@ -1,4 +1,4 @@
-"""What is remembered of a job: each start with why, what was expected and what came of it."""
+"""The memory of a job: each start with why, what was expected and what came of it."""
 
 from __future__ import annotations
 

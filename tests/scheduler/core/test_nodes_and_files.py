@@ -114,7 +114,7 @@ def test_the_last_machine_with_a_file_is_lost() -> None:
 
 
 def test_resident_weights_need_no_file() -> None:
-    """1. a has the weights on its GPU. 2. Its machine lacks the file by now. 3. It still runs what is resident."""
+    """1. a has the weights on its GPU. 2. Its machine lacks the file by now. 3. It still runs resident models."""
     shell = on_nodes(a="node-1")
     shell.submit(alone("first", encode("cat")))
     shell.finish("a")
@@ -126,7 +126,7 @@ def test_resident_weights_need_no_file() -> None:
 
 def test_a_worker_that_refuses_runs_of_resident_weights_gets_no_more_of_them() -> None:
     """Found with a model file that was deleted under a pool: workers look at the files of each run, also of weights on
-    their GPUs. The task ran a thousand times in some seconds, since what is resident seemed to need no file."""
+    their GPUs. The task ran a thousand times in some seconds, since a resident model seemed to need no file."""
     shell = on_nodes(a="node-1", b="node-1")
     for name, prompt in (("a", "cat"), ("b", "dog")):
         shell.submit(alone(name, encode(prompt)))

@@ -297,8 +297,8 @@ def test_tasks_that_may_have_started_on_a_lost_worker_run_alone_afterwards() -> 
 
 
 def test_a_run_that_may_have_ended_before_its_worker_was_lost_has_not_failed() -> None:
-    """Its end would have been reported with that of the next run of its call, which took the worker down. With one
-    attempt, its job does not fail. The run that is alone afterwards counts."""
+    """Its end would have been reported with the next run of its call, which took the worker down. With one attempt, its
+    job does not fail. The run that is alone afterwards counts."""
     shell = pool(send_ahead_seconds=60.0, max_attempts=1)
     for number in range(30):
         submit(shell, f"job {number}")

@@ -1,4 +1,4 @@
-"""What `modelpool status` shows is what is so."""
+"""`modelpool status` shows the truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker of an earlier controller: the core knows what is on it, and uses it."""
+"""A worker of an earlier controller: the core knows its weights, and uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers outside what is allowed are refused, by name."""
+"""Numbers outside the bounds are refused, by name."""
 
 from __future__ import annotations
 

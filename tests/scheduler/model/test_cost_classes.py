@@ -1,4 +1,4 @@
-"""What is reckoned without a plan is what the plan would say."""
+"""An estimate without a plan equals the plan's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BYTES = st.integers(1, 12)
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[tuple[ComponentSpec, ...], TaskSpec, tuple[Resident | None, ...], int]:
-    """Sizes, a task, what is resident of what it uses (more than there is of it, too), and a capacity."""
+    """Sizes, a task, the resident part of its weights (more than there is of it, too), and a capacity."""
     specs = [ComponentSpec(key, Role.VAE, draw(BYTES), draw(BYTES)) for key in KEYS]
     loras = [ComponentSpec(key, Role.LORA, 1, draw(BYTES)) for key in LORAS if draw(st.booleans())]
     uses, seen = [], []

@@ -1,4 +1,4 @@
-"""What is believed of a machine's memory is assumed at placement, and corrected by what workers had to read."""
+"""Beliefs about a machine's memory are assumed at placement, and corrected by what workers had to read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_predictions_hold_while_no_file_comes_or_goes() -> None:
 
 
 def test_files_that_had_to_be_read_again_show_that_the_memory_is_smaller() -> None:
-    """What is older than they is forgotten, and no more is expected to stay from then on."""
+    """Older ones are forgotten, and no more is expected to stay from then on."""
     node = node_with(100, (A, 10), (B, 10), (C, 10), (D, 10))
     node.confirm(node.expect(reads((D, 10))), 10 * MIB)
     assert D in node.files
@@ -151,7 +151,7 @@ def test_room_ends_where_a_file_is_that_is_to_stay() -> None:
 
 
 def test_a_disk_reads_for_one_after_the_other_and_for_runs_first() -> None:
-    """At 10 MiB/s. What is read ahead waits for runs and for what was read ahead before; runs wait for runs only."""
+    """At 10 MiB/s. Reads ahead wait for runs and for what was read ahead before; runs wait for runs only."""
     node = node_with()
     node.storage_bytes_per_second = 10.0 * MIB
     assert node.expect(reads((A, 100)), 1.0).done_at == 11.0

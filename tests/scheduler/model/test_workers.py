@@ -1,4 +1,4 @@
-"""What is believed of a GPU is what was said last, however the belief is kept."""
+"""The belief about a GPU is the last report, however the belief is kept."""
 
 from __future__ import annotations
 

@@ -482,7 +482,7 @@ class WanReferenceTransformer3DModel(diffusers.WanTransformer3DModel):  # type: 
     )
 
     def forward(self, hidden_states: Tensor, reference: Tensor, **more: Any) -> Any:
-        """Run diffusers' forward with the tokens of `reference`, [B,C,H,W], before those of the video; return the
+        """Run diffusers' forward with the tokens of `reference`, [B,C,H,W], before the tokens of the video; return the
         prediction of the video, as a tuple."""
         tokens_BDHW = self.ref_conv(reference)
 

@@ -25,7 +25,7 @@ def rays_of_cells(camera_BFN: Tensor, height: int, width: int) -> Iterator[Tenso
     for cell in range(1 + (frames - 1) // FRAMES):
         first = 1 + (cell - 1) * FRAMES
         places = [max(0, place) for place in range(first, first + FRAMES)]
-        # each of the six numbers has those of the four frames behind one another
+        # channels: the first number of the four frames, then the second number of the four, and so on
         parts = [_rays(camera_BFN[:, place], height, width) for place in places]
         yield torch.stack(parts, dim=2).flatten(1, 2)
 

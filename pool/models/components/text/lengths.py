@@ -40,7 +40,6 @@ class ReadLength:
     tokens: int
     weighted: bool = False
     filled: bool = False
-    row_tokens: int = 0
     rows: int = 1
 
 

@@ -62,8 +62,8 @@ with ModelPool.connect() as pool:
 
 @pytest.mark.ray
 def test_a_pool_in_the_background_is_found_used_survives_its_controller_and_is_ended(tmp_path, monkeypatch) -> None:
-    """A short form of `benchmarks.chaos`: detached jobs whose controller is killed (SIGKILL) are committed once, with
-    the bytes that they have without that."""
+    """A short form of `benchmarks.chaos`: detached jobs with a controller that is killed (SIGKILL) are committed once,
+    with the bytes that they have without that."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv(SERVER_VARIABLE, raising=False)  # so that all processes are its own
     config = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(device="sim", workers=1, name="mine")
@@ -135,7 +135,7 @@ def _connect() -> None:
 
 @pytest.fixture
 def gated(tmp_path, monkeypatch) -> Iterator[tuple[OpenedPool, ModelPool, Path]]:
-    """A pool of one worker whose runs wait at a gate, without Ray; the gate is the folder's."""
+    """A pool of one worker with runs that wait at a gate, without Ray; the gate is the folder's."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = make_pipes(tmp_path)
     line = LoopConnection(1, lambda: FakeEngine(folder))

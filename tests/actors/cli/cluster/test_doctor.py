@@ -82,7 +82,7 @@ def test_too_small_a_budget_is_told_with_its_remedy() -> None:
     ],
 )
 def test_what_was_not_asked_is_said(kind: Kind, said: str) -> None:
-    """Found in a review: to know what is free, each card was asked in a way that takes its memory."""
+    """Found in a review: to know the free bytes, each card was asked in a way that takes its memory."""
     total = 0 if kind is Kind.DIRECTML else 24 << 30
     device = DetectedDevice(kind, 0, other_capabilities(kind, "a card", total, True), None)
     (one,) = [d for d in diagnose(Detected((device,), host_memory(), ()), DiagnosisSettings(kind)).devices if d.is_used]

@@ -184,7 +184,7 @@ def test_nobody_waits_for_the_next_pool_of_an_address() -> None:
 
 
 class Lost(FakePool):
-    """A pool whose controller is lost and back at times of a clock that `pause` moves."""
+    """A pool with a controller that is lost and back at times of a clock that `pause` moves."""
 
     def __init__(self, lost: Callable[[float], bool], ended_at: float = 1e9) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from tests.scheduler.world import Shell, alone, encode, image, sample
 
 @dataclasses.dataclass
 class RememberingPool(FakePool):
-    """A pool whose scheduler is a real one."""
+    """A pool with a scheduler that is a real one."""
 
     state: SchedulerState = dataclasses.field(default_factory=SchedulerState)
     now: float | None = None
@@ -29,7 +29,7 @@ class RememberingPool(FakePool):
 
 
 def afternoon() -> RememberingPool:
-    """One image that is done, after its worker was lost once; one that waits; one whose encode is shared."""
+    """One image that is done, after its worker was lost once; one that waits; one with an encode that is shared."""
     shell = Shell()
     shell.workers(a=64)
     shell.submit(dataclasses.replace(image("s-0", seed=1), user=UserId("ann"), priority=2))

@@ -1,4 +1,4 @@
-"""The history of a real pool whose controller is killed, as `modelpool events` and `costs` read it."""
+"""The history of a real pool with a controller that is killed, as `modelpool events` and `costs` read it."""
 
 from __future__ import annotations
 

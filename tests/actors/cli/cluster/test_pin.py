@@ -15,7 +15,7 @@ FLUX = PinnedModel("flux", 1, (), (), "no other worker is idle")
 
 @dataclasses.dataclass
 class PinPool(FakePool):
-    """A pool that notes what is pinned."""
+    """A pool that notes the pins."""
 
     pins: tuple[PinnedModel, ...] = ()
     asked: list[tuple[tuple[str, ...], int]] = dataclasses.field(default_factory=list)

@@ -272,7 +272,7 @@ def test_only_what_may_be_a_lora_is_listed_as_known_ones(command: Command, apart
 def test_a_folder_here_that_is_named_without_its_path_is_pointed_at(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bare names are those of the registry."""
+    """Bare names are names of the registry."""
     monkeypatch.chdir(tmp_path)
     source = str(SHAPES / "models" / "shapes.safetensors")
     assert command("convert", source, "--to", "diffusers", "-o", "fold").code == 0

@@ -1,7 +1,7 @@
 """`modelpool plan`: what it says of the shipped example, to people and to programs.
 
-Proves: its figures are those of the tasks that a pool would cut for the same request; the limits that it names hold
-when they are given back to it; what is wrong in the command is told.
+Proves: its figures are the figures of the tasks that a pool would cut for the same request; the limits that it names
+hold when they are given back to it; errors in the command are told.
 """
 
 from __future__ import annotations

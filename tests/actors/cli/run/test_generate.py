@@ -192,7 +192,7 @@ def test_simulated_gpus_are_named(command: Command, capfd: pytest.CaptureFixture
 
 
 class ChangedPool(FakePool):
-    """One whose recipes are `changed`, in turn."""
+    """One with recipes that are `changed`, in turn."""
 
     def __init__(self, *changed: dict[str, Any]) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """`modelpool simulate` and `modelpool plan-cluster`: a workload in virtual time, told to people and to programs.
 
-Proves: what is told is what the simulation did, the same every time; a trace that was written is the same work; the
-number of GPUs that is named does and one less does not; what is wrong is told before anything is simulated; nothing
-heavy is loaded, and matplotlib only for an image.
+Proves: it tells what the simulation did, the same every time; a trace that was written is the same work; the number of
+GPUs that is named does and one less does not; errors are told before anything is simulated; nothing heavy is loaded,
+and matplotlib only for an image.
 """
 
 from __future__ import annotations

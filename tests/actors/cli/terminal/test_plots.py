@@ -1,4 +1,4 @@
-"""`--plot [FILE]`: text that fits the terminal, and files; what is drawn is what was planned."""
+"""`--plot [FILE]`: text that fits the terminal, and files; plots show what was planned."""
 
 from __future__ import annotations
 

@@ -674,7 +674,7 @@ with opened(Path(sys.argv[1])) as service:
 
 
 def test_a_service_whose_process_is_killed_commits_each_output_once(tmp_path: Path) -> None:
-    """The next one continues from the journal, three times; what is committed stays, and nothing is left behind."""
+    """The next one continues from the journal, three times; committed files stay, and nothing is left behind."""
     command = [sys.executable, "-c", KILLED_SERVICE, str(tmp_path)]
     for _ in range(3):  # the same command hands over the same submission
         killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""Detached jobs whose outputs are written by the node of their worker: committed once, whoever ends in between."""
+"""Detached jobs with outputs that are written by the node of their worker: committed once, whoever ends in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.actors.fake_writers import FakeWriters, dies, place_workers
 
 
 class ServiceWithWriters(Service):
-    """A service whose pool has such writers, and what it has fetched itself."""
+    """A service with a pool that has such writers, and what it has fetched itself."""
 
     writers: FakeWriters
 

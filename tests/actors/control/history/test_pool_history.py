@@ -1,5 +1,5 @@
-"""The history of a controller with a fleet in the test's hand: the costs are those of the pool's own accounts, and each
-event is there once, with its reason."""
+"""The history of a controller with a fleet in the test's hand: the costs are the costs of the pool's own accounts, and
+each event is there once, with its reason."""
 
 from __future__ import annotations
 
@@ -523,7 +523,7 @@ def test_records_of_another_version_that_a_killed_controller_has_left_are_told(
 def test_a_full_disk_never_stops_the_pool_and_nothing_is_missing_once_it_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tmpfs of 2 MiB; what is written meanwhile is summed up in memory."""
+    """A tmpfs of 2 MiB; writes meanwhile are summed up in memory."""
     monkeypatch.setattr(history_writer, "RETRY_SECONDS", 0.02)
     with small_disk(tmp_path / "disk"):
         place = Place(tmp_path / "disk")

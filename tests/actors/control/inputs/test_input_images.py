@@ -368,7 +368,7 @@ def test_a_strength_that_is_lost_among_the_steps_is_refused() -> None:
     [("", (1, 0, 1)), (":0.8", (0.8, 0, 1)), (":0.8:0.1", (0.8, 0.1, 1)), (":1:0:0.5", (1, 0, 0.5))],
 )
 def test_controlnets_have_short_forms(ending: str, numbers: tuple[float, ...], tmp_path: Path) -> None:
-    path = tmp_path / "a:1.5.png"  # whose name has a number after a colon
+    path = tmp_path / "a:1.5.png"  # with a name that has a number after a colon
     Image.fromarray(PIXELS).save(path)
     (control,) = request(controls=[f"canny={path}{ending}"]).controls
     assert (control.model, control.image) == ("canny", str(path))
@@ -402,7 +402,7 @@ def test_short_forms_of_controlnets_say_a_mode(name: str, found: tuple[str, str 
 
 
 def test_the_image_and_the_mask_of_a_controlnet_are_brought_at_their_own_size() -> None:
-    """Each once, however many read it; one that has none reads those of the request."""
+    """Each once, however many read it; one that has none reads the request's."""
     other = {"model": "a", "image": PIXELS[:24], "mask": MASK[:24]}
     sent, put = bring(image=PIXELS, width=32, controls=[other, {**other, "model": "b"}, {"model": "c"}])
     whole, mask, image = put

@@ -107,7 +107,7 @@ def _video_of(
     matrix: Colorspace = Colorspace.ITU601,
     turned: int = 0,
 ) -> Path:
-    """A video of frames whose sizes may differ; `turned` is how many degrees players turn it, against the clock."""
+    """A video of frames with sizes that may differ; `turned` is how many degrees players turn it, against the clock."""
     height, width = frames[0].shape[:2]
     with av.open(path, "w") as video:
         stream: Any = video.add_stream(codec, rate=8)

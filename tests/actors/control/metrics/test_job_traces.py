@@ -13,7 +13,7 @@ COST = RunCost(load_seconds=2.0, run_seconds=8.0)
 
 
 class TracedShell(Shell):
-    """A shell whose core is traced."""
+    """A shell with a core that is traced."""
 
     def __post_init__(self) -> None:
         self.runs: list[TracedRun] = []

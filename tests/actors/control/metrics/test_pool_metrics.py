@@ -1,4 +1,4 @@
-"""The metrics of a controller whose fleet the test holds in its hand: each counts what happened, and nothing else."""
+"""The metrics of a controller with a fleet that the test controls: each counts what happened, and nothing else."""
 
 from __future__ import annotations
 

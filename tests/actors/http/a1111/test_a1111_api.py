@@ -25,7 +25,7 @@ from modelpool.actors.http.a1111.a1111_requests import (
     requests_of,
 )
 from modelpool.actors.http.service.caller_images import CallerImages
-from modelpool.actors.http.service.clip_layers import layer_read, skipped_by_layer
+from modelpool.actors.http.service.clip_layers import layers_left_out, skipped_by_layer
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.values.core.errors import UserError
 
@@ -282,7 +282,7 @@ def test_layers_of_clip_are_counted_as_the_web_ui_counts_them() -> None:
     ):
         (made,) = requests_of(call, "some", layers, CallerImages((), 1 << 20), family=family)
         assert made.clip_skip == skipped, (family, layers)
-        assert skipped_by_layer(layer_read(skipped, family), family) == skipped
+        assert skipped_by_layer(skipped + 1 + layers_left_out(family), family) == skipped
 
 
 def test_settings_that_have_no_effect_are_told_with_the_images(client: webuiapi.WebUIApi) -> None:

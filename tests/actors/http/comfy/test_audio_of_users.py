@@ -1,4 +1,4 @@
-"""ComfyUI workflows that load audio of users: uploads, what is done with it, starts of songs, and sound of videos."""
+"""ComfyUI workflows that load audio of users: uploads, its edits, starts of songs, and sound of videos."""
 
 from __future__ import annotations
 

@@ -170,7 +170,8 @@ def test_reference_audio_is_the_voice_of_a_run(tmp_path: Path) -> None:
 
 
 def test_videos_follow_audio_and_have_it(tmp_path: Path) -> None:
-    """One pass and two; the audio is that of the file as the VAE decodes it, whatever the seed; frames depend on it."""
+    """One pass and two; the audio is the audio of the file as the VAE decodes it, whatever the seed; frames depend on
+    it."""
     save_file(SOUNDING.file(), tmp_path / "ltx2.safetensors")
     write_tokenizers(tmp_path, SOUNDING)
     calm, noisy = uploaded(tmp_path / "calm", 9 / 24), uploaded(tmp_path / "noisy", 9 / 24, loudness=0.3)

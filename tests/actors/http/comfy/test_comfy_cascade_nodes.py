@@ -63,7 +63,7 @@ def test_both_samplers_are_one_request_with_a_decoder() -> None:
         512,
         256,
     )
-    # the levels of stage C in ComfyUI; the pool's are those of the published pipeline
+    # the levels of stage C in ComfyUI; the pool's equal the published pipeline's
     assert found.shift == 2.0
     assert found.decoder is not None
     assert found.decoder.model_dump() == {

@@ -1,4 +1,5 @@
-"""GLIGENTextBoxApply: texts in boxes are a part of a workflow, and its image is that of the workflow of the pool."""
+"""GLIGENTextBoxApply: texts in boxes are a part of a workflow, and its image is the image of the workflow of the
+pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows become requests: which fields follow from which nodes, and what is refused."""
+"""Workflows become requests: which fields follow from which nodes, and refusals."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_all_uses_of_images_have_a_bound_in_pixels() -> None:
 
 
 def test_images_are_cropped_and_inverted_before_they_are_encoded() -> None:
-    """A crop beyond the border has what is inside of it, as in ComfyUI."""
+    """A crop beyond the border has the part inside of it, as in ComfyUI."""
     graph = changed(latent_image=["10", 0], denoise=0.5)
     graph["9"] = {"class_type": "LoadImage", "inputs": {"image": "edges.png"}}
     crop = {"image": ["9", 0], "width": 48, "height": 32, "x": 32, "y": 16}

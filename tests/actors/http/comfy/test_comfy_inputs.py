@@ -1,5 +1,5 @@
 """Inputs of ComfyUI's nodes: how written values are converted, which may be missing, and that every refusal names its
-node. The tests go over all nodes and collect what is wrong."""
+node. The tests go over all nodes and collect all problems."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def merged(kind: str, **inputs: Any) -> Graph:
 
 
 def test_models_that_are_merged_are_models_of_the_request() -> None:
-    """Before: refused. The text encoders stay those of the first model."""
+    """Before: refused. The text encoders of the first model stay."""
     cases = {
         "ModelMergeSimple": ({"ratio": 0.75}, {"strength": 0.25, "merge": "mix"}),
         "ModelMergeAdd": ({}, {"strength": 1.0, "merge": "add"}),

@@ -1,6 +1,6 @@
-"""Hostile workflows, in every format, are refused by name, and cost no more than a large honest one: what is small on
-the wire must not become large, neither in time nor in memory. Costs are calls of functions, which are the same on every
-machine; 300,000 of them take about a tenth of a second."""
+"""Hostile workflows, in every format, are refused by name, and cost no more than a large honest one: small bodies must
+not become large, neither in time nor in memory. Costs are calls of functions, which are the same on every machine;
+300,000 of them take about a tenth of a second."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def photo(name: str) -> Image.Image:
 
 
 def clip_in(folder: Path) -> Callable[[str], VideoFile]:
-    """What is known of a video of a user: the same one under each name, of 9 frames."""
+    """Facts about a video of a user: the same one under each name, of 9 frames."""
     path = folder / "clip.gif"
     frames = [Image.effect_noise((64, 64), 10 * place).convert("RGB") for place in range(1, 10)]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=100)
@@ -120,7 +120,7 @@ def clip_in(folder: Path) -> Callable[[str], VideoFile]:
 
 
 def sound_in(folder: Path) -> Callable[[str], AudioFile]:
-    """What is known of audio of a user: the same under each name, of half a second."""
+    """Facts about audio of a user: the same under each name, of half a second."""
     path = folder / "sound.wav"
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)

@@ -110,7 +110,7 @@ def test_tiles_of_seams_have_their_peaks_at_the_seams() -> None:
     [
         (Box(64, 64, 64, 64), 8, (64, 64), Box(56, 56, 80, 80)),  # inside
         (Box(0, 0, 64, 64), 8, (64, 64), Box(0, 0, 80, 80)),  # moved into the image
-        (Box(192, 64, 8, 64), 8, (64, 64), Box(120, 56, 80, 80)),  # cut off: what is missing is added at the other side
+        (Box(192, 64, 8, 64), 8, (64, 64), Box(120, 56, 80, 80)),  # cut off: missing padding is added at the other side
         (Box(192, 64, 8, 64), 8, (0, 0), Box(184, 56, 16, 80)),  # as small as it can be
         (Box(0, 0, 64, 64), 8, (0, 0), Box(0, 0, 80, 80)),  # 72, rounded up
         (Box(0, 0, 200, 200), 500, (200, 200), Box(0, 0, 200, 200)),  # the whole image
@@ -376,7 +376,7 @@ def test_without_noise_it_is_the_enlarged_image(pool: ModelPool) -> None:
 
 
 def test_seams_are_redrawn_where_they_are(pool: ModelPool) -> None:
-    """What is further from a seam than the mask and its blur reach stays as it is."""
+    """Pixels beyond the reach of the mask and its blur around a seam stay as it is."""
     inputs = {"mode_type": "None", "seam_fix_mask_blur": 2, "seam_fix_width": 16, "seam_fix_denoise": 1.0}
     modes = ("None", "Band Pass", "Half Tile", "Half Tile + Intersections")
     plain, band, half, corners = rendered(pool, *(enlarging(**inputs, seam_fix_mode=mode) for mode in modes))

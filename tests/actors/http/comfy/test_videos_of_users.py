@@ -386,7 +386,7 @@ def test_videos_that_begin_with_several_frames(tmp_path: Path) -> None:
 
 
 def test_a_video_with_the_path_of_a_camera(tmp_path: Path) -> None:
-    """Size and length are those of the camera, by links."""
+    """Size and length come from the camera, by links."""
     uploads = Uploads(tmp_path)
     uploads.add("", "clip.mp4", clip())
     graph = following("WanCameraImageToVideo", start_image=["photo", 0], camera_conditions=["camera", 0])

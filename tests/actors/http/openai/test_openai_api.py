@@ -102,7 +102,7 @@ def test_an_answer_has_the_warnings_about_its_images() -> None:
 
 
 def test_an_edit_changes_the_transparent_area_only(client: openai.OpenAI) -> None:
-    """The shapes model reads no reference images: it starts from the image. The mask marks what is regenerated."""
+    """The shapes model reads no reference images: it starts from the image. The mask marks the regenerated area."""
     image = Image.new("RGB", (64, 64), "blue")
     mask = Image.new("RGBA", (64, 64), "black")
     mask.paste((0, 0, 0, 0), (0, 0, 32, 64))
@@ -139,7 +139,7 @@ def test_what_a_call_without_a_response_format_gets(
     setting: str, keys: set[str], real_pool: ModelPool, tmp_path: Path
 ) -> None:
     """Clients read `url` (DALL-E) or `b64_json` (gpt-image), and few ask for it; one that asks gets that alone. The
-    size is that of the image, also if none was named."""
+    size is the size of the image, also if none was named."""
     with served(real_pool, tmp_path, openai_response_format=setting) as address:
         asked: tuple[tuple[dict[str, str], set[str]], ...] = (
             ({}, keys),

@@ -1,4 +1,4 @@
-"""The graph of a job for the page: places of the nodes, and states that follow from what is known."""
+"""The graph of a job for the page: places of the nodes, and states that follow from known facts."""
 
 from __future__ import annotations
 

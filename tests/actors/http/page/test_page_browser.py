@@ -60,7 +60,7 @@ def page_server(page_pool: ModelPool, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(autouse=True)
 def _no_jobs_left(page_server: str) -> Iterator[None]:
-    """Jobs that a test leaves would keep the pool from those of the next one."""
+    """Jobs that a test leaves would keep the pool from jobs of the next test."""
     yield
     end_all(page_server)
 

@@ -208,7 +208,7 @@ def admitted(found: Connections, address: str, phase: Phase = Phase.HEAD) -> Fak
 
 
 class ClockLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock tests move on."""
+    """An event loop with a clock that tests move on."""
 
     passed_seconds = 0.0
 

@@ -33,7 +33,7 @@ async def count_body(scope: Any, receive: Any, send: Any) -> None:
 
 
 def cases() -> Iterator[tuple[str, list[bytes], bytes]]:
-    """What is sent, and a part of the answer; b"" if the connection is ended soon."""
+    """The bytes to send, and a part of the answer; b"" if the connection is ended soon."""
     chunk = b"10\r\n" + b"z" * 16 + b"\r\n"
     yield "body", [HEAD + b"Content-Length: 3\r\n\r\nabc"], b"3 bytes"
     yield "large body", [HEAD + b"Content-Length: 1000000\r\n\r\n", b"z" * 1000000], b"1000000 bytes"

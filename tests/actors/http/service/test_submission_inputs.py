@@ -166,7 +166,7 @@ def test_only_what_no_job_reads_is_unneeded(kinds: list[tuple[bool, bool, int, i
 
 
 class LosesAnswers:
-    """A pool with a journal whose answers about new submissions are lost: `fault` says where."""
+    """A pool with a journal. Its answers about new submissions are lost: `fault` says where."""
 
     def __init__(self, pool: Any, fault: str) -> None:
         self._pool = pool

@@ -270,7 +270,7 @@ def test_a_submission_that_only_a_lost_pool_knows_is_not_called_unknown(monkeypa
 
 
 def test_outputs_of_a_detached_submission_are_where_it_has_them(tmp_path: Path) -> None:
-    """It may be of a driver, or of a server with another folder; what is in a store has the address in the refusal."""
+    """It may be of a driver, or of a server with another folder; the refusal of an input in a store has its address."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "a.png").write_bytes(b"content")
@@ -320,7 +320,7 @@ def test_an_equal_preview_of_a_job_is_no_new_one() -> None:
 
 
 def test_images_of_ended_submissions_are_released_whichever_field_has_them(tmp_path: Path) -> None:
-    """Up to 1,000 submissions are remembered; those of image prompts, masks and videos kept their pixels."""
+    """Up to 1,000 submissions are remembered; image prompts, masks and videos kept their pixels."""
     image, mask = np.zeros((64, 64, 3), np.uint8), np.zeros((64, 64), np.uint8)
     frames, file = np.zeros((5, 64, 64, 3), np.uint8), str(tmp_path / "a.png")
     Image.fromarray(image).save(file)

@@ -1,4 +1,5 @@
-"""The follower against a model: a pool whose events come in any order, late and twice, with a ledger or a journal."""
+"""The follower against a model: a pool with events that come in any order, late and twice, with a ledger or a
+journal."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ STATES: st.SearchStrategy[EndState] = st.sampled_from(("succeeded", "failed", "c
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """A submission whose end events arrive in any order, repeatedly, from runs that were repeated. `told` is what a
+    """A submission with end events that arrive in any order, repeatedly, from runs that were repeated. `told` is what a
     reader was told, in order; an end is known by the number of its event."""
 
     @initialize()

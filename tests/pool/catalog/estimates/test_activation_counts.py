@@ -1,4 +1,4 @@
-"""Counts that models share: those of one structure do, in one catalog and in several; no others do."""
+"""Counts that models share: models of one structure do, in one catalog and in several; no others do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modelpool.pool.values.core.stage_params import (
 from modelpool.pool.values.specs.spec import Role
 from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
-#: its attention holds the scores, whose size depends on the number of heads
+#: its attention holds the scores; their size depends on the number of heads
 KIND = "mps"
 
 

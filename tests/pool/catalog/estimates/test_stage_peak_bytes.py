@@ -198,7 +198,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("cfg", [1.0, 4.0])
 def test_options_hold_what_was_estimated(bench: Bench, cfg: float) -> None:
-    """Found in a review: estimates of runs with options were those of runs without."""
+    """Found in a review: runs with options had the estimates of runs without."""
     figures, plain = bench.catalog.figures, sampling(bench, cfg, width=128)
     lengths = (77,) * (2 if plain.reads_negative else 1)
     without_bytes = figures.activation_bytes(bench.model, plain, lengths)

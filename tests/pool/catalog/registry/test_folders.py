@@ -1,4 +1,4 @@
-"""Folders of ComfyUI, A1111 and Forge are looked through; what is not used has a reason, and links stay inside."""
+"""Folders of ComfyUI, A1111 and Forge are looked through; unused files have a reason, and links stay inside."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_link_out_of_the_folder_is_refused_and_one_within_is_followed(tmp_path
     (base / "out.safetensors").symlink_to(outside)
     (base / "folder").symlink_to(outside.parent)
     (base / "gone.safetensors").symlink_to(tmp_path / "nowhere")
-    # a sibling whose name begins alike is outside too
+    # a sibling with a name that begins alike is outside too
     beside = write_weights(tmp_path / "models2" / "b.safetensors")
     (base / "beside.safetensors").symlink_to(beside)
     found = scan(base)
@@ -261,7 +261,7 @@ def test_an_index_that_leads_out_of_its_folder_brings_nothing_in(tmp_path: Path)
 
 
 def test_a_revision_in_the_cache_of_the_hub_may_link_to_its_blobs(tmp_path: Path) -> None:
-    """The one layout whose links lead out of a folder and are no trap: snapshots of a repository beside its blobs."""
+    """The one layout with links out of a folder that are no trap: snapshots of a repository beside its blobs."""
     repository = tmp_path / "models--somebody--something"
     revision = repository / "snapshots" / "0123abcd"
     revision.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The hashes are those of the bytes that Civitai and A1111 take, however the file is cut into reads."""
+"""The hashes are the hashes of the bytes that Civitai and A1111 take, however the file is cut into reads."""
 
 from __future__ import annotations
 

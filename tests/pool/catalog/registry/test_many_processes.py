@@ -1,4 +1,4 @@
-"""Several processes add, hash, alias and remove at once; what is there afterwards is whole, and nothing was lost."""
+"""Several processes add, hash, alias and remove at once; the result is whole, and nothing was lost."""
 
 from __future__ import annotations
 

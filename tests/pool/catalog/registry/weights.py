@@ -1,4 +1,4 @@
-"""Small files of weights for the tests of the registry, and a registry whose clock can be set."""
+"""Small files of weights for the tests of the registry, and a registry with a clock that can be set."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _latents(tiny: TinyModel, asked: Asked) -> Iterator[NDArray[np.float32]]:
             with _changed(tiny, work, asked.changed):
                 made = tiny.engine.run(task, work, read, QUIET, gang=asked.gang)[0]
             yield from made.arrays if isinstance(made, Latent | SamplerState) else ()
-        elif sampled:  # what is behind the last run is of no interest
+        elif sampled:  # modules behind the last run are of no interest
             made = tiny.engine.run(task, work, read, QUIET)[0]
         else:
             break

@@ -80,7 +80,7 @@ class Wish:
 class Answer:
     """What a member made, or how it failed."""
 
-    #: its values, and those of its sound
+    #: its values, and its sound's
     latent: NDArray[np.float32] | None
     error: str = ""
     suspects: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
-"""Members of a gang whose processes end or stop, as the others find it: real processes, without a model.
+"""Members of a gang with processes that end or stop, as the others find it: real processes, without a model.
 
-Proves: what is known of a process is not waited for, neither at the store nor when the group is left, whatever other
-members do meanwhile; and the next gang meets, in the group of the last one if all of its members have kept it.
+Proves: nobody waits for an end that is known, neither at the store nor when the group is left, whatever other members
+do meanwhile; and the next gang meets, in the group of the last one if all of its members have kept it.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def test_a_failure_of_nccl_names_its_cause() -> None:
 
 
 def test_instances_of_one_card_share_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found in a review: NCCL refuses them, as an error whose text names no GPU, and the run was tried again."""
+    """Found in a review: NCCL refuses them, as an error with a text that names no GPU, and the run was tried again."""
     facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=129, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
     group, told = group_with(SlowEvent), list[str]()

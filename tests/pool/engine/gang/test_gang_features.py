@@ -1,5 +1,5 @@
-"""What else acts in a run acts in one that real processes share: the latents are those of one worker, byte for byte
-where members divide the texts alone."""
+"""What else acts in a run acts in one that real processes share: the latents are the latents of one worker, byte for
+byte where members divide the texts alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ VIDEO: dict[str, Any] = {**GUIDED, "height": 64, "frames": 9}
 
 @dataclass(frozen=True)
 class Case:
-    """A model in a folder, and what is asked of it.
+    """A model in a folder, and requests to it.
 
     plain   other fields, with which the latents differ
     """

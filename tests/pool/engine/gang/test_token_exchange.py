@@ -125,7 +125,7 @@ def test_the_member_that_differs_is_named() -> None:
 
 
 def test_only_runs_with_a_gang_import_its_code() -> None:
-    """Imports at the top of a module run in every worker; those of gangs are inside of functions. Benchmarks are
+    """Imports at the top of a module run in every worker; imports of gangs are inside of functions. Benchmarks are
     programs of their own, which no worker imports."""
     room = "modelpool.pool.engine.gang"
     outside = [module for module in product_modules() if not module.name.startswith((room, "benchmarks."))]

@@ -71,7 +71,7 @@ def _image(seed: int) -> Image.Image:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A tiny model, and what is requested of it beside a prompt."""
+    """A tiny model, and its request beside a prompt."""
 
     tiny: TinyFamily
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -165,7 +165,7 @@ def called(case: Case, folder: Path) -> Iterator[Call]:
 
 
 def difference(call: Call, plan: SequencePlan, members: int) -> float:
-    """How far the results of members are from that of one worker, of the largest value. They are equal."""
+    """How far the results of members are from one worker's result, of the largest value. They are equal."""
     expected = list(_tensors(call.result))
     each = [list(_tensors(result)) for result in in_threads(call.module, plan, members, call.of)]
     worst = 0.0

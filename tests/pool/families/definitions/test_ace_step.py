@@ -67,7 +67,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:Fu
 CHANNELS, CELL = 6, 1920
 #: so long that tokens of music and of lyrics are outside of the window of others
 SECONDS, LINES = 10.7, 24
-#: whose levels are equal in float32 and in float64, of which the model is told a thousand times each
+#: with levels that are equal in float32 and in float64, of which the model is told a thousand times each
 STEPS = 4
 PROMPT = "a slow (piano:1) song"
 SUNG = "[verse]\nlow (ooh, ooh) over the moon, painted in oil\n" * LINES

@@ -147,7 +147,7 @@ def test_families_of_one_layout_have_conditions_that_exclude_each_other() -> Non
 
 
 def recorded_shapes() -> Iterator[tuple[str, Shapes]]:
-    """The published models whose keys are recorded, in both namings, and the tiny ones of which no keys are."""
+    """The published models with keys that are recorded, in both namings, and the tiny ones of which no keys are."""
     for model in FOUND:
         yield model, shapes_of(model)
     for model in models_in_diffusers_naming():

@@ -118,7 +118,7 @@ def test_the_length_of_a_text_is_that_of_the_encoder_whose_states_are_read() -> 
     for family in defined_families():
         lengths = [100 + place for place in range(len(family.text.readings))]
         read = [length for length, text in zip(lengths, family.text.readings, strict=True) if text.reads_states]
-        if family.readings_name != "sd3":  # whose states are concatenated
+        if family.readings_name != "sd3":  # with states that are concatenated
             assert context_tokens(family.readings_name, lengths) == read[0], family.name
 
 

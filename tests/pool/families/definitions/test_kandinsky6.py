@@ -111,7 +111,7 @@ def _sound_file() -> File:
 
 @dataclass(frozen=True, eq=False)
 class _TinySounding(TinyFamily):
-    """A family whose file has what decodes audio."""
+    """A family with a file that has what decodes audio."""
 
     def file(self, left_out: tuple[str, ...] = ()) -> File:
         """The whole file."""

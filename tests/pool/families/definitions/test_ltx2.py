@@ -201,7 +201,7 @@ def _quiet(vocoder: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _TinySounding(TinyFamily):
-    """A family whose file has more parts."""
+    """A family with a file that has more parts."""
 
     def file(self, left_out: tuple[str, ...] = ()) -> File:
         """The whole file."""

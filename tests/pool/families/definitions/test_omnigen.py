@@ -151,7 +151,7 @@ def _texts(modules: list[Any], prompt: str) -> dict[str, Tensor]:
     return {"context": modules[0].embed_tokens(torch.tensor([ids]))}
 
 
-#: the tokenizer is that of the words, which are in the diffusion model
+#: the tokenizer is the tokenizer of the words, which are in the diffusion model
 _NO_FILE: Any = (lambda: None, lambda _: {})
 #: a weight under its published name, and the form of the names in LoRA files
 LORAS = {"omnigen": ("llm.layers.0.self_attn.o_proj", "base_model.model.{}")}

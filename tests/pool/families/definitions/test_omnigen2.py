@@ -147,8 +147,8 @@ def test_a_text_that_is_padded_is_read_as_the_text_alone() -> None:
 
 
 def _references(tiny: TinyModel, images: list[Image.Image]) -> dict[str, Tensor]:
-    """Latents of images whose sides are multiples of a patch, as the pipeline scales them; here, as in ours, what the
-    encoder says is the mean."""
+    """Latents of images with sides that are multiples of a patch, as the pipeline scales them; here, as in ours, what
+    the encoder says is the mean."""
     vae, found = tiny.module(Role.VAE), {}
     for number, shown in enumerate(images):
         pixels = torch.from_numpy(np.asarray(shown).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1

@@ -23,8 +23,8 @@ def write_gguf(
     entries: Mapping[str, Any] | None = None,
     part_tensors: int = 0,
 ) -> None:
-    """A file of these tensors: matrices whose rows fill blocks as `kind`, other weights in float32. Convolutions whose
-    rows fill no block are written flat beside the shape that they had, those of videos as they are.
+    """A file of these tensors: matrices with rows that fill blocks as `kind`, other weights in float32. Convolutions
+    with rows that fill no block are written flat beside the shape that they had, those of videos as they are.
 
     `entries` are written beside them, each as the kind of value that it is, None for one that is left out; with
     `part_tensors` the file is split into parts of so many each, whose names are made of that of `path`.

@@ -82,7 +82,7 @@ def test_a_file_with_bytes_after_its_last_tensor_is_refused(tmp_path: Path, whol
 def test_a_damaged_header_is_refused_or_still_consistent(
     tmp_path: Path, whole_file: bytes, data: st.DataObject
 ) -> None:
-    """Whatever a flipped byte of the header does, it is a CorruptFile or a header whose tensors fill the file."""
+    """Whatever a flipped byte of the header does, it is a CorruptFile or a header with tensors that fill the file."""
     header_bytes = 8 + int.from_bytes(whole_file[:8], "little")
     place = data.draw(st.integers(0, header_bytes - 1))
     damaged = bytearray(whole_file)

@@ -1,5 +1,5 @@
-"""Reference images that are read apart, once in a run: latents are those of diffusers' pipeline for models that were
-trained so; batches, texts and checkpoints change nothing; memory is what was estimated."""
+"""Reference images that are read apart, once in a run: latents are the latents of diffusers' pipeline for models that
+were trained so; batches, texts and checkpoints change nothing; memory is what was estimated."""
 
 from __future__ import annotations
 

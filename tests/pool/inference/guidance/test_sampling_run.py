@@ -89,7 +89,7 @@ def test_levels_listed_one_by_one_make_the_image_of_their_schedule() -> None:
 
 
 def test_ancestral_noise_follows_the_initial_noise_in_step_order() -> None:
-    """With a model that finds all of x to be noise, each state is the noise added last, and what is left of before."""
+    """With a model that finds all of x to be noise, each state is the noise added last, and the rest of before."""
     states: list[Tensor] = []
 
     def all_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def instantx(seed: int, tokens: int = 8) -> dict[str, State]:
 
 
 class _InAttention(FluxAttnProcessor):  # type: ignore[misc] # diffusers is not typed
-    """Adds the attention to an image to that of a block, before its projection."""
+    """Adds the attention to an image to a block's, before its projection."""
 
     def __init__(self, key: Tensor, value: Tensor, scale: float) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ def used(name: str, **more: Any) -> dict[str, Any]:
 
 
 def test_those_of_xlabs_are_those_of_diffusers(flux: Adapted) -> None:
-    """With the names of XLabs' files, and those of diffusers; by block; in a part of the steps; and two at once."""
+    """With the names of XLabs' files, and diffusers'; by block; in a part of the steps; and two at once."""
     plain = flux.tiny.made(**FIELDS).latents[0]
     for prompt, scales in (
         ({"strength": 0.7}, 0.7),

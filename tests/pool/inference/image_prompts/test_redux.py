@@ -30,7 +30,7 @@ STATES = (SIDE // PATCH) ** 2
 
 
 def latent(tiny: TinyFamilyModel, made: Made, encoder: Any, redux: Any, strength: float) -> Tensor:
-    """What diffusers comes to; the strength is that of the tokens of the image."""
+    """What diffusers comes to; the strength is the strength of the tokens of the image."""
     processor = SiglipImageProcessor(size={"height": SIDE, "width": SIDE})
     prior = FluxPriorReduxPipeline(image_encoder=encoder, feature_extractor=processor, image_embedder=redux)
     tokens = prior.image_embedder(prior.encode_image(image(), "cpu", 1)).image_embeds

@@ -67,7 +67,7 @@ def settings_of(operation: Operation, rng: random.Random) -> dict[str, Any]:
 
 
 def problem_of(operation: Operation, settings: dict[str, Any], inputs: dict[str, Any]) -> str | None:
-    """What is wrong with a result; "" for a refusal, and None for a right result."""
+    """Faults of a result; "" for a refusal, and None for a right result."""
     try:
         params = operation.params_of(settings)
         declared = operation.size_of(params, {name: size_of_result(value) for name, value in inputs.items()})

@@ -107,7 +107,7 @@ def test_morphology_is_the_extreme_of_each_square() -> None:
 
 
 def _search(pixels: Any, size: int, choose: Any) -> Any:
-    """The extreme of the square around each pixel, of what is in the image."""
+    """The extreme of the square around each pixel, of the pixels in the image."""
     before, after = size // 2, size - 1 - size // 2
     found = np.empty_like(pixels)
     for row in range(len(pixels)):

@@ -16,14 +16,6 @@ import pytest
 import torch
 from PIL import Image
 
-from modelpool.pool.inference.operations.conditioning_parts import (
-    Area,
-    ConditioningPart,
-    combined,
-    in_area,
-    in_mask,
-    in_range,
-)
 from modelpool.pool.inference.operations.image_filters import bayer_ranks
 from modelpool.pool.inference.operations.latent_edits import NOT_LATENT_EDITS, VaeScale
 from modelpool.pool.inference.operations.operate import OPERATIONS, operate, operation_named
@@ -559,21 +551,6 @@ def test_an_image_is_scaled_to_whole_cells_of_a_compression() -> None:
     np.testing.assert_array_equal(made.pixels_HWC, expected.pixels_HWC)
 
 
-def test_parts_of_a_conditioning() -> None:
-    parts: tuple[ConditioningPart[str, str], ...] = combined([ConditioningPart("a")], [ConditioningPart("b")])
-    there = in_range(in_mask(in_area(parts, Area(8, 16, 100, 1000), 2.0), "mask", 0.5, True), 0.25, 0.5)
-    assert [part.text for part in there] == ["a", "b"]
-    assert there[0].area is not None
-    assert there[0].area.cells(12, 10) == (1, 2, 11, 8), "12 cells fit, 11 are left"
-    assert Area(0.5, 0.0, 0.5, 0.01, in_shares=True).cells(9, 10) == (4, 0, 4, 1)
-    assert (there[1].strength, there[1].mask_strength, there[1].in_mask_bounds) == (2.0, 0.5, True)
-    assert [there[0].applies(share) for share in (0.2, 0.25, 0.5, 0.6)] == [False, True, True, False]
-    with pytest.raises(UnusableField, match="found 66 texts"):
-        combined([ConditioningPart("a")] * 60, [ConditioningPart("a")] * 6)
-    with pytest.raises(UnusableField, match=r"end: found 1\.5"):
-        in_range(parts, 0.0, 1.5)
-
-
 def test_frames_there_and_back_have_neither_end_twice() -> None:
     back = OPERATIONS["image_there_and_back"]
     for count, wanted in ((1, [0]), (2, [0, 1]), (3, [0, 1, 2, 1]), (5, [0, 1, 2, 3, 4, 3, 2, 1])):
@@ -614,10 +591,7 @@ def test_settings_have_the_types_of_their_parameters() -> None:
 
 
 def test_a_process_that_plans_needs_no_torch() -> None:
-    code = (
-        "import sys; from modelpool.pool.inference.operations import conditioning_parts, operate;"
-        "sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys; from modelpool.pool.inference.operations import operate;sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

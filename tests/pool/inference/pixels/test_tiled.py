@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.inference.pixels.spans import Downscale, Scale
-from modelpool.pool.inference.pixels.tiled import count_tiles, run_tiled, split_batches
+from modelpool.pool.inference.pixels.tiled import count_tiles, run_tiled
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import Stopped
 
@@ -171,28 +171,6 @@ def test_what_is_computed_at_once_is_one_tile() -> None:
     assert torch.equal(there.cpu(), found)
     accumulator_bytes = 4 * 3 * 512 * 512
     assert accumulator_bytes < sim.memory_stats(INDEX).peak_bytes <= accumulator_bytes + 3 * tile_bytes
-
-
-@given(st.integers(1, 9), st.integers(0, 10))
-def test_batches_are_split_and_put_together_in_order(batch: int, most: int) -> None:
-    sizes: list[int] = []
-
-    def call(x_BC: Tensor) -> Tensor:
-        sizes.append(len(x_BC))
-        return x_BC.cos()
-
-    x_BC = drawn(1, batch, 2, 3)
-    assert torch.equal(split_batches(call, x_BC, most), x_BC.cos())
-    assert sum(sizes) == batch
-    assert max(sizes) <= (most or batch)
-    if most == 0 or batch <= most:
-        assert len(sizes) == 1
-
-
-def test_tiles_may_be_split_by_batches() -> None:
-    x_BC = drawn(2, 3, 3, 20)
-    one_by_one = run_tiled(lambda tile: split_batches(enlarged(2), tile, 1), x_BC, (8,), (2,), (2,))
-    torch.testing.assert_close(one_by_one, run_tiled(enlarged(2), x_BC, (8,), (2,), (2,)))
 
 
 def test_a_scale_may_be_any_two_functions() -> None:

@@ -1,4 +1,4 @@
-"""Tiles whose result comes in bands compute what tiles with a whole result do, and hold a band of it."""
+"""Tiles with a result that comes in bands compute what tiles with a whole result do, and hold a band of it."""
 
 from __future__ import annotations
 

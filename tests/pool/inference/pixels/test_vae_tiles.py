@@ -1,8 +1,8 @@
 """VAEs of every kind by tiles: sizes, places and blending fit; nothing is left on the module; little differs.
 
 The zoo's VAEs have random weights and get noise, so that a tile's norms, attention and surroundings matter much more
-than with a trained model; what is proved with them is that every tile lands where it belongs and that the modules are
-as before. How near the pixels are is seen with the shapes example's VAE, which is trained.
+than with a trained model; they prove that every tile lands where it belongs and that the modules are as before. How
+near the pixels are is seen with the shapes example's VAE, which is trained.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def opened(family: str) -> tuple[nn.Module, Tensor, int, Callable[[Tensor], Tens
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """Deviation of the error as a part of that of what was expected, each channel's mean left out: norms of a tile
-    move that, and a shift does not."""
+    """Deviation of the error as a part of the expected deviation, each channel's mean left out: norms of a tile move
+    that, and a shift does not."""
     dims = tuple(range(2, expected.ndim))
     return float((found - expected).var(dims).mean().sqrt() / expected.var(dims).mean().sqrt())
 

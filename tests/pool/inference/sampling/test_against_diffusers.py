@@ -1,7 +1,7 @@
 """Every sampler follows diffusers' scheduler of the same method, step by step, at equal noise levels.
 
 diffusers keeps most states variance-preserving and its coefficients in float32; its levels are overwritten with ours,
-in float64, so that what is left is the method.
+in float64, so that the method is left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models that predict the flow: their levels are those of diffusers' scheduler, and every sampler gets them right.
+"""Models that predict the flow: their levels are the levels of diffusers' scheduler, and every sampler gets them right.
 
 Proves: levels with a fixed shift, with one by size, and with a last share equal FlowMatchEulerDiscreteScheduler's;
 samplers turn the flow of one known image into that image; the ancestral one keeps the spread that training saw.

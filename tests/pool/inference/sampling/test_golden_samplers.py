@@ -1,5 +1,5 @@
 """Samplers and schedules agree with `tests/golden/samplers.json`: results of ComfyUI's sampler functions, in double
-precision, on a model whose exact denoiser is known."""
+precision, on a model with a known exact denoiser."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AnalyticModel:
     def noise(self) -> Tensor:
         found = _number(self.draws)
         if self.draws and self.intervals and self.intervals[self.draws][0] == self.intervals[self.draws - 1][0]:
-            # the golden noise is that of the whole interval; a sampler combines it from the part before and fresh noise
+            # the golden noise covers the whole interval; a sampler combines it from the part before and fresh noise
             begin, middle = self.intervals[self.draws - 1]
             share = (begin - middle) / (begin - self.intervals[self.draws][1])
             found = (found - _number(self.draws - 1) * math.sqrt(share)) * (1.0 / math.sqrt(1.0 - share))

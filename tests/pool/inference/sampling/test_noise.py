@@ -17,7 +17,7 @@ SHAPE = (4, 8, 8)
 @settings(deadline=None)
 @given(seed=st.integers(SEEDS.start, SEEDS.stop - 1), disturbance=st.integers(0, 2**32))
 def test_noise_depends_on_the_seed_alone(seed: int, disturbance: int) -> None:
-    """Neither the global generator nor another image drawn in between changes what is drawn."""
+    """Neither the global generator nor another image drawn in between changes the numbers."""
     alone = ImageNoise(seed)
     expected = [alone.draw(SHAPE) for _ in range(3)]
     torch.manual_seed(disturbance)

@@ -120,7 +120,7 @@ def test_two_parts_make_what_one_run_makes(sampler: str, kind: str) -> None:
 
 @pytest.mark.parametrize("sampler", ["euler_ancestral", "uni_pc"])
 def test_a_part_of_a_run_from_a_image_keeps_what_its_mask_keeps(sampler: str) -> None:
-    """With the noise that the first part put on it, at the levels of a schedule whose head is left out."""
+    """With the noise that the first part put on it, at the levels of a schedule with a head that is left out."""
     whole = changed_work(WORK, sampler=sampler, first_step=2, conditions=(StartCondition(), MaskCondition()))
     expected = run(whole, None, "flow")
     first = changed_work(whole, switch=4)
@@ -214,7 +214,7 @@ def test_a_run_resumes_on_every_schedule(schedule: str) -> None:
 
 
 def test_each_of_two_experts_stops_and_resumes() -> None:
-    """The second one from its own state, not from that of the first."""
+    """The second one from its own state, not from the first one's."""
     for sampler in sorted(SAMPLERS.keys() - OWN_STEPS):
         whole = changed_work(WORK, sampler=sampler)
         expected = run(whole, None, "flow")

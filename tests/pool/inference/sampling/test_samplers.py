@@ -1,4 +1,4 @@
-"""Samplers solve the probability flow at the order they claim, on a model whose exact solution is known."""
+"""Samplers solve the probability flow at the order they claim, on a model with a known exact solution."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_error_falls_with_the_order_of_the_method() -> None:
 
 
 def test_the_error_of_restart_falls_with_the_square_of_the_step() -> None:
-    """Without noise, each restart continues the latent at the higher level: the exact end is that of the passes one
+    """Without noise, each restart continues the latent at the higher level: the exact end is the end of the passes one
     after the other."""
     start = torch.linspace(-8, 8, 33, dtype=torch.float64)[None, None, None]
     errors = []

@@ -1,4 +1,4 @@
-"""A diffusion model in closed form: latents whose numbers are independent draws from a mixture of two Gaussians.
+"""A diffusion model in closed form: latents with numbers that are independent draws from a mixture of two Gaussians.
 
 The best guess of the clean latent is a formula, and so is the way of every number along the probability flow: in one
 dimension the flow keeps quantiles, so x at one noise level and x at another have the same cumulative probability.

@@ -47,7 +47,7 @@ def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def assert_ignored(
     shapes: Shapes, fitting: Callable[[Shapes], tuple[nn.Module, KeyMap]], extra: str, unused: tuple[str, ...] = ()
 ) -> None:
-    """The parameters of the module are those of the file without the tensor, and the tensor is named."""
+    """The module has the parameters of the file without the tensor, and the tensor is named."""
     module, key_map = fitting({**shapes, extra: (1,)})
     assert not any("surplus" in key for key in module.state_dict())
     assert set(key_map.unused) == {*unused, extra}

@@ -95,7 +95,7 @@ def test_models_that_fill_holes_are_run(name: str) -> None:
 
 
 def test_other_published_architectures_are_called_by_name_with_what_is_missing() -> None:
-    """Families that are not integrated yet are distinguished from those whose architecture no dependency has."""
+    """Families that are not integrated yet are distinguished from families without an architecture in a dependency."""
     said = refusal(CONSISID)
     assert "recognised as ConsisID in the naming of diffusers, which this version cannot run yet: diffusers has" in said
     assert "but it is not integrated yet (docs/reference/families.md lists what runs); expected a complete" in said

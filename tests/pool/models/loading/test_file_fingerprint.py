@@ -1,4 +1,4 @@
-"""Fingerprints of files: equal for copies, different for other weights, and an error that names what is missing."""
+"""Fingerprints of files: equal for copies, different for other weights, and an error that names the missing parts."""
 
 from __future__ import annotations
 

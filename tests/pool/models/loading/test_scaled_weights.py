@@ -276,7 +276,7 @@ def test_plain_8_bit_floats_and_legitimate_scales_stay_valid(tmp_path: Path) -> 
 
 
 def test_files_of_every_form_are_read_in_the_values_of_their_spelling(tmp_path: Path) -> None:
-    """A pickle, shards, parts of an assembly, and GGUF, whose weights are of ordinary types."""
+    """A pickle, shards, parts of an assembly, and GGUF with weights of ordinary types."""
     plain = {key: x.contiguous() for key, x in TRANSFORMERS["flux_dev"].plain().items() if x.is_floating_point()}
     for how in (
         Spelling("float8_e4m3fn", "weight_scale_inv", "32 32"),

@@ -34,7 +34,7 @@ def spread(deviation: float) -> Tensor:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_numbers_of_every_float_type_are_read_as_torch_reads_them(dtype: torch.dtype, tmp_path: Path) -> None:
-    """All that 8 bits can be, for those of 8 bits."""
+    """All values of 8 bits, for formats of 8 bits."""
     if dtype.itemsize == 1:
         written = torch.arange(256, dtype=torch.uint8).view(dtype)
     else:

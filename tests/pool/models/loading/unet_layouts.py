@@ -1,4 +1,5 @@
-"""Key and shape lists of narrow files whose UNet was cut out of SDXL's, or has as many levels as a published one."""
+"""Key and shape lists of narrow files with a UNet that was cut out of SDXL's, or has as many levels as a published
+one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SMALL_SD2_UNET = replace(SD21_UNET, model_channels=32, multipliers=(1, 2, 2, 2),
 
 
 def small_sdxl(**fields: Any) -> Layout:
-    """A file in the layout of SDXL, whose UNet has these fields of `LdmUnet`."""
+    """A file in the layout of SDXL, with a UNet that has these fields of `LdmUnet`."""
     clip_l = hf_clip(TINY_CLIP, "conditioner.embedders.0.transformer.text_model.")
     unet = ldm_unet(replace(SMALL_SDXL_UNET, **fields))
     return {**unet, **ldm_vae(TINY_VAE), **clip_l, **open_clip(32, 3, 128)}

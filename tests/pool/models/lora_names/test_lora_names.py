@@ -180,7 +180,7 @@ def test_asking_for_a_style_imports_no_torch() -> None:
 
 
 def test_the_stages_of_cascade_have_names_of_their_own() -> None:
-    """A LoRA for the prior must not reach the decoder, whose weights have the same names."""
+    """A LoRA for the prior must not reach the decoder: its weights have the same names."""
     base: BaseNames = {source: {"down_blocks.0": ()} for source in NameSource}
     names = {
         stage: {name for name, _ in generate_names(naming_of(stage), base)} for stage in ("cascade_c", "cascade_b")

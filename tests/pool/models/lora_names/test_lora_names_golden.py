@@ -254,7 +254,7 @@ def test_newer_names_are_known(model: str) -> None:
 
 
 def test_the_second_encoder_of_flux_is_t5_under_two_numbers() -> None:
-    """There is no record for these sets; the rules are those of the sets that have one."""
+    """There is no record for these sets; the rules are the rules of the sets that have one."""
     names = names_of_encoders("flux")
     key = "t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.k"
     for name in ("lora_te2", "lora_te3"):

@@ -85,7 +85,7 @@ def test_no_name_means_two_things(model: str) -> None:
 
 @each_case("model", sorted(set(FAMILY_OF) - {"chroma_radiance"}))
 def test_a_family_that_runs_has_the_namings_of_its_layout(model: str) -> None:
-    """HunyuanImage had those of no layout, so that most of its LoRAs were refused."""
+    """HunyuanImage had names of no layout, so that most of its LoRAs were refused."""
     found = recognise_diffusion(published(model))
     assert found is not None
     family = running_families().get(found.name)
@@ -237,7 +237,7 @@ def test_the_hidden_layer_of_a_flux_block_may_have_any_width() -> None:
 
 
 def test_a_variant_that_misses_tensors_keeps_the_names_of_the_others() -> None:
-    """Chroma Radiance has another head and other input layers; its blocks are those of Chroma."""
+    """Chroma Radiance has another head and other input layers; its blocks are the blocks of Chroma."""
     ours, theirs = model_names("chroma", published("chroma_radiance")), model_names("chroma", published("chroma"))
     shared = published("chroma_radiance").keys() & published("chroma").keys()
     for name, ranges in theirs.items():

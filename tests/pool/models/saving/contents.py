@@ -21,7 +21,7 @@ def contents_made(make: Callable[[Path], object]) -> Contents:
 
 
 def write_contents(contents: Contents, base: Path) -> None:
-    """Write files below `base`, whose folders are created."""
+    """Write files below `base`; folders are created."""
     for name, data in contents.items():
         path = base / name
         path.parent.mkdir(parents=True, exist_ok=True)

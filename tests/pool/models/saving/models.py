@@ -34,7 +34,7 @@ def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
 
 
 def changed(before: Path, after: Path) -> set[str]:
-    """Keys whose tensors differ in type, shape or any bit. Both files have the same keys."""
+    """Keys with tensors that differ in type, shape or any bit. Both files have the same keys."""
     old, new = load_file(before), load_file(after)
     assert old.keys() == new.keys()
     return {key for key in old if bits(old[key]) != bits(new[key])}

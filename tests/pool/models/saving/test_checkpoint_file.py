@@ -1,4 +1,4 @@
-"""`save_checkpoint`: what is loaded and saved comes back, and what is patched is what runs compute.
+"""`save_checkpoint`: loaded and saved weights come back, and patched weights are what runs compute.
 
 Proves: without patches files are equal byte for byte, leftovers and metadata included; merged weights are the patched
 weights of a run bit for bit, nothing else changes, and the merged file draws the image of model and LoRA; one weight

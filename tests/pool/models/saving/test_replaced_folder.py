@@ -82,7 +82,8 @@ def test_what_saving_writes_is_replaced(source: Path, folder: Path) -> None:
 def test_nothing_is_written_over_or_into_the_folder_that_is_saved(
     folder: Path, save: Callable[..., Saved], place: str
 ) -> None:
-    """What a tokenizer or a scheduler says beside what is read would be gone, and a component that is written over."""
+    """What a tokenizer or a scheduler says beside the fields that are read would be gone, and a component that is
+    written over."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(FilesWouldBeLost, match="the folder of the saved model; expected another path"):
         save(open_checkpoint(folder), folder / place, overwrite=True)

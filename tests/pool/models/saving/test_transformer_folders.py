@@ -147,7 +147,7 @@ def _lora(folder: Path, name: str, shape: tuple[int, ...]) -> Path:
 
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_a_merged_lora_is_in_the_folder(is_alone: bool, tmp_path: Path) -> None:
-    """The weights are those of the merged file, of a diffusion model alone too."""
+    """The weights are the weights of the merged file, of a diffusion model alone too."""
     from modelpool.pool.models.loading.open_model import OpenModel
     from modelpool.pool.values.core.stage_params import ModelRef
 
@@ -207,7 +207,7 @@ def test_blocks_of_gguf_want_a_type(tmp_path: Path) -> None:
 
 
 def test_a_large_component_is_several_files(tmp_path: Path) -> None:
-    """With an index that libraries and this project read; what is small is one file."""
+    """With an index that libraries and this project read; small models are one file."""
     checkpoint, folder = open_checkpoint(write(tmp_path, FAMILIES["flux_dev"])), tmp_path / "folder"
     save_diffusers(checkpoint, folder, shard_bytes=200_000)
     parts = sorted((folder / "transformer").glob("*.safetensors"))

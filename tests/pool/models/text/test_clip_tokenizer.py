@@ -1,4 +1,4 @@
-"""Token ids are those of transformers' CLIPTokenizer for every text, from the vendored vocabulary alone."""
+"""Token ids equal transformers' CLIPTokenizer's for every text, from the vendored vocabulary alone."""
 
 from __future__ import annotations
 

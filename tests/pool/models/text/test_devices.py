@@ -1,4 +1,4 @@
-"""Texts are read on a device whose weights stream to it, and in the dry run that plans it, as on the host."""
+"""Texts are read on a device with weights that stream to it, and in the dry run that plans it, as on the host."""
 
 from __future__ import annotations
 

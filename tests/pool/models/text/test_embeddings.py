@@ -149,7 +149,7 @@ def test_names_in_a_prompt_are_listed_once() -> None:
 
 @pytest.mark.parametrize("projection", [0, 24])
 def test_its_vectors_are_read_as_tokens_that_have_them(tokenizer: ClipTokenizer, projection: int) -> None:
-    """The same as a model whose table has the vectors as tokens of its own; afterwards nothing is left of it."""
+    """The same as a model with a table that has the vectors as tokens of its own; afterwards nothing is left of it."""
     module = cases.clip(projection=projection)
     plain = read_texts(module, tokenizer, ("a cat", "a dog"), CPU)
     read = read_texts(module, tokenizer, ("a embedding:style cat", "a dog"), CPU, embeddings={"style": ROWS[:2]})

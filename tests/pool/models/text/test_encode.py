@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.text.chunks import split_prompt
 from modelpool.pool.models.text.clip_tokenizer import END_ID, ClipTokenizer
-from modelpool.pool.models.text.encode import _filled_up, encode_prompt, match_lengths, matched_length
+from modelpool.pool.models.text.encode import _filled_up, match_lengths, matched_length, read_texts
 from modelpool.pool.values.specs.spec import Role
 from modelpool.pool.weights.ops.casting_classes import swap_to_casting
 from modelpool.pool.weights.ops.context import compute
@@ -43,11 +43,15 @@ def by_hand(text_model: nn.Module, tokenizer: ClipTokenizer, text: str) -> Tenso
     return torch.cat(states)
 
 
+def encoded(text_model: nn.Module, tokenizer: ClipTokenizer, text: str) -> Tensor:
+    return read_texts(text_model, tokenizer, (text,), CPU)[0].context_LD
+
+
 @pytest.mark.parametrize("text", ["", "a cat", LONG])
 def test_a_plain_prompt_is_its_chunks_last_hidden_states(
     text_model: nn.Module, tokenizer: ClipTokenizer, text: str
 ) -> None:
-    context = encode_prompt(text_model, tokenizer, text, CPU)
+    context = encoded(text_model, tokenizer, text)
     expected = by_hand(text_model, tokenizer, text)
     assert context.dtype == torch.float32
     assert context.shape == expected.shape
@@ -58,7 +62,7 @@ def test_a_plain_prompt_is_its_chunks_last_hidden_states(
 def test_the_encoding_is_after_the_final_norm(text_model: nn.Module, tokenizer: ClipTokenizer) -> None:
     """Normed states, scaled and shifted by the norm's own weights, have mean 0 and deviation 1 when that is undone."""
     norm = text_model.final_layer_norm
-    plain = (encode_prompt(text_model, tokenizer, "a cat", CPU) - norm.bias) / norm.weight
+    plain = (encoded(text_model, tokenizer, "a cat") - norm.bias) / norm.weight
     torch.testing.assert_close(plain.mean(1), torch.zeros(77), rtol=0, atol=1e-4)
     torch.testing.assert_close(plain.std(1, unbiased=False), torch.ones(77), rtol=0, atol=1e-2)
 
@@ -66,8 +70,8 @@ def test_the_encoding_is_after_the_final_norm(text_model: nn.Module, tokenizer: 
 @settings(max_examples=25, deadline=None)
 @given(text=st.text(st.characters(exclude_characters="\\()"), max_size=80))
 def test_a_weight_of_one_changes_nothing_at_all(text_model: nn.Module, tokenizer: ClipTokenizer, text: str) -> None:
-    weighted = encode_prompt(text_model, tokenizer, f"x {text} y (z:1.0)", CPU)
-    assert torch.equal(weighted, encode_prompt(text_model, tokenizer, f"x {text} y z", CPU))
+    weighted = encoded(text_model, tokenizer, f"x {text} y (z:1.0)")
+    assert torch.equal(weighted, encoded(text_model, tokenizer, f"x {text} y z"))
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.4, -1.0])
@@ -76,7 +80,7 @@ def test_a_weight_moves_its_tokens_between_the_empty_prompt_and_the_plain_one(
 ) -> None:
     """z = empty + (z - empty) * w for the weighted tokens; the others stay as they are."""
     plain, empty = (by_hand(text_model, tokenizer, text) for text in ("a red cat", ""))
-    context = encode_prompt(text_model, tokenizer, f"a (red:{weight}) cat", CPU)
+    context = encoded(text_model, tokenizer, f"a (red:{weight}) cat")
     place = 2  # begin, a, red
     expected = plain.clone()
     expected[place] = empty[place] + (plain[place] - empty[place]) * weight
@@ -89,7 +93,7 @@ def test_weights_in_a_later_chunk_move_from_the_empty_chunk_in_its_place(
 ) -> None:
     text = "cat " * 75 + "dog"
     plain, empty = (by_hand(text_model, tokenizer, t) for t in (text, ""))
-    context = encode_prompt(text_model, tokenizer, "cat " * 75 + "(dog:0)", CPU)
+    context = encoded(text_model, tokenizer, "cat " * 75 + "(dog:0)")
     expected = plain.clone()
     expected[77 + 1] = empty[1]
     torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-5)
@@ -100,10 +104,10 @@ def test_half_precision_weights_encode_as_their_float32_values(tmp_path: Path, t
     checkpoint = open_checkpoint(write_tiny_checkpoint(tmp_path / "half.safetensors"))
     stored, wide = (checkpoint.build(Role.TEXT_ENCODER).module for _ in range(2))
     wide.float()
-    expected = encode_prompt(wide, tokenizer, "a (red:1.3) cat", CPU)
+    expected = encoded(wide, tokenizer, "a (red:1.3) cat")
     swap_to_casting(stored)
     with compute(CPU, torch.float32):
-        context = encode_prompt(stored, tokenizer, "a (red:1.3) cat", CPU)
+        context = encoded(stored, tokenizer, "a (red:1.3) cat")
     assert torch.equal(context, expected)
     assert {p.dtype for p in stored.parameters()} == {torch.float16}
 

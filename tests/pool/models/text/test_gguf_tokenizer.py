@@ -227,7 +227,7 @@ def test_the_vocabulary_of_another_kind_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_texts_of_any_length_are_read_whole(tmp_path: Path) -> None:
-    """Shorter and longer than what is read at once, and across its ends."""
+    """Shorter and longer than one read, and across its ends."""
     tokens = [chr(97 + i % 26) * (i * 37 % 5000) for i in range(400)] + ["\u2581" * 200_000, "", "end"]
     path = write(tmp_path / "a.gguf", "qwen", tokens=tokens, token_type=None)
     found = read_gguf_vocabulary(str(path))

@@ -1,5 +1,5 @@
-"""Images among the words of a text: the places of their tokens are those of transformers, and what is read of them is
-what a whole Qwen 2.5 VL reads."""
+"""Images among the words of a text: the places of their tokens are the tokens of transformers, and their states are the
+states of a whole Qwen 2.5 VL."""
 
 from __future__ import annotations
 

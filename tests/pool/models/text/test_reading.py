@@ -103,7 +103,8 @@ def _states_of(kind: str, module: nn.Module, ids: tuple[int, ...], mask: tuple[b
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_weights_change_no_token(kind: str, data: st.DataObject) -> None:
-    """However a sentence is bracketed, its tokens are those of the sentence, and each weighs what its word does."""
+    """However a sentence is bracketed, its tokens are the tokens of the sentence, and each weighs what its word
+    does."""
     chosen = data.draw(st.sampled_from(SENTENCES)).replace("(", "").split()
     first = data.draw(st.integers(0, len(chosen) - 1))
     last = data.draw(st.integers(first + 1, len(chosen)))

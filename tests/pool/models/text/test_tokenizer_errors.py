@@ -1,4 +1,4 @@
-"""What the tokenizers library raises becomes the error that the caller names; what is nobody's fault passes."""
+"""What the tokenizers library raises becomes the error that the caller names; nobody's faults pass."""
 
 from __future__ import annotations
 

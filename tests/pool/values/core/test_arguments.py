@@ -1,4 +1,4 @@
-"""Numbers and texts from people: what is one comes back as plain Python's, what is none is named, and nothing hangs."""
+"""Numbers and texts from people: numbers come back as plain Python's, others are named, and nothing hangs."""
 
 from __future__ import annotations
 

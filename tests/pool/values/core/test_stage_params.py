@@ -82,7 +82,7 @@ MAY_DIFFER = {
     (EncodeParams, "embeddings"),
     (SampleParams, "seed"),
 }
-#: other values of fields whose kind does not tell one
+#: other values of fields with a kind that does not tell one
 OTHERS: dict[str, Any] = {
     "model": dataclasses.replace(MODEL, sha256="01"),
     "loras": (LORA,),

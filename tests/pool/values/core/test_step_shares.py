@@ -1,4 +1,4 @@
-"""Parts of a run: ControlNets are those of diffusers, and all kinds agree where a share is a whole number of steps."""
+"""Parts of a run: ControlNets equal diffusers', and all kinds agree where a share is a whole number of steps."""
 
 from __future__ import annotations
 

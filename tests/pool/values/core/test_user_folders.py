@@ -60,7 +60,8 @@ def test_without_a_home_that_can_be_written_the_temporary_folder_is_used(tmp_pat
 
 
 def test_a_home_that_must_not_be_entered_is_no_home(tmp_path, monkeypatch) -> None:
-    """As with HOME=/root in a container whose process has another user: every command ended with PermissionError."""
+    """As with HOME=/root in a container with a process that has another user: every command ended with
+    PermissionError."""
 
     def refuse(path, *args: Any, **kwargs: Any) -> os.stat_result:
         if "/home/" in os.fspath(path):

@@ -1,7 +1,7 @@
 """A weight that is asked what it is does not move; one that is used moves once.
 
 Proves: dtype and device are answered for the context without a copy; streaming moves every weight of a real model
-exactly once; what is read through the stand-in equals the cast weight; and nothing writes to a weight through it.
+exactly once; the value read through the stand-in equals the cast weight; and nothing writes to a weight through it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
-"""Which kind of layers is chosen, with its reasons; and the half-precision cuBLAS linear that may be chosen."""
+"""The chosen kind of layers, with its reasons."""
 
 from __future__ import annotations
-
-import sys
-import types
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +12,6 @@ from modelpool.pool.devices.capabilities import DeviceCapabilities, cuda_capabil
 from modelpool.pool.devices.device_kinds import DeviceKind
 from modelpool.pool.weights.ops.casting_classes import set_weight_functions, swap_to_casting
 from modelpool.pool.weights.ops.context import compute
-from modelpool.pool.weights.ops.cublas_half import cublas_half_linear, half_linear_with
 from modelpool.pool.weights.ops.layer_choice import OperationFlags, OperationsKind, pick_operations
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
@@ -27,11 +21,8 @@ CPU = host_capabilities(DeviceKind.CPU, 16 * GIB)
 SIM = host_capabilities(DeviceKind.SIM, GIB)
 A100 = cuda_capabilities("NVIDIA A100", (8, 0), 40 * GIB)
 ADA = cuda_capabilities("NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB)
-ADA_CUBLAS = replace(ADA, cublas_half=True)
 BLACKWELL = cuda_capabilities("NVIDIA B200", (10, 0), 180 * GIB)
 FP8 = OperationFlags(fp8_matmul=True)
-CUBLAS = OperationFlags(cublas_half=True)
-BOTH = OperationFlags(fp8_matmul=True, cublas_half=True)
 FORMATS = {"float8_e4m3fn": (8, 9), "nvfp4": (10, 0), "of no card": None}
 
 
@@ -45,17 +36,10 @@ FORMATS = {"float8_e4m3fn": (8, 9), "nvfp4": (10, 0), "of no card": None}
         (E4M3, FULL, SIM, None, "manual_cast", "stored in float8_e4m3fn and computed in float32"),
         (E4M3, BRAIN, ADA, None, "manual_cast", "computed in bfloat16"),
         (E4M3, BRAIN, ADA, FP8, "fp8_matmul", "8-bit products are requested and NVIDIA GeForce RTX 4090 has them"),
-        (E4M3, BRAIN, ADA_CUBLAS, BOTH, "fp8_matmul", "8-bit products are requested"),
         (E4M3, BRAIN, A100, FP8, "manual_cast", "although requested: NVIDIA A100 has none"),
         (E4M3, FULL, CPU, FP8, "manual_cast", "although requested: CPU has none"),
         (E5M2, BRAIN, ADA, FP8, "manual_cast", "the weights are float8_e5m2, expected float8_e4m3fn"),
         (E4M3, BRAIN, ADA, OperationFlags(True, True), "manual_cast", "disabled"),
-        (HALF, HALF, ADA_CUBLAS, CUBLAS, "cublas_half", "half-precision cuBLAS is requested"),
-        (HALF, None, ADA_CUBLAS, BOTH, "cublas_half", "half-precision cuBLAS is requested"),
-        (HALF, HALF, ADA_CUBLAS, None, "plain", "stored and computed in float16"),
-        (HALF, HALF, ADA, CUBLAS, "plain", "the package cublas_ops is not installed"),
-        (HALF, FULL, ADA_CUBLAS, CUBLAS, "manual_cast", "computed in float32, expected float16"),
-        (BRAIN, BRAIN, ADA_CUBLAS, CUBLAS, "plain", "the weights are bfloat16, expected float16"),
     ],
 )  # fmt: skip
 def test_the_kind_and_why(
@@ -103,8 +87,8 @@ DTYPES = st.sampled_from([HALF, BRAIN, FULL, E4M3, E5M2])
 @given(
     DTYPES,
     st.sampled_from([None, HALF, BRAIN, FULL]),
-    st.sampled_from([CPU, SIM, A100, ADA, ADA_CUBLAS, BLACKWELL]),
-    st.builds(OperationFlags, st.booleans(), st.booleans(), st.booleans()),
+    st.sampled_from([CPU, SIM, A100, ADA, BLACKWELL]),
+    st.builds(OperationFlags, st.booleans(), st.booleans()),
 )
 def test_any_question_has_an_answer_and_a_reason(
     storage: torch.dtype, compute_dtype: torch.dtype | None, device: DeviceCapabilities, flags: OperationFlags
@@ -113,35 +97,24 @@ def test_any_question_has_an_answer_and_a_reason(
     assert found.reasons
     if found.kind is OperationsKind.FP8_MATMUL:
         assert (flags.fp8_matmul, flags.no_fp8_matmul, device.fp8_matmul) == (True, False, True)
-    if found.kind is OperationsKind.CUBLAS_HALF:
-        assert (flags.cublas_half, device.cublas_half) == (True, True)
-
-
-def test_without_its_package_there_is_no_cublas_linear() -> None:
-    assert cublas_half_linear() is None
-
-
-def test_with_its_package_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    package: Any = types.ModuleType("cublas_ops")
-    monkeypatch.setitem(sys.modules, "cublas_ops", package)
-    assert cublas_half_linear() is None, "an older package without the function"
-    package.cublas_half_matmul_simple = lambda a, b: a @ b.T
-    assert cublas_half_linear() is not None
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6)], ids=str)
-def test_the_half_linear_computes_a_linear(shape: tuple[int, ...], bias: bool) -> None:
+def test_a_linear_kernel_computes_what_it_accepts(shape: tuple[int, ...], bias: bool) -> None:
     layer = nn.Linear(6, 4, bias=bias, dtype=HALF).requires_grad_(False)
     swap_to_casting(layer)
     x = torch.randn(shape, dtype=HALF)
     products = []
 
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        products.append(a.shape)
-        return a @ b.T
+    def kernel(x: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor | None:
+        if x.dtype is not HALF:
+            return None
+        products.append(x.shape)
+        out = x @ weight.T
+        return out if offset is None else out + offset
 
-    with compute(torch.device("cpu"), HALF, linear=half_linear_with(product)):
+    with compute(torch.device("cpu"), HALF, linear=kernel):
         torch.testing.assert_close(layer(x), nn.functional.linear(x, *layer._parameters.values()), rtol=0.01, atol=0.01)
         assert len(products) == 1
         layer(x.float())  # declined: computed as ever

@@ -1,7 +1,7 @@
 """Every architecture of the zoo computes what its plain float32 model computes, however and wherever its weights rest.
 
 Each architecture is stored in fp16 and in fp8 and runs on the CPU and on a simulated GPU: with all weights streamed,
-with half of the modules resident, with all resident. The result equals that of the untouched module with the same
+with half of the modules resident, with all resident. The result equals the result of the untouched module with the same
 rounded weights: bit for bit, save for the exceptions named here with their reasons, which stay within 1e-6.
 """
 

@@ -1,4 +1,4 @@
-"""Frozen blocks run compiled, all others as usual, and the weights are those of the patcher in either case.
+"""Frozen blocks run compiled, all others as usual, and the weights are the weights of the patcher in either case.
 
 With a backend that only records, which computes what the graph says: results are equal bit for bit.
 """
@@ -117,7 +117,8 @@ def test_blocks_of_a_class_share_one_graph_whatever_their_weights() -> None:
 
 
 def test_a_block_that_is_not_frozen_runs_as_usual() -> None:
-    """One whose weights stream; all, in a run with an option that acts on blocks; one of a class that torch refuses."""
+    """One with weights that stream; all, in a run with an option that acts on blocks; one of a class that torch
+    refuses."""
     case, plain, graphs = build("qwenimage", torch.float16), build("qwenimage", torch.float16), Graphs()
     compiler = BlockCompiler(graphs)
     patcher, uncompiled = patcher_of(case, compiler), patcher_of(plain, None)

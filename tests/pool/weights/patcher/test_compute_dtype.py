@@ -1,4 +1,4 @@
-"""Dtype decisions equal the golden ones: 540 of them on nine cards, the cards' abilities, and those of a CPU."""
+"""Dtype decisions equal the golden ones: 540 of them on nine cards, the abilities of the cards, and of a CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every architecture runs in every budget from "its largest layer and its activations" to "all", with equal results.
 
 Proves, for each architecture of the zoo on a simulated device that holds no byte more than the budget: the plan's
-choice of modules realized, the module's result is bit for bit that of the resident run; the device's own peak stays
+choice of modules realized, the module's result equals the resident run's bit for bit; the device's own peak stays
 within what the plan said (weights, scratch and activations, the last estimated without a device); and after unloading
 nothing is left. Weights rest in float16 and are computed with in float32, so that streaming converts, too.
 """

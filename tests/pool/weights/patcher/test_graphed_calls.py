@@ -235,8 +235,8 @@ def test_arguments_whose_values_would_be_part_of_the_graph_are_told_apart(
 
 
 def test_what_else_replaces_or_returns_is_respected(maker: RecordedGraphs, store: GraphStore) -> None:
-    """A forward that a user put in place of the module's; a result whose tensors cannot be found; weights that leave
-    are not held by a graph."""
+    """A forward that a user put in place of the module's; a result with tensors that cannot be found; weights that
+    leave are not held by a graph."""
     patcher = toy_patcher(store)
     patcher.state = patcher.state.with_object_patch("forward", lambda ids_BL: ids_BL + 1)
     for _ in range(3):

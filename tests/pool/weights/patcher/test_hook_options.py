@@ -1,4 +1,4 @@
-"""Transformer options of a condition's hooks act as those of the run do: entries, devices, models and comparison."""
+"""Transformer options of a condition's hooks act as the run's do: entries, devices, models and comparison."""
 
 from __future__ import annotations
 

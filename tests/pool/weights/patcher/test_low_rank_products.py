@@ -55,7 +55,8 @@ def output(patcher: ModelPatcher, passes: int = 1) -> torch.Tensor:
 
 @pytest.mark.parametrize("resident", [EVERYTHING, frozenset({"narrow", "norm"}), frozenset[str]()], ids=len)
 def test_loras_at_run_time_move_their_factors_only_and_give_the_same_within_rounding(resident: frozenset[str]) -> None:
-    """Linear layers; a patch of a convolution or a table is merged, and so is one whose product would cost much."""
+    """Linear layers; a patch of a convolution or a table is merged, and so is one with a product that would cost
+    much."""
     form = WeightForm(torch.float32, patches_at_run_time=True)
     toy, some, names = make_toy(), patches_for(make_toy(), "a", LINEARS, 0.7), {"wide", "narrow"}
     patcher = patcher_of(toy, form)

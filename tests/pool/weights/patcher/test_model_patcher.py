@@ -81,7 +81,7 @@ def test_moving_to_the_same_target_again_moves_nothing() -> None:
 
 
 def test_switching_patches_touches_only_what_differs() -> None:
-    """A+B to A+C moves the weights of B and C, not those of A; going back to none restores the exact bytes."""
+    """A+B to A+C moves the weights of B and C, not of A; going back to none restores the exact bytes."""
     toy = make_toy()
     kept, left, came = (patches_for(toy, n, (w,)) for n, w in zip("abc", WEIGHTS[:3], strict=True))
     patcher = patcher_of(toy)

@@ -22,7 +22,7 @@ from modelpool.pool.weights.patcher.out_of_memory import (
 )
 from tests.each_case import each_case
 
-SIM, CPU = torch.device("meta"), torch.device("cpu")  # any device whose memory is not the host's
+SIM, CPU = torch.device("meta"), torch.device("cpu")  # any device with memory of its own
 
 
 def raised_by(make: object) -> BaseException:

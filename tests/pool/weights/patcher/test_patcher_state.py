@@ -270,7 +270,7 @@ def test_a_failing_injection_leaves_nothing_and_no_run(failing: int) -> None:
 
 
 def hooked(patcher: ModelPatcher) -> None:
-    """A run whose weights change once."""
+    """A run with weights that change once."""
     group = HookGroup((WeightHook(patches_for(make_toy(), "a", WEIGHTS).patches),))
     with patcher.running(), hooked_run(patcher, 14.0, lambda percent: 0.0) as apply_hooks:
         apply_hooks(group, 14.0)

@@ -1,6 +1,6 @@
 """The three forms of resident weights compute the same function of (host weights, patch set), each in its own bytes.
 
-Proves, for plain and packed storage: what is resident has the bytes that the sizes say; STORED gives bit for bit what
+Proves, for plain and packed storage: resident weights have the bytes that the sizes say; STORED gives bit for bit what
 COMPUTE gives, patched or not, resident or streamed; STORED_MERGED rounds once and is near; a packed linear layer takes
 a LoRA beside it; and going back to no patches gives the exact bytes again.
 """

@@ -74,7 +74,7 @@ def value_of(kind: str, drawn: Mapping[str, Tensor], params: Mapping[str, Any], 
 
 
 def additive(kind: str, t: Mapping[str, Tensor], alpha: float | None, shape: Shape) -> Additive:
-    """The adapter of `kind` without what is around it."""
+    """The adapter of `kind` alone."""
     if kind == "lora":
         scale = 1.0 if alpha is None else alpha / t["down"].shape[0]
         if "mid" in t:

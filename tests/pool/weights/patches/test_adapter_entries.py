@@ -1,4 +1,4 @@
-"""What is in a LoRA file: every spelling and kind, and nothing that is wrong passes for something else."""
+"""The content of a LoRA file: every spelling and kind, and nothing that is wrong passes for something else."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ CASES = adapter_cases()
 STRENGTH_TWICE = ("oft_linear_s0.5", "oft_linear_constraint_s0.5", "oft_conv", "oft_dora", "boft_linear_s0.5")
 #: upstream does not rescale
 NOT_RESCALED = ("oft_rescale_ignored",)
-#: upstream divides by the lengths of the rows of the weight, where the formula has those of the weight with its delta
+#: upstream divides by the lengths of the rows of the weight, where the formula has the rows of the weight with its
+#: delta
 LENGTHS_OF_WEIGHT = (
     "lora_dora_out_linear_s0.6",
     "lora_dora_out_conv_s0.6",

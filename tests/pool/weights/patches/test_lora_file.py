@@ -95,7 +95,7 @@ def test_every_kind_changes_its_weight(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_weight_of_the_file_that_is_rows_of_a_parameter(tmp_path: Path, kind: str) -> None:
-    """The model has q, k and v in one; what is for k changes the rows of k, whatever the kind."""
+    """The model has q, k and v in one; a patch for k changes the rows of k, whatever the kind."""
     shapes = {"q.weight": (24, 16), "m.weight": (24, 16), "v.weight": (24, 16)}
     fused = discover(shapes, lambda c: {"qkv.weight": torch.cat([c["q.weight"], c["m.weight"], c["v.weight"]])})
     weight = random(72, 16, seed=9, scale=1.0)

@@ -1,4 +1,4 @@
-"""Patch sets: what is fused, what is left alone, what digests cover, and that all ways give the same weight."""
+"""Patch sets: fused weights, the ones left alone, what digests cover, and that all ways give the same weight."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_what_a_function_on_the_delta_takes_is_counted(kind: str, offset: Offset
 
 
 def test_the_hungriest_low_rank_patch_with_a_function_takes_more_than_its_factors() -> None:
-    """Its factors alone would be a fraction of what is taken."""
+    """Its factors alone would be a fraction of the bytes."""
     device = open_device("sim", 0, None)
     value = LowRank(random(64, 1), random(1, 64), 1.0)
     patch = WeightPatch("w", "x", value, function=DeltaFunction("double", lambda delta: delta * 2))

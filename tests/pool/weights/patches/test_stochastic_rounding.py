@@ -59,7 +59,7 @@ def test_the_mean_is_kept_and_both_neighbours_occur(dtype: torch.dtype) -> None:
 
 
 def test_large_weights_are_rounded_by_slices_of_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices of rows draw one after another, so a slice's bytes are those of a second draw."""
+    """Slices of rows draw one after another, so a slice has the bytes of a second draw."""
     monkeypatch.setattr(rounding, "SLICE_ELEMENTS", 64)
     values = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
     whole = round_to(values, torch.float8_e4m3fn, 5)

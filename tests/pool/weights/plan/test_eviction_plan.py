@@ -1,4 +1,4 @@
-"""`plan` keeps the budget, lose no byte, move nothing twice and never touch what is leased."""
+"""`plan` keeps the budget, lose no byte, move nothing twice and never touch leased bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Case = tuple[dict[ComponentKey, ComponentSpec], Residency, tuple[ComponentUse, .
 
 @st.composite
 def cases(draw: st.DrawFn, equal_prices: bool = False) -> Case:
-    """Components, what is resident of them, and a task that uses some."""
+    """Components, their resident bytes, and a task that uses some."""
     specs = {}
     for key in draw(st.permutations(KEYS)):
         weight_bytes = draw(st.integers(1, 30))
@@ -87,7 +87,7 @@ def test_the_budget_holds_with_activations_and_the_largest_scratch(case, leased,
 
 @given(cases(), LEASED, OUTLOOKS)
 def test_no_byte_is_lost_or_invented(case, leased, hints) -> None:
-    """What was there, less what is evicted, plus what arrives, is what is there afterwards: by component."""
+    """Bytes before, less evicted ones, plus arriving ones, are the bytes afterwards: by component."""
     moves = planned(case, leased, hints)
     if moves is None:
         return
@@ -352,7 +352,7 @@ def full(capacity_bytes: int, *keys: ComponentKey) -> Residency:
 
 
 def told(now: Residency, use: ComponentUse, hints: EvictionHints) -> tuple[dict[str, int], int, list[str]]:
-    """What is evicted, how much is streamed, and why."""
+    """Evictions, streamed bytes, and why."""
     moves = plan(now, (use,), TENS, 0, hints=hints)
     reasons = [str(reason) for reason in explain(now, (use,), TENS, 0, hints=hints)]
     return {move.component: move.bytes for move in moves.evict}, moves.streamed_bytes, reasons

@@ -57,7 +57,7 @@ def test_any_run_climbs_in_order_and_gives_up(
         assert tries[-1].most_weight_bytes == 0
     else:
         assert OomStep.STREAM_MORE not in tries[-1].oom_steps
-    for before, after in itertools.pairwise(tries[1 + own :]):  # the first rungs drop what is not the run's
+    for before, after in itertools.pairwise(tries[1 + own :]):  # the first rungs drop weights that are not the run's
         needed = [
             t.division.activation_bytes + (weight_bytes if t.most_weight_bytes is None else t.most_weight_bytes)
             for t in (before, after)

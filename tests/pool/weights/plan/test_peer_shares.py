@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from modelpool.pool.weights.plan.partial_loads import ModuleBytes, choose_modules
 from modelpool.pool.weights.plan.peer_shares import (
     PeerLink,
     ShareOffer,
@@ -14,7 +15,6 @@ from modelpool.pool.weights.plan.peer_shares import (
     run_share,
     share_costs,
 )
-from modelpool.pool.weights.plan.streaming_order import ModuleBytes, choose_modules
 
 MIB = 1 << 20
 HOST = 50e9

@@ -2,7 +2,7 @@
 
 Proves: the run keeps all it holds, with its margin; only what the coming task's plan would let leave does, and no more
 than is needed; what arrives is what that plan would have there, the largest first; a task that comes afterwards never
-uploads more for what was brought, and all of it is there when there was room; what is told of half the way is between.
+uploads more for what was brought, and all of it is there when there was room; figures of half the way are between.
 """
 
 from __future__ import annotations

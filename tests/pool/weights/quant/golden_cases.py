@@ -47,7 +47,7 @@ class Case:
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """What is stored."""
+        """The stored weights."""
         return {name: t for name, t in self.expected.items() if name not in ("dequant", "linear", "linear_qq")}
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint whose diffusion model is quantized opens, builds over the mapped file, and draws the same image.
+"""A checkpoint with a quantized diffusion model opens, builds over the mapped file, and draws the same image.
 
 Proves, on copies of the shapes model: layers stay packed, their bytes are the file's, images are near the original's
 and the same bytes on cpu and on sim whatever the budget; LoRAs apply; and that what cannot stay packed

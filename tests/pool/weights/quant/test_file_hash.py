@@ -1,4 +1,4 @@
-"""Hashes are those of the file's bytes; that of several files is made of theirs, whoever hashes them."""
+"""Hashes are the hashes of the file's bytes; that of several files is made of theirs, whoever hashes them."""
 
 from __future__ import annotations
 

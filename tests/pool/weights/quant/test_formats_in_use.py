@@ -63,7 +63,7 @@ def error(values: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def same(form: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Equal; but turning rotated rows back is a matrix product, whose sums a library orders by the count of rows."""
+    """Equal; but turning rotated rows back is a matrix product: a library orders its sums by the count of rows."""
     rotated = form == "int8 rotated" or form.startswith("w")
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if rotated else 0)
 

@@ -15,11 +15,11 @@ BY_PACKAGE = ("IQ4_NL", "IQ4_XS", "IQ2_S", "TQ2_0")
 
 
 def blocks(kind: str, count: int = 24) -> torch.Tensor:
-    """Blocks of random bytes whose float16 factors are finite."""
+    """Blocks of random bytes with finite float16 factors."""
     _, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
     data = torch.randint(0, 256, (count, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
     halves = data.reshape(count, -1).numpy().view(np.uint8)
-    halves[:, 1::2] &= 0xBF  # whatever is a float16 has an exponent below that of infinity
+    halves[:, 1::2] &= 0xBF  # whatever is a float16 has a smaller exponent than infinity
     return torch.from_numpy(halves)
 
 

@@ -1,8 +1,8 @@
 """A diffusion model and a text encoder in GGUF files are parts of a model like any others.
 
-Proves, with the shapes model: weights stay packed over the mapped file, the image is that of the values that the
+Proves, with the shapes model: weights stay packed over the mapped file, the image is the image of the values that the
 blocks stand for, near the original's, the same everywhere whatever the budget, and LoRAs apply. With a tiny Flux: a
-transformer and a T5 from GGUF files compute what the same values in safetensors files do. And what is saved of one.
+transformer and a T5 from GGUF files compute what the same values in safetensors files do. And its saved part.
 """
 
 from __future__ import annotations

@@ -199,8 +199,8 @@ def test_looking_for_non_finite_numbers_makes_no_copy_of_the_file(tmp_path: Path
 
 
 def test_reading_ahead_brings_the_wanted_tensors_into_memory(tmp_path: Path) -> None:
-    """And leaves what is far from them on the disk. How far it reads beyond what is asked for is the system's affair: a
-    disk with 8 MiB of read-ahead gave 16 MiB and somewhat more."""
+    """And leaves distant bytes on the disk. How far it reads ahead is the system's affair: a disk with 8 MiB of
+    read-ahead gave 16 MiB and somewhat more."""
     sizes = {"a": 16 << 20, "b": 16 << 20, "c": 96 << 20, "d": 16 << 20}
     path = tmp_path / "two.safetensors"
     save_file({name: torch.ones(size, dtype=torch.uint8) for name, size in sizes.items()}, path)
@@ -217,7 +217,7 @@ def test_reading_ahead_brings_the_wanted_tensors_into_memory(tmp_path: Path) -> 
 
 
 def test_what_is_in_memory_is_told_from_what_is_not(tmp_path: Path) -> None:
-    """By a look at some of the bytes; what is there in part is not there."""
+    """By a look at some of the bytes; a part of a file is no file."""
     path = tmp_path / "one.safetensors"
     save_file({"a": torch.ones(64 << 20, dtype=torch.uint8)}, path)
     half, all_of_it = ((0, 32 << 20),), ((0, 32 << 20), (48 << 20, 64 << 20))

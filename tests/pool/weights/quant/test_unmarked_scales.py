@@ -1,4 +1,4 @@
-"""Scales without markers: what they are by name, type and shape, and what is refused because it could be two things."""
+"""Scales without markers: what they are by name, type and shape, and refusals of files that could be two things."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_estimates_follow_batch_and_size(family: str, device: torch.device) -> N
 
 @pytest.mark.parametrize("family", ["zimage", "vae_oobleck", "vae_wan", "hidream", "unet"])
 def test_a_dry_run_leaves_no_trace(family: str) -> None:
-    """Some modules keep tables that they made: those of a dry run would hold no numbers."""
+    """Some modules keep tables that they made: tensors of a dry run would hold no numbers."""
     case = build(family)
     expected = build(family).run()
     before = {name: type(m) for name, m in case.module.named_modules()}

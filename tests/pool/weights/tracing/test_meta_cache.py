@@ -68,7 +68,7 @@ def test_an_answer_that_is_kept_is_the_one_that_torch_finds(name: str) -> None:
 
 
 def test_what_was_asked_before_is_not_run_again() -> None:
-    """In another block too; what is inside sees every operation."""
+    """In another block too; the inner one sees every operation."""
     cache, outside, inside = MetaCache(), Counted(), Counted()
     with torch.no_grad():
         for _ in range(3):

@@ -1,8 +1,8 @@
 """What each module of a component computes, and in which order: counted by a dry run.
 
-Proves: the counts are those that one works out by hand; order is that of first use; attention counts for the module
-before it; weights that are read without calling their module count for the module that owns them; every architecture of
-the zoo gives an order of all its modules that run; the module is as it was.
+Proves: the counts are those that one works out by hand; order is the order of first use; attention counts for the
+module before it; weights that are read without calling their module count for the module that owns them; every
+architecture of the zoo gives an order of all its modules that run; the module is as it was.
 """
 
 from __future__ import annotations

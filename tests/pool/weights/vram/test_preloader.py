@@ -36,7 +36,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 
 class Scene:
-    """An image's stages on one engine whose model was opened before, with nothing on the device."""
+    """An image's stages on one engine with a model that was opened before, with nothing on the device."""
 
     def __init__(self, catalog: Catalog, loras: dict[str, float], budget_bytes: int = PLENTY_BYTES) -> None:
         self.engine = open_engine("sim", budget_bytes)
@@ -144,7 +144,7 @@ def test_running_out_of_memory_drops_it_first(scene: Scene) -> None:
 
 
 def test_a_stopped_run_leaves_an_exact_account(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped half way through the VAE's modules: what is there is told, leaves on demand, and is gone on with."""
+    """Stopped half way through the VAE's modules: residents are told, leave on demand, and are used again."""
     monkeypatch.setattr(uploads_ahead, "SLICE_BYTES", 1)
     monkeypatch.setattr(uploads_ahead, "REST", 0.0)
     asked = 0
@@ -221,7 +221,7 @@ def test_a_policy_that_keeps_nothing_brings_nothing(catalog: Catalog) -> None:
 
 
 def test_a_copy_that_fails_fails_no_run(scene: Scene) -> None:
-    """The device refuses a copy in the middle of what is brought: the run goes on without, and nothing stays behind."""
+    """The device refuses a copy in the middle of an upload: the run goes on without, and nothing stays behind."""
     latent, _ = scene.sampled()
     is_told = False
 

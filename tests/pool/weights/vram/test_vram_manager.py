@@ -377,7 +377,7 @@ def test_a_lease_inside_another_leaves_it_its_room() -> None:
         assert manager.room_bytes == left_bytes == weight_bytes - scratch_bytes
         with manager.lease([(inner, inner.use()), (third, third.use())], 0) as nested:
             assert sim_free_bytes() >= 2 * weight_bytes + 2 * scratch_bytes
-            # found in a review: no test noticed when the room of the outer run was left out of what is planned
+            # found in a review: no test noticed when the room of the outer run was left out of the plan
             assert nested.planned_bytes == nested.plan.after.used_bytes + 2 * weight_bytes + 2 * scratch_bytes
             assert nested.planned_bytes <= 4 * weight_bytes
         manager.unload(inner.key)
@@ -426,7 +426,7 @@ def test_what_is_held_survives_a_policy_that_keeps_nothing() -> None:
 
 
 def test_letting_idle_ones_go_keeps_what_is_held_leased_or_named() -> None:
-    """Found in a review: no test noticed when what is held left too."""
+    """Found in a review: no test noticed when held bytes left too."""
     held, leased, named, idle = (
         patcher_of(name, seed) for seed, name in enumerate(("held", "leased", "named", "idle"))
     )

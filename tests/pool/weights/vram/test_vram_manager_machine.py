@@ -1,11 +1,11 @@
 """The manager under any sequence of what may happen to it, with failures at every transfer.
 
-Proves, for every policy and for leases (nested, of several components, patched, of several passes, of what is there),
-runs that allocate in them, loads and unloads by hand, holds, priorities, other programs that take memory and transfers
-that fail: the device's own peak never passes its budget, residency is the device's ledger to the byte, weights leave
-room for what all held leases may allocate, leased bytes never move, what is held stays, a load by hand moves nothing
-else, a failed load leaves nothing behind, a second plan is empty, what may not stream does not and fits where it can,
-and after the last unload no byte remains.
+Proves, for every policy and for leases (nested, of several components, patched, of several passes, of resident
+weights), runs that allocate in them, loads and unloads by hand, holds, priorities, other programs that take memory and
+transfers that fail: the device's own peak never passes its budget, residency is the device's ledger to the byte,
+weights leave room for what all held leases may allocate, leased bytes never move, held bytes stay, a load by hand moves
+nothing else, a failed load leaves nothing behind, a second plan is empty, what may not stream does not and fits where
+it can, and after the last unload no byte remains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Predictions are the plan's; estimates move towards what is measured."""
+"""Predictions are the plan's; estimates move towards measurements."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_remembered_signatures_are_bounded() -> None:
 
 
 def learn_patch_seconds(costs: Costs, seconds: float) -> None:
-    """From runs on another worker with a GPU of the same kind, whose link is as fast as it was thought to be."""
+    """From runs on another worker with a GPU of the same kind, with a link as fast as it was thought to be."""
     teacher, spec = worker_with(Residency(64), link=float(MIB)), encode("taught")
     cost_class = costs.acquire(spec)
     costs.learn(spec, cost_class, teacher, report_of(RunCost(10.0, 1.0, 10 * MIB)))
@@ -202,7 +202,7 @@ def test_what_is_remembered_without_a_task_is_reckoned_as_if_anew(now, patch, ch
 
 
 def test_a_task_that_comes_again_sees_new_sizes_and_new_patch_seconds() -> None:
-    """6 B cross at 4 B/s, or 12 B; other patches on what is there take half a second, or three."""
+    """6 B cross at 4 B/s, or 12 B; other patches on resident weights take half a second, or three."""
     costs = costs_with()
     spec = sample(patch="x")
     cold, patched = worker_with(Residency(64)), worker_with(Residency(64, (Resident(PAINT, 12, "y", 5),)))
@@ -282,7 +282,8 @@ def test_the_least_of_some_workers_is_the_least_of_what_each_of_them_takes(there
 
 
 def test_the_least_counts_running_in_parts_and_files_that_have_left() -> None:
-    """One worker that runs it in two parts, half as long again; and one whose machine has to read the file anew."""
+    """One worker that runs it in two parts, half as long again; and one with a machine that has to read the file
+    anew."""
     costs = costs_with()
     divided = sample(activation_bytes=40, divisions=(ExecutionMode(20, batch=2, slowdown=1.5),))
     cost_class, small = costs.acquire(divided), worker_with(Residency(41))

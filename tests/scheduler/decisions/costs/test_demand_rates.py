@@ -1,4 +1,4 @@
-"""How soon components are needed again: by hand, and that what is remembered is bounded."""
+"""How soon components are needed again: by hand, and that its memory is bounded."""
 
 from __future__ import annotations
 

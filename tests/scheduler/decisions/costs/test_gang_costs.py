@@ -84,7 +84,7 @@ def test_a_run_that_takes_less_gpu_time_on_two_is_shared_under_load() -> None:
 
 def test_the_price_is_the_bytes_of_each_tier_over_its_link() -> None:
     """W weights, B room, n members: R + (W - R) / n = B are resident and held; (W - R) go over the link in each pass.
-    What is loaded at first is B, with or without shares."""
+    The first load is B, with or without shares."""
     scene = scene_of(4, BRIDGE)
     spec = sampling(0.5)
     task = scene.task(spec)
@@ -151,8 +151,8 @@ def test_a_link_is_stated_or_measured_or_of_the_data_sheet() -> None:
 
 
 def test_a_run_time_is_learned_without_the_exchange_of_weights() -> None:
-    """A measured gang computes for what is left of its time, and the next one is expected to take that and its own
-    moves: with the same link, the same time."""
+    """A measured gang computes for the rest of its time, and the next one is expected to take that and its own moves:
+    with the same link, the same time."""
     scene = scene_of(2, BRIDGE)
     spec = sampling(0.5)
     task, worker = scene.task(spec), scene.workers[0]

@@ -84,7 +84,7 @@ def test_where_tasks_share_runs_as_many_wait_as_one_run_may_have() -> None:
 @pytest.mark.parametrize(("gpus", "gibibytes"), [(1, 12), (1, 7), (8, 12), (8, 7)])
 def test_a_batch_of_different_prompts_has_images_early_and_is_done_as_soon(gpus: int, gibibytes: int) -> None:
     """The text encoder, 3 GiB, stays next to the diffusion model, 5 GiB, or takes turns with it. Bounded are the first
-    image, the prompts that are encoded ahead, the loads, and the time of the batch, by that of its runs."""
+    image, the prompts that are encoded ahead, the loads, and the time of the batch, by the time of its runs."""
     jobs, model = 400, InventedModel("model", text_encoder_bytes=3 * GIB, activation_bytes=GIB, encode_seconds=0.1)
     workload = offline_batch([model], [""], jobs, Random(1), 1)
     workers = [SimulatedGpu(WorkerId(f"gpu-{n}"), gibibytes * GIB, 10.0 * GIB) for n in range(gpus)]

@@ -285,7 +285,7 @@ def test_mates_have_the_priority_of_the_first() -> None:
 
 def test_no_mates_while_a_higher_priority_waits_for_another_worker() -> None:
     """1. Each worker has one model. 2. A task of a higher priority waits for the worker that has its model and is soon
-    free. 3. The other worker takes what is lower, one at a time: it may be wanted any moment."""
+    free. 3. The other worker takes the lower ones, one at a time: it may be wanted any moment."""
     world = shell(limit=2)
     world.workers(a=VAST, b=VAST)
     for name, model in (("a", DRAW), ("b", PAINT)):
@@ -451,8 +451,8 @@ def test_a_worker_that_says_it_is_over_loses_all_tasks_of_its_run() -> None:
 
 
 def test_a_failed_job_drops_its_other_task_of_a_lost_run() -> None:
-    """Both encodes of one image run together; the loss of the worker is once too often for the job. Nobody is asked
-    to stop what is lost already."""
+    """Both encodes of one image run together; the loss of the worker is once too often for the job. Nobody is asked to
+    stop lost runs."""
     world = shell(limit=2, max_attempts=1)
     world.workers(a=VAST)
     busy_first(world)

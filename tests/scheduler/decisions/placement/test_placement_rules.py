@@ -28,7 +28,7 @@ def with_lora(spec: TaskSpec) -> TaskSpec:
 
 
 def scene_with_lora(lora_bytes: int, **config: int) -> Scene:
-    """A LoRA of this size is known. The workers of machine "n" have its file and that of PAINT in memory."""
+    """A LoRA of this size is known. The workers of machine "n" have its file and PAINT's in memory."""
     scene = Scene(**config)
     scene.costs.know((ComponentSpec(LORA, Role.LORA, lora_bytes, lora_bytes),))
     scene.worker("first", free_in=1000.0, node="n", disk=1.0)
@@ -291,8 +291,8 @@ def test_the_account_does_not_pay_for_what_starts_since_the_cheaper_waits(waited
 
 
 def test_a_wait_is_worth_no_more_than_a_run_to_the_account_too() -> None:
-    """DRAW takes 10 s, and 20 with what is wasted since another worker has it; PAINT's task would pay 2, and waits for
-    the worker that has all of it. A hundred seconds would be worth 30, but a run takes 10."""
+    """DRAW takes 10 s, and 20 with the waste since another worker has it; PAINT's task would pay 2, and waits for the
+    worker that has all of it. A hundred seconds would be worth 30, but a run takes 10."""
     scene = Scene()
     scene.switch_seconds = 50.0
     scene.worker("idle", Resident(PAINT, 10))
@@ -309,7 +309,7 @@ def test_a_wait_is_worth_no_more_than_a_run_to_the_account_too() -> None:
 def test_the_longest_wait_is_worth_a_run_at_most_also_where_the_first_in_order_did_not_wait(
     is_elsewhere: bool, goes: bool
 ) -> None:
-    """A run takes 10 s; a hundred seconds would be worth 30. DRAW takes 10 s, and 20 with what is wasted where another
+    """A run takes 10 s; a hundred seconds would be worth 30. DRAW takes 10 s, and 20 with the waste where another
     worker has it; the rest of PAINT takes 2."""
     scene = Scene()
     scene.switch_seconds = 0.0
@@ -353,7 +353,7 @@ def test_a_second_copy_that_others_wait_for_is_wasted_by_as_much_less(waiting: i
 
 @pytest.mark.parametrize(("tasks", "starts"), [(1, False), (3, True)])
 def test_lines_that_wait_for_one_worker_wait_behind_each_other(tasks: int, starts: bool) -> None:
-    """A copy and a run take 40 s on the idle worker. The warm one is free in 1 s, and takes what is first in 11, 21 and
+    """A copy and a run take 40 s on the idle worker. The warm one is free in 1 s, and takes the first one in 11, 21 and
     31 s: a task of the other line follows it in time only behind one of the first."""
     scene = Scene()
     scene.worker("idle", link=0.2)
@@ -419,7 +419,7 @@ def test_while_a_higher_priority_waits_for_a_warm_worker_a_lower_one_starts() ->
 
 
 def tagged(scene: Scene, spec: TaskSpec, tag: float) -> Task:
-    """A task of a user whose turn comes at that time."""
+    """A task of a user with a turn that comes at that time."""
     task = scene.task(spec)
     scene.backlog.remove(task)
     task.set_priority(0, tag)
@@ -429,7 +429,7 @@ def tagged(scene: Scene, spec: TaskSpec, tag: float) -> Task:
 
 @pytest.mark.parametrize(("tag", "is_within"), [(29.0, True), (31.0, False)])
 def test_every_worker_widens_the_window_of_shares(tag: float, is_within: bool) -> None:
-    """15 s for each of two workers, in which what is loaded may go on although it is the turn of somebody else."""
+    """15 s for each of two workers, in which the loaded one may go on although it is the turn of somebody else."""
     scene = Scene(share_window_seconds=15)
     scene.worker("idle", whole(DRAW))
     scene.worker("busy", free_in=100.0)

@@ -1,4 +1,4 @@
-"""What is read ahead is what is needed next and nowhere at hand; nothing that is needed sooner leaves for it."""
+"""Read ahead are components that are needed next and nowhere at hand; nothing that is needed sooner leaves for it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_lora_is_read_where_its_model_is() -> None:
 
 
 def test_a_lora_that_another_machine_has_is_not_read_here() -> None:
-    """Its task is expected there. What is cold everywhere is read where its model is."""
+    """Its task is expected there. A file that is cold everywhere is read where its model is."""
     groups = [[needs((A, 10), own=[(LORA, 1)])]]
     assert files_to_prefetch(node_with(inf, (A, 10)), groups, (), available={A, LORA}) == ()
     assert files_to_prefetch(node_with(inf, (A, 10)), groups, (), available={A}) == reads((LORA, 1))

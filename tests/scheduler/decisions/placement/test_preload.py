@@ -71,7 +71,7 @@ def test_what_waits_when_a_run_begins_is_told_then() -> None:
     shell.submit(job("two", PAINT))
     shell.submit(job("three", DRAW, seed=1))
     commands = shell.finish("a", residency=Residency(ROOMY, (Resident(DRAW, 10),)), cost=RunCost(run_seconds=10.0))
-    # the report says that nothing came: it is told again beside the run of what is there
+    # the report says that nothing came: it is told again beside the run of the resident one
     run = next(command for command in commands if isinstance(command, RunTask))
     if run.task_id == sample(GIVEN, model=DRAW, seed=1).task_id:
         (ahead,) = told(commands)
@@ -165,8 +165,8 @@ def test_a_worker_that_is_lost_has_nothing_that_was_brought() -> None:
 
 
 def test_nothing_is_told_where_the_run_would_hide_little_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a load of 6 s the last second of a run hides a sixth, its last two a third. A quarter divides them; what is
-    little by itself is less than one of the bytes here."""
+    """Of a load of 6 s the last second of a run hides a sixth, its last two a third. A quarter divides them; a small
+    part is less than one of the bytes here."""
     monkeypatch.setattr("modelpool.scheduler.decisions.placement.preload.LEAST_PART", 0.25)
     for left_seconds, is_told in ((1.0, False), (2.0, True)):
         shell = learnt("a", link=1.0)
@@ -193,7 +193,7 @@ def needed_every(shell: Shell, component: ComponentKey, gap_seconds: float) -> N
 
 def brought_at_the_cost_of_vae(gap_seconds: float) -> bool:
     """Whether PAINT is preloaded where VAE has to leave for it, which was needed every `gap_seconds`. A load of VAE
-    takes 3 s, and the rest of the run hides 2 s of that of PAINT."""
+    takes 3 s, and the rest of the run hides 2 s of PAINT's."""
     shell = learnt("a", capacity=22, link=1.0)
     there = Residency(22, (Resident(VAE, 3), Resident(DRAW, 10)))
     shell.submit(job("one", DRAW))

@@ -1,4 +1,4 @@
-"""What a preload is worth, reckoned by hand, and what is learned of those that were sent."""
+"""What a preload is worth, reckoned by hand, and lessons from the ones that were sent."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_a_copy_that_evicts_what_is_in_demand_waits_longer_for_its_holder(
     gap_seconds: float, expected: str | None
 ) -> None:
     """A copy of PAINT takes 6 s, and the warm worker is free in 7 s. The idle one has no room for it next to DRAW,
-    whose load takes 10 s: if it is needed again soon, the task waits."""
+    which loads in 10 s: if it is needed again soon, the task waits."""
     scene = Scene()
     scene.worker("idle", whole(DRAW), capacity=20)
     scene.worker("warm", whole(PAINT), free_in=7.0)

@@ -66,7 +66,7 @@ def test_where_nobody_had_waited_long_it_is_looked_again_a_moment_later() -> Non
 
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.integers(0, 8), st.floats(0.0, 50.0)), max_size=30))
 def test_loads_take_no_more_than_the_share_and_idle_time(steps) -> None:
-    """Whatever happens, when only what is allowed is spent, but for the last load."""
+    """Whatever happens, when only the allowance is spent, but for the last load."""
     share, at, earned, spent, largest = 0.1, 0.0, 0.0, 0.0, 0.0
     account = SwitchBudget(share)
     for seconds, idle, load_seconds in steps:
@@ -81,7 +81,7 @@ def test_loads_take_no_more_than_the_share_and_idle_time(steps) -> None:
 
 def test_the_core_looks_for_who_waited_long_once_in_a_while() -> None:
     """1. A worker has one model and runs it. 2. Tasks for both models wait, none of them for long. 3. The run ends,
-    what is there starts, and the core does not look again for a moment."""
+    the resident one starts, and the core does not look again for a moment."""
     shell = Shell()
     shell.workers(a=18)
     shell.submit(alone("first", sample(model=PAINT, seed=1)))
@@ -95,7 +95,7 @@ def test_the_core_looks_for_who_waited_long_once_in_a_while() -> None:
 
 
 def test_the_core_pays_for_a_load_that_serves_who_waited() -> None:
-    """The load of the other model takes 10 B over 4 B/s, and what is there would have taken none."""
+    """The load of the other model takes 10 B over 4 B/s, and the resident one would have taken none."""
     shell = Shell()
     shell.workers(a=18)
     shell.submit(alone("first", sample(model=PAINT, seed=1)))

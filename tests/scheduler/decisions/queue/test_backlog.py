@@ -129,7 +129,7 @@ def test_jobs_that_were_asked_for_together_pass_each_other_freely() -> None:
 
 
 def test_who_is_hurried_passes_nobody_over() -> None:
-    """It is no sign that the oldest is left behind for what is loaded."""
+    """It is no sign that the oldest is left behind for the loaded one."""
     backlog = Backlog()
     first, urgent = tasks_of([(0, 0), (1, 0)])
     backlog.add(first)

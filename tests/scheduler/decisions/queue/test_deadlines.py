@@ -1,4 +1,4 @@
-"""Jobs with a deadline go first when they must, by when they are due, and not before; who looks when; what is told."""
+"""Jobs with a deadline go first when they must, by when they are due, and not before; who looks when; the figures."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def member(number: int, deadline: float) -> Job:
 
 
 def test_work_that_is_due_later_does_not_make_earlier_work_late() -> None:
-    """What is due sooner goes first anyway: work of later deadlines does not count for it, but it does for them."""
+    """Sooner deadlines go first anyway: work of later deadlines does not count for it, but it does for them."""
     deadlines = Deadlines(0.0)
     early, late = member(1, 100.0), member(2, 200.0)
     deadlines.add(early, {TaskId("a"): 8.0}, 8.0, 0.0)

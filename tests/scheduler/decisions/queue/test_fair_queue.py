@@ -108,8 +108,8 @@ def test_a_shared_task_falls_back_when_the_higher_priority_goes() -> None:
 
 
 def test_who_was_passed_over_too_often_goes_first_also_when_its_priority_is_raised() -> None:
-    """Found in a review. 1. `old` needs another model than what is there, and `resident` starts before it. 2. A job of
-    higher priority wants the same task, which is filed anew. `Shell` checks that it goes before all others all the
+    """Found in a review. 1. `old` needs another model than the resident one, and `resident` starts before it. 2. A job
+    of higher priority wants the same task, which is filed anew. `Shell` checks that it goes before all others all the
     same."""
     shell = Shell(SchedulerConfig(story_length=None, overtaking_limit=1))
     shell.workers(gpu=20)
@@ -178,7 +178,7 @@ def test_of_two_deadlines_the_sooner_hurries_a_shared_task() -> None:
 
 
 def test_with_fewer_workers_work_begins_sooner() -> None:
-    """Two workers have time for what is due in 100 s; one of them alone has to begin now."""
+    """Two workers have time for the work that is due in 100 s; one of them alone has to begin now."""
     shell = Shell(SchedulerConfig(story_length=None, deadline_margin_seconds=5.0))
     shell.workers(one=64, two=64)
     for number in range(2):

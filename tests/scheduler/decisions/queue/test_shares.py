@@ -1,4 +1,4 @@
-"""Whose turn it is: shares by weight, what loads and wrong estimates do, limits, who pays for what is shared."""
+"""Whose turn it is: shares by weight, what loads and wrong estimates do, limits, who pays for shared tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def single(user: UserId, number: int, seconds: float = 10.0, **more) -> JobSpec:
 
 
 def order_of_starts(shell: Shell, count: int, cost: dict[UserId, RunCost] | None = None) -> list[str]:
-    """The users whose tasks run, one after the other; each run costs what its user's runs cost."""
+    """The users with tasks that run, one after the other; each run costs what its user's runs cost."""
     started = []
     for _ in range(count):
         name = shell.on("gpu")
@@ -149,7 +149,7 @@ def test_priorities_come_before_shares() -> None:
 
 def test_a_high_priority_job_does_not_wait_for_what_is_set_aside_for_low_ones() -> None:
     """1. Ann has many jobs of low priority, some of them with tags. 2. Bob has some of high priority. 3. Ann's one job
-    of high priority takes its turn among those: what is set aside for her low ones is behind it."""
+    of high priority takes its turn among those: the share of her low ones is behind it."""
     shell = shell_with()
     shell.submit(single(BOB, 99))
     for number in range(20):

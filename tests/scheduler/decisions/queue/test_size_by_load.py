@@ -1,9 +1,9 @@
 """The rule that chooses the size of passes by the load.
 
-Proves: the expected tail is that of the queues for which a formula is known, and infinite without enough servers; few
-requests run alone and many in passes, whatever came before; near equality the size seldom changes; a burst and its end
-are noticed after some arrivals; other work counts, and only kinds that fill larger passes have them beside it; what is
-remembered has a bound.
+Proves: the expected tail is the tail of the queues for which a formula is known, and infinite without enough servers;
+few requests run alone and many in passes, whatever came before; near equality the size seldom changes; a burst and its
+end are noticed after some arrivals; other work counts, and only kinds that fill larger passes have them beside it; its
+memory has a bound.
 """
 
 from __future__ import annotations

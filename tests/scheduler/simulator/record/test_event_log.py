@@ -1,4 +1,4 @@
-"""What the core is told and says can be written as lines of text and read back exactly; what is wrong is named."""
+"""What the core is told and says can be written as lines of text and read back exactly; errors are named."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def written_and_read(event: Event, commands: tuple[Command, ...]) -> LogEntry:
 @settings(max_examples=40)
 @given(data=st.data())
 def test_every_event_comes_back_as_it_was(kind: Any, data: st.DataObject) -> None:
-    """To the last bit: what is printed of it tells 0.0 from -0.0, and 1 from 1.0."""
+    """To the last bit: its text tells 0.0 from -0.0, and 1 from 1.0."""
     event = data.draw(values_of(kind))
     entry = written_and_read(event, ())
     assert entry == LogEntry(2, event, ())
@@ -115,7 +115,7 @@ def test_what_has_its_default_takes_no_room() -> None:
 
 def test_a_default_from_another_process_takes_no_room_either() -> None:
     """Found as a difference between logs of the compiled core and the Python one: the same report of a stopped run,
-    sent from one to the other, had an empty cost of its own. What is equal to it as a number only is written."""
+    sent from one to the other, had an empty cost of its own. A value that equals it only as a number is written."""
     report = TaskReport(TaskId("t"), 1, WorkerId("w"), 1, Residency(10))
     assert plain(pickle.loads(pickle.dumps(report))) == plain(report)
     assert "cost" not in plain(report)

@@ -260,7 +260,7 @@ def test_what_a_task_takes_may_be_known_better_later() -> None:
 
 
 def test_what_no_trace_can_keep_is_refused_when_it_is_written() -> None:
-    """JSON has no NaN: found with a task whose estimate was never made."""
+    """JSON has no NaN: found with a task with an estimate that was never made."""
     workload = from_lines(GOOD)
     job = workload.jobs[0].job
     broken = replace(job, tasks=(replace(job.tasks[0], run_seconds=float("nan")),))

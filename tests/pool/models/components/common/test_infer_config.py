@@ -1,4 +1,4 @@
-"""Configurations inferred from shapes are those of the published models, and tiny ones follow the same rules."""
+"""Configurations inferred from shapes equal the published models', and tiny ones follow the same rules."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def flux(state: State) -> File:
 
 
 def chroma(state: State) -> File:
-    """Chroma: Flux whose modulation one small network makes."""
+    """Chroma: Flux with a modulation from one small network."""
     return published(
         state,
         (

@@ -93,7 +93,7 @@ def test_a_published_file_is_diffusers_module_and_the_file_again(case: Case, tmp
 
 @CASE
 def test_these_weights_all_count(case: Case) -> None:
-    """The comparison above would miss a weight that changes nothing: each has a gradient in what is computed."""
+    """The comparison above would miss a weight that changes nothing: each has a gradient in the result."""
     theirs = case.module().requires_grad_(True)
     x, told = case.inputs()
     plan = plan_diffusion_model({key: tuple(tensor.shape) for key, tensor in case.file(theirs).items()})

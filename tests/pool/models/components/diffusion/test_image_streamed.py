@@ -16,7 +16,7 @@ from tests.pool.models.components.diffusion.test_image_build import level
 from tests.pool.zoo.case import quiet_libraries
 
 INDEX = 56  # of a simulated device that no other test uses
-#: sums whose order depends on where the weights lie in memory
+#: sums with an order that depends on where the weights lie in memory
 TOLERANCE = 1e-6
 
 

@@ -47,7 +47,7 @@ NOISE = {
 }
 #: inputs that calls accept and run without
 OPTIONAL = {each.name: each.build.optional_inputs for each in all_definitions() if each.build is not None}
-#: noise whose levels are numbers of a table; models of other noise read at most 1
+#: noise with levels that are numbers of a table; models of other noise read at most 1
 TABLED = (NoiseKind.SCALED_LINEAR, NoiseKind.ZERO_TERMINAL, NoiseKind.LINEAR)
 #: lists of published keys that are built here
 BUILT = [
@@ -68,7 +68,7 @@ NOT_IN_TESTS = {
     "cascade_b": r"(down|up)_repeat_mappers|up_upscalers",
     "ltxv": r"$",
 }
-#: weights without a part in what is computed
+#: weights without a part in the result
 IDLE = {
     # the last block's texts, which nobody reads
     "mochi": r"transformer_blocks\.2\.attn1\.(add_q_proj|norm_added_q)",
@@ -128,7 +128,7 @@ def test_a_published_file_is_diffusers_module_and_the_file_again(case: Case, tmp
 
 @CASE
 def test_these_weights_all_count(case: Case) -> None:
-    """The comparison above would miss a weight that changes nothing: each has a gradient in what is computed."""
+    """The comparison above would miss a weight that changes nothing: each has a gradient in the result."""
     theirs = plain(case, case.module()).requires_grad_(True)
     x, level, told = case.inputs()
     plan = plan_diffusion_model(shapes_of(case.file(theirs)))
@@ -141,7 +141,7 @@ def test_these_weights_all_count(case: Case) -> None:
 
 @CASE
 def test_what_it_is_told_all_counts(case: Case) -> None:
-    """Each thing that the case tells changes what is computed, and so does the level."""
+    """Each thing that the case tells changes the result, and so does the level."""
     module = plain(case, case.module())
     x, level, told = case.inputs()
     plan = plan_diffusion_model(shapes_of(case.file(module)))

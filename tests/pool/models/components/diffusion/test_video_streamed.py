@@ -15,7 +15,7 @@ from tests.pool.models.components.diffusion.video_cases import CASES, Case
 from tests.pool.zoo.case import quiet_libraries
 
 INDEX = 54  # of a simulated device that no other test uses
-#: sums whose order depends on where the weights lie in memory
+#: sums with an order that depends on where the weights lie in memory
 TOLERANCE = 1e-5
 
 
@@ -46,7 +46,7 @@ def test_streamed_weights_give_what_resident_ones_do(case: Case, storage: torch.
 
 @pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
 def test_it_computes_in_half_precision(case: Case, device: torch.device) -> None:
-    """Latents and what is told in 16 bits, the level and masks as they are: near to the same in 32, and in 16 bits.
+    """Latents and conditions in 16 bits, the level and masks as they are: near to the same in 32, and in 16 bits.
 
     Levels and guidance that are cut to 16 bits on their way, as diffusers does to some, are off by ten times as much.
     """

@@ -1,5 +1,5 @@
-"""Language models in GGUF files are those of transformers: from llama.cpp's names, order of rows and norms, whatever
-they are stored as, the module is the one that the file was made from, and what transformers makes of the file."""
+"""Language models in GGUF files equal transformers': from llama.cpp's names, order of rows and norms, whatever they are
+stored as, the module is the one that the file was made from, and what transformers makes of the file."""
 
 from __future__ import annotations
 

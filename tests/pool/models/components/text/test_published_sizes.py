@@ -1,6 +1,7 @@
 """The published language models are recognised from their shapes, and planned with the configuration that they have.
 
-The configurations are those of each model's config.json, written here once more; modules are made on the meta device.
+The configurations are the configurations of each model's config.json, written here once more; modules are made on the
+meta device.
 """
 
 from __future__ import annotations

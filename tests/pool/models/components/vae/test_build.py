@@ -136,13 +136,12 @@ def test_sizes_are_those_that_the_module_has(case: Case) -> None:
     first_side = 3 if facts.dimensions == 3 else 2
     if facts.dimensions == 3:
         assert decoded.shape[2] == facts.decoded_frames(latents.shape[2])
-        assert encoded.shape[2] == facts.encoded_frames(pixels.shape[2])
-    assert tuple(side * folded for side in decoded.shape[first_side:]) == facts.decoded_sides(
-        latents.shape[first_side:]
-    )
-    assert tuple(encoded.shape[first_side:]) == tuple(
-        side * folded for side in facts.encoded_sides(pixels.shape[first_side:])
-    )
+        ratio = facts.temporal_ratio
+        assert encoded.shape[2] == (pixels.shape[2] + ratio - 1) // ratio
+    for decoded_side, cells in zip(decoded.shape[first_side:], latents.shape[first_side:], strict=True):
+        assert decoded_side * folded == int(cells * facts.decode_ratio)
+    for encoded_side, side in zip(encoded.shape[first_side:], pixels.shape[first_side:], strict=True):
+        assert encoded_side == int(side / facts.encode_ratio) * folded
 
 
 @pytest.mark.parametrize("entry", sorted(NOT_BUILT))

@@ -87,7 +87,7 @@ def test_decoding_is_what_the_pipeline_does(case: Case) -> None:
 
 @CASE
 def test_encoding_undoes_what_decoding_does_to_latents(case: Case) -> None:
-    """`to_vae` after `from_vae` is nothing: and what is encoded is what diffusers encodes, in the model's scale."""
+    """`to_vae` after `from_vae` is nothing: and latents are diffusers', in the model's scale."""
     codec, theirs = codec_for(case)
     latents = model_latents(case)
     torch.testing.assert_close(codec.from_vae(codec.to_vae(latents)), latents, rtol=1e-4, atol=1e-5)

@@ -18,7 +18,7 @@ from tests.pool.models.components.vae.cases import CASES, Case
 from tests.pool.models.components.vae.test_codec import format_for, model_latents
 
 INDEX = 57  # of a simulated device that no other test uses
-#: sums whose order depends on where the weights lie in memory
+#: sums with an order that depends on where the weights lie in memory
 TOLERANCE = 1e-5
 
 

@@ -1,4 +1,4 @@
-"""Images as vision encoders are shown them are those of diffusers and of transformers."""
+"""Images that vision encoders are shown equal diffusers' and transformers'."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from modelpool.pool.models.components.vision.preprocess import DEVIATIONS, MEANS, preprocess_image
 from modelpool.pool.values.core.sampling_facts import VisionEncoderUse
 
-#: smaller than what is shown, larger, and much larger along one side
+#: smaller than the shown size, larger, and much larger along one side
 SIZES = [(8, 8), (28, 28), (64, 96), (97, 61), (30, 400), (1000, 40)]
 SIDE = 28
 

@@ -122,7 +122,7 @@ def sd3() -> tuple[nn.Module, Inputs]:
 
 
 def wan() -> tuple[nn.Module, Inputs]:
-    """Two blocks with attention to the text: a transformer whose blocks return one tensor."""
+    """Two blocks with attention to the text: a transformer with blocks that return one tensor."""
     module = diffusers.WanTransformer3DModel(
         patch_size=(1, 2, 2),
         num_attention_heads=2,

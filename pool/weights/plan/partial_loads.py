@@ -129,16 +129,3 @@ def pass_seconds(
             start_copies(now)
         now += module.flops / flops_per_second
     return now
-
-
-def stall_seconds(
-    modules: Sequence[ModuleBytes],
-    resident: Set[str],
-    link_bytes_per_second: float,
-    flops_per_second: float,
-    ahead_bytes: int,
-    passes: int = 1,
-) -> float:
-    """Return the part of `pass_seconds` during which nothing computes."""
-    taken = pass_seconds(modules, resident, link_bytes_per_second, flops_per_second, ahead_bytes, passes)
-    return taken - passes * sum(m.flops for m in modules) / flops_per_second

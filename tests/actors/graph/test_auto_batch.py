@@ -13,7 +13,7 @@ import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.common.task_collector import JobGraph
-from modelpool.actors.graph.features.batch_choice import USUAL_TERMS, AutoBatch, BatchTerms
+from modelpool.actors.graph.features.auto_batch import USUAL_TERMS, AutoBatch, BatchTerms
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.graph.features.recorded_batches import (
     KINDS_REMEMBERED,

@@ -11,13 +11,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from modelpool.pool.values.core.errors import MIB
-from modelpool.pool.weights.plan.streaming_order import (
+from modelpool.pool.weights.plan.partial_loads import (
     TINY_BYTES,
     ModuleBytes,
     choose_modules,
     keep_order,
     pass_seconds,
-    stall_seconds,
 )
 from tests.each_case import each_case
 
@@ -123,7 +122,6 @@ def test_golden_timeline() -> None:
     modules = [ModuleBytes(*row) for row in (("a", 9, 9, 2), ("b", 4, 4, 1), ("c", 9, 9, 1), ("d", 3, 3, 2))]
     resident = frozenset("ac")
     assert pass_seconds(modules, resident, 1, 1, 5) == 9
-    assert stall_seconds(modules, resident, 1, 1, 5) == 3
     assert pass_seconds(modules, resident, 1, 1, 7) == 9  # both ahead: d is there at 7 all the same
     # a longer: with 5 B ahead d waits until b begins at 10, is copied 10 - 13; with 7 B it was there long before
     longer = [ModuleBytes("a", 9, 9, 10), *modules[1:]]
@@ -143,7 +141,6 @@ def test_a_pass_takes_its_computing_and_its_copies_and_no_more_than_one_after_th
     taken = pass_seconds(modules, resident, link, rate, ahead_bytes)
     assert max(computing, copying) <= taken * (1 + 1e-9)
     assert taken <= (computing + copying) * (1 + 1e-9)
-    assert stall_seconds(modules, resident, link, rate, ahead_bytes) == pytest.approx(taken - computing)
     assert pass_seconds(modules, frozenset(m.name for m in modules), link, rate, ahead_bytes) == pytest.approx(
         computing
     )

@@ -1,8 +1,8 @@
-"""The interface of placement policies (query and decision), and the baseline policies.
+"""The interface of placement policies: the query, the decision, and the reasons that a decision records.
 
 Policies are interchangeable: the default (`scheduler.decisions.placement.expected_completion`), and baselines to
-compare it with. Each is called again after every start, until it returns None. They change nothing.
-`scheduler.decisions.placement.registry` has them by name.
+compare it with (`scheduler.decisions.placement.baseline_policies`). Each is called again after every start, until it
+returns None. They change nothing. `scheduler.decisions.placement.registry` has them by name.
 """
 
 from __future__ import annotations
@@ -124,25 +124,3 @@ def is_divided(cost_class: CostClass, worker: Worker) -> bool:
     if not cost_class.pattern.divisions:
         return False
     return cost_class.mode(worker.capacity_bytes or 0) in cost_class.pattern.divisions
-
-
-def arrival_order(query: PlacementQuery) -> PlacementDecision | None:
-    """Baseline: the first ready task, on the worker that is idle longest. Ignores residency."""
-    workers = sorted(query.workers.idle_workers(), key=lambda w: (w.idle_since, w.worker_id))
-    return _first_fit(query, workers, "next in order, on the worker that is idle longest")
-
-
-def least_loaded(query: PlacementQuery) -> PlacementDecision | None:
-    """Baseline: the first ready task, on the idle worker with fewest runs so far."""
-    workers = sorted(query.workers.idle_workers(), key=lambda w: (w.totals.runs, w.worker_id))
-    return _first_fit(query, workers, "next in order, on the worker with fewest runs")
-
-
-def _first_fit(query: PlacementQuery, workers: Sequence[Worker], reason: str) -> PlacementDecision | None:
-    task = query.backlog.oldest(query.workers.largest_idle_bytes)
-    if task is None:
-        return None
-    for worker in workers:
-        if query.costs.extra_seconds(task.spec, task.cost_class, worker) is not None:
-            return make_decision(query, task, worker, PlacementRule.IN_ORDER, reason)
-    return None
