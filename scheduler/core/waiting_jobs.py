@@ -94,7 +94,7 @@ def _reason(state: SchedulerState, job: Job, now: float, known: dict[object, tup
         return f"{queued.spec.stage.value} {_QUEUED}", "", False
     if (ready := by_status.get(TaskStatus.READY)) is not None:
         words, detail = _waits(state, ready, now, known)
-        return f"{ready.spec.stage.value} {words}", detail, False
+        return f"{ready.spec.stage.value} {words}", detail and f"{ready.spec.stage.value} {detail}", False
     return (_OTHERS if tasks else _ENDING), "", False
 
 
