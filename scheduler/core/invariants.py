@@ -462,7 +462,7 @@ def _predictions(state: SchedulerState) -> None:
             entries = tuple(worker.entries.get(use.component) for use in cost_class.uses)
             fresh = predict(cost_class, entries, worker.residency.capacity_bytes, state.costs.components)
             if load is None:
-                node, read = state.costs.nodes.of(worker.spec), [component for component, _ in fresh.reads]
+                node, read = state.costs.nodes.of(worker.spec), cost_class.files_of(fresh.reads)
                 assert node is not None, _story(state, task.name, f"is not predicted on {worker.name}")
                 is_lacking = node.unavailable_of(read, state.at) or node.differing_of(cost_class.files)
                 is_lacking = is_lacking or node.refused_of(cost_class.files, state.at)
