@@ -650,11 +650,11 @@ _ROWS = (
     ),
     RequestField(
         "motion",
-        "Amount of motion in a video, as in the training of Stable Video Diffusion. Default: the model's.",
-        check=Whole(0, 255),
+        "Amount of motion in a video; Stable Video Diffusion was trained with up to 255. Default: the model's.",
+        check=Whole(0, 1023),
         requires="an amount of motion (Stable Video Diffusion)",
         option=Option(
-            "--motion", "N", f"Amount of motion, 0 to 255, for models that accept it {_OF_MODEL}.", VIDEO, "whole"
+            "--motion", "N", f"Amount of motion, 0 to 1023, for models that accept it {_OF_MODEL}.", VIDEO, "whole"
         ),
     ),
     RequestField(
