@@ -385,7 +385,8 @@ _ROWS = (
     ),
     RequestField(
         "seed",
-        "Seed of the noise; drawn at submission if it is not set.",
+        "Seed of the noise; drawn at submission if it is not set. The noise depends on its lower 32 bits alone, as in "
+        "torch and ComfyUI: seeds 2**32 apart make one image.",
         check=Whole(0, 2**64 - 1, expected="a whole number from 0 to 2**64 - 1"),
         since=1,
         option=Option("--seed", "N", "Seed of the first image; later ones count up (default: random).", kind="whole"),
