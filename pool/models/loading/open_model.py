@@ -215,6 +215,10 @@ class OpenModel:
             warnings.append(
                 f"{text_patches} of its patches are for text encoders: not used, as it is for {lora.noise} noise only"
             )
+        is_on = bool(lora.strength or lora.text_strength) and not lora.merge
+        if is_on and not any(lora.strength_on(role) and patches for role, patches in match.patches.items()):
+            changed = "text encoders" if text_patches else "the diffusion model"
+            warnings.append(f"it changes nothing: all its patches are for {changed}, and its strength on them is 0")
         return "; ".join(warnings) or None
 
     def touches(self, role: Role, lora: LoraRef) -> bool:
