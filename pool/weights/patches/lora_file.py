@@ -124,10 +124,10 @@ def require_shapes(match: LoraMatch, lora: str, model: str, shapes: Shapes) -> N
         for patch in patches:
             before = shapes[role if role in shapes else Role.DIFFUSION_MODEL][patch.parameter]
             if (after := patch.patched_shape(before)) != before:
+                changed = f"LoRA {lora!r} changes {patch.parameter!r} of model {model!r} from shape {before} to {after}"
                 raise AdapterMismatch(
-                    f"LoRA {lora!r} changes {patch.parameter!r} of model {model!r} from shape {before} to {after}, expected "
-                    "the same shape: models that read further channels, such as Flux.1 Canny and Depth, run from a "
-                    "file of their own"
+                    f"{changed}, expected the same shape: models that read further channels, such as Flux.1 Canny and "
+                    "Depth, run from a file of their own"
                 )
 
 

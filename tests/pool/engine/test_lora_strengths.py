@@ -31,7 +31,6 @@ from tests.pool.models.loading import layouts
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
 from tests.pool.two_loras import STEPS, catalog_of_two_loras, latent_of, paused
 
-
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes"
 
 
