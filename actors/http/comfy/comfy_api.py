@@ -21,7 +21,13 @@ from starlette.websockets import WebSocketDisconnect
 
 from modelpool.actors.http.comfy.comfy_export import api_format, is_exported, is_workflow
 from modelpool.actors.http.comfy.comfy_graph import OutputNode, PoolNames
-from modelpool.actors.http.comfy.comfy_images import WorkflowImages, image_size_of, is_animation_of, with_alpha
+from modelpool.actors.http.comfy.comfy_images import (
+    LOADS_IMAGE,
+    WorkflowImages,
+    image_size_of,
+    is_animation_of,
+    with_alpha,
+)
 from modelpool.actors.http.comfy.comfy_node_info import described, facts_of
 from modelpool.actors.http.comfy.comfy_own_nodes import kinds_with
 from modelpool.actors.http.comfy.comfy_problems import rejection
@@ -304,14 +310,13 @@ async def _submitted(
 
 
 def is_read_quickly(graph: Any) -> bool:
-    """Whether a workflow is small, and has no node that takes long: frames of videos are counted, and texts are
-    searched."""
+    """Whether a workflow is small, and has no node that takes long: images are opened, frames of videos are counted, and
+    texts are searched."""
     if not isinstance(graph, dict) or len(graph) > _SMALL_NODES:
         return False
     kinds = [node.get("class_type") for node in graph.values() if isinstance(node, dict)]
-    return not any(
-        kind in kinds for kind in ("LoadVideo", "LoadAudio", "VHS_LoadVideo", "VHS_LoadAudioUpload", *SEARCH_STEPS)
-    )
+    files = (*LOADS_IMAGE, "LoadVideo", "LoadAudio", "VHS_LoadVideo", "VHS_LoadAudioUpload")
+    return not any(kind in kinds for kind in (*files, *SEARCH_STEPS))
 
 
 def _titles(graph: Mapping[str, Any]) -> dict[str, str]:
