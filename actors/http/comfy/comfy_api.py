@@ -310,8 +310,8 @@ async def _submitted(
 
 
 def is_read_quickly(graph: Any) -> bool:
-    """Whether a workflow is small, and has no node that takes long: images are opened, frames of videos are counted, and
-    texts are searched."""
+    """Whether a workflow is small, and has no node that takes long: images are opened, frames of videos are counted,
+    and texts are searched."""
     if not isinstance(graph, dict) or len(graph) > _SMALL_NODES:
         return False
     kinds = [node.get("class_type") for node in graph.values() if isinstance(node, dict)]
