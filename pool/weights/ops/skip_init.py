@@ -6,7 +6,7 @@ Knows how torch's layers and its `nn.init` fill their parameters. Where a builde
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,7 +47,7 @@ def _window_on_meta(window_length: int, *_: Any, dtype: torch.dtype | None = Non
 
 #: functions that torch decomposes in Python on the meta device, which took most of the time of a vocoder with hundreds
 #: of filters; here their shape and dtype, which are all that a tensor there has
-_DECOMPOSED = {torch.sinc: _sinc_on_meta, torch.kaiser_window: _window_on_meta}
+_DECOMPOSED: Mapping[Any, Callable[..., Tensor]] = {torch.sinc: _sinc_on_meta, torch.kaiser_window: _window_on_meta}
 
 
 class _NoFilling(TorchFunctionMode):
