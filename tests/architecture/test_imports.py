@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from tests.architecture.source_tree import (
     PACKAGES,
@@ -91,6 +92,15 @@ def test_no_module_outside_the_families_imports_a_particular_family() -> None:
 def test_an_import_of_a_particular_family_is_found() -> None:
     (own,) = (module for module in all_test_modules() if module.place == "tests/pool/families/definitions/test_sana.py")
     assert family_imports([own]) == [f"{own.place} imports modelpool.pool.families.definitions.sana"]
+
+
+def test_imports_inside_of_all_statements_are_found(tmp_path: Path) -> None:
+    lines = ["try:", " import a.b", "except E:", " import c", "else:", " from d import e", "finally:", " import f"]
+    lines += ["match x:", " case 1:", "  import g", "if p: import h", "elif q: import i", "else: import j"]
+    lines += ["with y:", " for z in q:", "  while 1:", "   async def k():", "    class L:", "     import m; import n"]
+    path = tmp_path / "planted.py"
+    path.write_text("\n".join(lines))
+    assert Module(path).imports == {"a.b", "d.e", *"cdfghijmn"}
 
 
 def test_only_actors_and_scripts_import_ray() -> None:

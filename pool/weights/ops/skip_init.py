@@ -6,7 +6,7 @@ Knows how torch's layers and its `nn.init` fill their parameters. Where a builde
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,20 @@ _FILLERS = frozenset(
 )
 
 
+def _sinc_on_meta(x: Tensor) -> Tensor:
+    dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype()
+    return torch.empty(x.shape, dtype=dtype, device="meta")
+
+
+def _window_on_meta(window_length: int, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Tensor:
+    return torch.empty(window_length, dtype=dtype, device="meta")
+
+
+#: functions that torch decomposes in Python on the meta device, which took most of the time of a vocoder with hundreds
+#: of filters; here their shape and dtype, which are all that a tensor there has
+_DECOMPOSED: Mapping[Any, Callable[..., Tensor]] = {torch.sinc: _sinc_on_meta, torch.kaiser_window: _window_on_meta}
+
+
 class _NoFilling(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -45,6 +59,14 @@ class _NoFilling(TorchFunctionMode):
             if isinstance(filled, nn.Parameter):
                 return filled
         return func(*args, **(kwargs or {}))
+
+
+def _is_on_meta(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call inside `uninitialised_on_meta` makes a tensor there: it names no other device."""
+    if not args or "out" in kwargs:
+        return False
+    device = args[0].device if isinstance(args[0], Tensor) else kwargs.get("device")
+    return device is None or torch.device(device).type == "meta"
 
 
 class _OnMeta(DeviceContext):
@@ -58,6 +80,8 @@ class _OnMeta(DeviceContext):
             filled = args[0] if args else kwargs.get("tensor")
             if isinstance(filled, nn.Parameter):
                 return filled
+        elif func in _DECOMPOSED and _is_on_meta(args, kwargs):
+            return _DECOMPOSED[func](*args, **kwargs)
         elif func in _device_constructors() and kwargs.get("device") is None:
             kwargs["device"] = self.device
         return func(*args, **kwargs)
