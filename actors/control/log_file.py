@@ -78,6 +78,23 @@ class _LockedFile(logging.handlers.RotatingFileHandler):
         self._permissions = 0o600
         super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`. A file that somebody has removed or renamed, as log rotation does, is made again."""
+        with contextlib.suppress(OSError):  # the stream that is open takes the entry, or `handleError` says why not
+            self._follow()
+        super().emit(record)
+
+    def _follow(self) -> None:
+        if self.stream is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self.baseFilename), os.fstat(self.stream.fileno())):
+                return
+        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+        before, self.stream = self.stream, self._open()
+        with contextlib.suppress(OSError):
+            before.close()
+
     def _open(self) -> TextIOWrapper:
         """See `logging.FileHandler`; also called when the file is rotated."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC

@@ -20,21 +20,32 @@ from modelpool.pool.values.core.stage_params import (
     lora_key,
     roles_of,
 )
-from modelpool.pool.values.specs.spec import ComponentKey, Role, TaskSpec
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentUse, Role, TaskSpec, file_name
 
 
 def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart]:
     """Return the file of each component that the task uses, LoRAs, textual inversions, ControlNets, image prompt
     adapters and GLIGEN models included."""
+    return _files(task.uses, work)
+
+
+def file_names(uses: tuple[ComponentUse, ...], work: StageParams) -> tuple[str, ...]:
+    """Return `TaskSpec.file_names` of a task of `work` with these uses."""
+    if len(uses) == 1 and not uses[0].adapters and not isinstance(work, OperationParams):
+        return (file_name(work.model.sha256),)  # most tasks; graphs are built for each image
+    return tuple([file_name(part.sha256) for part in _files(uses, work).values()])
+
+
+def _files(uses: tuple[ComponentUse, ...], work: StageParams) -> dict[ComponentKey, FilePart]:
     if isinstance(work, UpscaleParams):
-        own = {task.uses[0].component: FilePart(work.model.path, files=work.model.files, sha256=work.model.sha256)}
+        own = {uses[0].component: FilePart(work.model.path, files=work.model.files, sha256=work.model.sha256)}
         if (vae := work.vae) is not None:
-            own[task.uses[1].component] = FilePart(vae.path, Role.VAE, vae.assembly, vae.files, vae.sha256)
+            own[uses[1].component] = FilePart(vae.path, Role.VAE, vae.assembly, vae.files, vae.sha256)
         return own
     files: dict[ComponentKey, FilePart] = {}
     if isinstance(work, OperationParams):
         return files
-    for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
+    for use, role in zip(uses, roles_of(work, len(uses)), strict=True):
         if role is Role.CONTROLNET:
             control = _control(work, use.component)
             files[use.component] = FilePart(control.path, files=control.files, sha256=control.sha256)

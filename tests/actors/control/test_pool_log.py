@@ -117,6 +117,28 @@ def test_closing_restores_the_logger_and_nothing_is_installed_before(tmp_path: P
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
 
 
+def test_a_log_that_was_removed_or_renamed_is_made_again(tmp_path: Path) -> None:
+    """As log rotation does, or somebody who cleans up; also with its folder. Later entries were lost."""
+    path = tmp_path / "logs" / "pool.log"
+    log, logger = open_log_file(path, is_json=False), logging.getLogger(ROOT_LOGGER)
+    try:
+        logger.info("one")
+        path.rename(tmp_path / "rotated")
+        logger.info("two")
+        assert path.read_text().endswith("two\n")
+        assert (tmp_path / "rotated").read_text().endswith("one\n")
+        path.unlink()
+        path.parent.rmdir()
+        logger.info("three")
+        assert path.read_text().endswith("three\n")
+        path.unlink()
+        path.parent.rmdir()
+        path.parent.write_text("a file")
+        logger.info("four")  # it cannot be made again, which ends nothing
+    finally:
+        log.close()
+
+
 def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputFailed, match="the log cannot be written"):

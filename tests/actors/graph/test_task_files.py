@@ -10,7 +10,7 @@ from modelpool.actors.graph.common.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.refs import ImagePromptRef
 from modelpool.pool.values.core.stage_params import SampleParams, control_key, image_prompt_key
-from modelpool.pool.values.specs.spec import ComponentUse, JobId, Stage
+from modelpool.pool.values.specs.spec import ComponentUse, JobId, Stage, file_name
 from tests.actors.fakes import UPSCALER, FakeCatalog, sha
 
 
@@ -24,6 +24,8 @@ def test_all_kinds_of_files_have_the_hash_of_their_reference() -> None:
     found = {}
     for task in graph.job.tasks:
         work = graph.works[task.task_id]
+        named = {key: file_name(part.sha256) for key, part in task_files(task, work).items()}
+        assert dict(task.files) == named, "the scheduler knows files by their names"
         if isinstance(work, SampleParams):
             control = FakeCatalog.controls.find("canny", 1.0, 0.0, 1.0)
             prompt = ImagePromptRef("style", "/prompts/style.safetensors", sha("style"), 1.0)
