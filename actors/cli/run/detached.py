@@ -39,6 +39,7 @@ MOST_NAMED = 8
 #: invalid lines of a job file that are printed; more of them have a common cause
 MOST_REPORTED = 1000
 
+_NO_SUBMISSION = "no submission; hand one over with `modelpool submit`"
 JobsId = Annotated[
     str, typer.Argument(metavar="ID", help="Id of a submission, or the start of it.", show_default=False)
 ]
@@ -220,7 +221,7 @@ def progress(
             step = f"step {task.step} of {task.steps}"
             say(console, f"  job {task.index}: {task.stage.value} on {task.worker}, {step}")
     if not found and not as_json:
-        say(console, "no submission; hand one over with `modelpool submit`")
+        say(console, _NO_SUBMISSION)
 
 
 def current_ids(records: Sequence[SubmissionRecord]) -> tuple[str, ...]:
@@ -269,6 +270,9 @@ def list_jobs(context: typer.Context, as_json: options.AsJson = False, pool: opt
         for record in records
     ]
     console = user_console(sys.stdout)
+    if not rows:
+        say(console, _NO_SUBMISSION)
+        return
     show(console, rows_table(["id", "state", "jobs", "submitted", "user", "output"], rows))
     waiting: dict[str, list[str]] = {}
     for record in records:
