@@ -1,6 +1,6 @@
 """Requests that join a running pass at a step, against waiting for whole runs and against one image per pass.
 
-    python -m benchmarks.joining [--requests 2000] [--loads 0.2,0.5,0.8,0.95] [--stages]
+    python -m benchmarks.joining [--requests 2000] [--loads 0.2,0.5,0.8,0.95] [--stages] [--kinds --seeds 1,2,3]
 
 In virtual time, with the core as it is: 16 clients send requests at Poisson arrivals, with numbers of steps of their
 own, to one or two GPUs that have the model. Only samplings: their texts are there, and nobody decodes. The gains of
@@ -9,16 +9,20 @@ each request has the size of pass that the arrivals before it suggest (`batch = 
 
 With `--stages`, the same GPUs encode the text of each request and decode its image: joining with and without stops of
 passes for these (`scheduler.core.pass_breaks`), against whole runs and one image per pass.
+
+With `--kinds`, requests of both shapes come to the same GPUs, half of the load each, with texts and decodes, without
+and with LoRAs, which 30% of the SD1.5-shaped requests have: they share no pass with the others.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import islice
 from random import Random
+from statistics import geometric_mean, median
 
 from modelpool.pool.values.core.errors import GIB
 from modelpool.pool.values.specs.spec import (
@@ -89,6 +93,8 @@ SHAPES = (
 )
 #: arrivals, as parts of what full passes make
 LOADS = (0.2, 0.5, 0.8, 0.95)
+#: of the requests of the first shape, with `--kinds`
+LORA_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ class Figures:
 class Way:
     """How requests are served.
 
-    rows    of the passes; 0: by the load
+    rows    of the passes; 0: by the load; -1: of each shape its own
     joins   whether requests join passes
     stops   whether passes stop for texts and decodes
     stages  whether the GPUs encode and decode, too
@@ -185,13 +191,107 @@ def job_of(shape: Shape, number: int, steps: int, rows: int, stages: bool, unet:
     return JobSpec(JobId(f"job-{number}"), (text, task, decode), decode.task_id)
 
 
+@dataclass(frozen=True, slots=True)
+class MixedFigures:
+    """Images per second of all kinds, seconds in the 99th percentile of each shape, and the share of the requests of
+    each shape that run in larger passes."""
+
+    per_second: float
+    p99_seconds: tuple[float, ...]
+    shared: tuple[float, ...]
+
+
+def serve_kinds(gpus: int, load: float, way: Way, requests: int, seed: int, loras: bool) -> MixedFigures:
+    """Serve `requests` of all shapes at a `load` that is relative to full passes, of which each shape has its part."""
+    state = SchedulerState(SchedulerConfig(story_length=1000, joins=way.joins, preemption=way.stops))
+    machines = [
+        SimulatedGpu(WorkerId(f"gpu-{n}"), 80 * GIB, 25.0 * GIB, resume_seconds=SWITCH_SECONDS) for n in range(gpus)
+    ]
+    cluster = VirtualCluster(state, machines)
+    cluster.start(
+        (
+            *(ComponentSpec(unet, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB) for unet in UNETS),
+            ComponentSpec(TEXT, Role.TEXT_ENCODER, GIB, GIB),
+            ComponentSpec(VAE, Role.VAE, GIB // 4, GIB // 4),
+        )
+    )
+    rng = Random(seed)
+    rates = [load / len(SHAPES) * gpus * shape.per_second(shape.rows) for shape in SHAPES]
+    counts = [round(requests * rate / sum(rates)) for rate in rates]
+    arrivals = sorted(
+        (at, place)
+        for place, (rate, count) in enumerate(zip(rates, counts, strict=True))
+        for at in _arrivals(rate, count, rng)
+    )
+    sizes, shape_of, shared = SizeByLoad(), dict[JobId, int](), [0] * len(SHAPES)
+    for number, (at, place) in enumerate(arrivals):
+        shape, steps = SHAPES[place], rng.choice(SHAPES[place].steps)
+        has_lora = loras and place == 0 and rng.random() < LORA_SHARE
+        rows = 1 if way.rows == 1 else shape.rows
+        if not way.rows:
+            rows = sizes.choose((place, has_lora), at, gpus, shape.costs(steps, True)).size
+        job = job_of(shape, number, steps, rows, True, UNETS[place])
+        if has_lora:
+            job = replace(job, tasks=tuple(_with_lora(task) for task in job.tasks))
+        shape_of[job.job_id] = place
+        shared[place] += rows > 1
+        cluster.post(Submitted(at, job))
+    cluster.run()
+    assert not cluster.errors
+    assert len(cluster.outcomes) == len(arrivals)
+    ended: list[list[float]] = [[] for _ in SHAPES]
+    for job_id, seconds in cluster.latency_seconds.items():
+        ended[shape_of[job_id]].append(seconds)
+    return MixedFigures(
+        len(arrivals) / (cluster.now - arrivals[0][0]),
+        tuple(sorted(each)[len(each) * 99 // 100] for each in ended),
+        tuple(count / of for count, of in zip(shared, counts, strict=True)),
+    )
+
+
+def _with_lora(task: TaskSpec) -> TaskSpec:
+    """The same task, alike only with tasks that have the LoRA."""
+    return replace(task, pass_key=task.pass_key and f"{task.pass_key} lora", together=f"{task.together} lora")
+
+
+def print_kinds(requests: int, loads: list[float], seeds: list[int]) -> None:
+    """Print medians of the seeds, and the slowest percent of the way that adapts, relative to the better of the others
+    in each seed: the worse of both shapes."""
+    ways = (Way(1, False, stages=True), Way(-1, True, True, True), Way(0, True, True, True))
+    print("| GPUs | load | LoRAs | one image | passes, joining with stops | adaptive | in passes | p99 of it / best |")
+    print("|---|---|---|---|---|---|---|---|")
+    for gpus in (1, 2, 4, 16):
+        for load in loads:
+            for loras in (False, True):
+                found = [[serve_kinds(gpus, load, way, requests, seed, loras) for seed in seeds] for way in ways]
+                cells = []
+                for of_way in found:
+                    p99 = (median(column) for column in zip(*(each.p99_seconds for each in of_way), strict=True))
+                    per_second = median(each.per_second for each in of_way)
+                    cells.append(" / ".join((f"{per_second:.3g}", *(f"{seconds:.1f}" for seconds in p99))))
+                shared = (median(column) for column in zip(*(each.shared for each in found[-1]), strict=True))
+                cells.append(", ".join(f"{share:.0%}" for share in shared))
+                ratios = [
+                    max(third.p99_seconds) / min(max(first.p99_seconds), max(second.p99_seconds))
+                    for first, second, third in zip(*found, strict=True)
+                ]
+                cells.append(f"{geometric_mean(ratios):.2f} (max {max(ratios):.2f})")
+                print(f"| {gpus} | {load:.2f} | {'yes' if loras else 'no'} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--loads", default=",".join(map(str, LOADS)))
     parser.add_argument("--stages", action="store_true", help="with encodes and decodes")
+    parser.add_argument("--kinds", action="store_true", help="requests of both shapes at the same time")
+    parser.add_argument("--seeds", default="1,2,3", help="with --kinds")
     given = parser.parse_args()
+    if given.kinds:
+        loads, seeds = [float(load) for load in given.loads.split(",")], [int(seed) for seed in given.seeds.split(",")]
+        print_kinds(given.requests, loads, seeds)
+        return
     last = "joining, with stops" if given.stages else "adaptive"
     print(f"| steps | GPUs | load | one image | whole runs | joining | {last} | p99 of it / best p99 of the others |")
     print("|---|---|---|---|---|---|---|---|")

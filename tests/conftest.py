@@ -137,14 +137,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage while tests are collected, and take everything that they import out of the garbage
-    collector's sight: pools collect garbage where memory is short, and a collection over all test modules takes
-    seconds."""
+    """Collect no garbage while tests are collected, and take everything that they import, with the little garbage of
+    the imports, out of the garbage collector's sight: pools collect garbage where memory is short, and a collection
+    over all test modules takes seconds."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 

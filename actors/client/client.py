@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from modelpool.actors.ray.forks import Forks
     from modelpool.pool.catalog.registry.listings import FileNames, LoraListing, ModelListing
     from modelpool.scheduler.core.history import JobHistory
+    from modelpool.scheduler.core.waiting_jobs import SubmissionWaits
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
 
@@ -559,6 +560,11 @@ class ModelPool:
             if kept is None:
                 raise
             return kept
+
+    def waits(self, submission: str) -> SubmissionWaits | None:
+        """Return why the jobs of a submission in the pool have not ended, in groups with a common reason, by its id or
+        the beginning of it; None if the pool has no such job."""
+        return self._connection.call(CONTROLLER.waits, submission)
 
     def memory(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of each worker's process."""

@@ -19,7 +19,7 @@ from modelpool.actors.control.detached.service_watch import WatchedService
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.control.output_commit import NodeWriters
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
-from modelpool.actors.outputs.results.outcomes import PoolLost
+from modelpool.actors.outputs.results.outcomes import PoolLost, PoolUnreachable
 from modelpool.actors.ray.fork_server import ENGINE_MODULES
 from modelpool.actors.ray.forks import Forks
 from modelpool.actors.ray.ray_session import AUTO, RaySession, open_session
@@ -231,6 +231,8 @@ def answering(connect: Callable[[], T], exists: Callable[[], bool] | None, probl
     while True:
         try:
             return connect()
+        except PoolUnreachable:
+            raise
         except (UserError, PoolLost) as lost:
             was_found = was_found or isinstance(lost, PoolLost)
             is_expected = was_found if exists is None else exists()

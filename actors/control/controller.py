@@ -93,6 +93,7 @@ from modelpool.scheduler.core.history import JobHistory
 from modelpool.scheduler.core.scaling_preview import preview
 from modelpool.scheduler.core.snapshot import take_snapshot
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.core.waiting_jobs import SubmissionWaits
 from modelpool.scheduler.model.messages import (
     Command,
     Event,
@@ -611,6 +612,10 @@ class Controller:
         the latest. Raises UnknownName.
         """
         return await self._overview.history(job, self._queue.parked)
+
+    async def waits(self, submission: str) -> SubmissionWaits | None:
+        """Return why the unresolved jobs of a submission have not ended; see `PoolOverview.waits`."""
+        return self._overview.waits(submission, self._queue.parked)
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""

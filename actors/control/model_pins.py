@@ -10,6 +10,7 @@ from modelpool.actors.control.opened_catalog import PinnableModel
 from modelpool.actors.control.status import PinnedModel
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.pool.values.core.errors import unknown_name
+from modelpool.pool.values.specs.spec import file_name
 from modelpool.scheduler.core.snapshot import Snapshot
 from modelpool.scheduler.model.messages import PinComponents
 
@@ -45,7 +46,8 @@ class ModelPins:
                 self.weights[name] = after
                 self._tasks.pin(after)
                 self._queue.send_components(spec for _, spec in after.components)
-                self._dispatcher.post(PinComponents(self._dispatcher.now, after.keys, replicas))
+                names = tuple(file_name(after.parts[key].sha256) for key in after.keys)
+                self._dispatcher.post(PinComponents(self._dispatcher.now, after.keys, replicas, names))
 
     def status(self, snapshot: Snapshot) -> tuple[PinnedModel, ...]:
         """Return the pinned models, in the order in which they were pinned."""

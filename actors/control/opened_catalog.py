@@ -18,9 +18,9 @@ from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.stage_request import StageLike
 from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.common.task_files import task_files
 from modelpool.actors.graph.features.auto_batch import BatchTerms
 from modelpool.actors.graph.memory_fit import check_fits
-from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.models.loading.file_fingerprint import fingerprint
 from modelpool.pool.values.core.errors import UserError

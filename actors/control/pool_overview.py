@@ -28,9 +28,12 @@ from modelpool.pool.values.specs.spec import NO_NODE, JobId, NodeId, WorkerId
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of, with_node_names
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot, waiting_by_model
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.core.waiting_jobs import JobGroup, SubmissionWaits, groups_of
 
 #: starts of workers with a remembered node; more than run at a time
 PLACES_KEPT = 4096
+#: why a job waits that the core does not know yet
+_PARKED = "waits for its turn: earlier jobs of its user and priority have not ended"
 #: failed jobs that the status names
 FAILURES_KEPT = 8
 
@@ -141,6 +144,24 @@ class PoolOverview:
         await self.facts.read_names(nodes | {node for node in self._placed.values() if node})
         return with_node_names(history, self.facts.names)
 
+    def waits(self, submission: str, parked_jobs: ParkedJobs) -> SubmissionWaits | None:
+        """Return why the unresolved jobs of a submission have not ended, by its id or the only beginning of one; None
+        if no such job is here."""
+        core: dict[str, list[JobId]] = {}
+        for job_id in self._state.demand.jobs:
+            core.setdefault(_submission_of(job_id), []).append(job_id)
+        parked: dict[str, list[JobId]] = {}
+        for job_id in parked_jobs.jobs_by_id():
+            parked.setdefault(_submission_of(job_id), []).append(job_id)
+        known = {**core, **parked}
+        found = [submission] if submission in known else [each for each in known if each.startswith(submission)]
+        if len(found) != 1 or not submission:
+            return None
+        groups = groups_of(self._state, core.get(found[0], ()), self._clock.now())
+        if waiting := parked.get(found[0]):
+            groups += (JobGroup(len(waiting), _PARKED, waiting[0]),)
+        return SubmissionWaits(found[0], groups)
+
     def _journaled_job(self, job: str, parked: Iterable[JobId]) -> JobId | None:
         """Return the job that the journal has under the id `job`, as it was sent last; None if there is none here."""
         name, _, place = job.rpartition("-")
@@ -150,6 +171,11 @@ class PoolOverview:
         # most ids are excluded by their ends, which is faster
         likely = (each for each in known if each.startswith(begins) and each.endswith(ends))
         return max((each for each in likely if journaled_id(each) == job), key=sent_order, default=None)
+
+
+def _submission_of(job_id: JobId) -> str:
+    """Return the id of a submission, or its name in the journal, from the id of one of its jobs."""
+    return journaled_id(job_id).rpartition("-")[0]
 
 
 def _parked_history(job_id: JobId, pack: JobPack, before: int, now: float) -> JobHistory:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from modelpool.actors.control.opened_catalog import PinnableModel
-from modelpool.actors.graph.task_files import task_files
+from modelpool.actors.graph.common.task_files import task_files
 from modelpool.actors.outputs.results.outcomes import TaskSummary
 from modelpool.actors.worker.wire.messages import (
     ExpectedFile,

@@ -53,7 +53,7 @@ from modelpool.actors.request.lora_fields import LoraChoice
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.families.parts.text_reading import image_names
 from modelpool.pool.inference.sampling.sampler_names import OWN_STEPS
-from modelpool.pool.values.core.errors import UnusableField, unusable_field
+from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.lora_texts import NEGATIVE as NEGATIVE_TEXT
 from modelpool.pool.values.core.lora_texts import PROMPT, acts_for, region_text
 from modelpool.pool.values.core.refs import loras_of_text, unread_text_strengths
@@ -242,6 +242,10 @@ class RequestTasks:
         how = (references.seen, references.numbered, writes, is_lyrics, pooled)
         work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *how)
         tokenized = catalog.tokenize(work)
+        if tokenized.cut:
+            label = "lyrics" if is_lyrics else name
+            unread = counted(tokenized.cut, "token at its end is not read", "tokens at its end are not read")
+            self.warnings[f"{label}: {unread}: it is too long for a text encoder of model {model.name!r}"] = None
         task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
         return task, tokenized.length
 

@@ -31,6 +31,7 @@ from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.output_writers import RayNodeWriters
 from modelpool.actors.ray.ray_connection import RayConnection, awaited, check
 from modelpool.actors.ray.ray_nodes import read_cluster, this_node
+from modelpool.actors.ray.reachable import Reach, place_of
 from modelpool.actors.ray.state_folder import journal_path
 from modelpool.pool.values.core.errors import UserError
 
@@ -76,6 +77,7 @@ class RayJobsConnection:
     def __init__(self, service: ActorHandle[Any], control_service: ControlService | None = None) -> None:
         """`control_service` as in `RayConnection`."""
         self._service = service
+        self._reach = Reach("the job service of the pool", partial(place_of, service))
         self._control_service = control_service or ControlService(ray.get_runtime_context().gcs_address)
 
     def call(self, question: ServiceMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -83,7 +85,7 @@ class RayJobsConnection:
         check(self._control_service)
         with self._control_service.call():
             call = getattr(self._service, question.__name__)
-            return cast("T", awaited(call.remote(*args, **kwargs), self._control_service, SERVICE_GONE))
+            return cast("T", awaited(call.remote(*args, **kwargs), self._control_service, SERVICE_GONE, self._reach))
 
     def ask(self) -> Future[Any]:
         """Ask the service whether it answers, on a thread of its own."""

@@ -6,16 +6,25 @@ Imports Ray at once: import this module after a session is open.
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from modelpool.actors.control.connection import ControllerMethod, P, ResultGone, T
-from modelpool.actors.outputs.results.outcomes import PoolLost
+from modelpool.actors.outputs.results.outcomes import PoolLost, PoolUnreachable
 from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.ray.owned_values import OwnedValues
+from modelpool.actors.ray.reachable import Reach, place_of
 from modelpool.actors.ray.survivors import end_left_workers
 from modelpool.actors.worker.wire.messages import ResultRef
 from modelpool.actors.worker.wire.packed_calls import PACKED_CALLS
@@ -52,6 +61,7 @@ class RayConnection:
         """`epoch` is the controller's; 0 is unknown. `control_service` is shared by all connections of this process to
         the pool."""
         self._controller, self._epoch = controller, epoch
+        self._reach = reach_of(controller)
         self._control_service = control_service or ControlService(ray.get_runtime_context().gcs_address)
         #: images of requests, which the controller is the last to use
         self._owned = OwnedValues()
@@ -92,7 +102,7 @@ class RayConnection:
 
     def replace(self, controller: ActorHandle[Any], epoch: int) -> None:
         """Continue with another controller."""
-        self._controller, self._epoch = controller, epoch
+        self._controller, self._epoch, self._reach = controller, epoch, reach_of(controller)
 
     def end_controller(self) -> None:
         """Close the controller, if it answers within `CLOSE_SECONDS`; then kill it, and with it the remaining workers
@@ -121,26 +131,39 @@ class RayConnection:
         check(self._control_service)
 
     def _get(self, ref: Any) -> Any:
-        return awaited(ref, self._control_service, "the controller of the pool is gone")
+        return awaited(ref, self._control_service, "the controller of the pool is gone", self._reach)
 
 
-def awaited(ref: Any, control_service: ControlService, gone: str) -> Any:
-    """Wait for a call of an actor, as long as Ray's control service answers. Raises what the method raises,
-    ObjectLostError, and PoolLost: `gone` if the actor has ended.
+def reach_of(controller: ActorHandle[Any]) -> Reach:
+    """Return how this process reaches a controller."""
+    return Reach("the controller of the pool", partial(place_of, controller))
+
+
+def awaited(ref: Any, control_service: ControlService, gone: str, reach: Reach) -> Any:
+    """Wait for a call of an actor, as long as Ray's control service answers, and the actor takes connections. Raises
+    what the method raises, ObjectLostError, and PoolLost: `gone` if the actor has ended.
     """
     while True:
         try:
-            return ray.get(ref, timeout=WAIT_SECONDS)
+            found = ray.get(ref, timeout=WAIT_SECONDS)
         except GetTimeoutError:
             check(control_service)
+            if problem := reach.problem():
+                raise PoolUnreachable(problem) from None
         except RayTaskError as raised:
+            reach.answered()
             raise raised.cause from None
         except ObjectLostError:
             raise
+        except ActorUnavailableError as lost:
+            raise PoolLost(reach.unavailable()) from lost
         except RayActorError as lost:
             raise PoolLost(gone) from lost
         except RayError as lost:
             raise PoolLost(str(lost).splitlines()[0]) from lost
+        else:
+            reach.answered()
+            return found
 
 
 def check(control_service: ControlService) -> None:

@@ -392,7 +392,8 @@ _ROWS = (
     ),
     RequestField(
         "seed",
-        "Seed of the noise; drawn at submission if it is not set.",
+        "Seed of the noise; drawn at submission if it is not set. The noise depends on its lower 32 bits alone, as in "
+        "torch and ComfyUI: seeds 2**32 apart make one image.",
         check=Whole(0, 2**64 - 1, expected="a whole number from 0 to 2**64 - 1"),
         since=1,
         option=Option("--seed", "N", "Seed of the first image; later ones count up (default: random).", kind="whole"),
@@ -664,11 +665,11 @@ _ROWS = (
     ),
     RequestField(
         "motion",
-        "Amount of motion in a video, as in the training of Stable Video Diffusion. Default: the model's.",
-        check=Whole(0, 255),
+        "Amount of motion in a video; Stable Video Diffusion was trained with up to 255. Default: the model's.",
+        check=Whole(0, 1023),
         requires="an amount of motion (Stable Video Diffusion)",
         option=Option(
-            "--motion", "N", f"Amount of motion, 0 to 255, for models that accept it {_OF_MODEL}.", VIDEO, "whole"
+            "--motion", "N", f"Amount of motion, 0 to 1023, for models that accept it {_OF_MODEL}.", VIDEO, "whole"
         ),
     ),
     RequestField(

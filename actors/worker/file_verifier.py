@@ -6,7 +6,8 @@ not known by then, and the controller learns of each such state later whether it
 1. A state of a file lasts until its size, times, inode or device change. A run fails if its file has another size,
    inode or device at its end. Other times are no failure, as a file that was only touched has them too: it is hashed
    again, and what the run made waits for that. Where no hash of the state before is known, it is made again.
-2. A file that differs is not used; when it changes again, the new one is hashed, and is used once it is right.
+2. A file that differs is not used, but other files with equal components are; when it changes again, the new one is
+   hashed, and is used once it is right.
 3. A file that cannot be read is not used, either. It is read again after a while, ever more seldom; the
    first failures are not told.
 4. After a change, models are opened again: they have mapped the file as it was.
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from modelpool.actors.worker.file_check import FilesUnavailable
+from modelpool.actors.worker.file_check import ComponentFile, FilesUnavailable
 from modelpool.actors.worker.wire.messages import ExpectedFile
 from modelpool.pool.catalog.registry.node_hashes import (
     FileState,
@@ -88,6 +89,11 @@ class _Watched:
         """Whether the file has changed in more than its times since the state `number`."""
         return number < self.began
 
+    @property
+    def files(self) -> tuple[ComponentFile, ...]:
+        """The file, for each component that is read from it."""
+        return tuple((key, self.part) for key in self.components)
+
     def judged(self, verdict: FileVerdict) -> JudgedFile:
         """Return its state with this verdict."""
         part = self.part
@@ -146,23 +152,34 @@ class FileVerifier:
                     break
                 self._forget(key)
 
-    def begin(self, components: Iterable[ComponentKey]) -> FilesInUse:
+    def begin(self, files: Iterable[ComponentFile]) -> FilesInUse:
         """Look at the files of a run before it reads them. Raises FilesUnavailable for those that are known not to be
-        the expected ones, or are gone."""
-        problems: dict[str, tuple[ComponentKey, ...]] = {}
+        the expected ones, or are gone. What else its components were read from is looked at, too: models of earlier
+        runs may have mapped it. If that differs or is gone, all models are opened again, and it does not concern the
+        run."""
+        read = tuple(files)
+        own = {(part.path, part.sha256) for _, part in read}
+        problems: dict[str, tuple[ComponentFile, ...]] = {}
         news: list[JudgedFile] = []
         used: list[tuple[_Watched, int]] = []
         has_changed = False
         with self._lock:
-            for watched in self._files_of(components):
+            for watched in self._files_of(key for key, _ in read):
+                is_own = (watched.part.path, watched.part.sha256) in own
                 try:
                     has_changed = self._look(watched, news) or has_changed
                 except UserError as missing:
-                    problems[str(missing)] = tuple(watched.components)
+                    if is_own:
+                        problems[str(missing)] = watched.files
+                        continue
+                    if watched.verdict is not FileVerdict.RIGHT:
+                        self.changes += 1  # nobody knows what was read from it
                     continue
                 if watched.verdict in _NOT_USED:
+                    if not is_own:
+                        continue
                     judged = watched.judged(watched.verdict)
-                    problems[judged.reason] = judged.components
+                    problems[judged.reason] = watched.files
                     if len(judged.components) > watched.told and judged not in news:
                         news.append(judged)  # a file of several components, which were not known before
                     watched.told = len(judged.components)
@@ -174,7 +191,7 @@ class FileVerifier:
     def end(self, in_use: FilesInUse) -> tuple[int, ...]:
         """Look at the files again after a run that succeeded; return the numbers of the states with unknown
         hashes. Raises FilesUnavailable if one has changed meanwhile, or is not the expected one."""
-        problems: dict[str, tuple[ComponentKey, ...]] = {}
+        problems: dict[str, tuple[ComponentFile, ...]] = {}
         news: list[JudgedFile] = []
         unverified = []
         with self._lock:
@@ -182,14 +199,18 @@ class FileVerifier:
                 with suppress(UserError):  # removed: the run has read all that it needed
                     self._look(watched, news)
                 if watched.number != number and watched.is_other(number):
-                    problems[f"{watched.part.path}: was changed during the run"] = tuple(watched.components)
+                    problems[f"{watched.part.path}: was changed during the run"] = watched.files
                 elif watched.verdict in _NOT_USED:
-                    problems[watched.judged(watched.verdict).reason] = tuple(watched.components)
+                    problems[watched.judged(watched.verdict).reason] = watched.files
                 elif watched.number != number and not 0 < watched.same_as <= number:
                     # only its times are others, but what the run has read is not known: it is made again
                     self._last_number += 1
                     remade = JudgedFile(
-                        self._last_number, FileVerdict.CHANGED, tuple(watched.components), watched.part.path
+                        self._last_number,
+                        FileVerdict.CHANGED,
+                        tuple(watched.components),
+                        watched.part.path,
+                        watched.part.sha256,
                     )
                     news.append(remade)
                     unverified.append(remade.state)
@@ -358,7 +379,6 @@ class FileVerifier:
             self._wake.set()
 
 
-def _raise(problems: dict[str, tuple[ComponentKey, ...]]) -> None:
+def _raise(problems: dict[str, tuple[ComponentFile, ...]]) -> None:
     if problems:
-        components = dict.fromkeys(key for keys in problems.values() for key in keys)
-        raise FilesUnavailable("; ".join(problems), tuple(components))
+        raise FilesUnavailable("; ".join(problems), [file for files in problems.values() for file in files])

@@ -538,7 +538,7 @@ class GpuWorker:
                     request.task, request.work, own, hooks, request.fresh, request.needed_next, **resume
                 )
         except (Exception, SystemExit) as raised:
-            begun = self._files.explained(request.task, _as_failure(raised))
+            begun = self._files.explained(request, _as_failure(raised))
         storage_bytes, residency = self._storage_bytes() - read_before, self._engine.residency()
 
         def end() -> tuple[TaskReport, Result | None]:
@@ -603,7 +603,7 @@ class GpuWorker:
             in_use = self._files.begin_runs(requests)
             self._prepare_previews(requests)
             outcomes = [
-                self._files.explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
+                self._files.explained(requests[0], outcome) if isinstance(outcome, Exception) else outcome
                 for outcome in self._engine.run_batch(members, requests[0].needed_next)
             ]
         except (Exception, SystemExit) as raised:
@@ -631,7 +631,7 @@ class GpuWorker:
         should_stop = partial(self._should_stop, request)
         try:
             if request.fetch is not None:
-                self._files.fetch(request.fetch, should_stop, request.components)
+                self._files.fetch_of_load(request, should_stop)
             self._files.begin_load(request)
             self._engine.load_weights(request.model, request.roles, request.kept, should_stop)
         except Stopped:
@@ -873,7 +873,7 @@ class _PassMembers:
         worker = self._worker
         assert worker._engine is not None, "start comes before run"
         if isinstance(outcome, Exception):
-            outcome = worker._files.explained(request.task, outcome)
+            outcome = worker._files.explained(request, outcome)
         read_bytes = worker._storage_bytes()
         share_bytes, self._read_bytes = read_bytes - self._read_bytes, read_bytes
         outcome, unverified = worker._files.end_run(outcome, in_use)
@@ -938,7 +938,9 @@ def run_error(raised: Exception) -> RunError:
     if isinstance(raised, Stopped):
         return RunError(RunErrorKind.CANCELLED, "stopped on request")
     if isinstance(raised, FilesUnavailable):
-        return RunError(RunErrorKind.FILE_UNAVAILABLE, str(raised), components=raised.components)
+        return RunError(
+            RunErrorKind.FILE_UNAVAILABLE, str(raised), components=raised.components, file_names=raised.file_names
+        )
     if isinstance(raised, GangBroken):
         return RunError(RunErrorKind.GANG_BROKEN, str(raised), text, suspected_ranks=raised.suspects)
     if isinstance(raised, UserError):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from modelpool.actors.graph.task_files import task_files
+from modelpool.actors.graph.common.task_files import task_files
 from modelpool.actors.worker.fetch_cost import FetchCost
-from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
+from modelpool.actors.worker.file_check import ComponentFile, FileCheck, FilesUnavailable
 from modelpool.actors.worker.file_verifier import FilesInUse, FileVerifier
 from modelpool.actors.worker.wire.messages import ExpectedFile, FetchOrder, LoadRequest, RunRequest
 from modelpool.actors.worker.worker_setup import WorkerNode
@@ -18,7 +18,7 @@ from modelpool.pool.models.loading.file_parts import byte_ranges
 from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.stage_params import Outcome
-from modelpool.pool.values.specs.spec import ComponentKey, FileOnDisk, JudgedFile, TaskSpec
+from modelpool.pool.values.specs.spec import FileOnDisk, JudgedFile
 
 if TYPE_CHECKING:
     from modelpool.actors.worker.worker_files import WorkerFiles
@@ -84,25 +84,26 @@ class RunFiles:
         if self._fetched is not None:
             self._fetched.close()
 
-    def fetch(
-        self, order: FetchOrder, should_stop: Callable[[], bool], components: Iterable[ComponentKey]
-    ) -> FetchCost:
-        """Bring files of these components to this node. Raises FilesUnavailable if that is impossible here, and
-        Stopped."""
+    def _fetch(self, order: FetchOrder, should_stop: Callable[[], bool], files: Iterable[ComponentFile]) -> FetchCost:
         assert self._fetched is not None, "a pool with sources has a cache"
         try:
             return self._fetched.bring(order, should_stop)
         except FETCH_ERRORS as problem:
-            raise FilesUnavailable(str(problem), tuple(components)) from problem
+            raise FilesUnavailable(str(problem), files) from problem
+
+    def fetch_of_load(self, request: LoadRequest, should_stop: Callable[[], bool]) -> None:
+        """Bring the files of a load to this node. Raises FilesUnavailable if that is impossible here, and Stopped."""
+        assert request.fetch is not None, "asked for loads with something to fetch"
+        self._fetch(request.fetch, should_stop, _files_of_load(request))
 
     def fetch_of_runs(self, requests: Sequence[RunRequest], should_stop: Callable[[RunRequest], bool]) -> FetchCost:
-        """Bring the files of these runs to this node. Raises as `fetch`."""
+        """Bring the files of these runs to this node. Raises as `fetch_of_load`."""
         cost = FetchCost()
         for request in requests:
             if request.fetch is None:
                 continue
-            used = dict.fromkeys(key for use in request.task.uses for key in (use.component, *use.adapters))
-            cost += self.fetch(request.fetch, partial(should_stop, request), used)
+            files = task_files(request.task, request.work).items()
+            cost += self._fetch(request.fetch, partial(should_stop, request), files)
         return cost
 
     def ranges_of(self, part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
@@ -114,24 +115,24 @@ class RunFiles:
     def begin_runs(self, requests: Sequence[RunRequest]) -> FilesInUse:
         """Check the files of runs before they read them; close models with changed files. Raises
         FilesUnavailable."""
-        components = {key: None for request in requests for key in task_files(request.task, request.work)}
-        in_use = self._begin([file for request in requests for file in request.files], components)
+        files = [file for request in requests for file in task_files(request.task, request.work).items()]
+        in_use = self._begin([file for request in requests for file in request.files], files)
         if in_use.has_changed:
-            self._check.check_again(components)
+            self._check.check_again(files)
         self._close_changed()
         return in_use
 
     def begin_joining(self, request: RunRequest) -> FilesInUse:
         """As `begin_runs` for a run that joins others, which use the models: none is closed."""
-        components = dict.fromkeys(task_files(request.task, request.work))
-        in_use = self._begin(request.files, components)
+        files = tuple(task_files(request.task, request.work).items())
+        in_use = self._begin(request.files, files)
         if in_use.has_changed:
-            self._check.check_again(components)
+            self._check.check_again(files)
         return in_use
 
     def begin_load(self, request: LoadRequest) -> None:
         """Check the files of a load, as `begin_runs`."""
-        self._begin(request.files, request.components)
+        self._begin(request.files, _files_of_load(request))
         self._close_changed()
 
     def end_run(self, outcome: Outcome, in_use: FilesInUse) -> tuple[Outcome, tuple[int, ...]]:
@@ -144,20 +145,20 @@ class RunFiles:
         except FilesUnavailable as changed:
             return changed, ()
 
-    def explained(self, task: TaskSpec, raised: Exception) -> Exception:
-        """Return `raised`, or FilesUnavailable if a file of the task is gone since it was checked."""
+    def explained(self, request: RunRequest, raised: Exception) -> Exception:
+        """Return `raised`, or FilesUnavailable if a file of the run is gone since it was checked."""
         if isinstance(raised, UserError) and not isinstance(raised, FilesUnavailable):
             try:
-                self._check.check_again(key for use in task.uses for key in (use.component, *use.adapters))
+                self._check.check_again(task_files(request.task, request.work).items())
             except FilesUnavailable as gone:
                 return gone
         return raised
 
-    def _begin(self, expected: Sequence[ExpectedFile], components: Iterable[ComponentKey]) -> FilesInUse:
+    def _begin(self, expected: Sequence[ExpectedFile], files: Iterable[ComponentFile]) -> FilesInUse:
         self._check.check(expected)
         if self._on_judged is not None:
             self._verifier.expect(expected)
-        return self._verifier.begin(components)
+        return self._verifier.begin(files)
 
     def _tell_judged(self, files: tuple[JudgedFile, ...]) -> None:
         if self._on_judged is not None:
@@ -169,3 +170,12 @@ class RunFiles:
         if changes != self._changes_seen:
             self._changes_seen = changes
             self._close_models()
+
+
+def _files_of_load(request: LoadRequest) -> tuple[ComponentFile, ...]:
+    """Return the file of each component of a load."""
+    model = request.model
+    return tuple(
+        (key, FilePart(model.path, role, model.assembly, model.files, model.sha256))
+        for key, role in zip(request.components, request.roles, strict=True)
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from modelpool.pool.families.parts.text_reading import Pooled, Reading, reading_
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.inference.pixels.decode_parts import decoded_part, joined_bytes
 from modelpool.pool.inference.pixels.image_ops import HALF
-from modelpool.pool.inference.pixels.latent_pixels import as_bytes, decoded, encoded
+from modelpool.pool.inference.pixels.latent_pixels import as_bytes, decoded, encoded, expect_finite
 from modelpool.pool.inference.pixels.tiled import HOST
 from modelpool.pool.inference.pixels.tiled_vae import Tiling
 from modelpool.pool.inference.sampling.noise import ImageNoise
@@ -142,7 +143,8 @@ def _encoded(parts: Sequence[ReadText]) -> Encoded:
 def decode(
     sampled: Latent, vae: ModelPatcher, latent: LatentFacts, hooks: RunHooks, division: ExecutionMode | None = None
 ) -> ImagePixels:
-    """Decode a latent to pixels. One step, or one per tile. Raises Stopped at a tile or layer.
+    """Decode a latent to pixels. One step, or one per tile. Raises CorruptFile for NaN and infinity, and Stopped at a
+    tile or layer.
 
     `division.tile` is the tile edge; tiles overlap by a quarter of it. A tile as large as the latent changes nothing.
     """
@@ -180,18 +182,21 @@ def begin_decode_batch(
 ) -> Callable[[], tuple[Output, ...]]:
     """Begin `decode_batch`: images and videos are moved to the device `into`, which may still compute them then; with
     `requested` tiles they are blended there. Returns a function that moves them on to the host and returns the
-    results."""
+    results. That raises CorruptFile for NaN and infinity."""
     scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
     if latent.audio is not None:
         rate, peak = latent.audio.samples_per_second, latent.audio.peak
         samples_BC = decoded(scaled_BC, vae, latent, hooks, division)
+        expect_finite((samples_BC.sum(),), vae)
         return lambda: tuple(_audio(audio_CS, int(seconds * rate), rate, peak) for audio_CS in samples_BC.unbind())
     sounds = _sounds(sampled, vae, hooks)
     # bytes are made on the device: a quarter of what float32 is on the bus, and no passes on the CPU
-    levels_BC = decoded(scaled_BC, vae, latent, hooks, division, as_bytes, into, requested)
+    sums: list[Tensor] = []
+    levels_BC = decoded(scaled_BC, vae, latent, hooks, division, partial(as_bytes, sums=sums), into, requested)
 
     def outputs() -> tuple[Output, ...]:
         bytes_BC = levels_BC.cpu()
+        expect_finite(sums, vae)
         if bytes_BC.dim() == 5:
             pairs = zip(bytes_BC.unbind(), sounds, strict=True)
             return tuple(VideoFrames(_own(video_THWC[leading:]), frame_rate, sound) for video_THWC, sound in pairs)
@@ -209,7 +214,7 @@ def decode_part(
     work: DecodeParams,
 ) -> DecodedTiles:
     """Compute the tiles that are the part of `work`, and in the first part the audio track. One step for each tile.
-    Raises Stopped at a tile or layer."""
+    Raises CorruptFile for NaN and infinity, and Stopped at a tile or layer."""
     sound = _sounds((sampled,), vae, hooks)[0] if work.part == 1 and work.track != FRAMES else None
     scaled_BC = torch.from_numpy(sampled.samples_CHW.copy())[None]
     return decoded_part(scaled_BC, vae, latent, hooks, division, work, sound)
@@ -291,6 +296,7 @@ def _sounds(sampled: Sequence[Latent], vae: ModelPatcher, hooks: RunHooks) -> tu
         decoder = sound_of(module)
         assert decoder is not None, "the module of the patcher"
         samples_BCS = decoder(torch.stack(latents).to(vae.device), vae.compute_dtype).float().cpu()
+        expect_finite((samples_BCS.sum(),), vae)
         rate = decoder.samples_per_second
     return tuple(_audio(samples_CS, samples_CS.shape[1], rate) for samples_CS in samples_BCS.unbind())
 

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 
 from modelpool.pool.values.specs.execution_modes import choose_mode
-from modelpool.pool.values.specs.spec import JobId, OomStep, Stage
+from modelpool.pool.values.specs.spec import OomStep
 from modelpool.pool.weights.plan.eviction_plan import Resident, needed_bytes, plan
 from modelpool.scheduler.core.queue_invariants import validate_fair_queue
 from modelpool.scheduler.core.send_ahead import MOST_QUEUED
@@ -447,14 +447,14 @@ def _predictions(state: SchedulerState) -> None:
         assert cost_class.tasks == count, (
             f"{count} tasks have {cost_class.stage} {cost_class.uses}, not {cost_class.tasks}"
         )
-    seen: dict[tuple[Stage, int, JobId | str], None] = {}
+    first_tasks: dict[int, Task] = {}
     for task in state.demand.tasks.values():
+        first_tasks.setdefault(id(task.cost_class), task)
+    for task in first_tasks.values():
         cost_class = task.cost_class
         for worker in state.worker_table.workers.values():
-            key = (cost_class.stage, id(cost_class), worker.worker_id)
-            if not worker.live or key in seen or cost_class.needed_bytes > (worker.capacity_bytes or 0):
+            if not worker.live or cost_class.needed_bytes > (worker.capacity_bytes or 0):
                 continue
-            seen[key] = None
             assert worker.residency is not None, f"{worker.name} is live without residency"
             mode = choose_mode(task.spec, worker.residency.capacity_bytes - needed_bytes(cost_class.uses, 0))
             moves = plan(worker.residency, cost_class.uses, state.costs.components, mode.activation_bytes)
@@ -462,7 +462,7 @@ def _predictions(state: SchedulerState) -> None:
             entries = tuple(worker.entries.get(use.component) for use in cost_class.uses)
             fresh = predict(cost_class, entries, worker.residency.capacity_bytes, state.costs.components)
             if load is None:
-                node, read = state.costs.nodes.of(worker.spec), [component for component, _ in fresh.reads]
+                node, read = state.costs.nodes.of(worker.spec), cost_class.files_of(fresh.reads)
                 assert node is not None, _story(state, task.name, f"is not predicted on {worker.name}")
                 is_lacking = node.unavailable_of(read, state.at) or node.differing_of(cost_class.files)
                 is_lacking = is_lacking or node.refused_of(cost_class.files, state.at)

@@ -73,7 +73,7 @@ class NodeLimits:
         files."""
         if error is not None and error.components and (machine := self._costs.nodes.of(worker.spec)) is not None:
             resident = () if spec is None or after is None else self._unread(spec, after)
-            machine.lacks(error.components, error.message, at, resident)
+            machine.lacks(error.files, error.message, at, resident)
             self.update(machine.node)
             for other in self._worker_table.worker_index.on_node.get(machine.node, ()) if resident else ():
                 other.files_changed()

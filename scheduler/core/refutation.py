@@ -57,7 +57,7 @@ class Refutation:
             origin = self.verdicts.note((event.worker_id, event.incarnation), file.state, is_right)
             (right if is_right else wrong).append(origin)
             if machine is not None and is_right:
-                machine.is_right(file.components)
+                machine.is_right(file.files)
             elif file.verdict in (FileVerdict.DIFFERS, FileVerdict.UNREADABLE):
                 differing.update(dict.fromkeys(file.components))
                 if machine is not None:
@@ -90,7 +90,7 @@ class Refutation:
             refuted: set[TaskId] = set()
             for task_id in (*worker.task_ids, *queued):
                 task = self._demand.tasks[task_id]
-                uses = is_near and any(key in differing for key in task.cost_class.files)
+                uses = is_near and any(key in differing for key, _ in task.cost_class.files)
                 reads = not (lost.isdisjoint(task.spec.needs) and wrong.isdisjoint(task.origins))
                 if not uses and not reads and refuted.isdisjoint(task.follows):
                     continue

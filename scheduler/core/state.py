@@ -283,7 +283,7 @@ class SchedulerState:
             case StartFailed():
                 self.membership.start_failed(event)
             case PinComponents():
-                self.pinned_loads.pin(event.components, event.replicas)
+                self.pinned_loads.pin(event.components, event.replicas, event.file_names)
             case WeightsLoaded():
                 self._weights_loaded(event)
             case Remembered():

@@ -60,7 +60,7 @@ def why_unavailable(spec: TaskSpec, workers: Iterable[Worker], nodes: Nodes, at:
     """Return why none of `workers` can read the files of the task, with the reason of each machine; None if one may be
     able to. A worker that is not up may start on another machine, and weights on a GPU need no file, unless that is not
     the expected one there, or a run with its weights on the GPU was refused."""
-    files = tuple(dict.fromkeys(key for use in spec.uses for key in (use.component, *use.adapters)))
+    files = spec.files
     least_bytes = needed_bytes(spec.uses, spec.least_activation_bytes)
     reasons: dict[NodeId, str] = {}
     lacking: set[ComponentKey] = set()
@@ -77,7 +77,7 @@ def why_unavailable(spec: TaskSpec, workers: Iterable[Worker], nodes: Nodes, at:
             reasons[node.node] = unavailable.reason
         else:
             return None
-        lacking.update(key for key in files if key in node.unavailable or key in node.differing)
+        lacking.update(file[0] for file in files if node.unavailable.of(file) or node.differing.of(file))
     if not reasons:
         return None
     named = "; ".join(f"{node}: {reason}" for node, reason in list(reasons.items())[:MOST_NAMED])

@@ -11,14 +11,23 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from modelpool.pool.values.specs.execution_modes import choose_mode
-from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, ComponentUse, ExecutionMode, Stage, TaskSpec
+from modelpool.pool.values.specs.spec import (
+    ANY_FILE,
+    ComponentKey,
+    ComponentSpec,
+    ComponentUse,
+    ExecutionMode,
+    ReadFile,
+    Stage,
+    TaskSpec,
+)
 from modelpool.pool.weights.plan.eviction_plan import Resident, needed_bytes
 from modelpool.scheduler.model.nodes import Node, Reads
 from modelpool.scheduler.model.run_kinds import RunKind, size_class
 from modelpool.scheduler.model.workers import Worker
 
 #: stage, uses, activation bytes and divisions: the identity of a cost class
-CostClassKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[ExecutionMode, ...]]
+CostClassKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[ExecutionMode, ...], tuple[str, ...]]
 #: a component with its patch set
 Use: TypeAlias = tuple[ComponentKey, str]
 #: capacity, entries of the used components, number of members, and the speeds of the links from the host and among them
@@ -129,8 +138,8 @@ class CostClass:
     first_use: Use | None
     #: LoRAs of the patch sets of `uses`
     adapters: frozenset[ComponentKey]
-    #: both: all that is read from files
-    files: tuple[ComponentKey, ...]
+    #: both: all that is read from files, each with its file
+    files: tuple[ReadFile, ...]
     #: a task of the class: its sizes and divisions hold for all of them
     pattern: TaskSpec
     #: `sizes_of` that task
@@ -173,6 +182,11 @@ class CostClass:
             mode = self.modes[capacity_bytes] = choose_mode(self.pattern, capacity_bytes - self.scratch_bytes)
         return mode
 
+    def files_of(self, reads: Reads) -> list[ReadFile]:
+        """The files of these components."""
+        names = dict(self.files)
+        return [(key, names.get(key, ANY_FILE)) for key, _ in reads]
+
     def forget_sizes(self) -> None:
         """Drop all estimates: sizes of components changed."""
         self.fully_resident = None
@@ -189,7 +203,7 @@ class CostClass:
 
 def cost_class_key(spec: TaskSpec) -> CostClassKey:
     """The identity of the task's cost class."""
-    return (spec.stage, spec.uses, spec.activation_bytes, spec.divisions)
+    return (spec.stage, spec.uses, spec.activation_bytes, spec.divisions, spec.file_names)
 
 
 def sizes_of(spec: TaskSpec) -> Hashable:
@@ -205,7 +219,7 @@ def new_cost_class(spec: TaskSpec, kind: RunKind) -> CostClass:
         components=kind.components,
         first_use=(spec.uses[0].component, spec.uses[0].patch_digest) if spec.uses else None,
         adapters=frozenset([adapter for use in spec.uses for adapter in use.adapters]),
-        files=tuple(dict.fromkeys([key for use in spec.uses for key in (use.component, *use.adapters)])),
+        files=spec.files,
         pattern=spec,
         sizes=sizes_of(spec),
         scratch_bytes=needed_bytes(spec.uses, 0),

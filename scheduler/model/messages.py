@@ -257,11 +257,12 @@ class Remembered(WireValue):
 class PinComponents(WireValue):
     """Keep this set of components resident on at least `replicas` workers: idle workers load them, resident ones are
     evicted last, nodes that hold them are not given up, and nodes are requested for workers that are missing. 0
-    replicas withdraw it."""
+    replicas withdraw it. `file_names` as in `TaskSpec`."""
 
     at: float
     components: tuple[ComponentKey, ...]
     replicas: int
+    file_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
 
-from modelpool.pool.values.specs.spec import ComponentKey, JudgedFile, NodeId, WorkerSpec
+from modelpool.pool.values.specs.spec import ComponentKey, JudgedFile, NodeId, ReadFile, WorkerSpec
 from modelpool.scheduler.model.estimates import Estimate
+from modelpool.scheduler.model.file_table import FileTable
 
 #: files, and the bytes that are read of each
 Reads: TypeAlias = tuple[tuple[ComponentKey, int], ...]
@@ -79,10 +80,10 @@ class Node:
     used_bytes: int = 0
     #: keys of `files` that are being read, until a run that reads them ends
     incoming: set[ComponentKey] = field(default_factory=set)
-    #: files that it lacks, oldest first
-    unavailable: OrderedDict[ComponentKey, UnavailableFile] = field(default_factory=OrderedDict)
-    #: files that are not the expected ones, oldest first, until a worker here finds the right one
-    differing: OrderedDict[ComponentKey, JudgedFile] = field(default_factory=OrderedDict)
+    #: files that it lacks
+    unavailable: FileTable[UnavailableFile] = field(default_factory=lambda: FileTable(MOST_UNAVAILABLE))
+    #: files that are not the expected ones, until a worker here finds the right one
+    differing: FileTable[JudgedFile] = field(default_factory=lambda: FileTable(MOST_UNAVAILABLE))
     #: number of GPUs -> bytes per second of the link among so many here, as their last run measured it
     gang_links: dict[int, float] = field(default_factory=dict)
     #: when the disk should have finished the reads of runs
@@ -174,90 +175,72 @@ class Node:
             room_bytes += held_bytes
         return room_bytes
 
-    def lacks(
-        self, components: Iterable[ComponentKey], reason: str, at: float, resident: Container[ComponentKey] = ()
-    ) -> None:
-        """Record that the files of these components cannot be used here for the next UNAVAILABLE_SECONDS. A run was
-        refused although it had `resident` ones on its GPU."""
-        for key in components:
-            known = self.unavailable.pop(key, None)
+    def lacks(self, files: Iterable[ReadFile], reason: str, at: float, resident: Container[ComponentKey] = ()) -> None:
+        """Record that these files cannot be used here for the next UNAVAILABLE_SECONDS. A run was refused although it
+        had `resident` components on its GPU."""
+        for file in files:
+            key, _ = file
+            known = self.unavailable.of(file)
             even_resident = key in resident or (known is not None and known.even_resident)
-            self.unavailable[key] = UnavailableFile(at + UNAVAILABLE_SECONDS, reason, even_resident)
+            self.unavailable.put(file, UnavailableFile(at + UNAVAILABLE_SECONDS, reason, even_resident))
             if key in self.files:
                 self._forget(key)
-        while len(self.unavailable) > MOST_UNAVAILABLE:
-            self.unavailable.popitem(last=False)
         self._note_lacking()
 
     def differs(self, file: JudgedFile) -> None:
         """Record that a file here is not the expected one: nothing that needs it runs here, also with weights that are
         on a GPU."""
-        for key in file.components:
-            self.differing.pop(key, None)
-            self.differing[key] = file
+        for key, name in file.files:
+            self.differing.put((key, name), file)
             if key in self.files:
                 self._forget(key)
-        while len(self.differing) > MOST_UNAVAILABLE:
-            self.differing.popitem(last=False)
         self._note_lacking()
 
-    def is_right(self, components: Iterable[ComponentKey]) -> None:
-        """The files of these components are here, and are the expected ones."""
-        for key in components:
-            known = (self.differing.pop(key, None), self.unavailable.pop(key, None))
-            if known != (None, None):
+    def is_right(self, files: Iterable[ReadFile]) -> None:
+        """These files are here, and are the expected ones."""
+        for file in files:
+            if any((self.differing.remove(file), self.unavailable.remove(file))):
                 self._note_lacking()
 
     def forget_differing(self, at: float) -> None:
         """Nobody here watches the files any more that differed: they are tried again as other unavailable ones."""
-        differing = tuple(self.differing.values())
+        differing = tuple(self.differing.items())
         self.differing.clear()
-        for file in differing:
-            self.lacks(file.components, file.reason, at)
+        for read, file in differing:
+            self.lacks((read,), file.reason, at)
 
-    def differing_of(self, components: Iterable[ComponentKey]) -> JudgedFile | None:
-        """The first of the files of `components` that is not the expected one here; None if none is known not to be."""
-        if self.differing:
-            for key in components:
-                file = self.differing.get(key)
-                if file is not None:
-                    return file
-        return None
+    def differing_of(self, files: Iterable[ReadFile]) -> JudgedFile | None:
+        """The first of `files` that is not the expected one here; None if none is known not to be."""
+        return self.differing.first_of(files)
 
-    def unavailable_of(self, components: Iterable[ComponentKey], at: float) -> UnavailableFile | None:
-        """The first of the files of `components` that cannot be used here; None if all can, or may be tried again."""
+    def unavailable_of(self, files: Iterable[ReadFile], at: float) -> UnavailableFile | None:
+        """The first of `files` that cannot be used here; None if all can, or may be tried again."""
         if self.unavailable:
-            for key in components:
-                entry = self.unavailable.get(key)
+            for file in files:
+                entry = self.unavailable.of(file)
                 if entry is not None and at < entry.until:
                     return entry
         return None
 
-    def refused_of(self, components: Iterable[ComponentKey], at: float) -> UnavailableFile | None:
-        """The first of the files of `components` that cannot be used here even by a worker with the weights on its GPU;
-        None if all can, or may be tried again."""
+    def refused_of(self, files: Iterable[ReadFile], at: float) -> UnavailableFile | None:
+        """The first of `files` that cannot be used here even by a worker with the weights on its GPU; None if all can,
+        or may be tried again."""
         if self.unavailable:
-            for key in components:
-                entry = self.unavailable.get(key)
+            for file in files:
+                entry = self.unavailable.of(file)
                 if entry is not None and entry.even_resident and at < entry.until:
                     return entry
         return None
 
-    def has_all(self, components: Iterable[ComponentKey]) -> None:
-        """A run used the files of these components: they are here."""
-        found = [key for key in components if self.unavailable.pop(key, None) is not None]
+    def has_all(self, files: Iterable[ReadFile]) -> None:
+        """A run used these files: they are here."""
+        found = [file for file in files if self.unavailable.remove(file)]
         if found:
             self._note_lacking()
 
     def try_again(self, at: float) -> None:
         """Forget unavailable files, except those that were found so within the last RETRY_SECONDS."""
-        before = len(self.unavailable)
-        while self.unavailable:
-            key, entry = next(iter(self.unavailable.items()))
-            if entry.until - UNAVAILABLE_SECONDS + RETRY_SECONDS > at:
-                break
-            del self.unavailable[key]
-        if len(self.unavailable) < before:
+        if self.unavailable.remove_if(lambda entry: entry.until - UNAVAILABLE_SECONDS + RETRY_SECONDS <= at):
             self._note_lacking()
 
     def _note_lacking(self) -> None:
@@ -341,7 +324,7 @@ class Nodes:
             node.storage_bytes_per_second = spec.storage_bytes_per_second
         return node
 
-    def are_missing(self, files: Iterable[ComponentKey], spec: WorkerSpec | None, at: float) -> bool:
+    def are_missing(self, files: Iterable[ReadFile], spec: WorkerSpec | None, at: float) -> bool:
         """Return whether one of `files` is unavailable on the machine of a worker."""
         node = self.of(spec) if self.lacking else None
         return node is not None and node.unavailable_of(files, at) is not None

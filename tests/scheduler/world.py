@@ -13,6 +13,7 @@ from math import inf
 from modelpool.pool.values.specs.eviction_hints import EvictionHints
 from modelpool.pool.values.specs.execution_modes import choose_mode
 from modelpool.pool.values.specs.spec import (
+    ANY_FILE,
     NO_NODE,
     NO_WORKER,
     ComponentKey,
@@ -381,7 +382,13 @@ class Shell:
         if self.running.get(WorkerId(name)) is not run:
             return []  # those events took time, and a deadline by which it had to end passed
         del self.running[WorkerId(name)]
-        error = RunError(RunErrorKind.FILE_UNAVAILABLE, f"/models/{components[0]}: no such file", components=components)
+        files = dict(self.tasks[run.command.task_id].files)
+        error = RunError(
+            RunErrorKind.FILE_UNAVAILABLE,
+            f"/models/{components[0]}: no such file",
+            components=components,
+            file_names=tuple(files.get(key, ANY_FILE) for key in components),
+        )
         report = _report(run.command, self.up[WorkerId(name)][1], RunCost(), error)
         self.up[WorkerId(name)] = (run.command.incarnation, report.residency)
         self._start_queued(WorkerId(name))
@@ -489,8 +496,7 @@ class Shell:
         spec, now = self.tasks[command.task_id], self.up[command.worker_id][1]
         task, worker = self.state.demand.tasks[command.task_id], self.state.worker_table.workers[command.worker_id]
         node = self.state.costs.nodes.of(worker.spec) if self.state.costs.nodes.lacking else None
-        files = (*task.cost_class.components, *task.cost_class.adapters)
-        is_missing = node is not None and node.unavailable_of(files, self.at) is not None
+        is_missing = node is not None and node.unavailable_of(task.cost_class.files, self.at) is not None
         if is_missing or task.cost_class.needed_bytes > now.capacity_bytes:
             return now
         return plan(now, spec.uses, SPECS, _way(spec, now.capacity_bytes).activation_bytes).after

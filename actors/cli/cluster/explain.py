@@ -17,18 +17,16 @@ import typer
 from modelpool.actors.cli.terminal import options
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.cli.terminal.session import session_of
-from modelpool.pool.values.core.errors import format_bytes
+from modelpool.pool.values.core.errors import UnknownName, UserError, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from modelpool.actors.cli.terminal.command_ports import Pool
+    from modelpool.actors.control.detached.job_service import JobsProgress
     from modelpool.scheduler.core.history import Attempt, JobHistory, TaskHistory
-    from modelpool.scheduler.model.placement_record import PlacementOption
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
+    from modelpool.scheduler.core.waiting_jobs import SubmissionWaits
     from modelpool.scheduler.core.waiting_task import TaskWait
     from modelpool.scheduler.model.placement_record import PlacementOption
 
@@ -66,8 +64,9 @@ Job = Annotated[
 
 
 def why(context: typer.Context, job: Job, as_json: options.AsJson = False, pool: options.PoolName = None) -> None:
-    """Show why each task of a job ran where it did, with expected and measured times. JOB may also be a pinned model:
-    shows where it is, and why it is on fewer GPUs; or a worker: shows why it takes no tasks."""
+    """Show why each task of a job ran where it did, with expected and measured times. JOB may also be a submission of
+    several jobs: shows what these wait for, in groups; a pinned model: shows where it is, and why it is on fewer GPUs;
+    or a worker: shows why it takes no tasks."""
     from modelpool.actors.cli.cluster.serve import name_of_running
     from modelpool.actors.cli.terminal.screen import print_json, say, user_console
     from modelpool.actors.outputs.results.history_json import history_json
@@ -89,7 +88,14 @@ def why(context: typer.Context, job: Job, as_json: options.AsJson = False, pool:
             else:
                 say(user_console(sys.stdout), f"{pinned.model} is pinned: {pinned.words}")
             return
-        history = running.history(job)
+        try:
+            history = running.history(job)
+        except UnknownName as unknown:
+            waits, progress = _submission(running, job)
+            if waits is None and progress is None:
+                raise unknown
+            _print_submission(waits, progress, as_json)
+            return
     if as_json:
         print_json(sys.stdout, history_json(history))
     else:
@@ -179,6 +185,45 @@ def _history(context: typer.Context, job: str, pool: str | None) -> JobHistory:
 
     with session_of(context).open_pool(PoolOptions(pool=pool or name_of_running())) as running:
         return running.history(job)
+
+
+def _submission(running: Pool, name: str) -> tuple[SubmissionWaits | None, JobsProgress | None]:
+    """Return why the jobs of a submission have not ended that are in the pool, and its progress in the journal; None
+    for what is not known."""
+    waits = running.waits(name)
+    try:
+        return waits, running.attach(name).progress()
+    except UserError:  # it was not handed over, or the pool has no journal
+        return waits, None
+
+
+def _print_submission(waits: SubmissionWaits | None, progress: JobsProgress | None, as_json: bool) -> None:
+    from modelpool.actors.cli.run.detached import plain_record, progress_line
+    from modelpool.actors.cli.terminal.screen import counted, print_json, say, show, user_console
+    from modelpool.actors.cli.terminal.tables import rows_table
+
+    groups = () if waits is None else waits.groups
+    in_pool = 0 if waits is None else waits.jobs
+    in_journal = 0 if progress is None else max(0, progress.record.pending - in_pool)
+    if as_json:
+        named = {"submission": waits.submission} if waits is not None else {}
+        record = {} if progress is None else plain_record(progress.record)
+        named |= {"submission": progress.record.submission_id} if progress is not None else {}
+        values = {"groups": [dataclasses.asdict(group) for group in groups], "in_journal": in_journal}
+        print_json(sys.stdout, {**named, **record, **values})
+        return
+    console = user_console(sys.stdout)
+    if progress is not None:
+        say(console, progress_line(progress), "bold")
+    elif waits is not None:
+        say(console, f"{waits.submission}: {counted(waits.jobs, 'job')} in the pool", "bold")
+    rows = [(str(group.count), group.detail or group.reason, str(group.first)) for group in groups]
+    if in_journal:
+        trouble = progress.record.trouble if progress is not None else ""
+        rows.append((str(in_journal), trouble or "in the journal, until the pool takes more", ""))
+    if rows:
+        headings = ["jobs", "why they have not ended; figures are those of the first", "first"]
+        show(console, rows_table(headings, rows, right=["jobs"]))
 
 
 def _print_why(console: Console, history: JobHistory) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
+from modelpool.actors.graph.common.task_files import task_files
 from modelpool.pool.families.gang_support import gang_obstacle
 from modelpool.pool.families.parts.written_image import tokens_written
 from modelpool.pool.values.core.errors import UnusableField, unusable_field
@@ -41,6 +42,7 @@ from modelpool.pool.values.specs.spec import (
     Role,
     TaskId,
     TaskSpec,
+    file_name,
 )
 from modelpool.pool.values.specs.wire_value import WireValue, evolve
 
@@ -170,7 +172,7 @@ class TaskCollector:
         (whole, *divided), run_seconds = self._modes_and_seconds(work, context_tokens)
         if batch_size > 1:  # a part of a pass would have other bits
             whole, divided = whole.times(batch_size), []
-        return TaskSpec(
+        spec = TaskSpec(
             task_id=_NO_ID,
             stage=stage_of(work),
             uses=uses,
@@ -185,6 +187,8 @@ class TaskCollector:
             degrees=degrees,
             is_kept=self._keeps,
         )
+        files = task_files(spec, work)
+        return evolve(spec, file_names=tuple(file_name(files[key].sha256) for key in spec.reads)) if files else spec
 
     def __contains__(self, task_id: TaskId) -> bool:
         return task_id in self._tasks

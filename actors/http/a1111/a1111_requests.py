@@ -520,14 +520,19 @@ def _parse_unit(place: str, given: Any) -> ControlUnit:
 
 def fitting_warnings(call: ImageCall, requests: Sequence[GenerateRequest]) -> list[str]:
     """Return a message for each control image of `requests` that the pool crops, though its unit asks for another way
-    of fitting it to the size."""
+    of fitting it to the size; and for each unit with an image and without a model, which does nothing."""
     found = []
     controls = iter(requests[0].controls)
     for name, script in call.alwayson_scripts.items():
         units = script.get("args") if isinstance(script, Mapping) and name.lower() == "controlnet" else None
         for number, given in enumerate(units or ()):
             unit = None if given is None else _parse_unit(name, given)
-            if unit is None or not unit.enabled or unit.model in ("None", ""):
+            if unit is None or not unit.enabled:
+                continue
+            if unit.model in ("None", ""):
+                if unit.image.get("image") if isinstance(unit.image, Mapping) else unit.image:
+                    place = f"alwayson_scripts.{name}.args.{number}.model"
+                    found.append(f"{place}: found {unit.model!r}, expected a ControlNet: the unit is not used")
                 continue
             mode, image = given.get("resize_mode"), next(controls).image
             if mode is None or mode in _UNIT_CROPS or not isinstance(image, Pixels):

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_everywhere import with_everywhere
-from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, MAX_NODES
+from modelpool.actors.http.comfy.comfy_graph import EXPORT_HINT, LOST_LINKS, MAX_NODES
 from modelpool.actors.http.comfy.comfy_group_nodes import SUBGRAPH_INPUT, SUBGRAPH_OUTPUT, with_subgraphs
 from modelpool.actors.http.comfy.comfy_node_types import AUDIOS, IMAGES, VIDEOS, WIDGET_TYPES, NodeInput, NodeType
 from modelpool.actors.http.comfy.comfy_nodes import NODE_TYPES
@@ -90,8 +90,6 @@ _SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize", True, False)
 _SEEDS = ("seed", "noise_seed")
 #: modes of nodes that are switched off
 _NEVER, _BYPASS = 2, 4
-#: a node that a link names and the file does not have: the editor, too, leaves the link out
-_MISSING: Mapping[str, Any] = MappingProxyType({"mode": _NEVER})
 #: the id by which a subgraph names a widget of its own, and not one of a node in it
 _OWN_WIDGET = "-1"
 #: subgraphs within each other; links that lead from one to the next
@@ -100,7 +98,7 @@ _MOST_LEVELS, _MOST_LINKS = 16, 10_000
 _MOST_FOLLOWED, _MOST_VALUES, _MOST_CHARACTERS = 50_000, 100_000, 1 << 22
 
 #: an id and an index of an output, or a value in `_Value`
-_Source: TypeAlias = "tuple[str, int] | _Value | None"
+_Source: TypeAlias = "tuple[str, int] | _Value | _Lost | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +106,13 @@ class _Value:
     """What an input is linked to, if it is a value and no node."""
 
     value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A node that a link begins at and the file does not have: the editor, too, leaves such a link out."""
+
+    node_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +331,10 @@ def _converted(scope: _Scope) -> dict[str, Any]:
                     _widget_problem(known, left),
                 )
                 errors.append(NodeError(node_id, kind, "invalid_prompt", message, details))
-            found[node_id] = {"class_type": kind, "inputs": {**widgets, **_linked(node_scope, node)}}
+            linked, lost = _linked(node_scope, node)
+            found[node_id] = {"class_type": kind, "inputs": {**widgets, **linked}}
+            if lost:
+                found[node_id]["_meta"] = {LOST_LINKS: lost}
             titles |= {name: node_id for name in _titles_of(node) if name not in titles}
     if unknown := sorted({error.class_type for error in errors if error.kind == "missing_node_type"}):
         listed = ", ".join(unknown)[:1000]
@@ -523,23 +531,27 @@ def _values_of_subgraph(host: Mapping[str, Any], own: _Definition, node_id: str)
     return dict(zip([(_OWN_WIDGET, name) for name in listed], values, strict=True))
 
 
-def _linked(scope: _Scope, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a node that are linked, by name: to an output of a node, or to a value."""
+def _linked(scope: _Scope, node: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the inputs of a node that are linked, by name: to an output of a node, or to a value; and the inputs with
+    links to nodes that the file does not have, with the ids of these."""
     found: dict[str, Any] = {}
+    lost: dict[str, str] = {}
     for given in node.get("inputs") or []:
         if given.get("link") is None:
             continue
         source = _source(scope, scope.own.links[given["link"]])
         if isinstance(source, _Value):
             found[given["name"]] = source.value
+        elif isinstance(source, _Lost):
+            lost[given["name"]] = source.node_id
         elif source is not None:
             found[given["name"]] = list(source)
-    return found
+    return found, lost
 
 
 def _source(scope: _Scope, link: _Link) -> _Source:
     """Return where a link begins, behind reroutes, bypassed nodes and the borders of subgraphs: a node and an output,
-    or a value; None if it begins nowhere. Raises KeyError for a loop."""
+    or a value; None if it begins nowhere, `_Lost` if the file has not the node. Raises KeyError for a loop."""
     for _ in range(_MOST_LINKS):
         scope.definitions.work.take("links from node to node", 1, _MOST_FOLLOWED)
         if link.source == str(SUBGRAPH_INPUT):
@@ -552,7 +564,9 @@ def _source(scope: _Scope, link: _Link) -> _Source:
                 return _shown_value(scope, link.source_slot)
             scope, link = outer, outer.own.links[given["link"]]
             continue
-        node = scope.own.nodes.get(link.source) or _MISSING
+        node = scope.own.nodes.get(link.source)
+        if node is None:
+            return _Lost(f"{scope.prefix}{link.source}")
         if node.get("mode") == _NEVER:
             return None
         if node["type"] == _PRIMITIVE:

@@ -104,6 +104,8 @@ if TYPE_CHECKING:
 
 #: how to get the API format, for messages
 EXPORT_HINT = "export it with File > Export (API) in the editor"
+#: in the `_meta` of a node that was converted from the editor's format: inputs with links to nodes that it lacks
+LOST_LINKS = "lost_links"
 #: nodes of a workflow, and nodes that save or preview images; published workflows have some dozen
 MAX_NODES, MAX_OUTPUT_NODES = 1000, 256
 #: noise levels that the nodes of a workflow list, all together
@@ -473,6 +475,19 @@ def lone_nodes(prompt: Mapping[str, Any], kinds: Mapping[str, NodeType] = NODE_T
         and node_id not in read
         and not any(sources_of(node))
     }
+
+
+def lost_link_warnings(prompt: Mapping[str, Any], needed: Collection[str]) -> Iterator[str]:
+    """Yield warnings about links of the `needed` nodes to nodes that the editor's file does not have: it leaves them
+    out, as the editor does, so that an optional input is not set."""
+    for node_id, node in prompt.items():
+        meta = node.get("_meta") if node_id in needed else None
+        lost = meta.get(LOST_LINKS) if isinstance(meta, dict) else None
+        for name, source in lost.items() if isinstance(lost, dict) else ():
+            yield (
+                f"node {node_id} ({node['class_type']}): the link of {str(name)[:100]} to node {str(source)[:100]} is "
+                "left out: the workflow does not have this node"
+            )
 
 
 def complete_outputs(

@@ -634,7 +634,7 @@ VIDEO_NODES = (
             _image("init_image", is_required=True),
             _VAE,
             *sizes(1024, 576, 14, "video_frames")[:3],
-            whole("motion_bucket_id", 127, 1, 255),
+            whole("motion_bucket_id", 127, 1, 1023),
             whole("fps", 6, 1, 1024),
             number("augmentation_level", 0.0, 0.0, 10.0),
         ),

@@ -28,6 +28,7 @@ from modelpool.actors.http.comfy.comfy_graph import (
     input_errors,
     known_nodes,
     lone_nodes,
+    lost_link_warnings,
     model_errors,
     node_error,
     nodes_in_order,
@@ -151,7 +152,8 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
         found = _outputs(KnownGraph(made, names, work=work, sizes=sizes), shown)
     except WorkflowRejected as rejected:
         raise _of_owners(rejected, nodes) from None
-    left_out = (*lone_nodes(prompt, names.kinds).values(), *incomplete, *warnings)
+    lost = lost_link_warnings(prompt, frozenset(order))
+    left_out = (*lone_nodes(prompt, names.kinds).values(), *lost, *incomplete, *warnings)
     return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in found)
 
 

@@ -285,6 +285,10 @@ class PoolLost(RuntimeError):
     """The pool ended while a call waited for it. Written files are kept; the rest must be submitted again."""
 
 
+class PoolUnreachable(PoolLost):
+    """The pool runs, but its processes take no connections: trying again does not help."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
     """Totals of one worker for a submission."""

@@ -21,6 +21,7 @@ from modelpool.pool.inference.pixels.latent_pixels import (
     as_bytes,
     decode_by,
     downscales,
+    expect_finite,
     flat,
     is_without_time,
     read_by_vae,
@@ -102,6 +103,7 @@ def decoded_part(
     with decode_by(vae, latent, hooks, division) as call:
         stop = partial(stop_if_asked, hooks.should_stop)
         tiles_BC = run_some_tiles(call, read_BC, tile, overlap, scales, places, stop, hooks.on_step)
+    expect_finite([tile_BC.sum(dtype=torch.float32) for tile_BC in tiles_BC], vae)
     grid = TileGrid(
         sizes,
         tuple(tile),

@@ -9,7 +9,7 @@ the channels: H W for images, T H W for video, L for audio.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,6 +33,7 @@ from modelpool.pool.inference.pixels.tiled_vae import (
 )
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.models.components.vae.codec import VaeCodec
+from modelpool.pool.values.core.errors import CorruptFile
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.stage_params import DecodeParams, OutputShape, RunHooks, SampleParams
 from modelpool.pool.values.core.stopping import stop_check, stop_if_asked
@@ -149,9 +150,9 @@ def flat(pixels_BC: Tensor, is_flat: bool) -> Tensor:
     return pixels_BC.squeeze(2) if is_flat else pixels_BC
 
 
-def as_bytes(pixels_BC: Tensor) -> Tensor:
+def as_bytes(pixels_BC: Tensor, sums: list[Tensor] | None = None) -> Tensor:
     """Return decoded pixels, -1 to 1, as uint8 with the channels last: [B,H,W,C], video [B,T,H,W,C]; computed in
-    float32.
+    float32. Adds sums of the pixels to `sums`, still on their device, for `expect_finite`: a byte cannot be NaN.
 
     One image, or some frames, at a time: estimates of decoding count no other tensor of the size of a video in float32.
     """
@@ -162,8 +163,16 @@ def as_bytes(pixels_BC: Tensor) -> Tensor:
         if pixels_BC.dim() == 5:
             pieces = list(zip(image_C.split(_FRAMES, dim=1), into.split(_FRAMES), strict=True))
         for some_C, place in pieces:
+            if sums is not None:
+                sums.append(some_C.sum(dtype=torch.float32))
             place.copy_(some_C.to(torch.float32).add(1).mul_(127.5).clamp_(0, 255).round_().movedim(0, -1))
     return levels_BC
+
+
+def expect_finite(sums: Sequence[Tensor], vae: ModelPatcher) -> None:
+    """Raise CorruptFile unless all sums of what a VAE decoded are finite: they are only if each of its numbers is."""
+    if sums and not torch.isfinite(torch.stack(tuple(sums))).all():
+        raise CorruptFile(f"VAE {vae.key}: decoded NaN or infinity, expected numbers")
 
 
 def encoded(

@@ -38,7 +38,7 @@ from modelpool.pool.weights.patcher.compute_dtype import compute_dtype
 from modelpool.pool.weights.patcher.weight_bytes import ModuleWeights, component_spec, component_use, module_weights
 from modelpool.pool.weights.patcher.weight_form import WeightForm, resident_form
 from modelpool.pool.weights.patches.adapter_entries import NoAdapter
-from modelpool.pool.weights.patches.lora_file import LoraMatch, match_lora, require_match
+from modelpool.pool.weights.patches.lora_file import LoraMatch, match_lora, require_match, require_shapes
 from modelpool.pool.weights.patches.patch_set import PatchSet, WeightPatch
 
 #: dtypes that most components compute in
@@ -165,7 +165,8 @@ class OpenModel:
         return TEXT_ROLES.index(role)
 
     def match(self, lora: LoraRef) -> LoraMatch:
-        """Match a LoRA with this model's weights. Raises CorruptFile, or AdapterMismatch if it belongs to another."""
+        """Match a LoRA with this model's weights. Raises CorruptFile, or AdapterMismatch if it belongs to another, or
+        makes a weight larger."""
 
         def find() -> LoraMatch:
             # both experts have the same weight names and shapes
@@ -173,17 +174,19 @@ class OpenModel:
             components = [self.component(role) for role in self.checkpoint.roles if role not in left_out]
             if lora.merge:
                 return self._match_model(lora, components)
+            shapes = {c.role: {n: tuple(p.shape) for n, p in c.built.module.named_parameters()} for c in components}
             try:
                 match = match_lora(
                     Path(lora.path),
                     lora.sha256,
                     {c.role: lora_key_map(c.built) for c in components},
-                    {c.role: {n: tuple(p.shape) for n, p in c.built.module.named_parameters()} for c in components},
+                    shapes,
                     has_experts=Role.DIFFUSION_MODEL_2 in self.checkpoint.roles,
                 )
             except NoAdapter as found:
                 raise CorruptFile(f"{found.path}: {mistaken(found.shapes, 'a LoRA', found.problem)}") from None
             require_match(match, lora.name, self.ref.name, self.checkpoint.family.title)
+            require_shapes(match, lora.name, self.ref.name, shapes)
             return match
 
         return self._matches.get(lora.sha256, find)
@@ -212,6 +215,10 @@ class OpenModel:
             warnings.append(
                 f"{text_patches} of its patches are for text encoders: not used, as it is for {lora.noise} noise only"
             )
+        is_on = bool(lora.strength or lora.text_strength) and not lora.merge
+        if is_on and not any(lora.strength_on(role) and patches for role, patches in match.patches.items()):
+            changed = "text encoders" if text_patches else "the diffusion model"
+            warnings.append(f"it changes nothing: all its patches are for {changed}, and its strength on them is 0")
         return "; ".join(warnings) or None
 
     def touches(self, role: Role, lora: LoraRef) -> bool:

@@ -32,7 +32,11 @@ PromptTokens: TypeAlias = Tokens | ClipTokens
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """The tokens of a prompt for each text encoder of a model, in order, and how many the diffusion model reads."""
+    """The tokens of a prompt for each text encoder of a model, in order, and how many the diffusion model reads.
+
+    cut  tokens at its end that an encoder with states does not read, as its texts are no longer; the most of any
+    """
 
     tokens: tuple[PromptTokens, ...]
     length: int
+    cut: int = 0

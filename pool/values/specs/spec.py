@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TypeAlias
 
 from modelpool.pool.values.specs.name_types import ComponentKey as ComponentKey
 from modelpool.pool.values.specs.name_types import JobId as JobId
@@ -22,6 +23,16 @@ UNPATCHED = ""  #: the digest of the empty patch set
 NO_USER = UserId("")  #: an anonymous user
 NO_NODE = NodeId("")  #: an unknown machine, or one without other workers
 NO_WORKER = WorkerId("")  #: no worker, where a machine may be named instead
+ANY_FILE = ""  #: the name of a file where it is not known which one it is
+#: a component, and the name of the file that it is read from: equal components of several files share a key
+ReadFile: TypeAlias = tuple[ComponentKey, str]
+#: digits of a SHA-256 in the name of a file
+FILE_NAME_DIGITS = 16
+
+
+def file_name(sha256: str) -> str:
+    """Return the name of a file among the files that have equal components: the first digits of its SHA-256."""
+    return sha256[:FILE_NAME_DIGITS]
 
 
 class Stage(Enum):
@@ -193,6 +204,19 @@ class TaskSpec(WireValue):
     is_kept: bool = False
     #: numbers of GPUs that may share its run, in rising order (`pool.values.specs.gang`); (1,) never shares one
     degrees: tuple[int, ...] = (1,)
+    #: the name (`file_name`) of the file that each component of `reads` is read from; () if the files are not known
+    file_names: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[ComponentKey, ...]:
+        """The components and adapters that it uses, each once."""
+        return tuple(dict.fromkeys([key for use in self.uses for key in (use.component, *use.adapters)]))
+
+    @property
+    def files(self) -> tuple[ReadFile, ...]:
+        """The components of `reads`, each with its file."""
+        reads = self.reads
+        return tuple(zip(reads, self.file_names or len(reads) * (ANY_FILE,), strict=True))
 
     def multiple(self, members: int) -> int:
         """Return how many times its own memory a run of so many tasks like this one takes: once with a fixed batch
@@ -324,6 +348,14 @@ class RunError(WireValue):
     components: tuple[ComponentKey, ...] = ()
     #: GANG_BROKEN: the ranks of the members that this one suspects, lowest first; () if it knows none
     suspected_ranks: tuple[int, ...] = ()
+    #: the name (`file_name`) of the file of each of `components`; () if the file is not known
+    file_names: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[ReadFile, ...]:
+        """The files of `components`."""
+        names = self.file_names or len(self.components) * (ANY_FILE,)
+        return tuple(zip(self.components, names, strict=True))
 
 
 class FileVerdict(Enum):
@@ -350,6 +382,11 @@ class JudgedFile(WireValue):
     path: str = ""
     expected: str = ""
     found: str = ""
+
+    @property
+    def files(self) -> tuple[ReadFile, ...]:
+        """The file, for each component that is read from it."""
+        return tuple((key, file_name(self.expected)) for key in self.components)
 
     @property
     def reason(self) -> str:

@@ -116,6 +116,19 @@ def require_match(match: LoraMatch, lora: str, model: str, architecture: str) ->
         )
 
 
+def require_shapes(match: LoraMatch, lora: str, model: str, shapes: Shapes) -> None:
+    """Raise AdapterMismatch for a LoRA that makes a weight larger: a run gives the module its usual inputs."""
+    for role, patches in match.patches.items():
+        for patch in patches:
+            before = shapes[role if role in shapes else Role.DIFFUSION_MODEL][patch.parameter]
+            if (after := patch.patched_shape(before)) != before:
+                changed = f"LoRA {lora!r} changes {patch.parameter!r} of model {model!r} from shape {before} to {after}"
+                raise AdapterMismatch(
+                    f"{changed}, expected the same shape: models that read further channels, such as Flux.1 Canny and "
+                    "Depth, run from a file of their own"
+                )
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """The weight that a name means: its component and rows, and the expert that the name says."""

@@ -242,7 +242,7 @@ class Costs:
             used_entries = tuple([entries.get(key) for key in cost_class.components])
             load = predict(cost_class, used_entries, capacity_bytes, self.components)
         if node is not None and node.unavailable:
-            unavailable = node.unavailable_of([key for key, _ in load.reads], self.at)
+            unavailable = node.unavailable_of(cost_class.files_of(load.reads), self.at)
             if unavailable is not None:
                 cost_class.cached.pop(worker, None)
                 return None

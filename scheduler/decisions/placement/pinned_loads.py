@@ -61,12 +61,12 @@ class PinnedLoads:
         #: component -> workers that must hold it, over all sets
         self.replicas: dict[ComponentKey, int] = {}
 
-    def pin(self, components: tuple[ComponentKey, ...], replicas: int) -> None:
-        """Keep this set resident on so many workers; 0 withdraws it."""
+    def pin(self, components: tuple[ComponentKey, ...], replicas: int, file_names: tuple[str, ...] = ()) -> None:
+        """Keep this set resident on so many workers; 0 withdraws it. `file_names` as in `TaskSpec`."""
         known = self.sets.pop(components, None)
         if replicas > 0 and components:
-            if known is None:
-                known = PinnedSet(components, replicas, _cost_class(components))
+            if known is None or known.cost_class.pattern.file_names != file_names:
+                known = PinnedSet(components, replicas, _cost_class(components, file_names))
             known.replicas = replicas
             self.sets[components] = known
         self.replicas.clear()
@@ -172,9 +172,9 @@ class PinnedLoads:
             return inf
         assert worker.residency is not None, f"{worker.name} is not up"
         node = self._costs.nodes.of(worker.spec)
-        if node is not None and node.unavailable_of(pinned.components, at) is not None:
+        if node is not None and node.unavailable_of(pinned.cost_class.files, at) is not None:
             return inf
-        if node is not None and node.differing_of(pinned.components) is not None:
+        if node is not None and node.differing_of(pinned.cost_class.files) is not None:
             return inf
         held = RunningLease(frozenset(self._kept(pinned, worker)), 0)
         moves = plan_preload_moves(worker.residency, held, pinned.cost_class.uses, self._costs.components, 0)
@@ -231,7 +231,7 @@ def _stays(worker: Worker) -> bool:
     return worker.takes_tasks and worker.drain_deadline is None
 
 
-def _cost_class(components: tuple[ComponentKey, ...]) -> CostClass:
+def _cost_class(components: tuple[ComponentKey, ...], file_names: tuple[str, ...]) -> CostClass:
     uses = tuple(ComponentUse(key, 0) for key in components)
-    task = TaskSpec(TaskId("pinned"), Stage.SAMPLE, uses, 0, 0.0)
+    task = TaskSpec(TaskId("pinned"), Stage.SAMPLE, uses, 0, 0.0, file_names=file_names)
     return new_cost_class(task, RunKind(task.stage, components))

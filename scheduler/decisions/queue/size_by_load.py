@@ -9,12 +9,14 @@ Rules
    where arrivals are few): one larger pass in a hundred makes the slowest percent as slow as if all were larger. Where
    the latest few came so much faster or slower that chance does not explain it (`SURE` standard deviations), it is the
    nearest rate that explains them. So a burst counts after some arrivals, and so does its end.
-2. Other work takes its share of the workers: other kinds at their sizes, and requests that choose no size.
+2. Other work, other kinds at their sizes and requests that choose no size, waits in the same queue
+   (`scheduler.decisions.queue.mixed_load`). What a larger pass saves depends on how many of its rows are taken while
+   others wait.
 3. Queues take time to grow and to shrink. So the expected tail is at least the longest run after the queue that the
    arrivals so far would have left in passes of this size alone, and at most as much later as this queue grows in the
    next `AHEAD` arrivals at this rate, and the standard deviation of their work.
-4. The other size is chosen if it is expected to be `HYSTERESIS` times better: near equality, requests of both sizes
-   would wait for each other.
+4. The other size is chosen if it is expected to be `HYSTERESIS` times better (larger passes beside other work:
+   `MIXED_HYSTERESIS` times): near equality, requests of both sizes would wait for each other.
 5. A kind of which little is known has single passes: its first requests come to a pool that was idle.
 """
 
@@ -25,22 +27,20 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log, sqrt
 
+from modelpool.scheduler.decisions.queue.mixed_load import MOST_BUSY, LoadOfKind, MixedLoad, erlang_c, mean_open_rows
+
 #: arrivals from which a rate is estimated, from how many on, and the parts of them that show a change
 WINDOW = 400
 LEAST_ARRIVALS = 4
 RECENT = (200, 100, 50, 25, 12)
 #: standard deviations
 SURE = 3.0
-HYSTERESIS = 1.15
+HYSTERESIS, MIXED_HYSTERESIS = 1.15, 1.3
 #: arrivals for which a queue may still grow
 AHEAD = 200
 #: the longest queue of one size that is remembered, as a multiple of the expected tail of the other
 LONGEST_QUEUE = 2.0
-#: a share of the servers that is busy, from which on requests wait ever longer
-MOST_BUSY = 0.98
 TAIL = 0.01
-#: the most that other work takes: some is left for each kind
-MOST_OTHER = 0.9
 #: kinds of requests that are remembered, the latest
 MOST_KINDS = 64
 #: run times count as equal within this factor
@@ -122,36 +122,50 @@ class _Sums:
         if not self.runs[power]:
             del self.runs[power]
 
-    def tail_seconds(self, per_second: float, size: int, workers: int, left: float) -> float:
-        """Return the expected 99th percentile in passes of `size`, of which each row serves a request; other work
-        leaves a part of the workers (`left`)."""
-        runs = {SAME_SECONDS**power / left: often for power, often in self.runs.items()}
-        count, available = self.runs.total(), workers * left
+    def load(self, per_second: float, size: int) -> LoadOfKind:
+        """Return these requests as a part of a load, in passes of `size`."""
+        count = self.runs.total()
+        mean, square = self.seconds / count * size, self.squares / count * size**2
+        return LoadOfKind(per_second, size, mean, square, mean_open_rows(per_second * mean, size))
+
+    def tail_seconds(self, per_second: float, size: int, workers: int, mixed: MixedLoad | None) -> float:
+        """Return the expected 99th percentile in passes of `size`, of which each row serves a request; `mixed`: with
+        all that waits in the same queue, if that is more."""
+        runs = {SAME_SECONDS**power: often for power, often in self.runs.items()}
+        count = self.runs.total()
         mean = self.seconds / count
         # runs that have begun are half done, and nobody waits for their rest as long as a worker is free
-        least = max(runs) + max(0.0, self.queue_seconds - mean * size / left / 2)
-        growth = max(0.0, mean / available - 1.0 / per_second)
-        most = least + AHEAD * growth + sqrt(AHEAD * self.squares / count) / available
-        return min(max(least, tail_seconds(per_second, runs, workers * size)), most)
+        least = max(runs) + max(0.0, self.queue_seconds - mean * size / 2)
+        if mixed is None:
+            growth = max(0.0, mean / workers - 1.0 / per_second)
+            expected = tail_seconds(per_second, runs, workers * size)
+        else:
+            growth = max(0.0, mixed.least_busy - 1.0) / per_second
+            expected = max(runs) + mixed.tail_wait_seconds(TAIL)
+        most = least + AHEAD * growth + sqrt(AHEAD * self.squares / count) / workers
+        return min(max(least, expected), most)
 
 
 @dataclass(slots=True)
 class _Kind:
-    """The latest arrivals of a kind of request, and the size that they have."""
+    """The latest arrivals of a kind of request, and the size that they have.
+
+    open_rows  of larger passes that are taken if nobody waits, beside other work; None without such work, where joining
+               fills the passes of a queue
+    """
 
     times: deque[float] = field(default_factory=_latest_times)
     costs: deque[SizeCosts] = field(default_factory=_latest_costs)
     size: int = 1
     single: _Sums = field(default_factory=_Sums)
     shared: _Sums = field(default_factory=_Sums)
+    open_rows: float | None = None
+    per_second: float = 0.0
 
-    def add(self, at: float, costs: SizeCosts, workers: float = 1.0) -> None:
-        """Note a request. So many `workers` are available to this kind, in parts if they do other work, too."""
+    def add(self, at: float, costs: SizeCosts) -> None:
+        """Note a request."""
         if len(self.costs) == WINDOW:
             self._count(self.costs[0], -1)
-        since = at - self.times[-1] if self.times else 0.0
-        for sums, size in ((self.single, 1), (self.shared, costs.rows)):
-            sums.queue_seconds = max(0.0, sums.queue_seconds - since) + costs.worker_seconds(size) / workers
         self.times.append(at)
         self.costs.append(costs)
         self._count(costs, 1)
@@ -160,9 +174,19 @@ class _Kind:
         for sums, size in ((self.single, 1), (self.shared, costs.rows)):
             sums.count(costs.worker_seconds(size), costs.run_seconds(size), change)
 
-    def worker_seconds(self) -> float:
-        """Mean time of a worker that one of them takes."""
-        return (self.single if self.size == 1 else self.shared).seconds / len(self.costs)
+    def worker_seconds(self, costs: SizeCosts, size: int, queue_seconds: float) -> float:
+        """The time of a worker that a request takes in passes of `size`, behind a queue that fills them."""
+        rows = float(size)
+        if size > 1 and self.open_rows is not None:
+            rows = min(rows, max(self.open_rows, 1.0 + self.per_second * queue_seconds))
+        return costs.run_seconds(size) / rows
+
+    def load(self, at: float) -> LoadOfKind | None:
+        """Return its requests as a part of the load, at the size that they have; None if too few came."""
+        per_second = arrival_rate(self.times, at)
+        if not per_second:
+            return None
+        return (self.single if self.size == 1 else self.shared).load(per_second, self.size)
 
 
 class SizeByLoad:
@@ -172,10 +196,14 @@ class SizeByLoad:
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
         #: requests that choose no size, with their seconds of a worker
         self._others = _Kind()
+        self._workers = 1
+        self._latest_at: float | None = None
 
     def note_other(self, at: float, worker_seconds: float) -> None:
         """Note a request that has its size in any case, and takes so many seconds of a worker."""
-        self._others.add(at, SizeCosts(1, worker_seconds, worker_seconds))
+        costs = SizeCosts(1, worker_seconds, worker_seconds)
+        self._queue(self._others, at, costs)
+        self._others.add(at, costs)
 
     def choose(self, kind: Hashable, at: float, workers: int, costs: SizeCosts) -> SizeChoice:
         """Return the size for a request that comes now, which is noted. `workers` may run it."""
@@ -183,27 +211,47 @@ class SizeByLoad:
         self._kinds.move_to_end(kind)
         if len(self._kinds) > MOST_KINDS:
             self._kinds.popitem(last=False)
-        left = 1.0 - min(MOST_OTHER, self._other_seconds(known, at) / workers)
-        known.add(at, costs, workers * left)
-        per_second = arrival_rate(known.times, at)
+        self._workers = workers
+        self._queue(known, at, costs)
+        known.add(at, costs)
+        known.per_second = per_second = arrival_rate(known.times, at)
         if not per_second:
             known.size = 1
             return SizeChoice(1, 0.0)
-        single = known.single.tail_seconds(per_second, 1, workers, left)
-        shared = known.shared.tail_seconds(per_second, costs.rows, workers, left)
+        single, shared = self._tails(known, at, costs.rows)
         # longer queues decide nothing, and would last
         known.single.queue_seconds = min(known.single.queue_seconds, LONGEST_QUEUE * shared)
         known.shared.queue_seconds = min(known.shared.queue_seconds, LONGEST_QUEUE * single)
-        if single > HYSTERESIS * shared:
+        if single > (HYSTERESIS if known.open_rows is None else MIXED_HYSTERESIS) * shared:
             known.size = costs.rows
         elif shared > HYSTERESIS * single:
             known.size = 1
         return SizeChoice(min(known.size, costs.rows), per_second, single, shared)
 
-    def _other_seconds(self, known: _Kind, at: float) -> float:
-        """Seconds of workers that other requests take in a second."""
-        others = [other for other in (*self._kinds.values(), self._others) if other is not known and other.times]
-        return sum(arrival_rate(other.times, at) * other.worker_seconds() for other in others)
+    def _tails(self, known: _Kind, at: float, rows: int) -> tuple[float, float]:
+        """Return the expected tails of a kind in passes of one and of `rows`."""
+        others = [other for other in (*self._kinds.values(), self._others) if other is not known]
+        loads = [load for other in others if (load := other.load(at)) is not None]
+        known.open_rows, tails = None, []
+        for sums, size in ((known.single, 1), (known.shared, rows)):
+            mixed = None
+            if loads:
+                own = sums.load(known.per_second, size)
+                mixed = MixedLoad((own, *loads), self._workers)
+                known.open_rows = own.open_rows
+            tails.append(sums.tail_seconds(known.per_second, size, self._workers, mixed))
+        return tails[0], tails[1]
+
+    def _queue(self, kind: _Kind, at: float, costs: SizeCosts) -> None:
+        """Count a request of a kind in the queues that there would be by now, if each kind had had each of its sizes
+        and the others those that they have."""
+        since = 0.0 if self._latest_at is None else at - self._latest_at
+        self._latest_at = at
+        for known in self._kinds.values():
+            for sums, size in ((known.single, 1), (known.shared, costs.rows)):
+                of_size = size if known is kind else kind.size
+                more = kind.worker_seconds(costs, min(of_size, costs.rows), sums.queue_seconds)
+                sums.queue_seconds = max(0.0, sums.queue_seconds - since) + more / self._workers
 
 
 def arrival_rate(times: Sequence[float], at: float) -> float:
@@ -238,7 +286,7 @@ def tail_seconds(rate: float, runs: Mapping[float, int], servers: int) -> float:
     busy = rate * mean / servers
     if busy >= MOST_BUSY:
         return inf
-    waits = _erlang_c(servers, rate * mean)
+    waits = erlang_c(servers, rate * mean)
     scale = square / mean / 2 / (servers * (1 - busy))
 
     def beyond(at: float) -> float:
@@ -252,11 +300,3 @@ def tail_seconds(rate: float, runs: Mapping[float, int], servers: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if beyond(middle) > TAIL else (low, middle)
     return high
-
-
-def _erlang_c(servers: int, offered: float) -> float:
-    """Return the share of arrivals that wait, by Erlang's formula."""
-    blocked = 1.0
-    for number in range(1, servers + 1):
-        blocked = offered * blocked / (number + offered * blocked)
-    return blocked / (1 - offered / servers * (1 - blocked))

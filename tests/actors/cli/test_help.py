@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -47,26 +48,38 @@ COMMANDS = (
 )
 
 
-def loaded_by(*arguments: str) -> set[str]:
-    """Top-level packages in a fresh interpreter after the command ran."""
+def loaded_after(*commands: list[str]) -> dict[str, set[str]]:
+    """Top-level packages in a fresh interpreter after these commands ran one after the other, by command."""
     code = (
-        "import sys\n"
-        "from modelpool.actors.cli.main import run\n"
-        "code = run(sys.argv[1:])\n"
-        "print('LOADED', *sorted({name.split('.')[0] for name in sys.modules}))\n"
-        "sys.exit(code)"
+        "import functools, json, sys\n"
+        "from modelpool.actors.cli import main\n"
+        "main.build_program = functools.cache(main.build_program)\n"
+        "loaded = {}\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    if code := main.run(arguments):\n"
+        "        sys.exit(code)\n"
+        "    loaded[' '.join(arguments)] = sorted({name.split('.')[0] for name in sys.modules})\n"
+        "print('LOADED', json.dumps(loaded))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code, json.dumps(commands)], capture_output=True, text=True, timeout=60, check=True
     )
-    return set(done.stdout.rpartition("LOADED ")[2].split())
+    loaded: dict[str, list[str]] = json.loads(done.stdout.rpartition("LOADED ")[2])
+    return {command: set(packages) for command, packages in loaded.items()}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["batch", "--help"], ["--version"]])
-def test_help_loads_neither_ray_nor_torch(arguments: list[str]) -> None:
-    loaded = loaded_by(*arguments)
-    assert "typer" in loaded
-    assert not loaded & {"ray", "torch", "numpy", "PIL", "diffusers", "transformers"}
+def loaded_by(*arguments: str) -> set[str]:
+    """Top-level packages in a fresh interpreter after the command ran."""
+    (loaded,) = loaded_after(list(arguments)).values()
+    return loaded
+
+
+def test_help_loads_neither_ray_nor_torch() -> None:
+    """One process for all: what a later command finds loaded, an earlier one has loaded, and fails for it."""
+    commands = [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)]
+    for command, loaded in loaded_after(*commands).items():
+        assert "typer" in loaded, command
+        assert not loaded & {"ray", "torch", "numpy", "PIL", "diffusers", "transformers"}, command
 
 
 def test_help_names_every_command(command: Command) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.common.task_collector import JobGraph
-from modelpool.actors.graph.task_files import task_files
+from modelpool.actors.graph.common.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.refs import ImagePromptRef
 from modelpool.pool.values.core.stage_params import SampleParams, control_key, image_prompt_key

@@ -9,10 +9,10 @@ import pytest
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.common.graph_catalog import GraphCatalog
 from modelpool.actors.graph.common.task_collector import JobGraph
+from modelpool.actors.graph.common.task_files import task_files
 from modelpool.actors.graph.features.recipe import Recipe, RecipeUpscale
 from modelpool.actors.graph.features.upscale_graph import enlarged_to, upscale_params
 from modelpool.actors.graph.recipe_request import requests_of
-from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.requests import GenerateRequest

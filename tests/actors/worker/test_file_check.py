@@ -56,7 +56,7 @@ def test_a_file_that_is_removed_later_is_no_bad_input(tmp_path: Path) -> None:
     path.write_bytes(b"weights")
     bench = Bench()
     bench.worker.start()
-    file = expected(path, bench.task.uses[0].component)
+    file = bench.reads(path)
     report, _ = run_one(bench.worker, RunRequest(bench.task, bench.work, 1, 1, files=(file,)), *bench.inputs)
     assert report.error is None
     bench.worker._engine = RaisingEngine(CorruptFile(f"{path}: cannot be read"))

@@ -19,9 +19,8 @@ from modelpool.actors.worker.file_verifier import FAILURES_BEFORE_VERDICT, FileV
 from modelpool.actors.worker.wire.messages import ExpectedFile, LoadRequest, RunRequest
 from modelpool.pool.catalog.registry.node_hashes import HashingStopped, NodeHashes
 from modelpool.pool.catalog.registry.registry_store import RegistryStore
-from modelpool.pool.models.loading.file_fingerprint import fingerprint
 from modelpool.pool.values.core.file_part import FilePart
-from modelpool.pool.values.specs.spec import ComponentKey, FileVerdict, JudgedFile, RunErrorKind
+from modelpool.pool.values.specs.spec import ComponentKey, FileVerdict, JudgedFile, Role, RunErrorKind, file_name
 from tests.actors.worker.one_run import run_one
 from tests.actors.worker.test_gpu_worker import Bench
 
@@ -41,6 +40,7 @@ class Watch:
     go: threading.Event = field(default_factory=threading.Event)
     judged: list[JudgedFile] = field(default_factory=list)
     hashed: int = 0
+    read: list[tuple[ComponentKey, FilePart]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.verifier = FileVerifier(self.judged.extend, self.hashes, poll_seconds=0.02)
@@ -60,11 +60,13 @@ class Watch:
 
     def expect(self, path: Path, content: bytes, component: ComponentKey = LORA) -> None:
         """The controller has a file with this content."""
-        self.verifier.expect([ExpectedFile(component, FilePart(str(path), sha256=sha256(content)), "")])
+        part = FilePart(str(path), sha256=sha256(content))
+        self.read.append((component, part))
+        self.verifier.expect([ExpectedFile(component, part, "")])
 
     def run(self, during: Callable[[], object] = lambda: None, component: ComponentKey = LORA) -> tuple[int, ...]:
         """A run that reads the file."""
-        in_use = self.verifier.begin([component])
+        in_use = self.verifier.begin([(key, part) for key, part in self.read if key == component])
         during()
         return self.verifier.end(in_use)
 
@@ -119,6 +121,32 @@ def test_another_file_is_named_and_not_used_any_more(watch: Watch, path: Path) -
     with pytest.raises(FilesUnavailable, match="is another file than expected") as raised:
         watch.run()
     assert raised.value.components == (LORA,)
+
+
+def test_a_file_that_differs_blocks_no_other_file_with_an_equal_component(watch: Watch, path: Path) -> None:
+    """Two checkpoints have equal text encoders, and one is overwritten: runs of the other one failed, too, until the
+    worker ended."""
+    watch.go.set()
+    other = path.with_name("other.safetensors")
+    other.write_bytes(b"other")
+    watch.expect(path, b"weights")
+    watch.expect(other, b"other")
+    (_, part), (_, other_part) = watch.read
+    watch.verifier.end(watch.verifier.begin([(LORA, part)]))
+    watch.until(lambda: watch.judged)
+    begun = watch.verifier.begin([(LORA, other_part)])
+    path.write_bytes(b"overwritten with another size")
+    with pytest.raises(FilesUnavailable, match="changed during the run") as raised:
+        watch.verifier.end(begun)  # its weights may be those of the file that has changed
+    assert raised.value.file_names == (file_name(part.sha256),), "the other file is as it was"
+    watch.until(lambda: FileVerdict.DIFFERS in watch.verdicts)
+    changes = watch.verifier.changes
+    assert changes, "models are opened again"
+    with pytest.raises(FilesUnavailable):
+        watch.verifier.begin([(LORA, part)])
+    assert watch.verifier.end(watch.verifier.begin([(LORA, other_part)])) == ()
+    path.unlink()
+    assert watch.verifier.end(watch.verifier.begin([(LORA, other_part)])) == ()
 
 
 def test_other_components_of_such_a_file_are_told_of_when_a_run_wants_them(watch: Watch, path: Path) -> None:
@@ -329,11 +357,6 @@ def test_a_failure_of_hashing_is_a_verdict(watch: Watch, path: Path, monkeypatch
     assert (watch.verdicts, watch.judged[0].found) == ([FileVerdict.UNREADABLE], "no more threads")
 
 
-def expected(path: Path, key: str, content: bytes) -> ExpectedFile:
-    part = FilePart(str(path), sha256=sha256(content))
-    return ExpectedFile(ComponentKey(key), part, fingerprint(part))
-
-
 def test_a_worker_reports_what_it_does_not_know_and_closes_what_differs(tmp_path: Path, path: Path) -> None:
     watch = Watch(tmp_path)
     bench = Bench()
@@ -341,7 +364,7 @@ def test_a_worker_reports_what_it_does_not_know_and_closes_what_differs(tmp_path
     bench.engine.close_unused_models = lambda: closed.append(True)
     bench.worker._files._verifier, bench.worker._files._on_judged = watch.verifier, lambda files: None
     bench.worker.start()
-    file = expected(path, bench.task.uses[0].component, b"expected")
+    file = bench.reads(path, sha256(b"expected"))
     report, _ = run_one(bench.worker, RunRequest(bench.task, bench.work, 1, 1, files=(file,)), *bench.inputs)
     assert (report.error, len(report.unverified), closed) == (None, 1, [])
     watch.go.set()
@@ -350,7 +373,7 @@ def test_a_worker_reports_what_it_does_not_know_and_closes_what_differs(tmp_path
     assert result is None
     assert report.error is not None
     assert (report.error.kind, report.unverified) == (RunErrorKind.FILE_UNAVAILABLE, ())
-    load = LoadRequest(3, bench.work.model, (), (file.component,))
+    load = LoadRequest(3, bench.work.model, (Role.DIFFUSION_MODEL,), (file.component,))
     problem = bench.worker.load(load).error
     assert problem is not None
     assert problem.kind is RunErrorKind.FILE_UNAVAILABLE

@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 
 from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.common.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.worker.file_check import FileCheck
 from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes, run_error
-from modelpool.actors.worker.wire.messages import RunRequest, StepDone
+from modelpool.actors.worker.wire.messages import ExpectedFile, RunRequest, StepDone
 from modelpool.actors.worker.worker_setup import WorkerCallbacks, WorkerNode
 from modelpool.pool.values.core.errors import CorruptFile, DoesNotFit
 from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Latent, PreloadRequest, SampleParams, Stopped
 from modelpool.pool.values.core.task_inputs import TaskInputs
 from modelpool.pool.values.specs.spec import ComponentKey, JobId, NodeId, OomStep, RunErrorKind, Stage, WorkerId
+from modelpool.pool.values.specs.wire_value import evolve
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FAIL, FakeCatalog, FakeEngine, GrowingEngine, result_of
 from tests.actors.worker.one_run import run_all, run_batch, run_one
@@ -42,8 +45,23 @@ class Bench:
         self.work = cut.works[self.task.task_id]
         self.inputs = tuple(result_of(cut.works[need], {}) for need in self.task.needs)
 
+    def reads(self, path: Path, sha256: str = "") -> ExpectedFile:
+        """Have the model of the task in this file from now on; it need not be one of weights."""
+        self.worker._files._check = FileCheck(_there)
+        run, known = self.engine.run, self.work.model
+        self.engine.run = lambda task, work, *rest, **named: run(task, evolve(work, model=known), *rest, **named)
+        self.work = evolve(self.work, model=evolve(self.work.model, path=str(path), sha256=sha256))
+        ((component, part),) = task_files(self.task, self.work).items()
+        return ExpectedFile(component, part, _there(part))
+
     def run(self, run: int = 1, attempt: int = 1):
         return run_one(self.worker, RunRequest(self.task, self.work, attempt, run), *self.inputs)
+
+
+def _there(part: FilePart) -> str:
+    if not Path(part.path).exists():
+        raise CorruptFile(f"{part.path}: cannot be read: No such file")
+    return "there"
 
 
 class RaisingEngine(FakeEngine):

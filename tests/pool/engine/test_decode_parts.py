@@ -15,7 +15,7 @@ from modelpool.actors.graph.features import decode_tiles_graph
 from modelpool.actors.graph.features.decode_tiles_graph import add_decode
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.inference.pixels.latent_pixels import sampled_shape
-from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.errors import CorruptFile, UnusableField
 from modelpool.pool.values.core.stage_params import (
     DecodedTiles,
     DecodeParams,
@@ -32,6 +32,7 @@ from modelpool.pool.values.core.stage_params import (
 )
 from modelpool.pool.values.specs.spec import JobId, TaskId
 from tests.each_case import each_case
+from tests.pool.families.tiny_audio import STABLE_AUDIO
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.input_names import results_read
@@ -100,6 +101,29 @@ def test_parts_on_any_number_of_workers_give_the_bytes_of_one_tiled_run(
         np.testing.assert_array_equal(found, tiled, err_msg=f"{parts} parts on {workers} workers")
     for engine in engines:
         engine.close()
+
+
+@each_case(
+    "family, shape, tile, parts",
+    [
+        ("flux_schnell", OutputShape(64, 64), 0, 1),
+        ("flux_schnell", OutputShape(192, 160), 64, 1),
+        ("flux_schnell", OutputShape(192, 160), 64, 2),
+        ("wan_t2v", VIDEO, 0, 1),
+        ("stable_audio", OutputShape(0, 0, seconds=1.0), 0, 1),
+    ],
+)
+def test_pixels_and_samples_that_are_no_numbers_are_an_error(
+    tmp_path: Path, family: str, shape: OutputShape, tile: int, parts: int
+) -> None:
+    """A VAE with one NaN weight, or one that overflows, made a black image that counted as a success."""
+    whole = Whole(tmp_path, {**FAMILIES, "stable_audio": STABLE_AUDIO}[family])
+    work = DecodeParams(whole.model, shape, tile=tile)
+    latent = _latent_of(whole, work)
+    latent.samples_CHW.flat[-1] = np.nan
+    with pytest.raises(CorruptFile, match=r"VAE .*: decoded NaN or infinity, expected numbers"):
+        _run(_graph(whole, work, parts), [whole.engine], {LATENT: latent})
+    whole.engine.close()
 
 
 def test_memory_may_divide_a_tile_and_the_bytes_of_parts_are_still_those_of_one_run(tmp_path: Path) -> None:

@@ -180,35 +180,43 @@ def test_what_is_wrong_is_named(folder: Path, model: LoadedModel) -> None:
     assert model.used_bytes() == 0
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [
-        ("cfg", float("nan")),
-        ("cfg", float("inf")),
-        ("cfg", -1),
-        ("cfg", 1e30),
-        ("cfg", "5"),
-        ("steps", 1.5),
-        ("steps", True),
-        ("steps", 10**6),
-        ("width", 64.0),
-        ("height", "64"),
-        ("height", 10**6),
-        ("seed", 1.5),
-        ("seed", "a"),
-        ("seed", True),
-        ("sampler", None),
-        ("negative", None),
-        ("prompt", None),
-    ],
+#: a field, and a value of another type or size
+WRONG_FIELDS: tuple[tuple[str, object], ...] = (
+    ("cfg", float("nan")),
+    ("cfg", float("inf")),
+    ("cfg", -1),
+    ("cfg", 1e30),
+    ("cfg", "5"),
+    ("steps", 1.5),
+    ("steps", True),
+    ("steps", 10**6),
+    ("width", 64.0),
+    ("height", "64"),
+    ("height", 10**6),
+    ("seed", 1.5),
+    ("seed", "a"),
+    ("seed", True),
+    ("sampler", None),
+    ("negative", None),
+    ("prompt", None),
 )
+
+
 def test_a_field_of_another_type_is_named_before_anything_runs(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, field: str, wrong: object
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found in a review: they hung, raised TypeError or AttributeError, or blamed the model's file."""
     monkeypatch.setattr(model, "_run", lambda *_: pytest.fail("something ran"))
-    with pytest.raises(UnusableField, match=f"^{field}: found "):
-        model.generate(**{"prompt": "x", field: wrong})  # type: ignore[arg-type]
+
+    accepted = []
+    for field, wrong in WRONG_FIELDS:
+        try:
+            model.generate(**{"prompt": "x", field: wrong})  # type: ignore[arg-type]
+            accepted.append((field, wrong))
+        except UnusableField as problem:
+            if not str(problem).startswith(f"{field}: found "):
+                accepted.append((field, wrong))
+    assert not accepted
 
 
 @pytest.mark.parametrize(

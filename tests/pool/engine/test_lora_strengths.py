@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +30,8 @@ from modelpool.pool.values.specs.spec import Role
 from tests.pool.models.loading import layouts
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
 from tests.pool.two_loras import STEPS, catalog_of_two_loras, latent_of, paused
+
+SHAPES = Path(__file__).parents[3] / "examples" / "shapes"
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +167,20 @@ def test_transformers_have_double_and_single_blocks() -> None:
     wan = ModelBlocks.of(["blocks.0.ffn.weight", "blocks.1.ffn.weight", "condition_embedder.layers.0.weight"])
     assert wan.names == {"BASE", "OTHER", "B", "B00", "B01"}
     assert [canonical_block(name) for name in ("m00", "in4", "OUT", "Mid")] == ["MID", "IN04", "OUT", "MID"]
+
+
+def test_a_lora_without_strength_on_all_that_it_patches_is_told_of() -> None:
+    """Found in a review: a LoRA for the diffusion model alone, at 0 there and 1 on the text encoders, did nothing."""
+    catalog = Catalog((SHAPES / "models",), (SHAPES / "loras",), "cpu")
+    model = catalog.find_model("shapes")
+    told = "it changes nothing: all its patches are for the diffusion model, and its strength on them is 0"
+    for name, strength, text_strength, expected in (
+        ("light", 0.0, 1.0, told),
+        ("light", 1.0, 0.0, None),
+        ("light", 1.0, None, None),
+        ("light", 0.0, None, None),  # switched off
+        ("outline", 0.0, 1.0, None),
+        ("outline", 1.0, 0.0, None),
+    ):
+        lora = replace(catalog.find_lora(name, strength), text_strength=text_strength)
+        assert catalog.lora_warning(model, lora) == expected, (name, strength, text_strength)

@@ -11,7 +11,7 @@ from modelpool.pool.catalog.estimates.activation_estimator import ActivationEsti
 _MODE_BYTES: Any = ActivationEstimator._mode_bytes
 
 
-def _one_mib_on_the_cpu(self: Any, *args: Any) -> int:
+def one_mib_on_the_cpu(self: Any, *args: Any) -> int:
     """The same bytes for every task on the CPU. Other devices count, and find no such figure among the counts, which
     all tests of a process share."""
     if self._device_kind == "cpu":
@@ -25,7 +25,7 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks on the CPU are estimated without dry runs, which take a third of the time of a tiny job: the CPU has no
     budget to plan by. Tests of estimates run on a simulated device (`test_needs_*`, `test_text_needs`,
     `test_transformers_on_sim`, `tests/pool/catalog/estimates`)."""
-    monkeypatch.setattr(ActivationEstimator, "_mode_bytes", _one_mib_on_the_cpu)
+    monkeypatch.setattr(ActivationEstimator, "_mode_bytes", one_mib_on_the_cpu)
 
 
 @pytest.fixture(autouse=True)

@@ -336,7 +336,7 @@ def test_what_a_model_cannot_be_asked_for_is_refused_by_name(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"motion": 256}, "motion: found 256, expected a whole number from 0 to 255"),
+        ({"motion": 1024}, "motion: found 1024, expected a whole number from 0 to 1023"),
         ({"motion": 1.5}, "motion: found 1.5, expected a whole number"),
         ({"motion": True}, "motion: found True"),
         ({"image_noise": -0.1}, "image_noise: found -0.1, expected a number from 0 to 1"),

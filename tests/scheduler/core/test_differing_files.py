@@ -47,7 +47,7 @@ def test_what_a_wrong_file_made_is_made_again_on_another_machine() -> None:
         shell.finish(next(name for name in shell.running if name != "c"))
     assert shell.wrong, "nothing wrong was made"
     commands = shell.judge("a")
-    assert set(shell.state.costs.nodes.nodes["odd"].differing) == {PAINT}
+    assert {key for (key, _), _ in shell.state.costs.nodes.nodes["odd"].differing.items()} == {PAINT}
     for name in ("a", "b"):
         run = shell.running.get(WorkerId(name))
         is_wrong = run is not None and PAINT in {use.component for use in shell.tasks[run.command.task_id].uses}

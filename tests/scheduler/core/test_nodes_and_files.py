@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
-from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, WorkerId
+from modelpool.pool.values.specs.spec import ANY_FILE, FileVerdict, JudgedFile, RunCost, RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.model.config import SchedulerConfig
-from modelpool.scheduler.model.messages import LossCause, Outcome, StartWorker
+from modelpool.scheduler.model.messages import FilesJudged, LossCause, Outcome, StartWorker
 from modelpool.scheduler.model.nodes import RETRY_SECONDS, UNAVAILABLE_SECONDS
 from tests.scheduler.world import DRAW, PAINT, ROOMY, TEXT, Shell, alone, encode, image, sample
 
@@ -34,6 +35,26 @@ def test_a_machine_without_a_file_gets_no_more_work_that_needs_it() -> None:
         runs += 1
     assert runs == 8
     assert all(shell.outcome(f"j{number}") is Outcome.SUCCEEDED for number in range(8))
+
+
+def test_a_file_that_is_missing_says_nothing_of_another_file_with_an_equal_component() -> None:
+    """Two checkpoints have equal text encoders, and the file of one is gone from the only machine, or overwritten: the
+    other one failed with it."""
+    gone, there = (replace(encode(name), file_names=(name,)) for name in ("gone", "there"))
+    shell = on_nodes(a="node-1")
+    shell.submit(alone("of the missing file", gone))
+    shell.lacks("a", TEXT)
+    assert shell.outcome("of the missing file") is Outcome.FAILED
+    shell.submit(alone("of the other", there))
+    shell.finish("a")
+    assert shell.outcome("of the other") is Outcome.SUCCEEDED
+    differs = JudgedFile(99, FileVerdict.DIFFERS, (TEXT,), "/models/gone", "gone", "another")
+    shell.feed(FilesJudged(shell.tick(), WorkerId("a"), shell.up[WorkerId("a")][0], (differs,)))
+    shell.submit(alone("again", replace(gone, task_id=TaskId("again"))))
+    assert "/models/gone" in shell.error("again").message
+    shell.submit(alone("another of the other", replace(there, task_id=TaskId("another"))))
+    shell.finish("a")
+    assert shell.outcome("another of the other") is Outcome.SUCCEEDED
 
 
 def test_other_work_still_runs_on_a_machine_without_a_file() -> None:
@@ -119,7 +140,7 @@ def test_resident_weights_need_no_file() -> None:
     shell.submit(alone("first", encode("cat")))
     shell.finish("a")
     node = shell.state.costs.nodes.nodes["node-1"]
-    node.lacks([TEXT], "/models/text: no such file", shell.at)
+    node.lacks([(TEXT, ANY_FILE)], "/models/text: no such file", shell.at)
     shell.submit(alone("second", encode("dog")))
     assert shell.on("a") == encode("dog").task_id
 

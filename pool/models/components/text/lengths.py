@@ -6,7 +6,7 @@ Knows how the lengths of several encoders combine; `pool.models.components.text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class ReadLength:
     row_tokens  length of what the encoder reads, with template and padding, which differs between tokenizers; 0 for
                 CLIP: its chunks have one length
     rows        rows of that length for one text
+    cut         tokens at the end of the text that do not fit into a row: they cost nothing
     """
 
     tokens: int
@@ -42,6 +43,7 @@ class ReadLength:
     filled: bool = False
     row_tokens: int = 0
     rows: int = 1
+    cut: int = field(default=0, compare=False)
 
 
 def length_read(
@@ -75,7 +77,7 @@ def length_read(
         length = reading.least_tokens
     elif reading.padding is Padding.DROPPED:
         length = len(list(real_positions(row, reading.dropped_tokens)))
-    return ReadLength(length, row.is_weighted, not all(row.mask), len(row.token_ids))
+    return ReadLength(length, row.is_weighted, not all(row.mask), len(row.token_ids), cut=row.cut)
 
 
 def context_tokens(text_set: str, lengths: Sequence[int]) -> int:

@@ -6,10 +6,13 @@ import dataclasses
 import json
 import re
 from dataclasses import replace
+from typing import NoReturn
 
+from modelpool.pool.values.core.errors import UnknownName
 from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, UserId, WorkerId
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.core.waiting_jobs import SubmissionWaits, groups_of
 from modelpool.scheduler.model.placement_record import PlacementOption, PlacementRule, TaskStart, Why
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
@@ -27,6 +30,15 @@ class RememberingPool(FakePool):
         """What the scheduler remembers."""
         return history_of(self.state, find_job(self.state, job), self.now)
 
+    def attach(self, jobs_id: str) -> NoReturn:
+        """It has no journal."""
+        raise UnknownName(f"unknown submission {jobs_id!r}")
+
+    def waits(self, submission: str) -> SubmissionWaits | None:
+        """What the jobs of a submission wait for."""
+        mine = [job_id for job_id in self.state.demand.jobs if job_id.startswith(submission)]
+        return SubmissionWaits(submission, groups_of(self.state, mine, self.state.at)) if mine else None
+
 
 def afternoon() -> RememberingPool:
     """One image that is done, after its worker was lost once; one that waits; one with an encode that is shared."""
@@ -42,6 +54,18 @@ def afternoon() -> RememberingPool:
     shell.submit(image("s-2", prompt="dog", seed=3))
     shell.finish("a", RunErrorKind.INPUT_LOST)
     return RememberingPool(state=shell.state)
+
+
+def test_why_of_a_submission_groups_what_its_jobs_wait_for(command: Command) -> None:
+    """It only said that the name could be any of its jobs."""
+    ended = command("why", "s", "--pool", "mine", pool=afternoon())
+    assert ended.code == 0
+    assert re.search(r"^s: 2 jobs in the pool$", ended.out, re.M)
+    assert re.search(r"^ +1 +encode runs +s-\d$", ended.out, re.M)
+    [found] = command("why", "s", "--pool", "mine", "--json", pool=afternoon()).objects
+    assert found["submission"] == "s"
+    assert sum(group["count"] for group in found["groups"]) == 2
+    assert command("why", "x", "--pool", "mine", pool=afternoon()).code != 0
 
 
 def test_why_tells_each_start_with_expected_and_measured_figures(command: Command) -> None:

@@ -12,7 +12,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.actors.cli.conftest import Command
-from tests.actors.cli.test_help import loaded_by
 from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 
 
@@ -115,8 +114,3 @@ def test_a_lora_of_another_model_is_refused(command: Command, here: Path) -> Non
     assert ended.code == 2
     assert "other" in ended.err
     assert not (here / "o.safetensors").exists()
-
-
-@pytest.mark.parametrize("name", ["merge", "convert"])
-def test_help_loads_no_torch(name: str) -> None:
-    assert not loaded_by(name, "--help") & {"ray", "torch", "numpy", "diffusers", "transformers"}

@@ -329,6 +329,18 @@ def test_a_control_image_that_is_cropped_is_told_where_the_unit_asks_for_another
         assert [f"found {mode!r} and an image of 64x32" in each for each in found] == [True] * is_told
 
 
+@pytest.mark.parametrize(
+    ("image", "enabled"), [("aaaa", True), ({"image": "aaaa"}, True), ("aaaa", False), (None, True)]
+)
+def test_a_unit_with_an_image_and_without_a_model_is_told_of(image: object, enabled: bool) -> None:
+    """Before: it did nothing, and nobody was told; the web UI does not run such a call."""
+    units = [{"image": image, "model": "None", "enabled": enabled}]
+    call = parse_call({"prompt": "x", "alwayson_scripts": {"ControlNet": {"args": units}}}, is_img2img=False)
+    found = fitting_warnings(call, requests_of(call, "shapes", 1, CallerImages((), 1 << 20)))
+    told = "alwayson_scripts.ControlNet.args.0.model: found 'None', expected a ControlNet: the unit is not used"
+    assert found == [told] * bool(image and enabled)
+
+
 def test_an_error_of_the_pool_names_fields_as_the_caller_does() -> None:
     """A second pass without a step was reported as `hires.strength`, which the caller had not set."""
     problem = in_its_words(UserError("hires.strength: found 0.7, expected more; also steps: found 1"))

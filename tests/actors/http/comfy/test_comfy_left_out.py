@@ -14,6 +14,9 @@ from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.registry.listings import FileNames
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
+from tests.actors.http.comfy.test_comfy_api import GRAPH
+from tests.actors.http.comfy.test_comfy_graph import NAMES as GRAPH_NAMES
+from tests.actors.http.comfy.test_comfy_graph import exported, made
 
 NAMES = PoolNames({"shapes": "Stable Diffusion 1", "chroma": "Chroma"}, ["style"], None, FileNames())
 
@@ -48,6 +51,30 @@ def test_an_unknown_node_that_is_linked_to_nothing_is_left_out_with_a_warning() 
             graph["more"] = node("ShowText|pysssss", text=["note", 0])
         with pytest.raises(WorkflowRejected, match="does not have these nodes: Load Text File"):
             outputs_of(graph, NAMES)
+
+
+def test_a_link_to_a_node_that_the_file_does_not_have_is_left_out_with_a_warning() -> None:
+    """As in the editor. The API format, which ComfyUI's server reads, refuses such a link wherever it is."""
+    workflow = exported(GRAPH)
+    sampler = next(each for each in workflow["nodes"] if each["type"] == "KSampler")
+    sampler["inputs"].append({"name": "seed", "type": "INT", "link": 800, "widget": {"name": "seed"}})
+    workflow["links"].append([800, 700, 0, sampler["id"], len(sampler["inputs"]) - 1, "INT"])
+    link = f"node {sampler['id']} (KSampler): the link of seed to node 700"
+    lost = f"{link} is left out: the workflow does not have this node"
+    found = api_format(workflow)
+    assert made(found) == made(GRAPH)
+    assert {output.warnings for output in outputs_of(found, GRAPH_NAMES)} == {(lost,)}
+    sampler["inputs"][0]["link"] = 801
+    workflow["links"].append([801, 700, 0, sampler["id"], 0, "MODEL"])
+    with pytest.raises(WorkflowRejected) as refused:
+        outputs_of(api_format(workflow), GRAPH_NAMES)
+    assert [error.kind for error in refused.value.errors] == ["required_input_missing"]
+    for name in ("seed", "model"):
+        graph = {node_id: {**each, "inputs": dict(each["inputs"])} for node_id, each in GRAPH.items()}
+        graph[str(sampler["id"])]["inputs"][name] = ["700", 0]
+        with pytest.raises(WorkflowRejected) as refused:
+            outputs_of(graph, GRAPH_NAMES)
+        assert {error.kind for error in refused.value.errors} == {"bad_linked_input"}
 
 
 def test_unknown_nodes_of_a_workflow_without_an_output_are_named() -> None:

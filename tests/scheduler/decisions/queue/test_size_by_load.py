@@ -2,7 +2,8 @@
 
 Proves: the expected tail is the tail of the queues for which a formula is known, and infinite without enough servers;
 few requests run alone and many in passes, whatever came before; near equality the size seldom changes; a burst and its
-end are noticed after some arrivals; other work counts; its memory has a bound.
+end are noticed after some arrivals; other work counts, and only kinds that fill larger passes have them beside it; its
+memory has a bound.
 """
 
 from __future__ import annotations
@@ -82,21 +83,33 @@ def test_the_rate_of_even_arrivals_is_their_mean() -> None:
 
 
 def test_other_work_takes_its_share_of_the_workers() -> None:
-    """Requests for which one GPU would do in single passes, beside others that take most of it."""
+    """Requests for which one GPU would do in single passes, beside others that leave it too little time."""
     times = every(3.0, WINDOW)
     assert sizes_of(SizeByLoad(), times)[-1] == 1
-    with_another, with_sized = SizeByLoad(), SizeByLoad()
-    for at in times:
-        for _ in range(3):
-            with_another.choose("b", at, 1, SizeCosts(ROWS, 0.8, 3.2))
-        with_sized.note_other(at, 2.0)
-        sizes = [rule.choose("a", at, 1, COSTS).size for rule in (with_another, with_sized)]
-    assert sizes == [ROWS, ROWS]
-    many = SizeByLoad()
-    for at in times:
-        many.note_other(at, 2.0)
-        last = many.choose("a", at, 4, COSTS)
-    assert last.size == 1, "four workers"
+    for other_seconds, workers, expected in ((2.6, 1, ROWS), (1.0, 1, 1), (2.6, 4, 1)):
+        rule = SizeByLoad()
+        for at in times:
+            rule.note_other(at, other_seconds)
+            last = rule.choose("a", at, workers, COSTS)
+        assert last.size == expected, (other_seconds, workers)
+
+
+def test_of_two_kinds_the_one_has_larger_passes_that_fills_them() -> None:
+    """Many images of one model, and few of another that gains little from larger passes. Single passes of both take
+    more than the time of one GPU. Before: each kind saw the other take its time, so that both had larger passes, and
+    those of the second were nearly empty and took longer than all its single ones."""
+    rng, rule = Random(8), SizeByLoad()
+    many, few = SizeCosts(8, 1.0, 4.0), SizeCosts(4, 15.0, 46.0)
+    arrivals = sorted(
+        (rng.uniform(0.0, 2000.0), kind, costs, 0)
+        for kind, costs, count in (("many", many, 1400), ("few", few, 60))
+        for _ in range(count)
+    )
+    sizes: dict[str, list[int]] = {"many": [], "few": []}
+    for at, kind, costs, _ in arrivals:
+        sizes[kind].append(rule.choose(kind, at, 1, costs).size)
+    assert sizes["many"].count(8) > 1000
+    assert set(sizes["few"]) == {1}
 
 
 def test_near_equality_the_size_changes_once_a_queue_of_single_passes_is_long() -> None:

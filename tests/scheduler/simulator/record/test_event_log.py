@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pickle
 import types
@@ -53,6 +54,7 @@ EVENTS = typing.get_args(Event)
 COMMANDS = typing.get_args(Command)
 
 
+@functools.cache
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of this type: every field is drawn, numbers of every size, minus zero and infinity among them."""
     if kind is ComponentSpec:  # which refuses sizes of nothing

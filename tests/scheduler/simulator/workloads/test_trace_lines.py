@@ -116,7 +116,7 @@ def test_nothing_that_a_job_is_made_of_is_left_out() -> None:
         TaskSpec: {
             *("task_id", "stage", "uses", "activation_bytes", "run_seconds", "needs", "divisions"),
             *("counted_bytes", "together", "input_names", "options", "batch_size", "is_kept"),
-            *("degrees", "pass_key"),
+            *("degrees", "pass_key", "file_names"),
         },
         ComponentUse: {"component", "scratch_bytes", "patch_digest", "patched_bytes", "passes", "adapters"},
         ComponentSpec: {"key", "role", "weight_bytes", "upload_bytes", "fetch_bytes", "fetch_key"},

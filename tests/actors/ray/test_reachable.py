@@ -1,0 +1,69 @@
+"""An actor that takes no connections is told from one that computes for long, and the command says what to do.
+
+Found with a controller and a job service at their limit of open files: "the controller of the pool is gone" after 50 s,
+and no end at all.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+
+from modelpool.actors.ray.reachable import MOST_ATTEMPTS, ActorPlace, Reach, open_files, takes_connections
+
+SECONDS = 0.2
+HERE = ActorPlace("127.0.0.1", 1, os.getpid(), is_here=True)
+
+
+def reach(place: ActorPlace | None = HERE, answers: bool = False) -> Reach:
+    return Reach("the job service of the pool", lambda: place, lambda host, port: answers)
+
+
+def test_a_server_that_accepts_nothing_takes_no_connections_and_one_that_has_ended_is_left_to_ray() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel connects, as for a process without descriptors
+        host, port = server.getsockname()
+        assert not takes_connections(host, port, SECONDS)
+
+        def greet() -> None:
+            for _ in range(3):  # the first has given up
+                connection, _ = server.accept()
+                with suppress(OSError), connection:
+                    connection.sendall(b"\0")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        assert takes_connections(host, port, 20.0)
+        assert takes_connections(host, port, 20.0)
+        thread.join()
+    assert takes_connections(host, port, SECONDS)
+
+
+def test_only_silence_of_several_attempts_in_a_row_is_a_problem_and_only_before_the_first_answer() -> None:
+    waits = reach()
+    problems = [waits.problem() for _ in range(MOST_ATTEMPTS)]
+    assert problems[:-1] == [""] * (MOST_ATTEMPTS - 1)
+    assert problems[-1].startswith("the job service of the pool runs (process ")
+    assert [reach(answers=True).problem() for _ in range(MOST_ATTEMPTS)] == [""] * MOST_ATTEMPTS
+    assert [reach(None).problem() for _ in range(MOST_ATTEMPTS)] == [""] * MOST_ATTEMPTS
+    waits.answered()
+    assert waits.problem() == "", "it computes for a long time"
+
+
+def test_the_limit_of_open_files_is_named_with_what_to_do() -> None:
+    files, limit = open_files(os.getpid()) or (0, 0)
+    assert 0 < files <= limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert f"of {limit} files open: it is stopped" in reach().unavailable()
+    elsewhere = ActorPlace("192.0.2.1", 1, 1, is_here=False)
+    assert "LimitNOFILE" in reach(elsewhere).unavailable()
+    with subprocess.Popen(["sleep", "600"]) as full:
+        try:
+            resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (1, limit))
+            told = reach(ActorPlace("127.0.0.1", 1, full.pid, is_here=True)).unavailable()
+        finally:
+            full.kill()
+    assert "reached its limit of 1 open files" in told
+    assert "ulimit -n 65536" in told
