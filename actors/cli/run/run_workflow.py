@@ -245,7 +245,7 @@ def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[Ge
 def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[GenerateRequest]:
     """The requests of a workflow, of which nodes may read images next to it. Warns of what nodes ask for and do not
     get: of rows of one workflow, once."""
-    from modelpool.actors.http.comfy.comfy_images import image_size_of
+    from modelpool.actors.http.comfy.comfy_images import image_size_of, is_animation_of
     from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
     from modelpool.actors.http.read_requests import audio_next_to, image_next_to, video_next_to
 
@@ -255,6 +255,7 @@ def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[Gene
     names = replace(
         names,
         image_size=image_size_of(read),
+        is_animation=is_animation_of(read),
         video_facts=lambda name: video_next_to(place, name),
         audio_facts=lambda name: audio_next_to(place, name),
     )

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -21,7 +21,13 @@ from starlette.websockets import WebSocketDisconnect
 
 from modelpool.actors.http.comfy.comfy_export import api_format, is_exported, is_workflow
 from modelpool.actors.http.comfy.comfy_graph import OutputNode, PoolNames
-from modelpool.actors.http.comfy.comfy_images import WorkflowImages, image_size_of, with_alpha
+from modelpool.actors.http.comfy.comfy_images import (
+    LOADS_IMAGE,
+    WorkflowImages,
+    image_size_of,
+    is_animation_of,
+    with_alpha,
+)
 from modelpool.actors.http.comfy.comfy_node_info import described, facts_of
 from modelpool.actors.http.comfy.comfy_own_nodes import kinds_with
 from modelpool.actors.http.comfy.comfy_problems import rejection
@@ -304,14 +310,13 @@ async def _submitted(
 
 
 def is_read_quickly(graph: Any) -> bool:
-    """Whether a workflow is small, and has no node that takes long: frames of videos are counted, and texts are
-    searched."""
+    """Whether a workflow is small, and has no node that takes long: images are opened, frames of videos are counted,
+    and texts are searched."""
     if not isinstance(graph, dict) or len(graph) > _SMALL_NODES:
         return False
     kinds = [node.get("class_type") for node in graph.values() if isinstance(node, dict)]
-    return not any(
-        kind in kinds for kind in ("LoadVideo", "LoadAudio", "VHS_LoadVideo", "VHS_LoadAudioUpload", *SEARCH_STEPS)
-    )
+    files = (*LOADS_IMAGE, "LoadVideo", "LoadAudio", "VHS_LoadVideo", "VHS_LoadAudioUpload")
+    return not any(kind in kinds for kind in (*files, *SEARCH_STEPS))
 
 
 def _titles(graph: Mapping[str, Any]) -> dict[str, str]:
@@ -362,13 +367,14 @@ async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
     images = [name for name in files if not is_audio(name) and not is_moving(name)]
     models = {each.name: each.family for each in listings.models}
     loras = [each.name for each in listings.loras]
-    image_size = image_size_of(lambda name: uploads.image(owner, name))
+    read = partial(uploads.image, owner)
     kinds = kinds_with(listings.files.nodes)
     facts = lru_cache(_MOST_VIDEOS)(lambda name: uploads.video(owner, name))
     sounds = lru_cache(_MOST_VIDEOS)(lambda name: uploads.audio(owner, name))
     # ComfyUI reads the sound of a video, too
     heard = [*audios, *videos]
-    return PoolNames(models, loras, images, listings.files, kinds, image_size, facts, videos, sounds, heard)
+    about_files = image_size_of(read), facts, videos, sounds, heard, is_animation_of(read)
+    return PoolNames(models, loras, images, listings.files, kinds, *about_files)
 
 
 def page_of(ended: Sequence[Prompt], most: int, offset: int) -> Sequence[Prompt]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from modelpool.actors.http.comfy.comfy_computing import ComputingWork
+from modelpool.actors.http.comfy.comfy_images import LOADS_IMAGE
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     EDITOR_INPUTS,
@@ -39,7 +40,6 @@ from modelpool.pool.values.core.errors import UserError
 
 #: the size of an image of the user, by its name; raises UserError
 ImageSize: TypeAlias = "Callable[[str], Pixels]"
-_LOADERS = ("LoadImage", "LoadImageOutput", "LoadImageMask")
 #: what nodes give before a workflow is compiled: values, links, and pipes of them; others are made then
 _KNOWN = (str, bool, int, float, list, Bundle)
 #: the node that takes a video apart
@@ -204,7 +204,7 @@ def _size_of(
     node: Mapping[str, Any], kind: NodeType, sizes: Mapping[str, Pixels], image_size: ImageSize | None
 ) -> Pixels | None:
     """Return the size of what a node makes; None if it is not known."""
-    if kind.name in _LOADERS and image_size is not None and isinstance(name := node["inputs"].get("image"), str):
+    if kind.name in LOADS_IMAGE and image_size is not None and isinstance(name := node["inputs"].get("image"), str):
         try:
             return image_size(name)
         except UserError:  # the image is read again later, with its node

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from modelpool.actors.http.comfy.comfy_cascade_nodes import decoder_fields, stage_c_of
 from modelpool.actors.http.comfy.comfy_computing import ComputingWork
 from modelpool.actors.http.comfy.comfy_image_nodes import UPSCALED_METHOD
-from modelpool.actors.http.comfy.comfy_images import WorkflowImages, in_whole_cells, is_black, read_mask, read_steps
+from modelpool.actors.http.comfy.comfy_images import (
+    LOADS_IMAGE,
+    WorkflowImages,
+    in_whole_cells,
+    is_black,
+    read_mask,
+    read_steps,
+)
 from modelpool.actors.http.comfy.comfy_node_types import (
     ANY,
     AUDIOS,
@@ -97,7 +105,7 @@ from modelpool.actors.request.bounds import MAX_LORAS, MAX_PROMPT_CHARACTERS
 from modelpool.actors.request.control_video_fields import VideoFile
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.inference.sampling.sampler_names import SAMPLERS, SCHEDULES
-from modelpool.pool.values.core.errors import counted
+from modelpool.pool.values.core.errors import UserError, counted
 
 if TYPE_CHECKING:
     from modelpool.pool.catalog.registry.listings import FileNames
@@ -147,6 +155,8 @@ class PoolNames:
     #: the same of audio of the user
     audio_facts: Callable[[str], AudioFile] | None = field(default=None, repr=False, compare=False)
     audios: Sequence[str] = ()
+    #: whether an image of the user has several frames, by its name; raises UserError. None: it is not known
+    is_animation: Callable[[str], bool] | None = field(default=None, repr=False, compare=False)
     _sets: dict[str | tuple[str, ...], frozenset[str]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -488,6 +498,19 @@ def lost_link_warnings(prompt: Mapping[str, Any], needed: Collection[str]) -> It
                 f"node {node_id} ({node['class_type']}): the link of {str(name)[:100]} to node {str(source)[:100]} is "
                 "left out: the workflow does not have this node"
             )
+
+
+def animation_warnings(
+    nodes: Mapping[str, Mapping[str, Any]], needed: Sequence[str], names: PoolNames
+) -> Iterator[str]:
+    """Yield warnings about loaded images with several frames: ComfyUI reads all of them, as a batch."""
+    for node_id in needed:
+        kind, image = nodes[node_id]["class_type"], nodes[node_id]["inputs"].get("image")
+        if names.is_animation is None or kind not in LOADS_IMAGE or not isinstance(image, str):
+            continue
+        with suppress(UserError):  # the image is read again later, with its node
+            if names.is_animation(image):
+                yield f"node {node_id} ({kind}): image {image[:100]!r} has several frames, of which the first is read"
 
 
 def complete_outputs(

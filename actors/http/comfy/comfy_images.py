@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 #: a tag of Exif, and its values for images that lie on a side
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
+#: nodes that load an image of the user
+LOADS_IMAGE = ("LoadImage", "LoadImageOutput", "LoadImageMask")
+#: formats of several frames or pages, by Pillow's names. Others have views of one image (MPO), or its layers (PSD)
+_ANIMATED = ("GIF", "PNG", "WEBP", "AVIF", "TIFF")
 #: opens an uploaded image by its name; its pixels are not read yet
 ReadImage: TypeAlias = "Callable[[str], Image]"
 
@@ -44,6 +48,16 @@ def image_size_of(read: ReadImage) -> Callable[[str], tuple[int, int]]:
         return (height, width) if is_turned else (width, height)
 
     return size
+
+
+def is_animation_of(read: ReadImage) -> Callable[[str], bool]:
+    """Return a function of the name of an image that returns whether the file has several frames or pages."""
+
+    def is_animation(name: str) -> bool:
+        image = read(name)
+        return image.format in _ANIMATED and bool(getattr(image, "is_animated", False))
+
+    return is_animation
 
 
 class WorkflowImages:

@@ -24,6 +24,7 @@ from modelpool.actors.http.comfy.comfy_graph import (
     OutputNode,
     PoolNames,
     WorkflowOutput,
+    animation_warnings,
     complete_outputs,
     input_errors,
     known_nodes,
@@ -153,7 +154,8 @@ def outputs_of(prompt: Any, names: PoolNames) -> tuple[OutputNode, ...]:
     except WorkflowRejected as rejected:
         raise _of_owners(rejected, nodes) from None
     lost = lost_link_warnings(prompt, frozenset(order))
-    left_out = (*lone_nodes(prompt, names.kinds).values(), *lost, *incomplete, *warnings)
+    animated = animation_warnings(nodes, order, names)
+    left_out = (*lone_nodes(prompt, names.kinds).values(), *lost, *incomplete, *animated, *warnings)
     return tuple(replace(each, warnings=(*left_out, *each.warnings)) for each in found)
 
 

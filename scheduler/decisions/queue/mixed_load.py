@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import exp, inf, log
 
 #: a share of the workers that is busy, from which on requests wait ever longer
@@ -68,7 +67,10 @@ class _Wait:
 
 
 class MixedLoad:
-    """All kinds that wait for so many workers."""
+    """All kinds that wait for so many workers.
+
+    least_busy  the share of the workers that are busy if all passes are full; above 1 the queue grows
+    """
 
     def __init__(self, kinds: Sequence[LoadOfKind], workers: int) -> None:
         by_size = sorted(kinds, key=lambda kind: -kind.busy_workers(0.0))
@@ -77,11 +79,7 @@ class MixedLoad:
         self._rest_busy = sum(kind.busy_workers(0.0) for kind in rest)
         self._rest_squares = sum(kind.per_second / kind.rows_taken(0.0) * kind.run_squares for kind in rest)
         self._workers = workers
-
-    @cached_property
-    def least_busy(self) -> float:
-        """The share of the workers that are busy if all passes are full; above 1 the queue grows."""
-        return self._busy(inf)[0] / self._workers
+        self.least_busy = self._busy(inf)[0] / workers
 
     def tail_wait_seconds(self, tail: float) -> float:
         """Return the wait that a share of `tail` exceeds; infinity if the workers do not keep up."""

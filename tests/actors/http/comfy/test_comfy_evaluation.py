@@ -124,6 +124,7 @@ def test_json_in_a_text_is_searched_with_bounded_work() -> None:
         assert expected in message
         assert not is_read_quickly(graph), "texts are not searched on the event loop"
     assert is_read_quickly(basic())
+    assert not is_read_quickly({**basic(), "photo": node("LoadImage", image="a.png")}), "nor files opened there"
     assert given("JsonExtractString", json_string="{x} " * 99 + '{"k": 1}', key="k") == "1"
 
 

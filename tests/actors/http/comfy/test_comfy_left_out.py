@@ -3,12 +3,16 @@ latents beside others are zeros, and texts have the padding that a node sets."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
+from modelpool.actors.http.comfy.comfy_images import is_animation_of
 from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
 from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
@@ -75,6 +79,23 @@ def test_a_link_to_a_node_that_the_file_does_not_have_is_left_out_with_a_warning
         with pytest.raises(WorkflowRejected) as refused:
             outputs_of(graph, GRAPH_NAMES)
         assert {error.kind for error in refused.value.errors} == {"bad_linked_input"}
+
+
+def test_a_loaded_image_with_several_frames_is_told_of(tmp_path: Path) -> None:
+    """Before: the first frame of an animation was read without a word; ComfyUI makes a batch of all frames."""
+    frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "still.png")
+    for name in ("moving.gif", "moving.webp", "moving.png", "pages.tiff"):
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
+    names = replace(NAMES, is_animation=is_animation_of(lambda name: Image.open(tmp_path / name)))
+    graph = basic()
+    graph["encoded"] = node("VAEEncode", pixels=["photo", 0], vae=["model", 2])
+    graph["sampler"]["inputs"]["latent_image"] = ["encoded", 0]
+    for path in sorted(tmp_path.iterdir()):
+        graph["photo"] = node("LoadImage", image=path.name)
+        told = f"node photo (LoadImage): image {path.name!r} has several frames, of which the first is read"
+        expected = () if path.name == "still.png" else (told,)
+        assert [output.warnings for output in outputs_of(graph, names)] == [expected]
 
 
 def test_unknown_nodes_of_a_workflow_without_an_output_are_named() -> None:
