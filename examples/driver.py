@@ -1,16 +1,19 @@
 """Generates many images of a few prompts, each with a different seed, on the available GPUs.
 
-.venv/bin/python examples/driver.py            from the repository; two simulated GPUs if there is no real one
+.venv/bin/python examples/driver.py            two simulated GPUs if there is no real one
 """
+
+from pathlib import Path
 
 from modelpool import GenerateRequest, ModelPool
 
+CONFIG = Path(__file__).parents[1] / "configs" / "laptop.toml"
 PROMPTS = ("a red circle", "a blue square", "a green triangle")
 
 
 def main() -> None:
     """Start a pool, submit requests, and print each image as it finishes."""
-    with ModelPool.start("configs/laptop.toml") as pool:
+    with ModelPool.start(CONFIG) as pool:
         jobs = pool.submit(
             GenerateRequest(model="shapes", prompt=prompt, seed=seed, loras=[("light", 0.8)])
             for prompt in PROMPTS

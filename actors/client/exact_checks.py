@@ -1,8 +1,8 @@
 """`ExactChecks`: the check of a request that its pool would make, in this process, before the pool starts.
 
-It imports torch, which takes seconds, so that it is for requests that are likely to be refused (`is_doubtful`): with
-little memory for their size, with an unknown embedding, without a step, or of a model that its header does not
-describe. It answers with the words of the pool.
+It imports torch, which takes seconds. So it is for requests that are likely to be refused (`is_doubtful`): with little
+memory for their size, an unknown embedding, no step, or a model that its header does not describe. It answers with the
+words of the pool.
 """
 
 from __future__ import annotations

@@ -255,8 +255,8 @@ def read_cluster() -> ClusterView:
 
 
 def _draining_nodes(gcs: Any) -> Mapping[str, int]:
-    """Return the nodes that are drained, and when they end in milliseconds: from the client of the control service, or
-    before Ray 2.60, where the client lacks it, from the table of the state, which knows no limit of time."""
+    """Return the drained nodes, and when they end in milliseconds. The source is the client of the control service.
+    Before Ray 2.60 the client lacks it, and the source is the table of the state, without a limit of time."""
     if hasattr(gcs, "get_draining_nodes"):
         found: Mapping[str, int] = gcs.get_draining_nodes(timeout=CALL_SECONDS)
     else:

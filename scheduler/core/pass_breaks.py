@@ -10,7 +10,7 @@ go on in the next pass, with the requests that join.
 
 A pass that runs is stopped only if
 1. it is open, all its tasks may stop with their states, none is near its deadline, and no priority is above the short
-tasks';
+   tasks';
 2. each short task is an encode before a sampling that can join the pass then, or the last stage of an image, and no
    other worker would complete it sooner;
 3. the short tasks together come sooner by more time than the rows lose together: the short tasks, their loads, and the

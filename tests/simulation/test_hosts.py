@@ -1,8 +1,8 @@
 """The memory and the disks that GPUs of one machine share.
 
 Proves: a file that one GPU brought in costs another no reading; reads of two GPUs share the disks; memory is bounded
-and the longest unused leaves; fetched weights are there when they are needed, is counted like everything that comes
-from disks, and gives way to reads of runs; who needs a file that is on its way waits for it; a stopped fetch has
+and the longest unused leaves; fetched weights are there when they are needed, are counted like everything that comes
+from disks, and give way to reads of runs; who needs a file that is on its way waits for it; a stopped fetch has
 brought what its seconds bought; a GPU with no machine named is as fast as its link allows; adapters are read when they
 are patched in, and when not, not.
 """

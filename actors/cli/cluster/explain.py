@@ -198,8 +198,8 @@ def _submission(running: Pool, name: str) -> tuple[SubmissionWaits | None, JobsP
 
 
 def _print_submission(waits: SubmissionWaits | None, progress: JobsProgress | None, as_json: bool) -> None:
-    from modelpool.actors.cli.run.detached import plain_record, progress_line
     from modelpool.actors.cli.terminal.screen import counted, print_json, say, show, user_console
+    from modelpool.actors.cli.terminal.submission_lines import plain_record, progress_line
     from modelpool.actors.cli.terminal.tables import rows_table
 
     groups = () if waits is None else waits.groups

@@ -16,6 +16,7 @@ from modelpool.actors.cli.terminal import options
 from modelpool.actors.cli.terminal.options import PoolOptions
 from modelpool.actors.cli.terminal.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.terminal.session import session_of
+from modelpool.actors.cli.terminal.submission_lines import counts, plain_record, progress_line
 from modelpool.actors.request.field_table import AUTO_BATCH
 from modelpool.pool.values.core.errors import UserError
 
@@ -39,6 +40,7 @@ MOST_NAMED = 8
 #: invalid lines of a job file that are printed; more of them have a common cause
 MOST_REPORTED = 1000
 
+_NO_SUBMISSION = "no submission; hand one over with `modelpool submit`"
 JobsId = Annotated[
     str, typer.Argument(metavar="ID", help="Id of a submission, or the start of it.", show_default=False)
 ]
@@ -220,7 +222,7 @@ def progress(
             step = f"step {task.step} of {task.steps}"
             say(console, f"  job {task.index}: {task.stage.value} on {task.worker}, {step}")
     if not found and not as_json:
-        say(console, "no submission; hand one over with `modelpool submit`")
+        say(console, _NO_SUBMISSION)
 
 
 def current_ids(records: Sequence[SubmissionRecord]) -> tuple[str, ...]:
@@ -269,6 +271,9 @@ def list_jobs(context: typer.Context, as_json: options.AsJson = False, pool: opt
         for record in records
     ]
     console = user_console(sys.stdout)
+    if not rows:
+        say(console, _NO_SUBMISSION)
+        return
     show(console, rows_table(["id", "state", "jobs", "submitted", "user", "output"], rows))
     waiting: dict[str, list[str]] = {}
     for record in records:
@@ -305,26 +310,6 @@ def remove_jobs(context: typer.Context, jobs_id: JobsId, pool: options.PoolName 
     """Forget a submission that has ended. Its outputs stay."""
     with joined_pool(context, pool) as joined:
         joined.attach(jobs_id).remove()
-
-
-def counts(record: SubmissionRecord) -> str:
-    """Return '12 of 50 done, 1 failed'."""
-    parts = [f"{record.succeeded} of {record.request_count} done"]
-    parts += [f"{record.failed} failed"] if record.failed else []
-    parts += [f"{record.cancelled} cancelled"] if record.cancelled else []
-    return ", ".join(parts)
-
-
-def progress_line(now: JobsProgress) -> str:
-    """Return the counts, what runs, and what it waits for."""
-    running = f", {len(now.running)} running" if now.running else ""
-    waiting = f"; {now.waiting_for}" if now.waiting_for else ""
-    return f"{now.record.submission_id}: {counts(now.record)}{running}{waiting}"
-
-
-def plain_record(record: SubmissionRecord) -> dict[str, Any]:
-    """Return a submission as JSON values."""
-    return {**dataclasses.asdict(record), "state": record.state.value, "pending": record.pending}
 
 
 def _plain_outcome(outcome: RequestOutcome) -> dict[str, Any]:

@@ -467,9 +467,9 @@ def guidance_warning(node_id: str, guidance: float, model: str) -> str:
 def unread_warnings(
     texts: Iterable[TextValue], model: str, family: str, size: tuple[int, int], seconds: float = 0.0
 ) -> Iterator[str]:
-    """Yield what nodes say of a run that has something else: images are encoded by the VAE of the model, vision
-    encoders see the images that a video begins and ends with, and sizes and seconds next to a text are the ones of the
-    result; (0, 0) and 0: they are not known."""
+    """Yield warnings for settings of nodes that differ from the run. In a run, the VAE of the model encodes images,
+    vision encoders see the first and the last image of a video, and sizes and seconds next to a text are the result's
+    ((0, 0) and 0 if they are not known)."""
     own = {"width": size[0], "target_width": size[0], "height": size[1], "target_height": size[1], "duration": seconds}
     for text in texts:
         seen = () if text.video is None else (text.video.image, text.video.last_image)

@@ -290,9 +290,8 @@ def _resized_whole(given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> Pix
 
 
 def settled(kind: str, given: Mapping[str, Any], sizes: Mapping[str, Pixels]) -> dict[str, Any]:
-    """Return the settings of a node that follow from the size of its image, where that is known: the width and height
-    of one that resizes in proportion, or to the size of another image; None for values that are used up. {} for all
-    other nodes."""
+    """Return the settings of a node that follow from the known size of its image: width and height, for nodes that
+    resize in proportion or to the size of another image. A setting that is used up is None. {} for all other nodes."""
     if kind not in ("ImageResizeKJ", "ImageResizeKJv2") or "image" not in sizes:
         return {}
     (wide, high), how = sizes["image"], given.get("keep_proportion")

@@ -227,10 +227,10 @@ def _known_bytes(model_bytes: Mapping[tuple[int, int], int], batch: int, length:
 
 @contextmanager
 def _noted_cache(module: nn.Module, work: SampleParams) -> Iterator[list[int]]:
-    """Yield a list that gets, in each call of `module` inside of the block of code, the bytes that a cache over the
-    steps holds (`pool.inference.extensions.block_runs.BlockCache`): two tensors of the size of the image
-    tokens for each text, one during a call, and the tokens that options get joined in blocks that read text and image
-    together. Nothing without such a cache."""
+    """Yield a list of the bytes that a cache over the steps holds (`pool.inference.extensions.block_runs.BlockCache`),
+    one entry for each call of `module` inside of the block. The cache holds two tensors of the size of the image tokens
+    for each text, one during a call, and the joined tokens of blocks that read text and image together. Nothing without
+    such a cache."""
     found: list[int] = []
     handles = []
 

@@ -219,8 +219,8 @@ class GangGroup:
 
     def _connect(self) -> None:
         """Exchange a number, so that the connections between the GPUs, and their memory, are there before the first
-        step: all members are here now, and a member that ends before its first exchange would leave the others in a
-        call of NCCL that nothing ends."""
+        step. All members are here now. A member that ends before its first exchange would leave the others in a call of
+        NCCL that nothing ends."""
         number = torch.zeros(1, device=self.device)
         self.among_parts(number)
         self.among_branches(number)

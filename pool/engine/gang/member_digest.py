@@ -68,9 +68,9 @@ def _update(found: Any, value: Any) -> None:
 
 
 def weight_digests(model: ModelPatcher, module: nn.Module) -> dict[str, str]:
-    """Return a digest for the identity of the weights with their patches, under "", and by name one for some values of
-    each weight on the host, which every member has, of each that is on the device, with its patches, and of each
-    without patches as it is used: a member may have on its device what another one streams from its host."""
+    """Return digests by name. "" has the identity of the weights with their patches. Each weight has digests of some of
+    its values: on the host, which every member has; on the device, with its patches; and without patches, as it is
+    used. The last one compares a member that has a weight on its device with one that streams it."""
     found = {"": f"{model.key} {model.patches.digest} {model.compute_dtype}"}
     resident = model.resident_modules()
     on_device: dict[str, Tensor] = {}

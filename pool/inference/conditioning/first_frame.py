@@ -54,9 +54,10 @@ def first_frame_inputs(
     video: VideoFacts, image_BC: Tensor, cells: int, has_last_frame: bool = False, known: int = 1
 ) -> dict[str, Tensor]:
     """Return the inputs of a model of `video` for a video of `cells` latent frames, of which the first `known` are of
-    images. `image_BC` is the latent of the image, [B, C, H, W], if it is kept, appended or leads the video; the latent
-    of a video of it and grey, [B, C, T, H, W], if it is concatenated, and of several images, [B, C, known, H, W], if
-    their cells are marked. `has_last_frame`: the last frame of that video is an image too."""
+    images. `image_BC` is the latent of the image, [B, C, H, W], if the image is kept, appended or leads the video. If
+    it is concatenated, it is the latent of a video of the image and grey, [B, C, T, H, W]. If cells are marked, it is
+    the latent of several images, [B, C, known, H, W]. `has_last_frame`: the last frame of that video is an image
+    too."""
     match video.begins:
         case FirstFrameMode.KEPT | FirstFrameMode.KEPT_WITH_NOISE:
             whole = image_BC.unsqueeze(2).expand(-1, -1, cells, -1, -1)

@@ -24,9 +24,9 @@ def covering(pixels: PixelArray, width: int, height: int) -> PixelArray:
 
 
 def centre_box(width: int, height: int, wanted_width: int, wanted_height: int) -> tuple[int, int, int, int]:
-    """Return left, top, width and height of the part of an image that a centre crop keeps before it is scaled to the
-    wanted size: of the side that is too long, round((side - side * ratio) / 2) is cut off at both ends, halves to the
-    even number; one or two pixels are left at least."""
+    """Return left, top, width and height of a centre crop that has the ratio of the wanted size. It cuts round((side -
+    side * ratio) / 2) off both ends of the side that is too long, halves to the even number, and leaves at least one or
+    two pixels."""
     shape, wanted = width / height, wanted_width / wanted_height
     left = round((width - width * (wanted / shape)) / 2) if shape > wanted else 0
     top = round((height - height * (shape / wanted)) / 2) if shape < wanted else 0

@@ -89,8 +89,8 @@ def decoded(
     requested: Tiling | None = None,
 ) -> Tensor:
     """Return the pixels of latents in the diffusion model's scale, -1 to 1, float32 on the CPU: [B,C,H,W], video
-    [B,C,T,H,W], audio samples [B,C,S]; or what `finish` makes of them, on the device and in the VAE's dtype where that
-    is possible. The result is moved to the device `into`.
+    [B,C,T,H,W], audio samples [B,C,S]; or the result of `finish`, which gets them on the device and in the VAE's dtype
+    where that is possible. The result is moved to the device `into`.
 
     Latents of images may omit the time dimension for a VAE of videos; so do their pixels then. With `division.tile`,
     runs tiles of that edge, which overlap by a quarter; with `requested` tiles, the division is within each of them.

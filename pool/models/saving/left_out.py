@@ -1,7 +1,7 @@
 """Finds tensors of a checkpoint that no component takes: they are not saved when a file becomes a diffusers folder, or
 a folder a file, though users may need them.
 
-Not reported are those left out by design: averages of training, noise schedules and markers (the scheduler's
+Tensors left out by design are not reported: averages of training, noise schedules and markers (the scheduler's
 configuration contains them), tables that modules compute, counters and losses of training, tokenizers as bytes, heads
 and projections that no pipeline reads, and the extra tensors of quantized weights.
 """

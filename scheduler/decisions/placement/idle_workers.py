@@ -22,9 +22,8 @@ MOST_MACHINES = 8
 
 
 def best_idle(query: PlacementQuery, task: Task) -> tuple[Worker, float] | None:
-    """Return the idle worker that should finish it first, with its extra seconds; of equal ones the one that runs it
-    undivided, then the one that evicts least, then the one that is idle longest, then by name; None if it fits on
-    none."""
+    """Return the idle worker that should finish it first, with its extra seconds; None if it fits on none. Ties go to
+    the worker that runs it undivided, then that evicts least, then that is idle longest, then by name."""
     workers, costs, cost_class = query.workers, query.costs, task.cost_class
     if workers.idle_count == 1:
         (worker,) = workers.some_idle(1)

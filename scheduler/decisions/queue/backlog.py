@@ -143,9 +143,9 @@ class Backlog:
 
     def start(self, task: Task, capacity_bytes: int, workers: float, limit: float) -> None:
         """Remove a task that starts on a worker of this capacity, one of `workers` that are up (infinity counts
-        nothing). The task that waits longest of those that it passes over is counted, if it waits longest of all that
-        fit there and belongs to another batch; a task that was passed over `limit` times goes before all others of its
-        priority from then on."""
+        nothing). Count the longest waiting task that it passes over, if this task waits longest of all that fit there
+        and belongs to another batch. A task that was passed over `limit` times goes before all others of its priority
+        from then on."""
         passed = None if task.degrees[0] > 1 else self.passed_by(task, capacity_bytes)
         if passed is not None:
             passed.passed += 1.0 / workers

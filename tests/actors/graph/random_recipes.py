@@ -28,7 +28,7 @@ from modelpool.pool.values.core.errors import UserError
 from modelpool.pool.values.core.refs import FoundImagePrompt, ImagePromptRef, ModelRef
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, ReferenceMode, SamplingFacts
 from modelpool.pool.values.core.stage_params import image_prompt_key
-from modelpool.pool.values.specs.spec import ComponentSpec, JobId, Role
+from modelpool.pool.values.specs.spec import ComponentSpec, ComponentUse, JobId, Role
 from tests.actors.fakes import MIB, SAMPLING, FakeCatalog, FakeImagePrompts, component_key, sha
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "recipes.json"
@@ -245,9 +245,8 @@ class AllFamilies(FakeCatalog):
         encoder = ModelRef("clip", "/clip.safetensors", sha("clip"))
 
         def use_with(self, model: ModelRef, prompt: ImagePromptRef) -> Any:
-            spec, use = FakeCatalog.controls.use_with(model, FakeCatalog.controls.find("canny", 1.0, 0.0, 1.0))
             key = image_prompt_key(prompt)
-            return replace(spec, key=key), replace(use, component=key)
+            return ComponentSpec(key, Role.IMAGE_PROMPT, 2 * MIB, 2 * MIB), ComponentUse(key, MIB)
 
     image_prompts = Prompts()
 

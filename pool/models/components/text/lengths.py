@@ -27,7 +27,7 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class ReadLength:
-    """The properties of a text that determine the cost of one text encoder.
+    """The properties of a text that determine the cost of one text encoder. Equal values share their counts.
 
     tokens      length of its states
     weighted    some token has a weight other than 1: the empty text is encoded too
@@ -41,6 +41,7 @@ class ReadLength:
     tokens: int
     weighted: bool = False
     filled: bool = False
+    row_tokens: int = 0
     rows: int = 1
     cut: int = field(default=0, compare=False)
 

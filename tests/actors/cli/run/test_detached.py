@@ -98,6 +98,11 @@ def test_submit_asks_the_pool_first_and_reads_the_file_as_it_is_handed_over(
     assert shown[-1] == "jobs.jsonl: checked 2 of 3"
 
 
+def test_a_pool_without_submissions_says_so_instead_of_an_empty_table(command: Command) -> None:
+    ended = command("jobs", "--pool", "mine", pool=JobsPool())
+    assert (ended.code, ended.out) == (0, "no submission; hand one over with `modelpool submit`\n")
+
+
 def test_progress_without_an_id_shows_what_has_not_ended_else_the_latest_submission(command: Command) -> None:
     for succeeded, lines in (
         ((), ["no submission; hand one over with `modelpool submit`"]),

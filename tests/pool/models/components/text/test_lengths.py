@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 )
 def test_weights_count_where_there_is_room_for_them(text: str, filled: bool, weighted: bool) -> None:
     t5 = TextTokenizer(tiny("t5"), "t5")
-    assert length_read(READINGS["flux"][1], t5, text) == ReadLength(512, weighted, filled, 512)
+    assert length_read(READINGS["flux"][1], t5, text) == ReadLength(512, weighted, filled, row_tokens=512, rows=1)
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux", "hunyuan_video"])
