@@ -6,6 +6,7 @@ import diffusers
 import torch
 from torch import nn, randn
 
+from modelpool.pool.models.components.vae.weight_norm import drop_computed_weights
 from tests.pool.zoo.case import Inputs, Maker
 
 TWO_LEVELS = {
@@ -33,6 +34,7 @@ def vae_oobleck() -> tuple[nn.Module, Inputs]:
         downsampling_ratios=[2, 4],
         channel_multiples=[1, 2],
     )
+    drop_computed_weights(module)  # as the pool does: they would stay on the device of the last call
     return module, {"sample": randn(1, 2, 64)}
 
 
