@@ -1,14 +1,14 @@
 """Measures small images through a complete pool against diffusers alone: 24 images of the example model, two processes.
 
     python -m benchmarks.small_images [--images 24] [--rounds 7] [--warm-up 3] [--devices cpu,sim] [--limits 1,8]
-                                      [--batches 8]
+                                      [--batches 8] [--workers 2]
 
-Systems: a pool with two workers on each device, with each `batch_limit` and with each `batch` of requests, submits all
-images at once and waits for their pixels, without files; two processes with bare diffusers, of which each makes half of
-the images, one by one, or in batches of 8. Each worker and each process computes on one CPU thread, in float32, 8 steps
-of Euler with guidance. All
-have made images before (`--warm-up` rounds, in which a pool learns what batches gain). Prompts and seeds are new in
-each round, and the same for all systems.
+Systems: a pool with two workers on each device (`--workers`), with each `batch_limit` and with each `batch` of
+requests, submits all images at once and waits for their pixels, without files; as many processes with bare diffusers
+share the images, and make them one by one, or in batches of 8. Where the workers leave no core free, as two do on two
+cores, the controller and the command take theirs from them. Each worker and each process computes on one CPU thread, in
+float32, 8 steps of Euler with guidance. All have made images before (`--warm-up` rounds, in which a pool learns what
+batches gain). Prompts and seeds are new in each round, and the same for all systems.
 
 Every system is a process of its own, which waits while others have their turn. Figures are medians with the range. The
 default takes less than four minutes on two quiet cores.
@@ -38,7 +38,6 @@ ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "examples" / "shapes" / "models"
 COLORS = ("red", "green", "blue", "yellow", "purple", "cyan")
 SHAPES = ("circle", "square", "triangle")
-WORKERS = 2
 BATCH = 8
 STAGES = ("encode", "sample", "decode")
 
@@ -72,6 +71,7 @@ def main() -> None:
     parser.add_argument("--devices", default="cpu,sim")
     parser.add_argument("--limits", default="1,8")
     parser.add_argument("--batches", default="8")
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--be", nargs="+", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.be:
@@ -88,7 +88,7 @@ def main() -> None:
             spent = ", ".join(f"{system.name} {system.seconds[-1]:.2f} s" for system in systems if system.seconds)
             print(f"round {turn}: {spent or 'warm-up'}", file=sys.stderr, flush=True)
         loads.append(os.getloadavg()[0])
-        print(f"{wanted.images} images, {WORKERS} workers or processes, {wanted.rounds} rounds in turns after")
+        print(f"{wanted.images} images, {wanted.workers} workers or processes, {wanted.rounds} rounds in turns after")
         print(f"{wanted.warm_up} of warm-up, {os.cpu_count()} cores; load average {loads[0]:.1f} before and")
         print(f"{loads[1]:.1f} after {time.monotonic() - begun:.0f} s\n")
         print(table(systems, wanted.images))
@@ -102,7 +102,7 @@ def all_systems(wanted: argparse.Namespace, folder: Path) -> list[System]:
     convert = [sys.executable, "-m", "modelpool", "convert", str(MODELS / "shapes.safetensors"), "--to", "diffusers"]
     subprocess.run([*convert, "--dtype", "fp32", "--out", str(model)], check=True, capture_output=True, cwd=folder)
     bare = [
-        System(name, tuple(("bare", str(model), str(size), str(part)) for part in range(WORKERS)))
+        System(name, tuple(("bare", str(model), str(size), str(part)) for part in range(wanted.workers)))
         for name, size in (("bare diffusers, one by one", 1), (f"bare diffusers, batches of {BATCH}", BATCH))
     ]
     pools = [
@@ -126,7 +126,7 @@ def started(system: System, wanted: argparse.Namespace, folder: Path) -> Iterato
     state.mkdir()
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state), "OMP_NUM_THREADS": "1"}
     variables |= {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
-    common = ["--images", str(wanted.images), "--steps", str(wanted.steps)]
+    common = ["--images", str(wanted.images), "--steps", str(wanted.steps), "--workers", str(wanted.workers)]
     try:
         for arguments in system.arguments:
             command = [sys.executable, "-m", "benchmarks.small_images", *common, "--be", *arguments]
@@ -206,7 +206,7 @@ def be_bare(wanted: argparse.Namespace, model: str, size: str, part: str) -> Non
     pipeline, number = open_pipeline(model), int(size)
     report(ready=True)
     for line in sys.stdin:
-        work = work_of(int(line), wanted.images)[int(part) :: WORKERS]
+        work = work_of(int(line), wanted.images)[int(part) :: wanted.workers]
         images = 0
         for start in range(0, len(work), number):
             prompts, seeds = zip(*work[start : start + number], strict=True)
@@ -222,7 +222,7 @@ def be_pool(wanted: argparse.Namespace, device: str, limit: str, size: str) -> N
 
     config = PoolConfig.model_validate(
         {
-            "pool": {"device": device, "workers": WORKERS},
+            "pool": {"device": device, "workers": wanted.workers},
             "models": {"folders": [str(MODELS)]},
             "cluster": {"address": "local"},
             "scheduler": {"batch_limit": int(limit)},
