@@ -39,6 +39,20 @@ def test_tokens_behind_the_limit_of_a_text_encoder_are_counted(tmp_path: Path, f
     assert _warnings(catalog, negative=long) == (f"negative: {cut} tokens {NOT_READ}",)
 
 
+def test_a_text_that_fits_without_the_end_of_its_template_has_no_warning(tmp_path: Path) -> None:
+    """Found in a review: the template of Z-Image ends behind the text, with tokens that are cut off first."""
+    tiny = TinyFamilyModel(tmp_path, FAMILIES["z_image"])
+    catalog = tiny.catalog
+    tiny.close()
+    tokens = len(catalog.tokenize(EncodeParams(tiny.model, (), "a")).tokens[0].ids)
+    whole, with_one_more = 1 + 512 - tokens, 1 + 512 - tokens + 5 + 1  # five tokens are behind the text
+    assert _warnings(catalog, prompt=" ".join("a" * whole)) == ()
+    assert _warnings(catalog, prompt=" ".join("a" * (with_one_more - 1))) == ()
+    assert _warnings(catalog, prompt=" ".join("a" * with_one_more)) == (
+        "prompt: 1 token at its end is not read: it is too long for a text encoder of model 'tiny'",
+    )
+
+
 def test_clip_reads_all_chunks_of_a_text(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path / "tiny.safetensors", layout=tiny_sd1())
     assert _warnings(Catalog((tmp_path,), (), "cpu"), prompt="red " * 5000) == ()
