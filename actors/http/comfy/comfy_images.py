@@ -55,7 +55,10 @@ def is_animation_of(read: ReadImage) -> Callable[[str], bool]:
 
     def is_animation(name: str) -> bool:
         image = read(name)
-        return image.format in _ANIMATED and bool(getattr(image, "is_animated", False))
+        try:
+            return image.format in _ANIMATED and bool(getattr(image, "is_animated", False))
+        except Exception:  # Pillow looks for the second frame: decoders raise arbitrary exceptions for damaged files
+            return False
 
     return is_animation
 
