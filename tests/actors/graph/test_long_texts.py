@@ -17,7 +17,7 @@ from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.models.loading.layouts import tiny_sd1
 from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
-NOT_READ = "at its end are not read: it is too long for a text encoder of model 'tiny'"
+NOT_READ = "at its end are not read by a text encoder of model 'tiny': it is too long"
 
 
 def _warnings(catalog: Catalog, **fields: str) -> tuple[str, ...]:
@@ -49,8 +49,18 @@ def test_a_text_that_fits_without_the_end_of_its_template_has_no_warning(tmp_pat
     assert _warnings(catalog, prompt=" ".join("a" * whole)) == ()
     assert _warnings(catalog, prompt=" ".join("a" * (with_one_more - 1))) == ()
     assert _warnings(catalog, prompt=" ".join("a" * with_one_more)) == (
-        "prompt: 1 token at its end is not read: it is too long for a text encoder of model 'tiny'",
+        "prompt: 1 token at its end is not read by a text encoder of model 'tiny': it is too long",
     )
+
+
+def test_a_text_that_another_encoder_reads_is_not_said_to_be_lost(tmp_path: Path) -> None:
+    """Found in a review: the BERT of Hunyuan-DiT reads 77 tokens and its T5 256, but the text was said to be unread."""
+    tiny = TinyFamilyModel(tmp_path, FAMILIES["hunyuan_dit"])
+    catalog = tiny.catalog
+    tiny.close()
+    assert _warnings(catalog, prompt="red " * 20) == ()
+    (told,) = _warnings(catalog, prompt="a " * 80)
+    assert told.endswith(f"tokens {NOT_READ}"), "of one encoder: it says nothing about the other one"
 
 
 def test_clip_reads_all_chunks_of_a_text(tmp_path: Path) -> None:
