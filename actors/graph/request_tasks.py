@@ -245,7 +245,7 @@ class RequestTasks:
         if tokenized.cut:
             label = "lyrics" if is_lyrics else name
             unread = counted(tokenized.cut, "token at its end is not read", "tokens at its end are not read")
-            self.warnings[f"{label}: {unread}: it is too long for a text encoder of model {model.name!r}"] = None
+            self.warnings[f"{label}: {unread} by a text encoder of model {model.name!r}: it is too long"] = None
         task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
         return task, tokenized.length
 

@@ -190,8 +190,8 @@ def build_workflow(request: GenerateRequest, job_id: JobId, catalog: GraphCatalo
 
 
 def _output_formats(value: NodeValue) -> tuple[str, tuple[str, ...]]:
-    """Return what a workflow makes, for messages, and its file formats. Raises UnusableField for a node without an
-    output."""
+    """Return what a workflow makes, for messages, and its file formats. Raises UnusableField for a value that is
+    no output."""
     if value.kind == AUDIO:
         return "audio", AUDIO_FORMATS
     if value.kind != IMAGE:

@@ -102,8 +102,8 @@ def differences(listed: OutputOrigin, again: OutputOrigin) -> tuple[str, ...]:
 
 
 def gpus_used(tasks: Any) -> tuple[tuple[int, ...], ...] | None:
-    """Return the number of GPUs of each task with bytes that depend on it, in order, as the manifest lists them; None
-    if they are not known."""
+    """Return the numbers of GPUs of each task with bytes that depend on them, in order, as the manifest lists them;
+    None if they are not known."""
     listed = [task for task in tasks if isinstance(task, Mapping)] if isinstance(tasks, Sequence) else []
     found = tuple([tuple(gpus) for task in listed if isinstance(gpus := task.get("gpus"), Sequence) and gpus])
     are_known = all(type(number) is int and number > 0 for each in found for number in each)

@@ -506,8 +506,8 @@ class Workflow(Strict):
 
     @property
     def shown_fields(self) -> dict[str, Any]:
-        """The fields of a request that describe the output for users: the model and LoRAs of the last sampling run,
-        else its first model alone, or `NO_MODEL`."""
+        """The fields of a request that describe the output for users: model, texts and schedule of the last sampling
+        run, else its first model alone, or `NO_MODEL`."""
         samplings = tuple(self.samplings)
         if not samplings:
             name = next((name for _, node in self.in_order for _, name in node.names()), NO_MODEL)

@@ -156,8 +156,8 @@ class SendAhead:
 
     def _follower(self, worker: Worker) -> Task | None:
         """Return the only reader of the last task of `worker`, if the tasks of `worker` compute all its missing inputs
-        and it would start there. Then it finds its weights and evicts none, and no other GPU is faster. It has not
-        failed before, passes no other reader of these tasks, and is within the limit of its user."""
+        and it would start there: it finds its weights and evicts none, no other GPU is faster, it has not failed
+        before, passes no other reader of these tasks, and is within the limit of its user."""
         demand, last = self._demand, worker.queue[-1].task_id if worker.queue else worker.task_id
         if last is None or worker.members > 1:
             return None

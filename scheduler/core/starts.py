@@ -135,7 +135,7 @@ class Starts:
             self._batching.learn(task, worker, report.cost)
 
     def is_reported_in_parts(self, event: Event) -> bool:
-        """Whether this is the end of one task of a batch that has succeeded: the commands of the others follow at once.
+        """Whether this is the end of one task of a batch that has succeeded: the ends of the others follow at once.
         What they lead to can then share runs, and starts with the last of them."""
         if not isinstance(event, RunEnded) or event.report.error is not None:
             return False

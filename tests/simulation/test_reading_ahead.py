@@ -1,4 +1,4 @@
-"""Machines with slow disks: read weights are there when they are needed, and what the core believes of files holds.
+"""Machines with slow disks: weights read ahead are there when needed, and what the core believes of files holds.
 
 The simulated disks read ahead only while no run waits for them.
 """

@@ -67,7 +67,7 @@ def serve(
     lost: list[PoolLost] = []
     ended: list[str] = []
     with server.listen(settings.serve) as listening, started(session_of(context), where) as opened:
-        with contextlib.suppress(OSError):  # the pool says the problem of the folder
+        with contextlib.suppress(OSError):  # the pool names the problem of the folder
             make_private_folder(folder)
 
         def ready(address: str) -> None:

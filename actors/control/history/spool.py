@@ -109,8 +109,8 @@ def spools_left(prefix: Path) -> list[tuple[str, Path]]:
 
 
 def remove_orphans(folder: Path, pattern: str, now: float) -> None:
-    """Remove the spools of histories without a folder for a day: their pools were killed, and never started again.
-    `now` is the wall-clock time."""
+    """Remove the spools of histories that have been without a folder for a day: their pools were killed, and never
+    started again. `now` is the wall-clock time."""
     for path in folder.glob(f"{pattern}{_SUFFIX}"):
         with contextlib.suppress(OSError):
             with path.open("rb") as file:

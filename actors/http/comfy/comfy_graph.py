@@ -12,7 +12,7 @@ from modelpool.actors.http.comfy.comfy_cascade_nodes import decoder_fields, stag
 from modelpool.actors.http.comfy.comfy_computing import ComputingWork
 from modelpool.actors.http.comfy.comfy_image_nodes import UPSCALED_METHOD
 from modelpool.actors.http.comfy.comfy_images import (
-    LOADS_IMAGE,
+    LOADS_FRAMES,
     WorkflowImages,
     in_whole_cells,
     is_black,
@@ -506,7 +506,7 @@ def animation_warnings(
     """Yield warnings about loaded images with several frames: ComfyUI reads all of them, as a batch."""
     for node_id in needed:
         kind, image = nodes[node_id]["class_type"], nodes[node_id]["inputs"].get("image")
-        if names.is_animation is None or kind not in LOADS_IMAGE or not isinstance(image, str):
+        if names.is_animation is None or kind not in LOADS_FRAMES or not isinstance(image, str):
             continue
         with suppress(UserError):  # the image is read again later, with its node
             if names.is_animation(image):

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
 #: nodes that load an image of the user
 LOADS_IMAGE = ("LoadImage", "LoadImageOutput", "LoadImageMask")
+#: the ones of which ComfyUI reads all frames. Source: `load_image` of `LoadImage`, and of `LoadImageMask`, in nodes.py
+LOADS_FRAMES = ("LoadImage", "LoadImageOutput")
 #: formats of several frames or pages, by Pillow's names. Others have views of one image (MPO), or its layers (PSD)
 _ANIMATED = ("GIF", "PNG", "WEBP", "AVIF", "TIFF")
 #: opens an uploaded image by its name; its pixels are not read yet
@@ -55,7 +57,10 @@ def is_animation_of(read: ReadImage) -> Callable[[str], bool]:
 
     def is_animation(name: str) -> bool:
         image = read(name)
-        return image.format in _ANIMATED and bool(getattr(image, "is_animated", False))
+        try:
+            return image.format in _ANIMATED and bool(getattr(image, "is_animated", False))
+        except Exception:  # Pillow looks for the second frame: decoders raise arbitrary exceptions for damaged files
+            return False
 
     return is_animation
 

@@ -1,8 +1,8 @@
 """`GangGroup`: the process group of a gang. Members meet, agree after each step, exchange tensors and leave.
 
-Every failure of another member is a `GangBroken` with the members that are suspected: a member has left, or its process
-has ended or is stopped; else those that said nothing at the store of the leader within `SEEN_SECONDS`. A member that
-ends for a reason of its own says so first.
+Every failure of another member is a `GangBroken` with the members that are suspected: members that have left, or with
+a process that has ended or is stopped; else those that said nothing at the store of the leader within `SEEN_SECONDS`. A
+member that ends for a reason of its own says so first.
 """
 
 from __future__ import annotations

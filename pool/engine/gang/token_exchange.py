@@ -103,7 +103,7 @@ class TokenExchange(AttentionKernels):
             return self._plain(attend, query, *found, mask, *args, **kwargs)
         assert set(queries) == set(keys), "queries and keys of divided attention are the same tokens"
         _expect(query.shape[-2], lengths[self._part], "queries", queries)
-        if key.shape[1] != query.shape[1]:  # fewer heads of keys: each member needs its heads of queries
+        if key.shape[1] != query.shape[1]:  # fewer heads of keys: a member needs the keys of its queries' heads
             repeats = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
             kwargs = {name: given for name, given in kwargs.items() if name != "enable_gqa"}

@@ -218,7 +218,7 @@ class OpenModel:
         is_on = bool(lora.strength or lora.text_strength) and not lora.merge
         if is_on and not any(lora.strength_on(role) and patches for role, patches in match.patches.items()):
             changed = "text encoders" if text_patches else "the diffusion model"
-            warnings.append(f"it changes nothing: all its patches are for {changed}, and its strength on them is 0")
+            warnings.append(f"none of its patches acts: all are for {changed}, and its strength on them is 0")
         return "; ".join(warnings) or None
 
     def touches(self, role: Role, lora: LoraRef) -> bool:

@@ -82,7 +82,7 @@ def whole_text(
         token_ids=tuple(max(0, token) for token in ids),
         weights=(*(1.0 for _ in tokenizer.begin), *weights, *(1.0 for _ in tokenizer.end)),
         tokens=len(ids),
-        cut=len(tokens.ids) - len(content),
+        cut=_cut(tokens, places, range(len(before) + 1, len(before) + len(plain) + 1)),
         named_images=tuple((place, -token) for place, token in enumerate(ids) if token < 0),
     )
     if reading.is_optional and not plain:
@@ -113,6 +113,15 @@ def _kept(tokens: int, room: int, last: int) -> Sequence[int]:
     """Return the positions of the `tokens` that fit into `room`: the first ones, and the `last` ones."""
     last = min(last, room)
     return range(tokens) if tokens <= room else (*range(room - last), *range(tokens - last, tokens))
+
+
+def _cut(tokens: Tokens, places: Sequence[int], text: range) -> int:
+    """Return the number of tokens that are not at the kept `places` and end in the characters of the `text`: the end
+    of a template is cut off, too, but it is no part of the text."""
+    if len(places) == len(tokens.ids):
+        return 0
+    kept = frozenset(places)
+    return sum(end in text for place, end in enumerate(tokens.ends) if place not in kept)
 
 
 def _row_tokens(tokenizer: TextTokenizer, reading: Reading, is_negative: bool) -> tuple[int, int]:

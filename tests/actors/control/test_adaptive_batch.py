@@ -1,8 +1,8 @@
 """`batch = "adaptive"` in the controller.
 
-Proves: the recipe, the tasks and the ids are the ids of a request with the chosen number; few requests have 1 and many
-the size that pays; a request that comes again keeps its size; measured run times decide, where there are some; what
-cannot join passes has 1; all other requests are as they were.
+Proves: recipe, tasks and ids equal those of a request with the chosen number; few requests have 1 and many the size
+that pays; a request that comes again keeps its size; measured run times decide, where there are some; what cannot join
+passes has 1; all other requests are as they were.
 """
 
 from __future__ import annotations

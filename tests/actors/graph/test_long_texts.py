@@ -17,7 +17,7 @@ from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.models.loading.layouts import tiny_sd1
 from tests.pool.models.loading.tiny_checkpoint import write_tiny_checkpoint
 
-NOT_READ = "at its end are not read: it is too long for a text encoder of model 'tiny'"
+NOT_READ = "at its end are not read by a text encoder of model 'tiny': it is too long"
 
 
 def _warnings(catalog: Catalog, **fields: str) -> tuple[str, ...]:
@@ -37,6 +37,30 @@ def test_tokens_behind_the_limit_of_a_text_encoder_are_counted(tmp_path: Path, f
     cut = len(tokens.ids) + 1 - most  # with the token that ends a text
     assert _warnings(catalog, prompt=long) == (f"prompt: {cut} tokens {NOT_READ}",)
     assert _warnings(catalog, negative=long) == (f"negative: {cut} tokens {NOT_READ}",)
+
+
+def test_a_text_that_fits_without_the_end_of_its_template_has_no_warning(tmp_path: Path) -> None:
+    """Found in a review: the template of Z-Image ends behind the text, with tokens that are cut off first."""
+    tiny = TinyFamilyModel(tmp_path, FAMILIES["z_image"])
+    catalog = tiny.catalog
+    tiny.close()
+    tokens = len(catalog.tokenize(EncodeParams(tiny.model, (), "a")).tokens[0].ids)
+    whole, with_one_more = 1 + 512 - tokens, 1 + 512 - tokens + 5 + 1  # five tokens are behind the text
+    assert _warnings(catalog, prompt=" ".join("a" * whole)) == ()
+    assert _warnings(catalog, prompt=" ".join("a" * (with_one_more - 1))) == ()
+    assert _warnings(catalog, prompt=" ".join("a" * with_one_more)) == (
+        "prompt: 1 token at its end is not read by a text encoder of model 'tiny': it is too long",
+    )
+
+
+def test_a_text_that_another_encoder_reads_is_not_said_to_be_lost(tmp_path: Path) -> None:
+    """Found in a review: the BERT of Hunyuan-DiT reads 77 tokens and its T5 256, but the text was said to be unread."""
+    tiny = TinyFamilyModel(tmp_path, FAMILIES["hunyuan_dit"])
+    catalog = tiny.catalog
+    tiny.close()
+    assert _warnings(catalog, prompt="red " * 20) == ()
+    (told,) = _warnings(catalog, prompt="a " * 80)
+    assert told.endswith(f"tokens {NOT_READ}"), "of one encoder: it says nothing about the other one"
 
 
 def test_clip_reads_all_chunks_of_a_text(tmp_path: Path) -> None:

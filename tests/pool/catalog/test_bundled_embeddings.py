@@ -66,6 +66,15 @@ def test_a_prompt_may_name_an_embedding_that_a_lora_bundles(pipe: Pipeline, fold
     assert not np.array_equal(bundled, without)
 
 
+def test_a_lora_with_embeddings_alone_in_use_is_not_said_to_change_nothing(pipe: Pipeline) -> None:
+    """Found in a review: at 0 on all its patches, its embedding changed the text, and the warning said nothing did."""
+    ref = replace(pipe.catalog.find_lora("onetrainer", 0.0), text_strength=1.0)
+    assert ref.has_effect
+    assert pipe.catalog.embeddings.of(TEXT, (ref,))
+    told = "none of its patches acts: all are for the diffusion model, and its strength on them is 0"
+    assert pipe.catalog.lora_warning(pipe.model, ref) == told
+
+
 def test_each_of_several_embeddings_of_a_file_is_read_by_its_name(folder: Path) -> None:
     assert read_embedding(folder / "onetrainer.safetensors", "odd").vectors["clip_l"].shape == (1, 32)
     assert torch.equal(read_embedding(folder / "a1111.safetensors", "worn").vectors[ANY], ROWS)

@@ -1,4 +1,4 @@
-"""A decode that overlaps with the next sampling run: pixels, memory and failures equal runs one after the other.
+"""A decode that overlaps with the next sampling run: pixels, memory and failures are as in runs one after the other.
 
 On the simulated device with streams that finish when somebody waits for them, so that a decode is pending for as long
 as a test wants; and on sim and cpu as they are, which have no streams.
@@ -133,7 +133,7 @@ class Bench:
         return self.vae in self.engine.vram.leased
 
     def check(self, ending: Callable[[], tuple[Result, RunCost]], latent: np.ndarray) -> None:
-        """Both results equal runs in turn, and nothing is held for them any more."""
+        """Both results equal the results of runs in turn, and nothing is held for them any more."""
         assert np.array_equal(pixels_of(ending()[0]), self.pixels)
         assert isinstance(self.latent, Latent)
         assert np.array_equal(latent, self.latent.samples_CHW)

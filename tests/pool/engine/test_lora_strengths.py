@@ -173,7 +173,7 @@ def test_a_lora_without_strength_on_all_that_it_patches_is_told_of() -> None:
     """Found in a review: a LoRA for the diffusion model alone, at 0 there and 1 on the text encoders, did nothing."""
     catalog = Catalog((SHAPES / "models",), (SHAPES / "loras",), "cpu")
     model = catalog.find_model("shapes")
-    told = "it changes nothing: all its patches are for the diffusion model, and its strength on them is 0"
+    told = "none of its patches acts: all are for the diffusion model, and its strength on them is 0"
     for name, strength, text_strength, expected in (
         ("light", 0.0, 1.0, told),
         ("light", 1.0, 0.0, None),

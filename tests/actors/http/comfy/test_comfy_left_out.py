@@ -4,6 +4,7 @@ latents beside others are zeros, and texts have the padding that a node sets."""
 from __future__ import annotations
 
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,29 @@ def test_a_loaded_image_with_several_frames_is_told_of(tmp_path: Path) -> None:
         told = f"node photo (LoadImage): image {path.name!r} has several frames, of which the first is read"
         expected = () if path.name == "still.png" else (told,)
         assert [output.warnings for output in outputs_of(graph, names)] == [expected]
+
+
+def test_a_mask_of_an_image_with_several_frames_is_the_one_that_comfyui_reads() -> None:
+    """Found in a review: it had the warning of loaded images, though ComfyUI, too, reads the first frame of a mask."""
+    names = replace(NAMES, is_animation=lambda name: True)
+    graph = basic()
+    graph["encoded"] = node("VAEEncode", pixels=["photo", 0], vae=["model", 2])
+    graph["photo"] = node("LoadImage", image="moving.gif")
+    graph["masked"] = node("SetLatentNoiseMask", samples=["encoded", 0], mask=["mask", 0])
+    graph["mask"] = node("LoadImageMask", image="moving.gif", channel="red")
+    graph["sampler"]["inputs"]["latent_image"] = ["masked", 0]
+    told = "node photo (LoadImage): image 'moving.gif' has several frames, of which the first is read"
+    assert [output.warnings for output in outputs_of(graph, names)] == [(told,)]
+
+
+def test_an_image_that_ends_in_its_second_frame_has_one_that_can_be_read() -> None:
+    """Found in a review: Pillow raises an IndexError for such a GIF, though its first frame can be read."""
+    frames = [Image.effect_noise((32, 32), spread).convert("RGB") for spread in (10, 20)]
+    frames[0].save(file := BytesIO(), "GIF", save_all=True, append_images=frames[1:])
+    whole = file.getvalue()
+    is_animation = is_animation_of(lambda name: Image.open(BytesIO(whole[: int(name)])))
+    assert is_animation(str(len(whole)))
+    assert {is_animation(str(end)) for end in range(len(whole) // 4, len(whole))} == {False, True}
 
 
 def test_unknown_nodes_of_a_workflow_without_an_output_are_named() -> None:

@@ -142,6 +142,18 @@ def test_a_text_that_is_too_long_says_by_how_much() -> None:
     assert row.cut == len(whole) - 7
 
 
+@pytest.mark.parametrize("kept_last", [0, 3])
+def test_the_end_of_a_template_does_not_count_as_text_that_is_cut_off(kept_last: int) -> None:
+    """Found in a review: a text of which every token was read had a warning about the tokens behind it."""
+    before, text, after = "a dog ", "cat " * 5 + "cat", " on the table"
+    lengths = [len(own("t5").encode(part).ids) for part in (before + text, before + text + after, before)]
+    for most in range(lengths[2] + kept_last, lengths[1] + 2):
+        reading = Reading("t5xxl", template=before + "{}" + after, most_tokens=most + 1, kept_last=kept_last)
+        row = whole_text(own("t5"), text, reading)
+        lost = max(0, lengths[0] - most + min(kept_last, lengths[1] - lengths[0])) if most < lengths[1] else 0
+        assert row.cut == lost, most
+
+
 def test_break_ends_a_chunk(clip: ClipTokenizer) -> None:
     first, second = split_prompt(clip, "a red BREAK cat")
     assert first.token_ids == (BEGIN_ID, *clip.encode("a red"), *(END_ID,) * 74)

@@ -1,4 +1,4 @@
-"""What the tokenizers library raises becomes the error that the caller names; nobody's faults pass."""
+"""What the tokenizers library raises becomes the error that the caller names; errors that are nobody's fault pass."""
 
 from __future__ import annotations
 

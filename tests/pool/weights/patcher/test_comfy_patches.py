@@ -1,4 +1,4 @@
-"""Patches in ComfyUI's form: malformed headers are refused by a typed error that names the key; digests are honest."""
+"""Patches in ComfyUI's form: malformed ones are refused by a typed error that names the key; digests are honest."""
 
 from __future__ import annotations
 

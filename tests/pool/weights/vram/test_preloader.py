@@ -144,7 +144,7 @@ def test_running_out_of_memory_drops_it_first(scene: Scene) -> None:
 
 
 def test_a_stopped_run_leaves_an_exact_account(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped half way through the VAE's modules: residents are told, leave on demand, and are used again."""
+    """Stopped half way through the VAE's modules: resident ones are told, leave on demand, and are not loaded again."""
     monkeypatch.setattr(uploads_ahead, "SLICE_BYTES", 1)
     monkeypatch.setattr(uploads_ahead, "REST", 0.0)
     asked = 0

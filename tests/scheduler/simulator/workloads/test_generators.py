@@ -70,7 +70,7 @@ def test_the_most_popular_model_changes_only_when_popularity_shifts() -> None:
 
 def test_a_burst_is_of_one_model_and_one_patch_set() -> None:
     """Bursts of 40 within 2 s over a calm job in 10 s: in the busiest two seconds nearly all ask for the same weights.
-    Two bursts may meet, so the share is half of the jobs'."""
+    Two bursts may meet, so it is at least half of them."""
     workload = bursting(Mix(MODELS, ["", "x", "x+y"]), 60, Random(5), 0.1, 40, 60.0, 2.0)
     assert len(workload.jobs) >= 60 + 40
     assert (len(workload.jobs) - 60) % 40 == 0

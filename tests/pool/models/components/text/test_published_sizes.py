@@ -1,6 +1,6 @@
 """The published language models are recognised from their shapes, and planned with the configuration that they have.
 
-The configurations are the configurations of each model's config.json, written here once more; modules are made on the
+The configurations are the contents of each model's config.json, written here once more; modules are made on the
 meta device.
 """
 
