@@ -48,7 +48,7 @@ def answers(timeout_seconds: float = CHECK_SECONDS) -> bool:
 def is_connected_to(address: str) -> bool:
     """Return whether this process is connected to the Ray at an address. Ray itself is not asked: a call of a process
     that has left it starts another Ray."""
-    return ray.is_initialized() and ray.get_runtime_context().gcs_address == address
+    return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == address)
 
 
 class ControlService:
@@ -107,9 +107,8 @@ class ControlService:
 
     def problem(self) -> str:
         """Return why calls are of no use any more, as a sentence; "" while they are: this program has left the cluster,
-        the pool has ended, or the service
-        has not answered any check for the patience. Checks now unless the last check is recent, which takes up to
-        `CHECK_SECONDS`."""
+        the pool has ended, or the service has not answered any check for the patience. Checks now unless the last check
+        is recent, which takes up to `CHECK_SECONDS`."""
         if reason := self._ended or self._left():
             return reason
         with self._lock:

@@ -75,9 +75,9 @@ def test_a_program_that_has_left_ray_asks_it_nothing() -> None:
     service.is_connected = False
     real = ControlService("127.0.0.1:1", service.ask)
     for seen in (service.seen, real):
-        with pytest.raises(PoolLost, match="this program has left the Ray at 127.0.0.1:1: .*; close that one last"):
-            with seen.call():
-                pytest.fail("a call began")
+        told = r"this program has left the Ray at 127\.0\.0\.1:1: .*; close that one last"
+        with pytest.raises(PoolLost, match=told), seen.call():
+            pytest.fail("a call began")
         assert "has left the Ray" in seen.problem()
     assert service.asked == 0
 

@@ -172,7 +172,9 @@ def test_a_pool_whose_control_service_is_gone_has_ended_too() -> None:
 
 def test_a_watch_that_is_closed_first_leaves_nothing() -> None:
     left = threading.Event()
-    watch = PoolEndWatch("mine", ControlService("127.0.0.1:1", lambda: True, is_connected=bool), lambda: False, left.set, 60.0)
+    watch = PoolEndWatch(
+        "mine", ControlService("127.0.0.1:1", lambda: True, is_connected=bool), lambda: False, left.set, 60.0
+    )
     watch.close()
     assert not left.is_set()
 
