@@ -23,7 +23,8 @@ class FolderFailed(OutputFailed):
 
 def output_failure(error: OSError, path: Path, folder: Path) -> OutputFailed:
     """Return the error for a failed write to `path` in `folder`: a `FolderFailed` if every other write would fail too.
-    Writes and removes a small file where the error does not tell.
+    Writes and removes a small file where the error does not tell. An error that names another file of the folder, such
+    as its manifest or its lock, is about that file.
     """
     reason = error.strerror or str(error)
     if error.errno in _OF_EVERY_WRITE:
@@ -32,7 +33,16 @@ def output_failure(error: OSError, path: Path, folder: Path) -> OutputFailed:
         check_writable(folder)
     except OSError as found:
         return FolderFailed(f"{folder}: cannot be written ({found.strerror or found})")
-    return OutputFailed(f"{path}: cannot be written ({reason})")
+    return OutputFailed(f"{_named_file(error, folder) or path}: cannot be written ({reason})")
+
+
+def _named_file(error: OSError, folder: Path) -> Path | None:
+    """Return the file of the folder that an error names; None without one, and for a temporary file, which users do not
+    know."""
+    if not isinstance(error.filename, str | Path):
+        return None
+    named = Path(error.filename)
+    return named if folder in named.parents and not named.name.endswith(TEMPORARY_SUFFIX) else None
 
 
 def check_writable(folder: Path) -> None:

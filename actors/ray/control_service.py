@@ -45,6 +45,12 @@ def answers(timeout_seconds: float = CHECK_SECONDS) -> bool:
     return bool(answered)
 
 
+def is_connected_to(address: str) -> bool:
+    """Return whether this process is connected to the Ray at an address. Ray itself is not asked: a call of a process
+    that has left it starts another Ray."""
+    return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == address)
+
+
 class ControlService:
     """The control service, as one process sees it. Any thread may call."""
 
@@ -54,8 +60,10 @@ class ControlService:
         ask: Callable[[], bool] = answers,
         now: Callable[[], float] = time.monotonic,
         patience_seconds: float = PATIENCE_SECONDS,
+        is_connected: Callable[[str], bool] = is_connected_to,
     ) -> None:
         self._address = address
+        self._is_connected = is_connected
         self._ask = ask
         self._now = now
         self._patience_seconds = patience_seconds
@@ -69,11 +77,11 @@ class ControlService:
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Have `end` wait for a call of Ray that is made meanwhile. Raises PoolLost after the end: Ray would
-        connect this process to another cluster."""
+        """Have `end` wait for a call of Ray that is made meanwhile. Raises PoolLost after the end, and after this
+        process has left the cluster: Ray would connect it to another one, or start one."""
         with self._calls:
-            if self._ended:
-                raise PoolLost(self._ended)
+            if reason := self._ended or self._left():
+                raise PoolLost(reason)
             self._under_way += 1
         try:
             yield
@@ -89,12 +97,20 @@ class ControlService:
             self._ended = self._ended or reason
             return self._calls.wait_for(lambda: not self._under_way, limit_seconds)
 
+    def _left(self) -> str:
+        if self._is_connected(self._address):
+            return ""
+        return (
+            f"this program has left the Ray at {self._address}: all its connections to a pool end with the one that it "
+            "opened first; close that one last"
+        )
+
     def problem(self) -> str:
-        """Return why calls are of no use any more, as a sentence; "" while they are: the pool has ended, or the service
-        has not answered any check for the patience. Checks now unless the last check is recent, which takes up to
-        `CHECK_SECONDS`."""
-        if self._ended:
-            return self._ended
+        """Return why calls are of no use any more, as a sentence; "" while they are: this program has left the cluster,
+        the pool has ended, or the service has not answered any check for the patience. Checks now unless the last check
+        is recent, which takes up to `CHECK_SECONDS`."""
+        if reason := self._ended or self._left():
+            return reason
         with self._lock:
             began = self._now()
             if began - self._checked_at >= INTERVAL_SECONDS:

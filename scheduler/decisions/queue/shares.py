@@ -4,7 +4,7 @@ Every user has an account in virtual seconds: GPU-seconds divided by the user's 
 start time; jobs of one priority go in the order of these. Rules
 1. A virtual start time is the seconds that the user has paid, plus those reserved for the user's jobs before it; never
    less than the latest virtual start of a started task (`virtual_seconds`). So unused time is not saved up, and nobody
-   pays later for GPUs that were idle otherwise.
+   pays later for GPUs that were idle otherwise. A job that goes first for its deadline counts as the first of its user.
 2. A virtual start time does not change once assigned. It is assigned some time ahead (`ahead_seconds`), not at
    submission: the real time of runs (with the loads that they caused) is charged when they end, and counts in every
    virtual start time that is assigned afterwards.
@@ -94,7 +94,7 @@ class Shares:
             flow.begun[job.spec.job_id] = job
             due = account.paid
         if due > self.virtual_seconds:
-            self.virtual_seconds = due
+            self.virtual_seconds = max(self.virtual_seconds, _turn_of(flow, job)) if job.urgent else due
         job.begun = True
         return scheduled + self._assign_starts(flow) if shared else scheduled
 
@@ -160,6 +160,13 @@ class Shares:
         for user, account in list(self.accounts.items()):
             if not account.live and account is not opened and account.paid <= self.virtual_seconds:
                 del self.accounts[user]
+
+
+def _turn_of(flow: UserFlow, job: Job) -> float:
+    """Return the virtual start at which a job begins that goes first for its deadline: the first of its user's jobs
+    that have not begun. Its own may be far behind, and a new user would wait for all jobs in between."""
+    waiting = (each.virtual_start for each in flow.scheduled.values() if each is job or not each.begun)
+    return next(waiting, flow.account.paid)
 
 
 def share_window_end(first: Order, window_seconds: float) -> float:

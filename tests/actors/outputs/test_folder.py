@@ -246,6 +246,23 @@ def test_a_folder_that_cannot_be_written_is_refused_by_name_before_anything_runs
         OutputFolder(occupied / "out")
 
 
+@pytest.mark.parametrize("name", ["manifest.jsonl", "failures.jsonl", ".lock"])
+def test_what_is_in_the_place_of_a_file_of_the_folder_is_named(tmp_path: Path, name: str) -> None:
+    """A folder called manifest.jsonl was refused as "o3: cannot be written (Is a directory)"."""
+    (tmp_path / "o3" / name).mkdir(parents=True)
+    with pytest.raises(OutputFailed) as refused:
+        OutputFolder(tmp_path / "o3")
+    assert str(refused.value) == f"{tmp_path / 'o3' / name}: cannot be written (Is a directory)"
+
+
+def test_a_manifest_that_became_a_folder_is_named_instead_of_the_image(tmp_path: Path) -> None:
+    out = OutputFolder(tmp_path)
+    out.manifest_path.unlink(missing_ok=True)
+    out.manifest_path.mkdir()
+    with pytest.raises(OutputFailed, match=r"manifest\.jsonl: cannot be written \(Is a directory\)"):
+        out.write(image())
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

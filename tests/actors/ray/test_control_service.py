@@ -10,6 +10,7 @@ import pytest
 
 from modelpool.actors.control.cluster_facts import ClusterFacts
 from modelpool.actors.control.fleet import WorkerLost
+from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray.actor_options import WorkerNeeds
 from modelpool.actors.ray.control_service import INTERVAL_SECONDS, ControlService
 from modelpool.actors.ray.ray_fleet import LEAST_START_SECONDS, RayFleet, start_limit_seconds
@@ -24,7 +25,10 @@ class Service:
 
     def __init__(self, patience_seconds: float = 30.0) -> None:
         self.now, self.is_up, self.asked = 0.0, True, 0
-        self.seen = ControlService("127.0.0.1:1", self.ask, lambda: self.now, patience_seconds)
+        self.is_connected = True
+        self.seen = ControlService(
+            "127.0.0.1:1", self.ask, lambda: self.now, patience_seconds, lambda address: self.is_connected
+        )
 
     def ask(self) -> bool:
         self.asked += 1
@@ -62,6 +66,20 @@ def test_one_failed_check_is_no_loss_however_long_ago_it_was() -> None:
     service.is_up = True
     service.now += 3600.0
     assert service.seen.problem() == ""
+
+
+def test_a_program_that_has_left_ray_asks_it_nothing() -> None:
+    """The second connection of a program, after the first was closed: its next call started a whole Ray of its own on
+    the machine, for nothing, and ended with "Can't find actor" of Ray. Here with the Ray of this process: none."""
+    service = Service()
+    service.is_connected = False
+    real = ControlService("127.0.0.1:1", service.ask)
+    for seen in (service.seen, real):
+        told = r"this program has left the Ray at 127\.0\.0\.1:1: .*; close that one last"
+        with pytest.raises(PoolLost, match=told), seen.call():
+            pytest.fail("a call began")
+        assert "has left the Ray" in seen.problem()
+    assert service.asked == 0
 
 
 def test_the_service_is_asked_at_most_once_per_interval() -> None:

@@ -146,7 +146,7 @@ def test_servers_and_programs_notice_the_end_of_their_pool_and_join_the_next(
 
 def test_the_end_of_a_pool_waits_for_calls_under_way_and_lets_none_begin() -> None:
     """Ray must not be left during a call, and a call after that would connect this process elsewhere."""
-    service = ControlService("127.0.0.1:1", lambda: True)
+    service = ControlService("127.0.0.1:1", lambda: True, is_connected=bool)
     left, running = threading.Event(), True
     watch = PoolEndWatch("mine", service, lambda: running, left.set, interval_seconds=0.01)
     with service.call():
@@ -163,7 +163,7 @@ def test_the_end_of_a_pool_waits_for_calls_under_way_and_lets_none_begin() -> No
 
 
 def test_a_pool_whose_control_service_is_gone_has_ended_too() -> None:
-    service = ControlService("127.0.0.1:1", lambda: False, patience_seconds=0.0)
+    service = ControlService("127.0.0.1:1", lambda: False, patience_seconds=0.0, is_connected=bool)
     left = threading.Event()
     PoolEndWatch("mine", service, lambda: True, left.set, interval_seconds=0.01)
     assert left.wait(WAIT_SECONDS)
@@ -172,7 +172,9 @@ def test_a_pool_whose_control_service_is_gone_has_ended_too() -> None:
 
 def test_a_watch_that_is_closed_first_leaves_nothing() -> None:
     left = threading.Event()
-    watch = PoolEndWatch("mine", ControlService("127.0.0.1:1", lambda: True), lambda: False, left.set, 60.0)
+    watch = PoolEndWatch(
+        "mine", ControlService("127.0.0.1:1", lambda: True, is_connected=bool), lambda: False, left.set, 60.0
+    )
     watch.close()
     assert not left.is_set()
 
