@@ -68,6 +68,7 @@ class _Watched:
     is_used  a run has read this state before its hash was known
     same_as  number of the first state since which the file was right whenever only its times had changed; 0: none
     began    number of the first state of the file with this size, inode and device
+    was_gone it was gone when a run of another file looked: models have been opened again since
     told     components that were told of when it was judged
     """
 
@@ -84,6 +85,7 @@ class _Watched:
     retry_at: float = 0.0
     told: int = 0
     began: int = 0
+    was_gone: bool = False
 
     def is_other(self, number: int) -> bool:
         """Whether the file has changed in more than its times since the state `number`."""
@@ -172,9 +174,11 @@ class FileVerifier:
                     if is_own:
                         problems[str(missing)] = watched.files
                         continue
-                    if watched.verdict is not FileVerdict.RIGHT:
-                        self.changes += 1  # nobody knows what was read from it
+                    if watched.verdict is not FileVerdict.RIGHT and not watched.was_gone:
+                        self.changes += 1  # nobody knows what was read from it; once, else each run would open models
+                    watched.was_gone = True
                     continue
+                watched.was_gone = False
                 if watched.verdict in _NOT_USED:
                     if not is_own:
                         continue

@@ -149,6 +149,32 @@ def test_a_file_that_differs_blocks_no_other_file_with_an_equal_component(watch:
     assert watch.verifier.end(watch.verifier.begin([(LORA, other_part)])) == ()
 
 
+def test_models_are_opened_again_once_when_a_file_with_an_equal_component_is_gone(watch: Watch, path: Path) -> None:
+    """A checkpoint differs, and is removed: each run of another one with an equal component opened all models again."""
+    watch.go.set()
+    other = path.with_name("other.safetensors")
+    other.write_bytes(b"other")
+    watch.expect(path, b"expected")
+    watch.expect(other, b"other")
+    (_, part), (_, other_part) = watch.read
+    watch.verifier.end(watch.verifier.begin([(LORA, part)]))
+    watch.until(lambda: FileVerdict.DIFFERS in watch.verdicts)
+
+    def changes_of_a_run() -> int:
+        before = watch.verifier.changes
+        watch.verifier.end(watch.verifier.begin([(LORA, other_part)]))
+        return watch.verifier.changes - before
+
+    changes_of_a_run()
+    path.unlink()
+    assert [changes_of_a_run() for _ in range(3)] == [1, 0, 0]
+    path.write_bytes(b"strange")
+    watch.until(lambda: watch.verifier.is_settled)
+    changes_of_a_run()
+    path.unlink()
+    assert [changes_of_a_run() for _ in range(2)] == [1, 0], "runs may have read the file that was there meanwhile"
+
+
 def test_other_components_of_such_a_file_are_told_of_when_a_run_wants_them(watch: Watch, path: Path) -> None:
     """Else the scheduler learns of each by a failed run, and tries it again every minute."""
     watch.expect(path, b"expected")
