@@ -201,7 +201,7 @@ class TaskStore:
             run=run,
             model=weights.model,
             roles=tuple(role for role, _ in weights.components),
-            components=command.components,
+            components=tuple(spec.key for _, spec in weights.components),
             kept=command.kept,
             files=self._expected_files(weights.parts, checked),
             fetch=self._fetch_order(sets, (), run),

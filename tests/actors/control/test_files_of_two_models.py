@@ -1,4 +1,8 @@
-"""A job of two models with equal components, in files with other headers: each file has its own fingerprint."""
+"""Files of equal components.
+
+Proves: of a job of two models with equal components, in files with other headers, each file has its own fingerprint; a
+pinned model with equal weights in two roles is loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,16 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from modelpool.actors.control.opened_catalog import OpenedCatalog
+from modelpool.actors.control.opened_catalog import OpenedCatalog, PinnableModel
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.graph.features.auto_batch import USUAL_TERMS
 from modelpool.actors.worker.file_check import FileCheck
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.values.core.errors import UserError
-from modelpool.pool.values.specs.spec import JobId, WorkerId
-from modelpool.scheduler.model.messages import RunTask
+from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, JobId, Role, WorkerId
+from modelpool.scheduler.model.messages import LoadWeights, RunTask
 from tests.actors.graph.test_workflow_graph import request_of, sampling
+from tests.actors.worker.test_gpu_worker import Bench
 from tests.pool.separate import write_atomically
 
 
@@ -46,3 +51,18 @@ def test_a_job_of_two_models_with_equal_components_finds_both_files(tmp_path: Pa
         request, _ = tasks.begin(command, number, own=dict.fromkeys(task.needs, number))
         assert {file.component for file in request.files} == set(task.reads), "each of its files is checked"
         check.check(request.files)
+
+
+def test_a_pinned_model_with_equal_weights_in_two_roles_is_loaded() -> None:
+    """Such as two experts that are the same file. Before: the worker expected as many components as roles."""
+    bench, tasks = Bench(), TaskStore()
+    bench.worker.start()
+    roles = (Role.TEXT_ENCODER, Role.DIFFUSION_MODEL, Role.VAE)
+    keys = (ComponentKey("same"), ComponentKey("same"), ComponentKey("vae"))
+    specs = tuple((role, ComponentSpec(key, role, 8, 8)) for role, key in zip(roles, keys, strict=True))
+    pinned = PinnableModel(bench.work.model, specs, {})
+    tasks.pin(pinned)
+    assert pinned.keys == keys[1:]
+    request = tasks.load_request(LoadWeights(WorkerId("gpu-0"), 1, pinned.keys), 3)
+    assert (request.roles, request.components) == (roles, keys)
+    assert bench.worker.load(request).error is None
