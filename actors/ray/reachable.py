@@ -78,7 +78,7 @@ class Reach:
         return "" if self._attempts < MOST_ATTEMPTS else self._unreachable(place)
 
     def unavailable(self) -> str:
-        """Return what is known of an actor that Ray calls unavailable, as a sentence: it has not ended. Takes up to
+        """Describe an actor that Ray calls unavailable, and that has not ended, as a sentence. Takes up to
         CONNECT_SECONDS."""
         place = self._place()
         if place is None:

@@ -177,7 +177,7 @@ class FileVerifier:
                         problems[str(missing)] = watched.files
                         continue
                     if watched.verdict is not FileVerdict.RIGHT and watched.read_at == self.changes:
-                        self.changes += 1  # nobody knows what was read from it
+                        self.changes += 1  # the bytes that were read from it are unknown
                     continue
                 if is_own:
                     owned.append(watched)

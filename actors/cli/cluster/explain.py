@@ -188,8 +188,8 @@ def _history(context: typer.Context, job: str, pool: str | None) -> JobHistory:
 
 
 def _submission(running: Pool, name: str) -> tuple[SubmissionWaits | None, JobsProgress | None]:
-    """Return why the jobs of a submission have not ended that are in the pool, and its progress in the journal; None
-    for what is not known."""
+    """Return why the jobs of a submission in the pool have not ended, and the progress of the submission in the
+    journal; each is None if the pool does not know it."""
     try:
         progress = running.attach(name).progress()
     except UserError:  # it was not handed over, or the pool has no journal
@@ -228,7 +228,7 @@ def _print_submission(waits: SubmissionWaits | None, progress: JobsProgress | No
         trouble = progress.record.trouble if progress is not None else ""
         rows.append((str(in_journal), trouble or "in the journal, until the pool takes more", ""))
     if rows:
-        headings = ["jobs", "why they have not ended; figures are those of the first", "first"]
+        headings = ["jobs", "why they have not ended, with the figures of the first", "first"]
         show(console, rows_table(headings, rows, right=["jobs"]))
 
 
