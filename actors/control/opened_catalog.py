@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -28,7 +28,17 @@ from modelpool.pool.values.core.file_part import FilePart
 from modelpool.pool.values.core.installed_versions import installed_versions
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.core.stage_params import ModelRef
-from modelpool.pool.values.specs.spec import ComponentKey, ComponentSpec, JobId, Role, RunCost, TaskId, TaskSpec
+from modelpool.pool.values.specs.spec import (
+    ComponentKey,
+    ComponentSpec,
+    JobId,
+    ReadFile,
+    Role,
+    RunCost,
+    TaskId,
+    TaskSpec,
+    file_name,
+)
 from modelpool.pool.values.specs.wire_value import evolve
 
 #: after this time, an answer holds no further requests: other callers get their turn
@@ -51,7 +61,7 @@ class PinnableModel:
 
     model: ModelRef
     components: tuple[tuple[Role, ComponentSpec], ...]
-    fingerprints: Mapping[ComponentKey, str]
+    fingerprints: Mapping[ReadFile, str]
 
     @property
     def keys(self) -> tuple[ComponentKey, ...]:
@@ -125,7 +135,7 @@ class OpenedCatalog:
         """Return the weights of a model. Raises UserError if there is none of this name, or if it cannot be read."""
         model = self._catalog.find_model(name)
         found = PinnableModel(model, tuple(self._catalog.components(model).items()), {})
-        return replace(found, fingerprints=self._fingerprints_of(found.parts))
+        return replace(found, fingerprints=self._fingerprints_of(found.parts.items()))
 
     def learn_all(self, measured: Sequence[tuple[TaskSpec, RunCost]]) -> None:
         """Learn from successful runs, in order."""
@@ -143,17 +153,17 @@ class OpenedCatalog:
 
     def _with_fingerprints(self, graph: JobGraph) -> JobGraph:
         """Add the fingerprints of all files, so that workers on other machines notice if theirs differ."""
-        parts: dict[ComponentKey, FilePart] = {}
+        files: dict[tuple[ComponentKey, FilePart], None] = {}
         for task in graph.job.tasks:
-            parts.update(task_files(task, graph.works[task.task_id]))
-        return evolve(graph, fingerprints=self._fingerprints_of(parts))
+            files.update(dict.fromkeys(task_files(task, graph.works[task.task_id]).items()))
+        return evolve(graph, fingerprints=self._fingerprints_of(files))
 
-    def _fingerprints_of(self, parts: Mapping[ComponentKey, FilePart]) -> dict[ComponentKey, str]:
+    def _fingerprints_of(self, files: Iterable[tuple[ComponentKey, FilePart]]) -> dict[ReadFile, str]:
         """Return the fingerprint of each file. Files that cannot be read here are left out: they are not checked. Files
         of sources are verified when they are fetched."""
-        found: dict[ComponentKey, str] = {}
-        for key, part in parts.items():
+        found: dict[ReadFile, str] = {}
+        for key, part in files:
             if not part.files:
                 with contextlib.suppress(UserError):
-                    found[key] = self._fingerprints.get((key, part), partial(fingerprint, part))
+                    found[key, file_name(part.sha256)] = self._fingerprints.get((key, part), partial(fingerprint, part))
         return found

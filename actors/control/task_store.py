@@ -47,18 +47,20 @@ from modelpool.pool.values.specs.spec import (
     JobSpec,
     JudgedFile,
     NodeId,
+    ReadFile,
     RunErrorKind,
     TaskId,
     TaskReport,
     TaskSpec,
     WorkerId,
+    file_name,
 )
 from modelpool.scheduler.core.snapshot import model_of
 from modelpool.scheduler.model.kept_states import task_of_state
 from modelpool.scheduler.model.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.model.placement_record import Why
 
-NO_FINGERPRINTS: Mapping[ComponentKey, str] = MappingProxyType({})
+NO_FINGERPRINTS: Mapping[ReadFile, str] = MappingProxyType({})
 #: a component, and a file that it is read from
 CheckedFile: TypeAlias = tuple[ComponentKey, FilePart]
 NOTHING_OWN: Mapping[TaskId, int] = MappingProxyType({})
@@ -162,7 +164,7 @@ class TaskStore:
         job: JobSpec,
         works: Mapping[TaskId, StageParams],
         given: Mapping[TaskId, ResultRef],
-        fingerprints: Mapping[ComponentKey, str] = NO_FINGERPRINTS,
+        fingerprints: Mapping[ReadFile, str] = NO_FINGERPRINTS,
     ) -> None:
         """Add a job. Equal tasks of several jobs share one entry."""
         self._inputs.update(given)
@@ -199,7 +201,7 @@ class TaskStore:
             run=run,
             model=weights.model,
             roles=tuple(role for role, _ in weights.components),
-            components=command.components,
+            components=tuple(spec.key for _, spec in weights.components),
             kept=command.kept,
             files=self._expected_files(weights.parts, checked),
             fetch=self._fetch_order(sets, (), run),
@@ -450,12 +452,11 @@ class TaskStore:
         first = run % len(servers) if len(servers) > MOST_PEERS else 0
         return FetchOrder(sets, (servers + servers)[first : first + MOST_PEERS], tuple(dict.fromkeys(soon)))
 
-    def _note_fingerprints(
-        self, files: Mapping[ComponentKey, FilePart], fingerprints: Mapping[ComponentKey, str]
-    ) -> None:
-        self._fingerprints.update(
-            {(key, part): fingerprints[key] for key, part in files.items() if key in fingerprints}
-        )
+    def _note_fingerprints(self, files: Mapping[ComponentKey, FilePart], fingerprints: Mapping[ReadFile, str]) -> None:
+        for key, part in files.items():
+            known = fingerprints.get((key, file_name(part.sha256)))
+            if known is not None:
+                self._fingerprints[key, part] = known
 
     def _expected_files(
         self, files: Mapping[ComponentKey, FilePart], checked: Container[CheckedFile]

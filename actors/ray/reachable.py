@@ -78,10 +78,14 @@ class Reach:
         return "" if self._attempts < MOST_ATTEMPTS else self._unreachable(place)
 
     def unavailable(self) -> str:
-        """Return what is known of an actor that Ray calls unavailable, as a sentence: it has not ended."""
+        """Describe an actor that Ray calls unavailable, and that has not ended, as a sentence. Takes up to
+        CONNECT_SECONDS."""
         place = self._place()
         if place is None:
             return f"{self._what} cannot be reached, though it has not ended"
+        if self._answers(place.host, place.port):
+            at = f"process {place.pid} at {place.host}:{place.port}"
+            return f"the connection to {self._what} broke, though it runs and takes connections ({at}): try again"
         return self._unreachable(place)
 
     def _unreachable(self, place: ActorPlace) -> str:

@@ -68,6 +68,7 @@ class _Watched:
     is_used  a run has read this state before its hash was known
     same_as  number of the first state since which the file was right whenever only its times had changed; 0: none
     began    number of the first state of the file with this size, inode and device
+    read_at  `FileVerifier.changes` when a run began to read it last: more since then means that no model has mapped it
     told     components that were told of when it was judged
     """
 
@@ -84,6 +85,7 @@ class _Watched:
     retry_at: float = 0.0
     told: int = 0
     began: int = 0
+    read_at: int = -1
 
     def is_other(self, number: int) -> bool:
         """Whether the file has changed in more than its times since the state `number`."""
@@ -152,16 +154,18 @@ class FileVerifier:
                     break
                 self._forget(key)
 
-    def begin(self, files: Iterable[ComponentFile]) -> FilesInUse:
+    def begin(self, files: Iterable[ComponentFile], joins: bool = False) -> FilesInUse:
         """Look at the files of a run before it reads them. Raises FilesUnavailable for those that are known not to be
         the expected ones, or are gone. What else its components were read from is looked at, too: models of earlier
         runs may have mapped it. If that differs or is gone, all models are opened again, and it does not concern the
-        run."""
+        run. Nor does one that no open model has mapped, such as one that is being written; a run that `joins` others
+        has their models, which stay open."""
         read = tuple(files)
         own = {(part.path, part.sha256) for _, part in read}
         problems: dict[str, tuple[ComponentFile, ...]] = {}
         news: list[JudgedFile] = []
         used: list[tuple[_Watched, int]] = []
+        owned: list[_Watched] = []
         has_changed = False
         with self._lock:
             for watched in self._files_of(key for key, _ in read):
@@ -172,8 +176,12 @@ class FileVerifier:
                     if is_own:
                         problems[str(missing)] = watched.files
                         continue
-                    if watched.verdict is not FileVerdict.RIGHT:
-                        self.changes += 1  # nobody knows what was read from it
+                    if watched.verdict is not FileVerdict.RIGHT and watched.read_at == self.changes:
+                        self.changes += 1  # the bytes that were read from it are unknown
+                    continue
+                if is_own:
+                    owned.append(watched)
+                elif not joins and watched.read_at != self.changes:
                     continue
                 if watched.verdict in _NOT_USED:
                     if not is_own:
@@ -184,6 +192,8 @@ class FileVerifier:
                         news.append(judged)  # a file of several components, which were not known before
                     watched.told = len(judged.components)
                 used.append((watched, watched.number))
+            for watched in owned:
+                watched.read_at = self.changes
         self._tell(news)
         _raise(problems)
         return FilesInUse(tuple(used), has_changed)

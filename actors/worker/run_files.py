@@ -125,7 +125,7 @@ class RunFiles:
     def begin_joining(self, request: RunRequest) -> FilesInUse:
         """As `begin_runs` for a run that joins others, which use the models: none is closed."""
         files = tuple(task_files(request.task, request.work).items())
-        in_use = self._begin(request.files, files)
+        in_use = self._begin(request.files, files, joins=True)
         if in_use.has_changed:
             self._check.check_again(files)
         return in_use
@@ -154,11 +154,13 @@ class RunFiles:
                 return gone
         return raised
 
-    def _begin(self, expected: Sequence[ExpectedFile], files: Iterable[ComponentFile]) -> FilesInUse:
+    def _begin(
+        self, expected: Sequence[ExpectedFile], files: Iterable[ComponentFile], joins: bool = False
+    ) -> FilesInUse:
         self._check.check(expected)
         if self._on_judged is not None:
             self._verifier.expect(expected)
-        return self._verifier.begin(files)
+        return self._verifier.begin(files, joins)
 
     def _tell_judged(self, files: tuple[JudgedFile, ...]) -> None:
         if self._on_judged is not None:

@@ -1,4 +1,4 @@
-"""`FileTable`: what is known of files of one machine, by the component that is read from them and by the file.
+"""`FileTable`: values of the files of one machine, by the component that is read from them and by the file.
 
 Equal components of several files share a key, so that the file counts, too: one file that is missing or another one
 than expected says nothing of the other files with that component.

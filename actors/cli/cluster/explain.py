@@ -188,13 +188,13 @@ def _history(context: typer.Context, job: str, pool: str | None) -> JobHistory:
 
 
 def _submission(running: Pool, name: str) -> tuple[SubmissionWaits | None, JobsProgress | None]:
-    """Return why the jobs of a submission have not ended that are in the pool, and its progress in the journal; None
-    for what is not known."""
-    waits = running.waits(name)
+    """Return why the jobs of a submission in the pool have not ended, and the progress of the submission in the
+    journal; each is None if the pool does not know it."""
     try:
-        return waits, running.attach(name).progress()
+        progress = running.attach(name).progress()
     except UserError:  # it was not handed over, or the pool has no journal
-        return waits, None
+        return running.waits(name), None
+    return running.waits(progress.record.submission_id), progress
 
 
 def _print_submission(waits: SubmissionWaits | None, progress: JobsProgress | None, as_json: bool) -> None:
@@ -203,13 +203,17 @@ def _print_submission(waits: SubmissionWaits | None, progress: JobsProgress | No
     from modelpool.actors.cli.terminal.tables import rows_table
 
     groups = () if waits is None else waits.groups
-    in_pool = 0 if waits is None else waits.jobs
-    in_journal = 0 if progress is None else max(0, progress.record.pending - in_pool)
+    explained = 0 if waits is None else waits.jobs
+    unexplained = 0 if progress is None else max(0, progress.record.pending - explained)
+    # what the pool has taken, and the scheduler does not know yet, or no more
+    not_queued = 0 if progress is None else min(unexplained, max(0, progress.in_pool - explained))
+    in_journal = unexplained - not_queued
     if as_json:
         named = {"submission": waits.submission} if waits is not None else {}
         record = {} if progress is None else plain_record(progress.record)
         named |= {"submission": progress.record.submission_id} if progress is not None else {}
-        values = {"groups": [dataclasses.asdict(group) for group in groups], "in_journal": in_journal}
+        values = {"groups": [dataclasses.asdict(group) for group in groups], "not_queued": not_queued}
+        values["in_journal"] = in_journal
         print_json(sys.stdout, {**named, **record, **values})
         return
     console = user_console(sys.stdout)
@@ -218,11 +222,13 @@ def _print_submission(waits: SubmissionWaits | None, progress: JobsProgress | No
     elif waits is not None:
         say(console, f"{waits.submission}: {counted(waits.jobs, 'job')} in the pool", "bold")
     rows = [(str(group.count), group.detail or group.reason, str(group.first)) for group in groups]
+    if not_queued:
+        rows.append((str(not_queued), "in the pool: about to begin, or their outputs are being written", ""))
     if in_journal:
         trouble = progress.record.trouble if progress is not None else ""
         rows.append((str(in_journal), trouble or "in the journal, until the pool takes more", ""))
     if rows:
-        headings = ["jobs", "why they have not ended; figures are those of the first", "first"]
+        headings = ["jobs", "why they have not ended, with the figures of the first", "first"]
         show(console, rows_table(headings, rows, right=["jobs"]))
 
 

@@ -19,7 +19,7 @@ def counts(record: SubmissionRecord) -> str:
 
 
 def progress_line(now: JobsProgress) -> str:
-    """Return the counts, what runs, and what it waits for."""
+    """Return the counts of its jobs, the number that run, and the reason for which it waits."""
     running = f", {len(now.running)} running" if now.running else ""
     waiting = f"; {now.waiting_for}" if now.waiting_for else ""
     return f"{now.record.submission_id}: {counts(now.record)}{running}{waiting}"

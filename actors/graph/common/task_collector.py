@@ -39,6 +39,7 @@ from modelpool.pool.values.specs.spec import (
     ExecutionMode,
     JobId,
     JobSpec,
+    ReadFile,
     Role,
     TaskId,
     TaskSpec,
@@ -59,7 +60,8 @@ class JobGraph(WireValue):
     """A job for the core, the work of each of its tasks, and the sizes of the components that they name.
 
     warnings      messages for the user
-    fingerprints  of the files of components (`pool.models.loading.file_fingerprint`), as far as they could be read
+    fingerprints  of the files of components (`pool.models.loading.file_fingerprint`), as far as they could be read;
+                  equal components may be in several of them
     nodes         of a workflow: the nodes that each task serves, in order; empty for other jobs
     batch_gain    of a chosen batch size: the images of its passes in a second, as a multiple of single ones; 0 if that
                   was not measured
@@ -69,7 +71,7 @@ class JobGraph(WireValue):
     works: Mapping[TaskId, StageParams]
     components: tuple[ComponentSpec, ...]
     warnings: tuple[str, ...] = ()
-    fingerprints: Mapping[ComponentKey, str] = field(default_factory=dict)
+    fingerprints: Mapping[ReadFile, str] = field(default_factory=dict)
     nodes: Mapping[TaskId, tuple[str, ...]] = field(default_factory=dict)
     batch_gain: float = 0.0
     #: the last task of each node, once it was asked for

@@ -510,7 +510,7 @@ def animation_warnings(
             continue
         with suppress(UserError):  # the image is read again later, with its node
             if names.is_animation(image):
-                yield f"node {node_id} ({kind}): image {image[:100]!r} has several frames, of which the first is read"
+                yield f"node {node_id} ({kind}): image {image[:100]!r} has several frames: only the first is used"
 
 
 def complete_outputs(

@@ -158,7 +158,7 @@ class LoadRequest(WireValue):
     """A load of weights on an idle worker, outside of runs.
 
     run    identifies it among the runs that a controller sent
-    roles  what to load of `model`: its `components`
+    roles  what to load of `model`; `components` has the component of each: equal weights of two roles are one
     kept   components that must not be evicted for it
     files, fetch, epoch  as in `RunRequest`
     """

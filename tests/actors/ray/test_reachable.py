@@ -53,6 +53,13 @@ def test_only_silence_of_several_attempts_in_a_row_is_a_problem_and_only_before_
     assert waits.problem() == "", "it computes for a long time"
 
 
+def test_an_actor_that_takes_connections_is_not_said_to_take_none() -> None:
+    """Ray calls an actor unavailable, too, when only the connection to it broke."""
+    told = reach(answers=True).unavailable()
+    assert "takes no connections" not in told
+    assert told.startswith("the connection to the job service of the pool broke, though it runs and takes connections")
+
+
 def test_the_limit_of_open_files_is_named_with_what_to_do() -> None:
     files, limit = open_files(os.getpid()) or (0, 0)
     assert 0 < files <= limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -149,6 +149,52 @@ def test_a_file_that_differs_blocks_no_other_file_with_an_equal_component(watch:
     assert watch.verifier.end(watch.verifier.begin([(LORA, other_part)])) == ()
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_models_are_opened_again_once_when_a_file_with_an_equal_component_is_gone(
+    watch: Watch, path: Path, is_known: bool
+) -> None:
+    """A checkpoint is removed, or differs before: each run of another one with an equal component opened all models
+    again."""
+    other = path.with_name("other.safetensors")
+    other.write_bytes(b"other")
+    watch.expect(path, b"expected")
+    watch.expect(other, b"other")
+    (_, part), (_, other_part) = watch.read
+    watch.verifier.end(watch.verifier.begin([(LORA, part)]))
+    if is_known:
+        watch.go.set()
+        watch.until(lambda: FileVerdict.DIFFERS in watch.verdicts)
+        assert watch.verifier.changes == 1
+    path.unlink()
+    for _ in range(3):
+        watch.verifier.end(watch.verifier.begin([(LORA, other_part)]))
+        assert watch.verifier.changes == 1
+
+
+def test_a_file_that_is_being_written_fails_no_run_of_another_file_with_an_equal_component(
+    watch: Watch, path: Path
+) -> None:
+    """A download overwrites a checkpoint for minutes: all runs of another one failed until it had ended. Those that
+    join a run with models of the first one still do."""
+    watch.go.set()
+    other = path.with_name("other.safetensors")
+    other.write_bytes(b"other")
+    watch.expect(path, b"weights")
+    watch.expect(other, b"other")
+    (_, part), (_, other_part) = watch.read
+    watch.verifier.end(watch.verifier.begin([(LORA, part)]))
+    watch.until(lambda: watch.verifier.is_settled)
+    for number in range(1, 4):
+        path.write_bytes(b"written " * number)
+        begun = watch.verifier.begin([(LORA, other_part)])
+        path.write_bytes(b"written by now " * number)
+        watch.verifier.end(begun)
+    joined = watch.verifier.begin([(LORA, other_part)], joins=True)
+    path.write_bytes(b"complete")
+    with pytest.raises(FilesUnavailable, match="changed during the run"):
+        watch.verifier.end(joined)
+
+
 def test_other_components_of_such_a_file_are_told_of_when_a_run_wants_them(watch: Watch, path: Path) -> None:
     """Else the scheduler learns of each by a failed run, and tries it again every minute."""
     watch.expect(path, b"expected")

@@ -165,7 +165,7 @@ class Session:
 
     def key(self, pipeline: Pipeline, what: str) -> Key:
         loras = tuple((lora.name, lora.strength) for lora in pipeline.loras)
-        return pipeline.model.name, loras, self.engine._loras_at_run_time, what
+        return pipeline.model.name, loras, self.engine._settings.loras_at_run_time, what
 
     def compare(self, key: Key, made: FloatArray | PixelArray) -> None:
         known = self.known.setdefault(key, made.copy())

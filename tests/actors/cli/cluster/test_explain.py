@@ -6,8 +6,11 @@ import dataclasses
 import json
 import re
 from dataclasses import replace
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
+from modelpool.actors.control.detached.job_service import JobsProgress
+from modelpool.actors.control.detached.records import SubmissionRecord, SubmissionState
 from modelpool.pool.values.core.errors import UnknownName
 from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, UserId, WorkerId
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of
@@ -66,6 +69,29 @@ def test_why_of_a_submission_groups_what_its_jobs_wait_for(command: Command) -> 
     assert found["submission"] == "s"
     assert sum(group["count"] for group in found["groups"]) == 2
     assert command("why", "x", "--pool", "mine", pool=afternoon()).code != 0
+
+
+def test_why_of_a_submission_tells_jobs_whose_outputs_are_written_from_those_in_the_journal(command: Command) -> None:
+    """It said of both that they wait in the journal; and asked the pool for the part of the name that it was given."""
+    asked: list[str] = []
+
+    class DetachedPool(RememberingPool):
+        def attach(self, jobs_id: str) -> Any:
+            record = SubmissionRecord("s", SubmissionState.ACTIVE, "/o", "", 9, 0.0, succeeded=1)
+            return SimpleNamespace(progress=lambda: JobsProgress(record, (), 5, ""))
+
+        def waits(self, submission: str) -> SubmissionWaits | None:
+            asked.append(submission)
+            return super().waits(submission)
+
+    pool = DetachedPool(state=afternoon().state)
+    ended = command("why", "", "--pool", "mine", pool=pool)
+    assert re.search(r"^ +3 +in the pool: about to begin, or their outputs are being written *$", ended.out, re.M)
+    assert re.search(r"^ +3 +in the journal, until the pool takes more *$", ended.out, re.M)
+    [found] = command("why", "", "--pool", "mine", "--json", pool=pool).objects
+    counts = (sum(group["count"] for group in found["groups"]), found["not_queued"], found["in_journal"])
+    assert (counts, sum(counts)) == ((2, 3, 3), found["pending"])
+    assert asked == ["s", "s"]
 
 
 def test_why_tells_each_start_with_expected_and_measured_figures(command: Command) -> None:

@@ -94,7 +94,7 @@ def test_a_loaded_image_with_several_frames_is_told_of(tmp_path: Path) -> None:
     graph["sampler"]["inputs"]["latent_image"] = ["encoded", 0]
     for path in sorted(tmp_path.iterdir()):
         graph["photo"] = node("LoadImage", image=path.name)
-        told = f"node photo (LoadImage): image {path.name!r} has several frames, of which the first is read"
+        told = f"node photo (LoadImage): image {path.name!r} has several frames: only the first is used"
         expected = () if path.name == "still.png" else (told,)
         assert [output.warnings for output in outputs_of(graph, names)] == [expected]
 
@@ -108,7 +108,7 @@ def test_a_mask_of_an_image_with_several_frames_is_the_one_that_comfyui_reads() 
     graph["masked"] = node("SetLatentNoiseMask", samples=["encoded", 0], mask=["mask", 0])
     graph["mask"] = node("LoadImageMask", image="moving.gif", channel="red")
     graph["sampler"]["inputs"]["latent_image"] = ["masked", 0]
-    told = "node photo (LoadImage): image 'moving.gif' has several frames, of which the first is read"
+    told = "node photo (LoadImage): image 'moving.gif' has several frames: only the first is used"
     assert [output.warnings for output in outputs_of(graph, names)] == [(told,)]
 
 

@@ -156,6 +156,7 @@ def test_texts_latents_and_samples_are_those_of_the_pipeline(tmp_path: Path, sam
     whole.engine.close()
 
 
+@pytest.mark.counted
 def test_long_audio_is_decoded_in_parts_where_memory_is_short(tmp_path: Path) -> None:
     """They overlap, and are joined without a step."""
     whole, seconds = Whole(tmp_path, STABLE_AUDIO_3), 256 * CELL / RATE
