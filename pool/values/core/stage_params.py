@@ -753,7 +753,7 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
         return ""
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
-    size = 0 if isinstance(work, UpscaleParams) else work.batch_size
+    size = work.batch_size if isinstance(work, (EncodeParams, SampleParams, DecodeParams)) else 0
     if isinstance(work, SampleParams) and work.part is not None:
         text += repr(_without_places(work.part))
     if isinstance(work, DecodeParams):
