@@ -132,19 +132,22 @@ class JobQueue:
         """Queue the jobs of a pack; once the core has failed, end those that are left. The submission must be kept
         meanwhile: a job may end at once."""
         queued = 0
+        last = max((index for index in pack.indexes if index not in submission.ended_early), default=-1)
         try:
             for job in pack.jobs():
                 if self.broken:
                     break
                 queued += 1
                 if job.index not in submission.ended_early:
-                    self._queue(submission, job, pack.parked_at)
+                    self._queue(submission, job, pack.parked_at, others_follow=job.index != last)
         except Exception:  # a bug: this job, and everything that is parked, would wait for ever
             self.fail_all(traceback.format_exc())
         if self.broken:
             self._end_unqueued(pack, pack.indexes[queued:])
 
-    def _queue(self, submission: OpenSubmission, job: QueuedJob, submitted_at: float | None) -> None:
+    def _queue(
+        self, submission: OpenSubmission, job: QueuedJob, submitted_at: float | None, others_follow: bool
+    ) -> None:
         spec = job.graph.job
         is_known = spec.job_id in self.jobs or spec.job_id in self._state.demand.ended
         self.jobs[spec.job_id] = job
@@ -162,7 +165,7 @@ class JobQueue:
             for saved, state in job.found
             if self._tasks.needs_state(saved.task_id) and self._tasks.keep_state(saved, state)
         ]
-        self._dispatcher.post(Submitted(self._dispatcher.now, spec, submitted_at))
+        self._dispatcher.post(Submitted(self._dispatcher.now, spec, submitted_at, others_follow))
         for saved in found:
             self._dispatcher.state_kept(saved)
         if spec.deadline is not None:

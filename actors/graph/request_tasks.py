@@ -246,7 +246,9 @@ class RequestTasks:
             label = "lyrics" if is_lyrics else name
             unread = counted(tokenized.cut, "token at its end is not read", "tokens at its end are not read")
             self.warnings[f"{label}: {unread} by a text encoder of model {model.name!r}: it is too long"] = None
-        task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
+        size = self._tasks.text_batch(work, tokenized.is_usual)
+        work = replace(work, tokens=tokenized.tokens, batch_size=size)
+        task = self._tasks.add(work, _numbered(IMAGE, embeds))
         return task, tokenized.length
 
     def _texts(

@@ -343,7 +343,7 @@ def _worker_index(state: SchedulerState) -> None:
 
 def _pinned(state: SchedulerState, task: Task) -> None:
     """A task waits for one worker after it ran out of memory or lost one: for a limited time, and only for one that may
-    take it and is not idle, or waits for the ends of the other tasks of a batch."""
+    take it and is not idle, or waits as in `_is_reported_in_parts`."""
     name, worker_id = task.spec.task_id, task.pinned_to
     assert task.memory_failures or task.crashed, _story(state, name, f"waits for {worker_id} without a reason")
     assert state.at < task.pinned_until, _story(state, name, f"waits for {worker_id} for too long")
@@ -407,8 +407,8 @@ def _pool(state: SchedulerState) -> None:
 
 def _no_startable_task_waits(state: SchedulerState) -> None:
     """Idle workers and tasks that they can run coexist only while busy workers should be sooner; never for an overdue
-    task. In a pool that ends, all tasks wait; and those that wait for the ends of the other tasks of a batch, which are
-    reported one after the other."""
+    task. In a pool that ends, all tasks wait; and those that wait for the ends of the other tasks of a batch, or for
+    the other jobs of a submission, which are reported one after the other."""
     idle = state.worker_table.usable(WorkerState.IDLE)
     if not idle or state.ends_at is not None or _is_reported_in_parts(state):
         return
@@ -430,7 +430,10 @@ def _no_startable_task_waits(state: SchedulerState) -> None:
 
 
 def _is_reported_in_parts(state: SchedulerState) -> bool:
-    """Return whether only some tasks of a batch are reported as ended: nothing starts before the last report."""
+    """Return whether only some tasks of a batch are reported as ended, or some jobs of a submission as submitted:
+    nothing starts before the last report."""
+    if state.others_follow:
+        return True
     busy = state.worker_table.usable(WorkerState.BUSY)
     return any(len(worker.task_ids) < worker.members for worker in busy if worker.members > 1 and not worker.pass_key)
 

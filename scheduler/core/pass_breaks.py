@@ -213,9 +213,10 @@ class PassBreaks:
                 served.ends += 1
             extra_seconds = self._costs.extra_seconds(task.spec, task.cost_class, worker) or 0.0
             seconds = extra_seconds + self._costs.resident_seconds(task.spec, task.cost_class, worker)
-            served.seconds += seconds
-            if not self._follows_samplings(task):
-                served.lone_seconds += seconds
+            if served.begins_pass(task):
+                served.seconds += seconds
+                if not self._follows_samplings(task):
+                    served.lone_seconds += seconds
             if task.cost_class.needed_bytes + first.cost_class.needed_bytes > (worker.capacity_bytes or 0):
                 served.reloads = True
             served.elsewhere_seconds = min(served.elsewhere_seconds, self._elsewhere(task, worker, at))
@@ -297,6 +298,7 @@ class _Served:
     reloads            they need memory that the weights of the pass have
     reload_seconds     to load these weights again
     lone_seconds       of the tasks, of those that no sampling needs or is needed by
+    passes             tasks in the last pass of each kind with a batch size
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -307,6 +309,16 @@ class _Served:
     reloads: bool = False
     reload_seconds: float = 0.0
     lone_seconds: float = 0.0
+    passes: dict[str, int] = field(default_factory=dict)
+
+    def begins_pass(self, task: Task) -> bool:
+        """Add a task to the passes of its kind; return whether it begins one, and does not share one that takes as
+        long without it."""
+        if task.spec.batch_size <= 1 or not may_share(task):
+            return True
+        place = self.passes.get(task.spec.together, 0)
+        self.passes[task.spec.together] = (place + 1) % task.spec.batch_size
+        return place == 0
 
     @property
     def count(self) -> int:

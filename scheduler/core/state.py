@@ -143,6 +143,8 @@ class SchedulerState:
         self.at = 0.0
         #: when the pool ends; None while it is to continue. From the notice on, nothing starts
         self.ends_at: float | None = None
+        #: as the last event says (`Submitted`)
+        self.others_follow = False
         self.log = Story(self.config.story_length)
         self.costs = Costs(self.config.patch_switch_seconds)
         self.worker_table = WorkerTable(self.config, self.log, self._out)
@@ -225,6 +227,7 @@ class SchedulerState:
         if self.demand.shareable or self.gang_starts.load.is_known:
             self.gang_starts.pass_time(self.at)
         self.log.begin(event, self.at)
+        self.others_follow = isinstance(event, Submitted) and event.others_follow
         self._apply(event)
         self._decide(event)
         self._request_ticks(event)
@@ -309,6 +312,8 @@ class SchedulerState:
         if self.worker_table.cordons:
             self._maintain(event)
         self.demand.fair_queue.settle(self.at)
+        if self.others_follow:
+            return  # all else is decided with the last one
         # the ends of the others follow at once, and with them what may start
         in_parts = self.ends_at is None and isinstance(event, RunEnded) and self.starts.is_reported_in_parts(event)
         if self.ends_at is None:

@@ -89,11 +89,14 @@ class PruneComponents(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class Submitted(WireValue):
-    """A driver submitted `job`: at `submitted_at`, if it has waited outside of the core since, or else now."""
+    """A driver submitted `job`: at `submitted_at`, if it has waited outside of the core since, or else now. With
+    `others_follow`, the next event is the next job of the same submission: tasks start when the last one is there, so
+    that those that share a pass are all there."""
 
     at: float
     job: JobSpec
     submitted_at: float | None = None
+    others_follow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

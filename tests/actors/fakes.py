@@ -273,7 +273,7 @@ class FakeCatalog:
         return named in LORAS[lora.name] and (not lora.noise or halves.get(role) == lora.noise)
 
     def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
-        return TokenizedPrompt((), 77 * (1 + len(work.text) // 300))
+        return TokenizedPrompt((), 77 * (1 + len(work.text) // 300), is_usual=len(work.text) < 300)
 
     def activation_bytes(self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()) -> int:
         size = getattr(work, "shape", work)

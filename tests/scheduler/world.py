@@ -7,6 +7,7 @@ before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -98,10 +99,15 @@ ROOMY = 64
 STEPS = 4
 
 
-def encode(prompt: str, activation_bytes: int = 1, patch: str = "", run_seconds: float = 1.0) -> TaskSpec:
+def encode(
+    prompt: str, activation_bytes: int = 1, patch: str = "", run_seconds: float = 1.0, batch_size: int = 1
+) -> TaskSpec:
     use = ComponentUse(TEXT, 1, patch, 2 if patch else 0)
-    task_id = TaskId(f"e:{prompt}{patch}")
-    return TaskSpec(task_id, Stage.ENCODE, (use,), activation_bytes, run_seconds, together="e")
+    together = "e" if batch_size == 1 else f"e{batch_size}"
+    task_id = TaskId(f"{together}:{prompt}{patch}")
+    return TaskSpec(
+        task_id, Stage.ENCODE, (use,), activation_bytes, run_seconds, together=together, batch_size=batch_size
+    )
 
 
 def sample(
@@ -501,15 +507,23 @@ class Shell:
             return now
         return plan(now, spec.uses, SPECS, _way(spec, now.capacity_bytes).activation_bytes).after
 
-    def submit(self, job: JobSpec, waited_seconds: float | None = None) -> list[Command]:
+    def submit_together(self, jobs: Sequence[JobSpec]) -> list[Command]:
+        """Submit jobs that follow each other at once; return the commands of all."""
+        *first, last = jobs
+        return [command for job in first for command in self.submit(job, others_follow=True)] + self.submit(last)
+
+    def submit(
+        self, job: JobSpec, waited_seconds: float | None = None, *, others_follow: bool = False
+    ) -> list[Command]:
         """Submit a job, which may have waited outside of the core before."""
         self.held.update(job.given)
         self.provided.update(job.given)
         self.wrong.difference_update(job.given)
         self.jobs.setdefault(job.job_id, job)
         self.tasks.update((task.task_id, task) for task in job.tasks)
-        now = self.tick()
-        return self.feed(Submitted(now, job, None if waited_seconds is None else now - waited_seconds))
+        now = self.at if self.state.others_follow else self.tick()
+        submitted_at = None if waited_seconds is None else now - waited_seconds
+        return self.feed(Submitted(now, job, submitted_at, others_follow))
 
     def pin(self, components: tuple[ComponentKey, ...], replicas: int) -> list[Command]:
         return self.feed(PinComponents(self.tick(), components, replicas))

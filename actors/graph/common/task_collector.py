@@ -30,6 +30,7 @@ from modelpool.pool.values.core.stage_params import (
     role_of,
     stage_of,
     task_id,
+    why_alone,
 )
 from modelpool.pool.values.specs.gang import ANY_GPUS, DEGREES
 from modelpool.pool.values.specs.spec import (
@@ -118,8 +119,8 @@ class TaskCollector:
     """Collects the tasks of one job, each after the tasks that it needs."""
 
     def __init__(self, catalog: GraphCatalog, batch_size: int = 1, keeps: bool = False) -> None:
-        """Images are sampled and decoded in forward passes of `batch_size`, as in `SampleParams`. `keeps`: all results
-        are worth keeping for later jobs."""
+        """Images are sampled and decoded in forward passes of `batch_size`, as in `SampleParams`, and usual texts are
+        encoded so. `keeps`: all results are worth keeping for later jobs."""
         self._keeps = keeps
         self._catalog = catalog
         self._batch_size = batch_size
@@ -190,6 +191,11 @@ class TaskCollector:
             file_names=file_names(uses, work),
         )
 
+    def text_batch(self, work: EncodeParams, is_usual: bool) -> int:
+        """Return the batch size of the encoding of a text, as in `EncodeParams`, which `is_usual` says whether it is
+        usual, as in `TokenizedPrompt`. Another text runs alone: few are as long, and a pass of one would be padded."""
+        return self._batch_size if self._batch_size > 1 and is_usual and not why_alone(work) else 0
+
     def __contains__(self, task_id: TaskId) -> bool:
         return task_id in self._tasks
 
@@ -207,6 +213,8 @@ class TaskCollector:
 
     def _of_batch(self, work: StageParams) -> tuple[StageParams, int]:
         """Return `work` with the batch size of its forward passes, and that size."""
+        if isinstance(work, EncodeParams):
+            return work, max(1, work.batch_size)
         if self._batch_size == 1 or not isinstance(work, SampleParams | DecodeParams):
             return work, 1
         if reason := why_single(work, self._catalog.model_defaults(work.model).sampling):

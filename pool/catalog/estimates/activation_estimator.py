@@ -150,7 +150,9 @@ class ActivationEstimator:
         """Return the tokens of the text of `work`, and how many of them the diffusion model reads, with images. Raises
         UnusableField as `parse_weights` does, and TokenizerMissing."""
         read = self._text_read(work)
-        return TokenizedPrompt(read.tokens, read.shape.tokens, max((each.cut for each in read.shape.read), default=0))
+        cut = max((each.cut for each in read.shape.read), default=0)
+        usual = read if not work.text else self._text_read(replace(work, text="", embeddings=()))
+        return TokenizedPrompt(read.tokens, read.shape.tokens, cut, read.shape == usual.shape)
 
     def activation_bytes(self, model: ModelRef, work: ModelStageParams, context_tokens: Sequence[int] = ()) -> int:
         """Return the device memory of `work` in full execution, without weights and scratch.

@@ -34,9 +34,12 @@ PromptTokens: TypeAlias = Tokens | ClipTokens
 class TokenizedPrompt:
     """The tokens of a prompt for each text encoder of a model, in order, and how many the diffusion model reads.
 
-    cut  tokens at its end that an encoder with states does not read, as its texts are no longer; the most of any
+    cut       tokens at its end that an encoder with states does not read, as its texts are no longer; the most of any
+    is_usual  the encoders read as much as of the empty text, without weights and learned tokens: such texts of a model
+              have equal numbers of rows and tokens
     """
 
     tokens: tuple[PromptTokens, ...]
     length: int
     cut: int = 0
+    is_usual: bool = False

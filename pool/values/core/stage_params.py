@@ -92,6 +92,7 @@ class EncodeParams(WireValue):
                     and it does not run
     lyrics          it is the text of lyrics, which the text encoder reads in another way
     pooled          the result has the pooled text of a CLIP without projection, also where the model reads none
+    batch_size      as in `SampleParams`, for texts that are read as the empty text is
     tokens          of the text, for each text encoder in order; empty if it is not tokenized yet. They follow from the
                     text, so they are not part of the identity
     """
@@ -108,6 +109,7 @@ class EncodeParams(WireValue):
     writes: WrittenTokens | None = None
     lyrics: bool = False
     pooled: bool = False
+    batch_size: int = 0
     tokens: tuple[PromptTokens, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -668,7 +670,7 @@ _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
 )
 _APART: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
-        EncodeParams: frozenset({"pooled"}),
+        EncodeParams: frozenset({"pooled", "batch_size"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
         DecodeParams: frozenset({"batch_size", "tile", "tile_frames", "parts", "part", "track"}),
         UpscaleParams: frozenset({"vae"}),
@@ -691,7 +693,7 @@ _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
 #: fields that were added later, with an empty default
 _LATER_FIELDS: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
     {
-        EncodeParams: frozenset({"writes", "lyrics", "pooled"}),
+        EncodeParams: frozenset({"writes", "lyrics", "pooled", "batch_size"}),
         VisionEncodeParams: frozenset({"use", "blank"}),
         EncodeImageParams: frozenset({"seconds", "sound"}),
         SampleParams: frozenset({"batch_size", "gpus", "part"}),
@@ -751,13 +753,15 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
         return ""
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
-    size = work.batch_size if isinstance(work, (SampleParams, DecodeParams)) else 0
+    size = work.batch_size if isinstance(work, (EncodeParams, SampleParams, DecodeParams)) else 0
     if isinstance(work, SampleParams) and work.part is not None:
         text += repr(_without_places(work.part))
     if isinstance(work, DecodeParams):
         text += work.track
-    if isinstance(work, EncodeParams) and work.pooled:
-        text += "pooled"
+    if isinstance(work, EncodeParams):
+        text += "pooled" * work.pooled
+        if size:  # negative prompts may have another template, of another length
+            text += "negative" * work.is_negative
     return f"{stage_of(work).value} {_digest(text)[:16]}{f' {size}' if size else ''}"
 
 

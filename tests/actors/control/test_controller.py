@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -18,7 +19,16 @@ from modelpool.pool.values.core.stage_params import Latent
 from modelpool.pool.values.specs.spec import JobId, OomStep, RunErrorKind, Stage, TaskId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
-from modelpool.scheduler.model.messages import Outcome, RunEnded, RunTask, ScheduleTick, Submitted, Tick
+from modelpool.scheduler.model.messages import (
+    Command,
+    Event,
+    Outcome,
+    RunEnded,
+    RunTask,
+    ScheduleTick,
+    Submitted,
+    Tick,
+)
 from tests.actors.fake_fleet import ME, Desk, FakeRef, dialogue, settle
 from tests.actors.fakes import FAIL, FakeCatalog, image_of, text_of
 
@@ -82,6 +92,26 @@ async def test_equal_work_is_run_once_and_counted_once() -> None:
     encodes = [task for job in ended for task in job.tasks if task.stage is Stage.ENCODE]
     assert len(encodes) == 6
     assert sum(not task.shared for task in encodes) == 2
+
+
+@dialogue
+async def test_texts_of_one_submission_share_a_pass() -> None:
+    """All jobs are known before the first text starts."""
+    desk = await Desk(config=SchedulerConfig(joins=False)).open()
+    told: list[tuple[bool, int]] = []
+    handled = desk.controller._dispatcher._on_handled
+
+    def watched(event: Event, commands: Sequence[Command]) -> None:
+        if isinstance(event, Submitted):
+            started = [command for command in commands if isinstance(command, RunTask)]
+            told.append((event.others_follow, sum(1 + len(each.batch_mates) for each in started)))
+        handled(event, commands)
+
+    desk.controller._dispatcher._on_handled = watched
+    await desk.submit(*(request(f"circle {number}", batch=8) for number in range(5)))
+    assert told == [(True, 0)] * 4 + [(False, 6)], "with the negative prompt"
+    ends = await desk.run_dry()
+    assert [ended.error for ended in ends] == [None] * 5
 
 
 @dialogue

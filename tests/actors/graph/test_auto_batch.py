@@ -26,7 +26,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.batch_gains import BatchedWork, MeasuredGain
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
-from modelpool.pool.values.core.stage_params import ModelRef
+from modelpool.pool.values.core.stage_params import EncodeParams, ModelRef
 from modelpool.pool.values.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog
 
@@ -71,11 +71,25 @@ def recorded(*sizes: int, side: int = 64) -> BatchTerms:
 
 def test_the_recipe_and_the_tasks_are_those_of_the_number() -> None:
     recipe, graph = built(request())
-    assert (recipe.batch, {task.batch_size for task in graph.job.tasks}) == (8, {1, 8})
+    assert (recipe.batch, {task.batch_size for task in graph.job.tasks}) == (8, {8})
     explicit, same = built(request(batch=8))
     assert (recipe.digest, graph.job, graph.works) == (explicit.digest, same.job, same.works)
     assert recipe.as_json() == explicit.as_json(), "why it was chosen is for who asked"
     assert ("2.5 times" in recipe.batch_reason, explicit.batch_reason) == (True, "")
+
+
+def test_usual_texts_have_the_batch_size_and_long_ones_run_alone() -> None:
+    found = {}
+    for prompt in ("a", "a" * 400):
+        _, graph = built(request(batch=8, prompt=prompt, negative="b"))
+        found[len(prompt)] = [
+            (work.batch_size, task.batch_size)
+            for task in graph.job.tasks
+            if isinstance(work := graph.works[task.task_id], EncodeParams)
+        ]
+    assert found == {1: [(8, 8), (8, 8)], 400: [(0, 1), (8, 8)]}
+    _, single = built(request(batch=1))
+    assert {getattr(work, "batch_size", 0) for work in single.works.values()} == {0}
 
 
 def test_single_requests_and_kinds_without_a_measurement_are_as_without_it() -> None:

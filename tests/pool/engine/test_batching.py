@@ -274,7 +274,8 @@ def test_texts_of_any_length_and_latents_of_a_run_are_those_made_alone(bench: Be
 
 
 def test_texts_of_a_run_have_the_bytes_that_they_have_alone(bench: Bench) -> None:
-    """On a CPU, in runs of any size: so texts need no batch size. Measured likewise at the widths of CLIP and T5."""
+    """On a CPU, in runs of any size, and in another one of its device. Measured likewise at the widths of CLIP and T5.
+    GPUs choose kernels by the size, so texts have a batch size all the same."""
     members = bench.encodes(("a cyan star", "", "two blue squares", "a ring", "a dot", "a line", "red", "green"))
     alone = [array(bench.alone(member)) for member in members]
     for count in (2, 3, 8):
@@ -297,9 +298,10 @@ def test_neither_order_nor_company_changes_a_image(bench: Bench) -> None:
 
 
 def test_with_a_fixed_batch_size_no_grouping_changes_a_byte(bench: Bench) -> None:
-    """Samplings and decodes of four: together, in two, alone, in any order, with others, and alone in an engine that
-    has run nothing before. Alone without a batch size, some have other last bits: else this would prove nothing."""
-    for single in (bench.samples(6), bench.decodes(6)):
+    """Texts, samplings and decodes of four: together, in two, alone, in any order, with others, and alone in an engine
+    that has run nothing before. Alone without a batch size, some have other last bits: else this proves nothing."""
+    texts = ("a cyan star", "", "two blue squares", "a ring", "a dot", "a line")
+    for single in (bench.encodes(texts), bench.samples(6), bench.decodes(6)):
         members = [bench.fixed(member, 4) for member in single]
         whole = [array(outcome) for outcome in bench.engine.run_batch(members[:4])]
         for places in ((0, 1), (2,), (3, 0), (3, 2, 1, 0), (5, 2, 4), (1, 4, 5, 3)):

@@ -192,10 +192,11 @@ class CoreMachine(RuleBasedStateMachine):
         """Images that differ in their seeds, and may be made together, or in passes of a fixed size: then they may join
         others that take longer or not as long."""
         given, seconds = TaskId("given:1"), seconds if size > 1 else 10.0
-        for _ in range(count):
-            number = len(self.shell.jobs)
+        jobs = []
+        for number in range(len(self.shell.jobs), len(self.shell.jobs) + count):
             task = sample(given, model=model, seed=100 + number, batch_size=size, run_seconds=seconds)
-            self.shell.submit(JobSpec(JobId(f"j{number}"), (task,), task.task_id, (given,), priority, user))
+            jobs.append(JobSpec(JobId(f"j{number}"), (task,), task.task_id, (given,), priority, user))
+        self.shell.submit_together(jobs)
 
     @precondition(lambda self: self.shell.jobs)
     @rule(number=ANY)

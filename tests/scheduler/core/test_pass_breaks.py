@@ -191,3 +191,21 @@ def test_texts_that_fill_a_pass_go_before_it() -> None:
     stages = [one.task_id.partition(":")[0] for one in begun]
     assert stages[:3] == ["e", "e", "e"], stages
     assert begun[3].batch_mates or begun[4].link is RunLink.ENTERS
+
+
+def test_texts_of_one_pass_take_its_time_once() -> None:
+    """Three texts of 0.6 of a sampling each are not worth a wait of the first one; in one pass of that length they
+    are."""
+    first_stages = {}
+    for size in (1, 4):
+        shell = pool()
+        shell.submit(alone("running", sample(GIVEN, seed=9, model=DRAW), given=(GIVEN,)))
+        ready = sample(GIVEN, seed=1, run_seconds=LONG, batch_size=4)
+        shell.submit(alone("ready", ready, given=(GIVEN,)))
+        for name in ("second", "third", "fourth"):
+            text = encode(name, run_seconds=0.6 * LONG, batch_size=size)
+            paint = sample(text.task_id, seed=hash_of(name), run_seconds=LONG, batch_size=4)
+            shell.submit(JobSpec(JobId(name), (text, paint), paint.task_id))
+        (begun, *_) = [one for one in shell.finish("a") if isinstance(one, RunTask)]
+        first_stages[size] = begun.task_id[0], len(begun.batch_mates)
+    assert first_stages == {1: ("s", 0), 4: ("e", 2)}

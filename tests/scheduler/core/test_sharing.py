@@ -35,6 +35,15 @@ def test_equal_tasks_of_two_jobs_run_once(shell: Shell) -> None:
     assert shell.resolved[JobId("first")].result == shell.resolved[JobId("third")].result
 
 
+def test_jobs_of_one_submission_start_when_all_are_there(shell: Shell) -> None:
+    """Found: of 24 texts that came at once, 12 went to workers one by one, each in a pass of eight of its own."""
+    shell.workers(a=64, b=64)
+    jobs = [alone(f"j{number}", encode(f"text {number}", batch_size=3)) for number in range(7)]
+    started = [command for command in shell.submit_together(jobs) if isinstance(command, RunTask)]
+    assert [1 + len(command.batch_mates) for command in started] == [3, 3]
+    assert len(set(run_all(shell))) == len(shell.resolved) == 7
+
+
 def test_a_kept_encode_serves_a_later_job(shell: Shell) -> None:
     """An encode result outlives its job; a sample or an image does not."""
     shell.workers(a=64)

@@ -594,9 +594,9 @@ def test_the_pool_has_a_window_of_a_long_submission(service: Service, monkeypatc
     most = 0
     add = service.line.controller._queue._queue
 
-    def watched(*args: Any) -> None:
+    def watched(*args: Any, **more: Any) -> None:
         nonlocal most
-        add(*args)
+        add(*args, **more)
         most = max(most, len(service.line.controller._queue.jobs))
 
     service.line.controller._queue._queue = watched  # type: ignore[method-assign]
