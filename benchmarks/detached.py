@@ -22,8 +22,8 @@ from pathlib import Path
 from modelpool import GenerateRequest, ModelPool, PoolConfig
 from modelpool.actors.client.opening import start_pool
 from modelpool.actors.control.detached.job_service import JobService
-from modelpool.actors.control.detached.journal import Journal
 from modelpool.actors.control.detached.records import NewSubmission, RequestOutcome, request_text
+from modelpool.actors.control.detached.submission_journal import Journal
 from modelpool.scheduler.model.messages import Outcome
 from tests.actors.fakes import FakeEngine, fake_plan
 from tests.actors.loop_connection import LoopConnection

@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 from modelpool.actors.config.output_address import OutputAddress, absolute_address
 from modelpool.actors.control.detached.job_service import LONGEST_WAIT_SECONDS, JobsConnection, JobService, JobsProgress
-from modelpool.actors.control.detached.journal import BeingReceived, require_same
 from modelpool.actors.control.detached.records import (
     NewSubmission,
     RequestOutcome,
@@ -22,6 +21,7 @@ from modelpool.actors.control.detached.records import (
     kind_of,
     request_text,
 )
+from modelpool.actors.control.detached.submission_journal import BeingReceived, require_same
 from modelpool.actors.graph.features.recipe import Recipe
 from modelpool.actors.outputs.layout import OutputLayout
 from modelpool.actors.outputs.results.outcomes import PoolLost

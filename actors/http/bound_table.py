@@ -470,16 +470,21 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
         ),
         Bound("control.detached.records:MAX_ID_LENGTH", "id of a submission", "characters"),
         Bound(
-            "control.detached.journal:MOST_REQUESTS",
+            "control.detached.submission_journal:MOST_REQUESTS",
             "requests of all submissions in the journal",
             "",
             "the oldest submissions that have ended are removed",
         ),
         Bound(
-            "control.detached.journal:MOST_IN_TRANSACTION", "rows of the journal that are written at a time", "", _WAITS
+            "control.detached.submission_journal:MOST_IN_TRANSACTION",
+            "rows of the journal that are written at a time",
+            "",
+            _WAITS,
         ),
         Bound("control.detached.job_previews:MOST_KEPT", "previews of detached jobs", "", _OLDEST),
-        Bound("control.detached.journal:MOST_HISTORIES", "histories of ended jobs in the journal", "", _OLDEST),
+        Bound(
+            "control.detached.submission_journal:MOST_HISTORIES", "histories of ended jobs in the journal", "", _OLDEST
+        ),
         Bound("control.past_jobs:MOST_HISTORIES", "those of them that wait to be written", "", _OLDEST),
         Bound(
             "control.detached.job_service:MOST_TROUBLES",

@@ -23,7 +23,7 @@ from modelpool.actors.config.config import ControllerPlace
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.detached.job_service import JobService, P, ServiceMethod, T
-from modelpool.actors.control.detached.journal import Journal, JournalFailed
+from modelpool.actors.control.detached.submission_journal import Journal, JournalFailed
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray.cluster import controller_node, find_controller
 from modelpool.actors.ray.control_service import ControlService

@@ -30,8 +30,8 @@ from modelpool.actors.control.cluster_view import ClusterView, launch_failure, s
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
+from modelpool.actors.ray.abandoned_demand import DemandWatch, end_watch
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, DECODES, PASSES, WATCH, WorkerNeeds
-from modelpool.actors.ray.demand_watch import DemandWatch, end_watch
 from modelpool.actors.ray.owned_values import OwnedValues
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.ray.ray_nodes import ActorReport

@@ -28,8 +28,8 @@ from modelpool.pool.weights.ops.packed import stored_bytes as stored_bytes_of
 from modelpool.pool.weights.patcher.compute_dtype import compute_dtype
 from modelpool.pool.weights.patcher.weight_bytes import ModuleWeights
 from modelpool.pool.weights.quant.formats import FORMATS
+from modelpool.pool.weights.quant.marked_codec import FP8_DTYPES
 from modelpool.pool.weights.quant.native_kernels import linear_kernel, reference_kernel
-from modelpool.pool.weights.quant.quant_codec import FP8_DTYPES
 
 _DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
 #: formats that the reference arithmetic multiplies: scaled, and plain

@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.chaos import Faults, role_of
 from benchmarks.chaos_model import Guarantees, digest, read_journal
-from modelpool.actors.control.detached.journal import Journal
 from modelpool.actors.control.detached.records import NewSubmission, RequestOutcome
+from modelpool.actors.control.detached.submission_journal import Journal
 from modelpool.scheduler.model.messages import Outcome
 
 

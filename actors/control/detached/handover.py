@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from modelpool.actors.control.connection import CONTROLLER, Connection
-from modelpool.actors.control.detached.journal import Journal, JournalFailed
 from modelpool.actors.control.detached.left_memory import ended_memory, left_memory, stored_memory
+from modelpool.actors.control.detached.submission_journal import Journal, JournalFailed
 from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken
 from modelpool.actors.control.status import PinnedModel
 from modelpool.pool.values.core.errors import UnknownName, UserError, unknown_name

@@ -33,7 +33,6 @@ from modelpool.actors.config.output_address import file_of, output_address
 from modelpool.actors.control.connection import CONTROLLER, Connection, ResultGone, UnknownDriver
 from modelpool.actors.control.detached.handover import Handover
 from modelpool.actors.control.detached.job_previews import DetachedPreviews
-from modelpool.actors.control.detached.journal import Fenced, Journal, JournalFailed
 from modelpool.actors.control.detached.left_memory import stored_memory
 from modelpool.actors.control.detached.records import (
     NewSubmission,
@@ -47,6 +46,7 @@ from modelpool.actors.control.detached.records import (
     with_deadline,
 )
 from modelpool.actors.control.detached.submission_age import SubmissionAges
+from modelpool.actors.control.detached.submission_journal import Fenced, Journal, JournalFailed
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.inputs.input_images import InputImages
 from modelpool.actors.control.operator_orders import OperatorOrder, OrderTaken

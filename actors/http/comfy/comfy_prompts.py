@@ -30,9 +30,9 @@ from modelpool.actors.http.comfy.comfy_progress import (
 )
 from modelpool.actors.http.service.answers import json_text
 from modelpool.actors.http.service.encoded_images import image_bytes
+from modelpool.actors.http.service.held_shares import of_the_largest
 from modelpool.actors.http.service.node_states import BEGUN, FAILED
 from modelpool.actors.http.service.problems import HttpProblem, too_many
-from modelpool.actors.http.service.shares import of_the_largest
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, warnings_of
 from modelpool.actors.outputs.results.previews import ImagePreview
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from modelpool.actors.config.serve_section import HASHED, ServeSection
+from modelpool.actors.http.service.held_shares import HeldShare
 from modelpool.actors.http.service.problems import HttpProblem, too_many
-from modelpool.actors.http.service.shares import HeldShare
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection

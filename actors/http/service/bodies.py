@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.http.service.access import caller_of
 from modelpool.actors.http.service.form_names import with_plain_names
+from modelpool.actors.http.service.held_shares import HeldShare, HeldShares
 from modelpool.actors.http.service.problems import HttpProblem
-from modelpool.actors.http.service.shares import HeldShare, HeldShares
 from modelpool.actors.http.service.turns import Turns
 from modelpool.actors.request.json_text import JsonOverBound, NotJson, parse_json
 

@@ -21,10 +21,10 @@ from modelpool.actors.http.service.access import caller_of as caller_of
 from modelpool.actors.http.service.caller_images import CallerImages
 from modelpool.actors.http.service.caller_names import check_names, may_name_paths
 from modelpool.actors.http.service.gate import SIGNED_PATH
+from modelpool.actors.http.service.held_shares import HeldShare, HeldShares
 from modelpool.actors.http.service.limit_log import LimitLog
 from modelpool.actors.http.service.ports import HttpPool
 from modelpool.actors.http.service.problems import HttpProblem
-from modelpool.actors.http.service.shares import HeldShare, HeldShares
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, Submissions, owner_folder
 from modelpool.actors.http.service.turns import Turns
 from modelpool.actors.outputs.results.outcomes import PoolLost

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.config.output_address import OutputAddress, output_address
 from modelpool.actors.control.detached.records import name_of
+from modelpool.actors.http.service.held_shares import HeldShare, of_the_largest
 from modelpool.actors.http.service.node_outlines import NodeOutline, outlines_of
 from modelpool.actors.http.service.node_states import NodeState, NodeStates
 from modelpool.actors.http.service.ports import HttpDetachedJobs, HttpJobs, HttpPool
 from modelpool.actors.http.service.problems import HttpProblem
-from modelpool.actors.http.service.shares import HeldShare, of_the_largest
 from modelpool.actors.http.service.shown_messages import shown_message
 from modelpool.actors.http.service.submission_inputs import INPUTS_FOLDER
 from modelpool.actors.outputs.atomic_write import make_private_folder

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modelpool.actors.http.service.held_shares import of_the_largest
 from modelpool.actors.http.service.problems import HttpProblem
-from modelpool.actors.http.service.shares import of_the_largest
 from modelpool.actors.http.service.shown_names import (
     INPUT_MARK,
     folders_on_disk,

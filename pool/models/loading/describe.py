@@ -18,7 +18,7 @@ from modelpool.pool.models.components.common.infer_config import latent_facts
 from modelpool.pool.models.loading.detect_family import detect
 from modelpool.pool.models.loading.small_tensors import read_number, refine_family
 from modelpool.pool.models.loading.weights_header import read_weights_header
-from modelpool.pool.models.lora_names.styles import style_of
+from modelpool.pool.models.lora_names.name_conventions import style_of
 from modelpool.pool.values.core.assembly import Source
 from modelpool.pool.values.core.errors import UnknownArchitecture, counted
 from modelpool.pool.values.core.family_facts import LatentFacts

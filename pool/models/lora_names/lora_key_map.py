@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from modelpool.pool.families.definitions import defined_unets
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.models.lora_names.diffusion_lora_names import model_names, names_of, through
+from modelpool.pool.models.lora_names.name_conventions import style_of, styles_of
 from modelpool.pool.models.lora_names.naming import NAMINGS
-from modelpool.pool.models.lora_names.styles import style_of, styles_of
 from modelpool.pool.models.lora_names.text import lora_encoder, names_of_module, text_encoder_names
 from modelpool.pool.values.specs.spec import Role
 

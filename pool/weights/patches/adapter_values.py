@@ -18,7 +18,7 @@ from modelpool.pool.weights.patches.full_weights import Difference, Replacement
 from modelpool.pool.weights.patches.glora import glora_of
 from modelpool.pool.weights.patches.loha import HadamardFactor, LoHa
 from modelpool.pool.weights.patches.lokr import KroneckerFactor, LoKr
-from modelpool.pool.weights.patches.low_rank import LowRank, TuckerLowRank
+from modelpool.pool.weights.patches.lora import LowRank, TuckerLowRank
 from modelpool.pool.weights.patches.oft import BOFT, OFT, InputOFT
 from modelpool.pool.weights.patches.vera import VeRA
 from modelpool.pool.weights.patches.weight_patch import Offset, PatchValue, Shape

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from modelpool.pool.values.core.errors import PatchFailed
 from modelpool.pool.values.specs.spec import UNPATCHED
-from modelpool.pool.weights.patches.low_rank import LowRank, factors_of, merge_low_rank, rank_of
+from modelpool.pool.weights.patches.lora import LowRank, factors_of, merge_low_rank, rank_of
 from modelpool.pool.weights.patches.weight_patch import DeltaFunction, Offset, PatchValue, Shape, WeightPatch
 
 __all__ = ["DeltaFunction", "LowRank", "Offset", "PatchSet", "PatchValue", "WeightFunction", "WeightPatch"]

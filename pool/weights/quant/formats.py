@@ -1,7 +1,7 @@
 """Table of the quantization formats that published files use. Torch-free.
 
 For each format: its name, the tensors that it is stored as, how their shapes follow from the weight's, and the GPU
-generation from which kernels exist. Computes nothing: `pool.weights.quant.quant_codec` turns stored tensors into
+generation from which kernels exist. Computes nothing: `pool.weights.quant.marked_codec` turns stored tensors into
 values. Source of the names and layouts: comfyui-behaviour facts, sections 2 and 2.1; comfy_kitchen 0.2.40 (Apache-2.0),
 its `tensor` package.
 """

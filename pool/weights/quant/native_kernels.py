@@ -23,7 +23,7 @@ from modelpool.pool.weights.ops.packed import PackedWeight
 from modelpool.pool.weights.quant.formats import FORMATS, WEIGHT, Format
 from modelpool.pool.weights.quant.kitchen import KNOWN_DEVICES
 from modelpool.pool.weights.quant.kitchen_linear import LINEARS
-from modelpool.pool.weights.quant.quant_codec import FP8_DTYPES, INT8, QuantCodec
+from modelpool.pool.weights.quant.marked_codec import FP8_DTYPES, INT8, QuantCodec
 
 _LOG = logging.getLogger(__name__)
 #: (codes, transposed codes of the weight, their two factors, bias, dtype) -> product

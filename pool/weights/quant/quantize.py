@@ -21,7 +21,7 @@ from modelpool.pool.weights.ops.packed import PackedWeight, packed_weight
 from modelpool.pool.weights.quant import kitchen_dispatch
 from modelpool.pool.weights.quant.formats import FORMATS, INPUT_SCALE, WEIGHT, misfit, rotates, round_up
 from modelpool.pool.weights.quant.kitchen_quantize import CHUNK_SCRATCH_BYTES, CHUNK_VALUES
-from modelpool.pool.weights.quant.quant_codec import FP8_DTYPES, INT8, QuantCodec, codec
+from modelpool.pool.weights.quant.marked_codec import FP8_DTYPES, INT8, QuantCodec, codec
 
 #: dtypes that the package can quantize
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

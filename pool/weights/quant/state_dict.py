@@ -27,8 +27,8 @@ from modelpool.pool.weights.quant.detect_layers import (
     plain_factors,
 )
 from modelpool.pool.weights.quant.formats import BITSANDBYTES, BITSANDBYTES_STATE, WEIGHT, Shape, round_up
-from modelpool.pool.weights.quant.quant_codec import QuantCodec
-from modelpool.pool.weights.quant.scaled_codec import is_scaled_codes, scaled_codes
+from modelpool.pool.weights.quant.marked_codec import QuantCodec
+from modelpool.pool.weights.quant.unmarked_codec import is_scaled_codes, scaled_codes
 
 _NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
 

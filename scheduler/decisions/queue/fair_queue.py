@@ -5,7 +5,7 @@ requested it first, of those that still do: others that want it too get it for f
 
     shares      virtual start times, which order the tasks of one priority (`scheduler.decisions.queue.shares`)
     deadlines   jobs that go before all others now (`scheduler.decisions.queue.deadlines`)
-    limits      tasks of a user in the backlog (`scheduler.decisions.queue.limits`)
+    limits      tasks of a user in the backlog (`scheduler.decisions.queue.user_limits`)
     ageing      a waiting job's priority grows with time, up to the highest at submission of any live job
 """
 
@@ -19,8 +19,8 @@ from modelpool.pool.values.specs.spec import JobId, RunCost, TaskId, UserId
 from modelpool.scheduler.decisions.costs.cost_model import Costs
 from modelpool.scheduler.decisions.queue.backlog import Backlog, Pinned
 from modelpool.scheduler.decisions.queue.deadlines import Deadlines
-from modelpool.scheduler.decisions.queue.limits import RunningLimits
 from modelpool.scheduler.decisions.queue.shares import Shares
+from modelpool.scheduler.decisions.queue.user_limits import RunningLimits
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.jobs import Job, Task, TaskStatus
 from modelpool.scheduler.model.messages import Outcome

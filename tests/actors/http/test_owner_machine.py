@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from modelpool.actors.config.serve_section import ServeSection
 from modelpool.actors.http.application import application
 from modelpool.actors.http.service import services
-from modelpool.actors.http.service.shares import HeldShares
+from modelpool.actors.http.service.held_shares import HeldShares
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.asgi import RefusingPool, call

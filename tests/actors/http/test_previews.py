@@ -23,7 +23,7 @@ from PIL import Image
 from modelpool import GenerateRequest, ImagePreview, ModelPool
 from modelpool.actors.config.config import PoolConfig
 from modelpool.actors.control.detached.job_service import JobService
-from modelpool.actors.control.detached.journal import Journal
+from modelpool.actors.control.detached.submission_journal import Journal
 from modelpool.actors.http.comfy.comfy_prompts import Socket
 from modelpool.actors.http.service import submissions as submissions_module
 from modelpool.actors.http.service.submissions import Submissions

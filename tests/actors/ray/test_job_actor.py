@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from modelpool.actors.control.detached.journal import Journal, JournalFailed
+from modelpool.actors.control.detached.submission_journal import Journal, JournalFailed
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.ray import job_actor
 from modelpool.actors.ray.job_actor import JobServiceActor

@@ -32,9 +32,9 @@ from modelpool.actors.control.connection import CONTROLLER
 from modelpool.actors.control.detached import job_service, journal
 from modelpool.actors.control.detached.handover import Handover
 from modelpool.actors.control.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
-from modelpool.actors.control.detached.journal import BeingReceived, Journal
 from modelpool.actors.control.detached.left_memory import left_memory
 from modelpool.actors.control.detached.records import NewSubmission, SubmissionState
+from modelpool.actors.control.detached.submission_journal import BeingReceived, Journal
 from modelpool.actors.control.operator_orders import OperatorOrder, Order
 from modelpool.actors.control.past_jobs import memory_in_text
 from modelpool.actors.control.pool_log import PoolLog

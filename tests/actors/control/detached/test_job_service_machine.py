@@ -25,8 +25,8 @@ from modelpool.actors.control.connection import UnknownDriver
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.detached import job_service
 from modelpool.actors.control.detached.job_service import CLIENT, JobService, _Link
-from modelpool.actors.control.detached.journal import Journal
 from modelpool.actors.control.detached.records import NewSubmission, SubmissionState, request_text
+from modelpool.actors.control.detached.submission_journal import Journal
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.outputs import store_manifest

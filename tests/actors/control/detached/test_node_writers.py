@@ -11,7 +11,7 @@ import pytest
 
 from modelpool.actors.control.detached import job_service
 from modelpool.actors.control.detached.job_service import JobService
-from modelpool.actors.control.detached.journal import Journal
+from modelpool.actors.control.detached.submission_journal import Journal
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout
 from modelpool.actors.outputs.sharded import ShardedOutputs
 from tests.actors.control.detached.test_job_service import Service, prompts

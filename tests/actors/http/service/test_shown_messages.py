@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from modelpool.actors.config.serve_section import ServeSection
-from modelpool.actors.control.detached.journal import Journal
+from modelpool.actors.control.detached.submission_journal import Journal
 from modelpool.actors.http.application import application
 from modelpool.actors.http.service.caller_images import check_url
 from modelpool.actors.http.service.shown_messages import MOST_CHARACTERS, shown_message

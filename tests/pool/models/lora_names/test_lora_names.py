@@ -13,8 +13,8 @@ from modelpool.pool.families.parts.lora_naming import BaseNames, NameSource
 from modelpool.pool.models.loading.build_checkpoint import BuiltComponent, open_checkpoint
 from modelpool.pool.models.lora_names.discovered import layout_map
 from modelpool.pool.models.lora_names.lora_key_map import lora_key_map, lora_targets
+from modelpool.pool.models.lora_names.name_conventions import STYLES, style_of, styles_of
 from modelpool.pool.models.lora_names.naming import generate_names, naming_of
-from modelpool.pool.models.lora_names.styles import STYLES, style_of, styles_of
 from modelpool.pool.values.specs.spec import Role
 from tests.pool.models.loading import layouts
 from tests.pool.models.loading.tiny_checkpoint import TEXT_TARGETS, UNET_TARGETS, write_tiny_checkpoint
@@ -175,7 +175,7 @@ def test_biases_have_the_names_of_their_keys(components: dict[Role, BuiltCompone
 
 def test_asking_for_a_style_imports_no_torch() -> None:
     """`modelpool inspect` tells what a LoRA is in a moment."""
-    code = "import sys, modelpool.pool.models.lora_names.styles; sys.exit('torch' in sys.modules)"
+    code = "import sys, modelpool.pool.models.lora_names.name_conventions; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -533,7 +533,7 @@ def fail_nth(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, failing: in
 
 
 STEPS = [
-    ("modelpool.pool.weights.patches.low_rank.LowRank", "apply"),
+    ("modelpool.pool.weights.patches.lora.LowRank", "apply"),
     ("modelpool.pool.weights.patcher.shared_weights", "apply_weight_functions"),
     ("modelpool.pool.weights.patcher.shared_weights", "set_weight_functions"),
     ("modelpool.pool.weights.patcher.shared_weights.SharedWeights", "_evict"),

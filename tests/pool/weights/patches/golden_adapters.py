@@ -18,7 +18,7 @@ from modelpool.pool.weights.patches.full_weights import Difference, PatchedWeigh
 from modelpool.pool.weights.patches.glora import glora_of
 from modelpool.pool.weights.patches.loha import HadamardFactor, LoHa
 from modelpool.pool.weights.patches.lokr import KroneckerFactor, LoKr
-from modelpool.pool.weights.patches.low_rank import LowRank, TuckerLowRank
+from modelpool.pool.weights.patches.lora import LowRank, TuckerLowRank
 from modelpool.pool.weights.patches.oft import BOFT, OFT
 from modelpool.pool.weights.patches.weight_patch import Offset, PatchValue, Shape, WeightPatch, swap_scale_shift
 

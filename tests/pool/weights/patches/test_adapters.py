@@ -20,7 +20,7 @@ from modelpool.pool.weights.patches.full_weights import (
 from modelpool.pool.weights.patches.glora import glora_of
 from modelpool.pool.weights.patches.loha import HadamardFactor, LoHa
 from modelpool.pool.weights.patches.lokr import KroneckerFactor, LoKr
-from modelpool.pool.weights.patches.low_rank import LowRank, LowRankSum, TuckerLowRank
+from modelpool.pool.weights.patches.lora import LowRank, LowRankSum, TuckerLowRank
 from modelpool.pool.weights.patches.oft import BOFT, OFT, cayley
 from modelpool.pool.weights.patches.patch_set import PatchSet, WeightPatch
 

@@ -16,7 +16,7 @@ from modelpool.pool.values.specs.spec import UNPATCHED
 from modelpool.pool.weights.ops.cast import apply_weight_functions
 from modelpool.pool.weights.patches.dora import DoRA
 from modelpool.pool.weights.patches.full_weights import Difference, PatchedWeight, Replacement, padded_difference
-from modelpool.pool.weights.patches.low_rank import LowRankSum
+from modelpool.pool.weights.patches.lora import LowRankSum
 from modelpool.pool.weights.patches.patch_set import DeltaFunction, LowRank, Offset, PatchSet, PatchValue, WeightPatch
 from tests.each_case import each_case
 from tests.pool.weights.patches.golden_adapters import adapter_cases

@@ -38,7 +38,7 @@ from modelpool.pool.values.core.stage_params import (
 from modelpool.pool.values.specs.spec import Role, TaskId, TaskSpec
 from modelpool.pool.weights.ops.packed import PackedWeight, stored_bytes
 from modelpool.pool.weights.plan.eviction_plan import needed_bytes
-from modelpool.pool.weights.quant.quant_codec import QuantCodec
+from modelpool.pool.weights.quant.marked_codec import QuantCodec
 from modelpool.pool.weights.quant.quantize import PER_ROW, quantize
 from modelpool.pool.weights.quant.state_dict import load, save
 from tests.pool.input_names import inputs_of

@@ -21,7 +21,7 @@ from modelpool.pool.weights.ops.packed import PackedWeight, packed_weight, store
 from modelpool.pool.weights.patches.stochastic_rounding import seed_of
 from modelpool.pool.weights.quant.formats import FORMATS
 from modelpool.pool.weights.quant.kitchen_quantize import CHUNK_SCRATCH_BYTES, CHUNK_VALUES
-from modelpool.pool.weights.quant.quant_codec import codec
+from modelpool.pool.weights.quant.marked_codec import codec
 from modelpool.pool.weights.quant.quantize import (
     PER_ROW,
     can_requantize,

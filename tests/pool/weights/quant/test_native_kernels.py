@@ -18,6 +18,7 @@ from modelpool.pool.weights.quant import native_kernels as native
 from modelpool.pool.weights.quant.formats import FORMATS
 from modelpool.pool.weights.quant.kitchen import package
 from modelpool.pool.weights.quant.kitchen_linear import LINEARS
+from modelpool.pool.weights.quant.marked_codec import codec
 from modelpool.pool.weights.quant.native_kernels import (
     generations,
     linear_kernel,
@@ -25,7 +26,6 @@ from modelpool.pool.weights.quant.native_kernels import (
     native_linear,
     runs_natively,
 )
-from modelpool.pool.weights.quant.quant_codec import codec
 from modelpool.pool.weights.quant.quantize import PER_ROW, quantize
 from tests.pool.weights.quant.golden_cases import NEWEST, OLDER, Case, cases, draw
 

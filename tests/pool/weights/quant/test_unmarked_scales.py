@@ -14,7 +14,7 @@ from modelpool.pool.values.core.errors import BadQuantization
 from modelpool.pool.weights.ops.packed import PackedWeight
 from modelpool.pool.weights.quant.detect_layers import find_layers
 from modelpool.pool.weights.quant.open_weights import open_weights
-from modelpool.pool.weights.quant.scaled_codec import ScaledCodec
+from modelpool.pool.weights.quant.unmarked_codec import ScaledCodec
 from modelpool.pool.weights.quant.unmarked_scales import expect_scales_read
 from tests.pool.files.formats.gguf_files import rounded, write_gguf
 

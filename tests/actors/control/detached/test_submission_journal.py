@@ -16,8 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from PIL import Image
 
 from modelpool import GenerateRequest, UserError
-from modelpool.actors.control.detached import journal as journals
-from modelpool.actors.control.detached.journal import Fenced, Journal, JournalFailed, SubmissionExists
+from modelpool.actors.control.detached import submission_journal as journals
 from modelpool.actors.control.detached.records import (
     NewSubmission,
     RequestOutcome,
@@ -26,6 +25,7 @@ from modelpool.actors.control.detached.records import (
     restored_request,
     with_deadline,
 )
+from modelpool.actors.control.detached.submission_journal import Fenced, Journal, JournalFailed, SubmissionExists
 from modelpool.scheduler.model.messages import Outcome
 
 TEXT = '{"model": "shapes", "prompt": "a red circle", "seed": 1}'

@@ -13,7 +13,7 @@ from modelpool.pool.values.specs.spec import UNPATCHED, ComponentKey, Role
 from modelpool.pool.weights.ops.cast import apply_weight_functions
 from modelpool.pool.weights.patcher.model_patcher import ModelPatcher
 from modelpool.pool.weights.patcher.weight_form import WeightForm
-from modelpool.pool.weights.patches.merging import ModelWeights, add, blend, merge, model_as_lora, subtract
+from modelpool.pool.weights.patches.model_merging import ModelWeights, add, blend, merge, model_as_lora, subtract
 from modelpool.pool.weights.patches.patch_set import LowRank, PatchSet, WeightPatch
 from modelpool.pool.weights.quant.quantize import quantize
 from tests.pool.toy import make_toy, patches_for

@@ -2,7 +2,7 @@
 
 The codes are a plain tensor of any type, or a weight in one of ggml's formats. Covers what has no published marker:
 the 8-bit floats of transformers (`weight_scale_inv`), LLM.int8 of bitsandbytes, and GGUF files that have scales beside
-their weights. `pool.weights.quant.quant_codec` has the formats with markers.
+their weights. `pool.weights.quant.marked_codec` has the formats with markers.
 Source: `FP8Linear` of transformers 5.23; Dettmers et al. 2022, "LLM.int8()", section 3: a factor is the largest size of
 a row, which the code 127 stands for.
 """

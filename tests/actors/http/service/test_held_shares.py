@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from modelpool.actors.http.service import uploads as uploads_module
+from modelpool.actors.http.service.held_shares import HeldShare, HeldShares
 from modelpool.actors.http.service.problems import HttpProblem
-from modelpool.actors.http.service.shares import HeldShare, HeldShares
 from modelpool.actors.http.service.uploads import Uploads
 
 
