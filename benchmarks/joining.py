@@ -1,11 +1,13 @@
 """Requests that join a running pass at a step, against waiting for whole runs and against one image per pass.
 
-    python -m benchmarks.joining [--requests 2000] [--loads 0.2,0.5,0.8,0.95] [--stages] [--kinds --seeds 1,2,3]
+    python -m benchmarks.joining [--requests 2000] [--loads 0.2,0.5,0.8,0.95] [--gpus 1,2] [--seeds 1] [--stages]
+    python -m benchmarks.joining --kinds [--requests 2000] [--loads 0.2,0.5,0.8,0.95] [--seeds 1,2,3]
 
 In virtual time, with the core as it is: 16 clients send requests at Poisson arrivals, with numbers of steps of their
-own, to one or two GPUs that have the model. Only samplings: their texts are there, and nobody decodes. The gains of
-larger passes are within the published ones for images, 1.3 to 2.5 (`benchmarks/notes/batching.md`). In the last column
-each request has the size of pass that the arrivals before it suggest (`batch = "adaptive"`), and joins.
+own, to GPUs that have the model. All columns of a row have the same arrivals, of each seed. Only samplings: their texts
+are there, and nobody decodes. The gains of larger passes are within the published ones for images, 1.3 to 2.5
+(`benchmarks/notes/batching.md`). In the last column each request has the size of pass that the arrivals before it
+suggest (`batch = "adaptive"`), and joins.
 
 With `--stages`, the same GPUs encode the text of each request and decode its image: joining with and without stops of
 passes for these (`scheduler.core.pass_breaks`), against whole runs and one image per pass.
@@ -279,34 +281,49 @@ def print_kinds(requests: int, loads: list[float], seeds: list[int]) -> None:
                 print(f"| {gpus} | {load:.2f} | {'yes' if loras else 'no'} | {' | '.join(cells)} |", flush=True)
 
 
+def print_ways(requests: int, loads: list[float], gpu_counts: list[int], seeds: list[int], stages: bool) -> None:
+    """Print medians of the seeds, and the slowest percent of the last way, relative to the better of single images and
+    whole runs, and to the best of all others, in each seed."""
+    last = "joining, with stops" if stages else "adaptive"
+    print(
+        f"| steps | GPUs | load | one image | whole runs | joining | {last} | p99 / best of the first two | / of all |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for shape in SHAPES:
+        rows = shape.rows
+        ways = [Way(1, False, stages=stages), Way(rows, False, stages=stages), Way(rows, True, stages=stages)]
+        ways.append(Way(rows, True, True, True) if stages else Way(0, True))
+        for gpus in gpu_counts:
+            for load in loads:
+                found = [[serve(shape, gpus, load, way, requests, seed) for seed in seeds] for way in ways]
+                cells = [f"{shape.name}, passes of {rows}", str(gpus), f"{load:.2f}"]
+                for of_way in found:
+                    middle = [median(getattr(f, name) for f in of_way) for name in Figures.__slots__]
+                    cells.append(f"{middle[0]:.3g} / {middle[1]:.1f} / {middle[2]:.1f}")
+                p99 = [[figures.p99_seconds for figures in of_way] for of_way in found]
+                for others in (p99[:2], p99[:3]):
+                    ratios = [own / min(best) for own, *best in zip(p99[3], *others, strict=True)]
+                    most = "" if len(seeds) == 1 else f" (max {max(ratios):.2f})"
+                    cells.append(f"{geometric_mean(ratios):.2f}{most}")
+                print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--loads", default=",".join(map(str, LOADS)))
+    parser.add_argument("--gpus", default="1,2", help="numbers of GPUs, without --kinds")
     parser.add_argument("--stages", action="store_true", help="with encodes and decodes")
     parser.add_argument("--kinds", action="store_true", help="requests of both shapes at the same time")
-    parser.add_argument("--seeds", default="1,2,3", help="with --kinds")
+    parser.add_argument("--seeds", help="of the arrivals; 1, with --kinds 1,2,3")
     given = parser.parse_args()
+    loads = [float(load) for load in given.loads.split(",")]
+    seeds = [int(seed) for seed in (given.seeds or ("1,2,3" if given.kinds else "1")).split(",")]
     if given.kinds:
-        loads, seeds = [float(load) for load in given.loads.split(",")], [int(seed) for seed in given.seeds.split(",")]
         print_kinds(given.requests, loads, seeds)
-        return
-    last = "joining, with stops" if given.stages else "adaptive"
-    print(f"| steps | GPUs | load | one image | whole runs | joining | {last} | p99 of it / best p99 of the others |")
-    print("|---|---|---|---|---|---|---|---|")
-    for shape in SHAPES:
-        for gpus in (1, 2):
-            for load in map(float, given.loads.split(",")):
-                rows, stages = shape.rows, given.stages
-                ways = [Way(1, False, stages=stages), Way(rows, False, stages=stages), Way(rows, True, stages=stages)]
-                ways.append(Way(rows, True, True, True) if stages else Way(0, True))
-                found = [serve(shape, gpus, load, way, given.requests) for way in ways]
-                cells = [f"{f.per_second:.3g} / {f.median_seconds:.1f} / {f.p99_seconds:.1f}" for f in found]
-                cells.append(f"{found[-1].p99_seconds / min(f.p99_seconds for f in found[:-1]):.2f}")
-                print(
-                    f"| {shape.name}, passes of {shape.rows} | {gpus} | {load:.2f} | {' | '.join(cells)} |", flush=True
-                )
+    else:
+        print_ways(given.requests, loads, [int(count) for count in given.gpus.split(",")], seeds, given.stages)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ with too many loads cannot keep up, which shows in throughput, and much earlier 
 GPU; files are read from a machine's memory or its disks. Five seeds: median, minimum and maximum.
 
 Run from the repository: `python -m benchmarks.scheduling [--rows PART;...] [--seeds 5] [--policies NAME,...]
-[--batch N:GAIN]`. With --batch, up to N tasks that are alike share a run, in which they make GAIN times the images of
-single ones, and the pool's policy is compared with itself without batches. Imports neither torch nor Ray.
+[--first-jobs N] [--batch N:GAIN]`. With --batch, up to N tasks that are alike share a run, in which they make GAIN
+times the images of single ones, and the pool's policy with batches is compared with itself without them, or with the
+--policies, none of which has batches. With --first-jobs, only the first N jobs of each workload arrive: a large row in
+less time. Imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -141,11 +143,22 @@ class Batch:
         return (self.size / self.gain - 1.0) / (self.size - 1)
 
 
-def simulate(row: Row, policy: str, seed: int, batch: Batch | None = None) -> tuple[float, ...]:
-    """Run one simulation; return its columns. With `batch`, tasks share runs under the policy `BATCHES`."""
+@dataclass(frozen=True)
+class Variant:
+    """What differs from the rows as they are: shared runs under the policy `BATCHES`, and how many jobs arrive (None:
+    all)."""
+
+    batch: Batch | None = None
+    first_jobs: int | None = None
+
+
+def simulate(row: Row, policy: str, seed: int, variant: Variant) -> tuple[float, ...]:
+    """Run one simulation; return its columns."""
+    batch = variant.batch
     groups = parse_gpus(row.gpus)
     gpus, nodes = simulated_gpus(groups, row.shape, reserve_bytes=GIB)
     workload = row.make(Random(seed), sum(gpu.speed for gpu in gpus))
+    workload = replace(workload, jobs=workload.jobs[: variant.first_jobs])
     if batch is not None:
         gpus = [replace(gpu, marginal=batch.marginal) for gpu in gpus]
         workload = replace(workload, jobs=tuple(replace(each, job=_alike(each.job)) for each in workload.jobs))
@@ -176,9 +189,9 @@ def _alike(job: JobSpec) -> JobSpec:
     return replace(job, tasks=tuple(tasks))
 
 
-def _one(job: tuple[str, str, int, Batch | None]) -> tuple[float, ...]:
-    name, policy, seed, batch = job
-    return simulate(next(row for row in ROWS if row.name == name), policy, seed, batch)
+def _one(job: tuple[str, str, int, Variant]) -> tuple[float, ...]:
+    name, policy, seed, variant = job
+    return simulate(next(row for row in ROWS if row.name == name), policy, seed, variant)
 
 
 def bounds(row: Row, seed: int) -> tuple[float, float]:
@@ -204,15 +217,17 @@ def lora_bound(row: Row, seed: int) -> tuple[float, int]:
     return least_adapter_loads(jobs, slots * len(gpus)) / len(jobs), slots
 
 
-def table(row: Row, policies: Sequence[str], seeds: int, pool: ProcessPoolExecutor, batch: Batch | None = None) -> None:
+def table(row: Row, policies: Sequence[str], seeds: int, pool: ProcessPoolExecutor, variant: Variant) -> None:
     """Print the table of one row."""
-    wanted = [(row.name, policy, seed, batch) for policy in policies for seed in range(1, seeds + 1)]
+    wanted = [(row.name, policy, seed, variant) for policy in policies for seed in range(1, seeds + 1)]
     results = dict(zip(wanted, pool.map(_one, wanted), strict=True))
     print(f"\n{row.name} ({row.gpus})\n\n| policy | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}")
     for policy in policies:
-        of_seeds = list(zip(*(results[row.name, policy, seed, batch] for seed in range(1, seeds + 1)), strict=True))
+        of_seeds = list(zip(*(results[row.name, policy, seed, variant] for seed in range(1, seeds + 1)), strict=True))
         cells = [_cell(column) for column in of_seeds]
         print(f"| {policy} | {' | '.join(cells)} |", flush=True)
+    if variant.first_jobs is not None:
+        return
     if row.is_batch:
         found = [bounds(row, seed) for seed in range(1, seeds + 1)]
         loads, makespan = (statistics.median(column) for column in zip(*found, strict=True))
@@ -237,18 +252,21 @@ def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", default="", help="parts of row names, separated by semicolons")
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--policies", help="separated by commas; with --batch, those without batches")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--first-jobs", type=int, metavar="N", help="jobs of each workload that arrive")
     parser.add_argument("--batch", type=Batch.of, metavar="N:GAIN")
     options = parser.parse_args()
     rows = [row for row in ROWS if any(part in row.name for part in options.rows.split(";"))]
     with ProcessPoolExecutor(options.jobs) as pool:
         for row in rows:
-            names = [name for name in options.policies.split(",") if name != "clairvoyant" or row.is_batch]
+            usual = list(POLICIES) if options.batch is None else [OUR_POLICY.name]
+            names = usual if options.policies is None else [name for name in options.policies.split(",") if name]
+            names = [name for name in names if name != "clairvoyant" or row.is_batch]
             if options.batch is not None:
-                names = [OUR_POLICY.name, BATCHES]
-            table(row, names, options.seeds, pool, options.batch)
+                names.append(BATCHES)
+            table(row, names, options.seeds, pool, Variant(options.batch, options.first_jobs))
 
 
 if __name__ == "__main__":

@@ -366,8 +366,9 @@ def test_a_mate_that_nobody_wants_is_asked_to_stop_and_the_other_goes_on() -> No
     assert world.outcome("j1") is Outcome.CANCELLED
 
 
-def test_the_grace_of_one_that_stops_does_not_end_the_run_of_others() -> None:
-    world, _ = two(stop_grace_seconds=5.0, run_timeout_seconds=100.0)
+@pytest.mark.parametrize("limit_seconds", [100.0, None])
+def test_the_grace_of_one_that_stops_does_not_end_the_run_of_others(limit_seconds: float | None) -> None:
+    world, _ = two(stop_grace_seconds=5.0, run_timeout_seconds=limit_seconds)
     world.cancel("j1")
     wait(world, 50.0)
     assert len(together(world)) == 2
