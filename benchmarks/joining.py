@@ -62,7 +62,8 @@ class Shape:
     step_seconds  of a pass of one image
     rows, gain    images of a larger pass, and how many times as many images it makes in a second
     steps         numbers of steps that requests have, one as often as the other
-    text_seconds  of a text; image_seconds: to decode an image
+    text_seconds  of a text; image_seconds: to decode an image, alone, as images that are not small are
+    text_gain     how many times as many texts a pass of `rows` encodes in a second, as measured on a CPU
     """
 
     name: str
@@ -72,6 +73,7 @@ class Shape:
     steps: tuple[int, ...]
     text_seconds: float
     image_seconds: float
+    text_gain: float
 
     def seconds(self, steps: int, rows: int) -> float:
         """Seconds of so many steps in passes of `rows` images, full or padded."""
@@ -80,9 +82,15 @@ class Shape:
     def costs(self, steps: int, stages: bool) -> SizeCosts:
         """What a request of so many steps takes; `stages`: with its text and image, for which all rows of a pass
         stop."""
-        short = self.text_seconds + self.image_seconds if stages else 0.0
-        shared_seconds = self.seconds(steps, self.rows) + short * self.rows
-        return SizeCosts(self.rows, self.seconds(steps, 1) + short, shared_seconds)
+        single_seconds, shared_seconds = self.seconds(steps, 1), self.seconds(steps, self.rows)
+        if stages:
+            single_seconds += self.text_seconds + self.image_seconds
+            shared_seconds += (self.text_pass_seconds(self.rows) + self.image_seconds) * self.rows
+        return SizeCosts(self.rows, single_seconds, shared_seconds)
+
+    def text_pass_seconds(self, rows: int) -> float:
+        """Seconds of a pass of `rows` texts, full or padded."""
+        return self.text_seconds * (rows / self.text_gain if rows > 1 else 1.0)
 
     def per_second(self, rows: int) -> float:
         """Images that full passes make in a second."""
@@ -90,8 +98,8 @@ class Shape:
 
 
 SHAPES = (
-    Shape("SD1.5-shaped", 0.035, 8, 2.0, (20, 25, 30, 50), 0.02, 0.05),
-    Shape("Flux-shaped", 0.45, 4, 1.3, (20, 28, 50), 0.15, 0.25),
+    Shape("SD1.5-shaped", 0.035, 8, 2.0, (20, 25, 30, 50), 0.02, 0.05, 5.3),
+    Shape("Flux-shaped", 0.45, 4, 1.3, (20, 28, 50), 0.15, 0.25, 3.4),
 )
 #: arrivals, as parts of what full passes make
 LOADS = (0.2, 0.5, 0.8, 0.95)
@@ -168,7 +176,15 @@ def _arrivals(per_second: float, requests: int, rng: Random) -> Iterator[float]:
 def job_of(shape: Shape, number: int, steps: int, rows: int, stages: bool, unet: ComponentKey = UNET) -> JobSpec:
     """Return a request of so many steps, in passes of `rows` images; `stages`: with its encode and decode."""
     is_single = rows == 1
-    text = TaskSpec(TaskId(f"text-{number}"), Stage.ENCODE, (ComponentUse(TEXT, 0),), GIB, shape.text_seconds)
+    text = TaskSpec(
+        TaskId(f"text-{number}"),
+        Stage.ENCODE,
+        (ComponentUse(TEXT, 0),),
+        GIB,
+        shape.text_pass_seconds(rows),
+        together="" if is_single else f"text {shape.name}",
+        batch_size=rows,
+    )
     task = TaskSpec(
         TaskId(f"sample-{number}"),
         Stage.SAMPLE,

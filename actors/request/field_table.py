@@ -290,14 +290,14 @@ _ROWS = (
     RequestField("height", "Height of the output. Default: as `width`.", unit="pixels", check=_SIDE, since=1),
     RequestField(
         "batch",
-        "Images of the forward passes in which the output is sampled and decoded: with others that differ only in text "
-        "and seed, and with padding where some are missing. A larger one takes less time for each of many images, and "
-        "as many times the memory of a run. The last bits of the output depend on it, but not on the other images of "
-        "the pass: the same request has the same bytes on any worker, beside any others. `auto` is as many as pay, by "
-        "a table of measurements for the model, the size and the kind of GPU, and fit into memory; the recipe has the "
-        "number. `modelpool batch` and `modelpool submit` use `auto` for lines without it. `adaptive`, for requests "
-        "that clients wait for, is that or 1, by the requests that came before: of two equal requests the last bits "
-        "may differ.",
+        "Images of the forward passes in which the output is sampled: with others that differ only in text and seed, "
+        "and with padding where some are missing. Usual texts and small images are encoded and decoded so, too. A "
+        "larger one takes less time for each of many images, and as many times the memory of a run. The last bits of "
+        "the output depend on it, but not on the other images of the pass: the same request has the same bytes on any "
+        "worker, beside any others. `auto` is as many as pay, by a table of measurements for the model, the size and "
+        "the kind of GPU, and fit into memory; the recipe has the number. `modelpool batch` and `modelpool submit` "
+        "use `auto` for lines without it. `adaptive`, for requests that clients wait for, is that or 1, by the "
+        "requests that came before: of two equal requests the last bits may differ.",
         1,
         check=WholeOrWord(Whole(1, MAX_BATCH), CHOSEN_BATCHES),
         option=Option(

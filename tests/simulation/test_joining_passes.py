@@ -61,7 +61,7 @@ def test_joining_is_never_worse_than_waiting_for_whole_runs() -> None:
 
 def test_one_that_comes_while_a_pass_runs_starts_at_its_next_step() -> None:
     """And ends as long after that as it takes; the one before it is not delayed."""
-    shape = Shape("s", 0.5, 4, 2.0, (10,), 0.1, 0.1)
+    shape = Shape("s", 0.5, 4, 2.0, (10,), 0.1, 0.1, 1.0)
     cluster = VirtualCluster(SchedulerState(), [SimulatedGpu(WorkerId("a"), 80 * GIB, 1000.0 * GIB)])
     cluster.start((ComponentSpec(UNET, Role.DIFFUSION_MODEL, 2 * GIB, 2 * GIB),))
     for number, at in enumerate((BEGIN_AT, BEGIN_AT + 3.3)):

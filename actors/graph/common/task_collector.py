@@ -119,8 +119,8 @@ class TaskCollector:
     """Collects the tasks of one job, each after the tasks that it needs."""
 
     def __init__(self, catalog: GraphCatalog, batch_size: int = 1, keeps: bool = False) -> None:
-        """Images are sampled and decoded in forward passes of `batch_size`, as in `SampleParams`, and usual texts are
-        encoded so. `keeps`: all results are worth keeping for later jobs."""
+        """Images are sampled in forward passes of `batch_size`, as in `SampleParams`; usual texts are encoded so, and
+        small images decoded. `keeps`: all results are worth keeping for later jobs."""
         self._keeps = keeps
         self._catalog = catalog
         self._batch_size = batch_size
@@ -216,6 +216,8 @@ class TaskCollector:
         if isinstance(work, EncodeParams):
             return work, max(1, work.batch_size)
         if self._batch_size == 1 or not isinstance(work, SampleParams | DecodeParams):
+            return work, 1
+        if isinstance(work, DecodeParams) and not work.gains_in_passes:
             return work, 1
         if reason := why_single(work, self._catalog.model_defaults(work.model).sampling):
             raise runs_alone(unusable_field("batch", self._batch_size, f"1: {reason}"), reason)

@@ -14,7 +14,7 @@ from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.features.recorded_batches import NO_BATCHES, BatchKind, SubmittedBatches
 from modelpool.pool.values.core.batch_gains import BatchChoice, BatchedWork
 from modelpool.pool.values.core.errors import format_bytes
-from modelpool.pool.values.core.stage_params import SampleParams
+from modelpool.pool.values.core.stage_params import DecodeParams, EncodeParams, SampleParams, StageParams
 from modelpool.pool.values.specs.spec import ComponentKey, TaskSpec
 from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 
@@ -94,7 +94,16 @@ def _largest_sampled(graph: JobGraph, kind: BatchKind) -> tuple[int, int]:
 def _fits(graph: JobGraph, size: int, room_bytes: int) -> bool:
     """Whether passes of `size` keep as much of the weights on a GPU as single ones do, and fit in any case."""
     weights = {spec.key: spec.weight_bytes for spec in graph.components}
-    return all(_task_fits(task, size, room_bytes, weights) for task in graph.job.tasks if task.together)
+    return all(
+        _task_fits(task, size if _is_in_passes(graph.works[task.task_id]) else 1, room_bytes, weights)
+        for task in graph.job.tasks
+        if task.together
+    )
+
+
+def _is_in_passes(work: StageParams) -> bool:
+    """Whether tasks like `work` may run in passes of the batch size of their request."""
+    return isinstance(work, EncodeParams | SampleParams) or (isinstance(work, DecodeParams) and work.gains_in_passes)
 
 
 def _task_fits(task: TaskSpec, size: int, room_bytes: int, weights: Mapping[ComponentKey, int]) -> bool:

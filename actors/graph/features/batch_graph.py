@@ -1,4 +1,4 @@
-"""The batch size of a request: how many images the forward passes have in which it is sampled and decoded.
+"""The batch size of a request: how many images the forward passes have in which it is sampled.
 
 `actors.graph.common.task_collector` makes it a part of the tasks.
 """

@@ -409,6 +409,9 @@ class VisionEncodeParams:
     blank: bool = False
 
 
+#: larger images are decoded one by one. Measured on a CPU, eight at a time make 1.94 times as many at 64x64, 1.12 times
+#: at 128x128, and 0.76 times at 256x256 (benchmarks/RESULTS.md, batching of tasks)
+MAX_PASS_DECODE_PIXELS = 128 * 128
 #: parts of a video with an audio track that are decoded alone
 FRAMES, SOUND = "frames", "sound"
 
@@ -419,8 +422,9 @@ class DecodeParams(WireValue):
     length.
 
     Reads "latent", of this shape (audio may be longer), and with `pastes` "image", which the result keeps outside of
-    "mask". `batch_size` as in `SampleParams`.
+    "mask".
 
+    batch_size   as in `SampleParams`, for images that `gains_in_passes`
     tile         edge of the tiles of the VAE in pixels; 0: the image is one tile, if memory allows it
     tile_frames  frames of a tile of a video; 0: all
     parts        number of tasks that compute the tiles; 0: this one computes them all
@@ -439,6 +443,14 @@ class DecodeParams(WireValue):
     parts: int = 0
     part: int = 0
     track: str = field(default="", repr=False)
+
+    @property
+    def gains_in_passes(self) -> bool:
+        """Whether decodes of several such images take less time together than one by one: the VAE of an image that is
+        not small fills a device. A decode alone needs no padding either when its image has left a pass before the
+        others."""
+        is_image = not (self.shape.frames or self.shape.seconds or self.is_tiled or self.parts)
+        return is_image and self.shape.width * self.shape.height <= MAX_PASS_DECODE_PIXELS
 
     @property
     def is_tiled(self) -> bool:

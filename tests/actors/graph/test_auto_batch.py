@@ -26,8 +26,8 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.batch_gains import BatchedWork, MeasuredGain
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
-from modelpool.pool.values.core.stage_params import EncodeParams, ModelRef
-from modelpool.pool.values.specs.spec import JobId
+from modelpool.pool.values.core.stage_params import DecodeParams, EncodeParams, ModelRef
+from modelpool.pool.values.specs.spec import JobId, Stage
 from tests.actors.fakes import FakeCatalog
 
 GAIN = MeasuredGain(frozenset({"a"}), frozenset({"cpu"}), "card", 128, 1000, {2: 1.5, 4: 2.0, 8: 2.5}, "here")
@@ -90,6 +90,19 @@ def test_usual_texts_have_the_batch_size_and_long_ones_run_alone() -> None:
     assert found == {1: [(8, 8), (8, 8)], 400: [(0, 1), (8, 8)]}
     _, single = built(request(batch=1))
     assert {getattr(work, "batch_size", 0) for work in single.works.values()} == {0}
+
+
+def test_large_images_are_decoded_one_by_one() -> None:
+    """Found: an image of 512x512 that had left a pass of eight was decoded with seven copies, in six times its time."""
+    found = {}
+    for side in (64, 128, 136, 512):
+        _, graph = built(request(batch=8, width=side, height=side))
+        tasks = {task.stage: (task.batch_size, graph.works[task.task_id]) for task in graph.job.tasks}
+        assert tasks[Stage.SAMPLE][0] == 8
+        found[side], work = tasks[Stage.DECODE]
+        assert isinstance(work, DecodeParams)
+        assert work.batch_size == (8 if side <= 128 else 0)
+    assert found == {64: 8, 128: 8, 136: 1, 512: 1}
 
 
 def test_single_requests_and_kinds_without_a_measurement_are_as_without_it() -> None:
