@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import forked
 from tests.tiers import (
     NIGHTLY_EXAMPLES,
     USUAL_EXAMPLES,
@@ -149,19 +150,20 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --nightly, --rotation and --record-durations."""
+    """Add --nightly, --rotation, --record-durations and --forks."""
+    forked.add_option(parser)
     parser.addoption("--nightly", action="store_true", help="run all tests (tests/tiers.py)")
     parser.addoption("--rotation", type=int, metavar="N", help="which fifth of the tests that rotate runs")
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json at the end")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the depth of properties and the rotation, which workers of xdist receive with the other options, and
-    record durations where that is requested, in the process that hears of all tests."""
+    """Choose the depth of properties, the rotation, and the processes, and record durations where that is requested."""
+    forked.configure(config)
     settings.load_profile("nightly" if config.option.nightly else "usual")
     if config.option.rotation is None:
         config.option.rotation = rotation_of_commit()
-    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+    if config.getoption("--record-durations"):
         config.pluginmanager.register(Durations(), "durations")
 
 

@@ -81,6 +81,11 @@ class Module:
 
 @cache
 def _parsed(path: Path) -> ast.Module:
+    return syntax(path)
+
+
+def syntax(path: Path) -> ast.Module:
+    """Return the syntax of a file, which nothing keeps: trees of all modules keep the garbage collector busy."""
     # none of a tree is garbage: collections meanwhile took twice as long as the parser
     was_enabled = gc.isenabled()
     gc.disable()
@@ -93,9 +98,8 @@ def _parsed(path: Path) -> ast.Module:
 
 @cache
 def _imported(path: Path) -> frozenset[str]:
-    # the tree is not kept: the trees of all modules together keep the garbage collector busy
     found: set[str] = set()
-    for node in _statements(ast.parse(path.read_text(encoding="utf-8"), str(path)).body):
+    for node in _statements(syntax(path).body):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -104,6 +108,11 @@ def _imported(path: Path) -> frozenset[str]:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
     return frozenset(found)
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield all statements of a module, also those inside of others, without their expressions."""
+    return _statements(tree.body)
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
-from tests.architecture.source_tree import ROOT
+from tests.architecture.source_tree import ROOT, statements, syntax
 
 PACKAGES = ("pool", "scheduler", "actors")
 MOST_LINES, MOST_METHODS, MOST_PARAMETERS = 80, 40, 10
@@ -17,13 +18,28 @@ COMMANDS = "actors/cli/"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def definitions() -> Iterator[tuple[str, ast.AST]]:
-    """Every function and class of the product, with its file."""
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A function, with its lines and parameters, or a class, with its methods."""
+
+    path: str
+    name: str
+    size: tuple[int, ...]
+
+
+@cache
+def definitions() -> tuple[tuple[Definition, ...], tuple[Definition, ...]]:
+    """Every function and every class of the product."""
+    functions, classes = [], []
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, Function | ast.ClassDef):
-                    yield path.relative_to(ROOT).as_posix(), node
+            place = path.relative_to(ROOT).as_posix()
+            for node in statements(syntax(path)):
+                if isinstance(node, Function):
+                    functions.append(Definition(place, node.name, (lines(node), parameters(node))))
+                elif isinstance(node, ast.ClassDef):
+                    classes.append(Definition(place, node.name, (methods(node),)))
+    return tuple(functions), tuple(classes)
 
 
 def lines(function: Function) -> int:
@@ -43,21 +59,20 @@ def methods(of: ast.ClassDef) -> int:
 
 
 def test_no_function_is_longer_than_two_screens() -> None:
-    found = [(path, node.name, lines(node)) for path, node in definitions() if isinstance(node, Function)]
-    assert len(found) > 5000
-    assert [each for each in found if each[2] > MOST_LINES] == []
+    functions, _ = definitions()
+    assert len(functions) > 5000
+    assert [each for each in functions if each.size[0] > MOST_LINES] == []
 
 
 def test_classes_have_few_methods() -> None:
-    found = {f"{path}:{node.name}": methods(node) for path, node in definitions() if isinstance(node, ast.ClassDef)}
-    assert len(found) > 1000
-    assert {name: count for name, count in found.items() if count > MOST_METHODS} == {}
+    _, classes = definitions()
+    assert len(classes) > 1000
+    assert [each for each in classes if each.size[0] > MOST_METHODS] == []
 
 
 def test_functions_have_few_parameters() -> None:
-    found = [(f"{path}:{node.name}", parameters(node)) for path, node in definitions() if isinstance(node, Function)]
-    found = [each for each in found if not each[0].startswith(COMMANDS)]
-    assert [each for each in found if each[1] > MOST_PARAMETERS] == []
+    found = [each for each in definitions()[0] if not each.path.startswith(COMMANDS)]
+    assert [each for each in found if each.size[1] > MOST_PARAMETERS] == []
 
 
 @pytest.mark.parametrize(("text", "expected"), [("def f(self, a, *, b): 'x'\n", 2), ("def f(a, /, b): pass", 2)])

@@ -67,6 +67,8 @@ class Checkpoint:
     weights: OpenWeights
     #: of the components that were planned before: planning builds the module
     _key_maps: dict[Role, KeyMap] = field(default_factory=dict, init=False, repr=False, compare=False)
+    #: its only entry, once it was found: measuring a VAE takes milliseconds, and each component has the facts
+    _latent: list[LatentFacts] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def mapped(self) -> MappedFile:
@@ -106,7 +108,9 @@ class Checkpoint:
     @property
     def latent(self) -> LatentFacts:
         """The facts of its latents."""
-        return latent_facts(self.family, self.shapes)
+        if not self._latent:
+            self._latent.append(latent_facts(self.family, self.shapes))
+        return self._latent[0]
 
     def config(self, role: Role) -> Config:
         """Return the constructor arguments of the component `role` (not a VAE): inferred from its shapes, or a folder's

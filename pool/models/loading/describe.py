@@ -154,7 +154,9 @@ def native_size(family: LocatedFamily, header: Header) -> tuple[int, int]:
 def _stated_size(family: LocatedFamily, header: Header) -> tuple[int, int] | None:
     """Return the size in the checkpoint's metadata; None without one."""
     found = re.fullmatch(r"\s*(\d+)\s*(?:x\s*(\d+)\s*)?", header.metadata.get(RESOLUTION_KEY, ""))
-    width, height = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if found is None:  # most models: their VAE need not be measured for it
+        return None
+    width, height = int(found[1]), int(found[2] or found[1])
     downscale = latent_facts(family, header.shapes).downscale
     # metadata may be hand-written: a size that no latent can have is ignored
     if not width or not height or width % downscale or height % downscale:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("sd1_inpaint", "sd2_inpaint", "sdxl_inpaint", *SHOWN_LAYOUTS), IMAGE),
 }
 #: of the test of all families, for several processes
-PARTS = 4
+PARTS = 20
 #: the encoder of these writes tokens of the image: only `generate` knows its size and seed
 WRITES = frozenset({"glm_image"})
 #: the tables of positions of these tiny models end before their native size, by which partial moves are planned
@@ -77,6 +78,7 @@ def test_most_families_have_a_tiny_model_here() -> None:
     assert _families().keys() >= REFUSED.keys() | WRITES | set(TYPICAL)
 
 
+@cache
 def _families() -> dict[str, Write]:
     """How the tiny file of each family is written, by its name."""
     transformers: dict[str, TinyFamily] = {**saved.FAMILIES}
@@ -95,6 +97,7 @@ def _families() -> dict[str, Write]:
     }
 
 
+@cache
 def _lora_names() -> dict[str, tuple[str, str]]:
     """A weight of each family under its published name, and the form of the names in LoRA files."""
     names: dict[str, tuple[str, str]] = {**saved.LORAS}

@@ -50,9 +50,9 @@ def sound_configs(family: LocatedFamily) -> dict[str, Mapping[str, Any]]:
 def names_in_vae(family: LocatedFamily, keys: Iterable[str]) -> dict[str, str]:
     """Return the names that the tensors among `keys` of the VAE of `family` have in a contiguous VAE."""
     prefix, extra = family.prefixes[Role.VAE], (_DECODER,) if is_spliced(family) else ()
-    names = {}
+    names, sound = {}, sound_prefixes(family)
     for key in keys:
-        if key.startswith(sound_prefixes(family)):
+        if key.startswith(sound):
             continue
         if extra and key.startswith(extra):
             names[key] = "decoder." + key.removeprefix(_DECODER)
