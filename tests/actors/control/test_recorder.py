@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from modelpool.scheduler.simulator.record.event_log import LogEntry, LogHeader, 
 from modelpool.scheduler.simulator.record.log_trace import live_trace
 from modelpool.scheduler.simulator.record.replay import replay
 from tests.actors.fake_fleet import Desk, dialogue, settle
+from tests.actors.full_disk import full_after
 
 CONFIG = SchedulerConfig(window=24)
 
@@ -103,17 +101,6 @@ def test_a_place_that_cannot_be_written_stops_the_pool_from_opening(tmp_path: Pa
         await desk.controller.close()
 
     asyncio.run(talk())
-
-
-@contextlib.contextmanager
-def full_after(size_bytes: int) -> Iterator[None]:
-    """Files of this process take no byte beyond this size: the kernel writes a part, then fails, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def ticks(recorder: Recorder, first: int, end: int) -> None:
